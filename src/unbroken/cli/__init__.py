@@ -1,0 +1,1 @@
+"""The `unbroken` command, one file a command."""

@@ -1,0 +1,1 @@
+"""An API server that speaks the Kubernetes API, over SQLite."""

@@ -1,0 +1,1 @@
+"""Runs pods as process groups; speaks only the Kubernetes API."""

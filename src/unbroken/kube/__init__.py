@@ -1,0 +1,1 @@
+"""The Kubernetes API seen from our side: client, informer, lease, event recorder."""
