@@ -65,6 +65,8 @@ class Kind:
     categories: tuple[str, ...] = ()
     is_custom: bool = False
     """Made from a CustomResourceDefinition: pruned and defaulted by its schema."""
+    stored_as: str | None = None
+    """Collection of another kind that holds the objects, in that kind's form (see `events`)."""
     verbs: tuple[str, ...] = field(
         default=("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
     )
@@ -73,6 +75,11 @@ class Kind:
     def resource(self) -> str:
         """Name of the stored collection, unique over groups: `pods`, `deployments.apps`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def storage(self) -> str:
+        """Name of the collection that holds the objects."""
+        return self.stored_as or self.resource
 
     def api_version(self, version: str) -> str:
         """As objects write it: `v1`, `apps/v1`."""

@@ -17,7 +17,7 @@ class Cause:
     """One thing wrong with one field (`metav1.StatusCause`)."""
 
     reason: str
-    """Such as FieldValueRequired, FieldValueInvalid, FieldValueNotSupported, FieldManagerConflict."""
+    """FieldValueRequired, FieldValueInvalid, FieldValueNotSupported, FieldManagerConflict, ..."""
     field: str
     """Path as Kubernetes writes it: `spec.containers[0].name`."""
     message: str
