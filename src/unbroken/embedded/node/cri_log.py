@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 MAX_LINE = 16 * 1024
 """Longer lines are cut into pieces (containerd, max_container_log_line_size)."""
@@ -18,7 +18,7 @@ MAX_BYTES = 10 * 1024 * 1024
 MAX_FILES = 5
 """Sizes at which logs rotate (kubelet, containerLogMaxSize and containerLogMaxFiles)."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def stamp(nanoseconds: int) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from unbroken.errors import WorldError
 
+from .events import Exit
 from .isolation import Isolation
 from .supervisor import START_ERROR, start_ticks, write_json
 
@@ -32,18 +33,6 @@ _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv.pop(1));"
     "from unbroken.embedded.node.launcher import main; main()"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """How a run of a container ended; times in seconds since the epoch."""
-
-    exit_code: int
-    reason: str
-    """OOMKilled, StartError, ContainerStatusUnknown, or empty: by the exit code."""
-    message: str
-    started_at: float
-    finished_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +60,8 @@ class Run:
     async def ended(self) -> Exit:
         """Wait until nothing of the container lives."""
         await readable(self.pidfd)
-        return read_exit(self.directory) or await asyncio.to_thread(self._sweep)
+        found = read_exit(self.directory)
+        return await asyncio.to_thread(self._sweep) if found is None else found
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -144,9 +134,7 @@ def adopt(directory: Path) -> Run | Exit | None:
     if pidfd is None:
         kill_marked(details[MARKER])
         return read_exit(directory) or unknown_exit(directory, main["started_at"])
-    return Run(
-        directory, details["supervisor"], pidfd, main["main"], main["started_at"], details
-    )
+    return Run(directory, details["supervisor"], pidfd, main["main"], main["started_at"], details)
 
 
 def _open_supervisor(pid: int, ticks: int) -> int | None:
@@ -287,9 +275,7 @@ class Launcher:
             os.close(pidfd)
             found = read_exit(directory)
             return found or Exit(START_ERROR, "StartError", "its supervisor died", now, now)
-        return Run(
-            directory, hello["pid"], pidfd, started["main"], started["started_at"], known
-        )
+        return Run(directory, hello["pid"], pidfd, started["main"], started["started_at"], known)
 
     async def command(self, request: Mapping[str, Any], streams: Sequence[int]) -> Command:
         """Run a command in a container (`join`: its program); `streams`: its 0, 1, 2."""

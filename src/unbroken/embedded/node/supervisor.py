@@ -200,7 +200,10 @@ def _start_message(request: Request, error: OSError | ValueError) -> str:
 
 
 def start(request: Request, streams: Sequence[int], reaper: Reaper) -> tuple[int, int]:
-    """Fork the program; it waits at the gate.  Gives (gate, errors): write to one, read the other."""
+    """Fork the program, which waits at a gate: write to the first descriptor to let it go.
+
+    From the second one comes why it could not be started, or nothing.
+    """
     gate_out, gate_in = os.pipe2(os.O_CLOEXEC)
     errors_out, errors_in = os.pipe2(os.O_CLOEXEC)
     reaper.main = os.fork()
@@ -288,17 +291,20 @@ def _pump(request: Request, outputs: dict[int, str], reaper: Reaper) -> None:
                 reaper.reap()
             elif not _copy(fd, outputs[fd], log):
                 poll.unregister(fd)
-        while reaper.orders:
-            target = reaper.main
-            if reaper.orders.pop(0) == signal.SIGUSR1:
-                reaper.kill_all()
-            elif reaper.status is None:
-                kill(target, request.get("stop_signal", signal.SIGTERM))
+        _obey(reaper)
     reaper.kill_all()
     for fd, stream in outputs.items():
         while _copy(fd, stream, log) is True:
             pass
     log.finish(time.time_ns())
+
+
+def _obey(reaper: Reaper) -> None:
+    while reaper.orders:
+        if reaper.orders.pop(0) == signal.SIGUSR1:
+            reaper.kill_all()
+        elif reaper.status is None:
+            kill(reaper.main, signal.SIGTERM)
 
 
 def _copy(fd: int, stream: str, log: LogFile) -> bool | None:
