@@ -10,6 +10,7 @@ Status objects are built from this state in `status`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from .container import RETRY_SECONDS, Container, Role, Stage
@@ -103,10 +104,19 @@ class PodLifecycle:
         """The object has changed: readiness gates and the deadline are read from it anew."""
         self.pod = pod
 
-    def restore(self, name: str, attempt: int, container_id: str, at: float, now: float) -> None:
-        """Take over a run from an earlier runner; one that has ended gets `Ended` next."""
+    def restore(
+        self, name: str, history: Sequence[tuple[str, Exit]], run: Started, now: float
+    ) -> None:
+        """Take over a run from an earlier runner; one that has ended gets `Ended` next.
+
+        `history` holds the ends of the runs before it, as far as they are known.
+        """
         container = self._by_name[name]
-        container.restore(attempt, container_id, at, now)
+        if history:
+            container.current_id, container.current = history[-1]
+        container.restore(run.attempt, run.container_id, run.at, now)
+        known = (self.pod.get("status") or {}).get("containerStatuses") or ()
+        container.was_ready = any(s["name"] == name and s.get("ready") for s in known)
         if container.role is Role.MAIN:
             self.is_initialized = True
 
