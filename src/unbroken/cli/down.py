@@ -1,0 +1,55 @@
+"""`unbroken down`: stop the embedded cluster and every process of its pods."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import shutil
+import signal
+from typing import Annotated
+
+import typer
+
+from unbroken.embedded import up
+from unbroken.embedded.node import stop_pods
+
+from .place import DEFAULT, Directory, resolve
+
+
+def command(
+    directory: Directory = DEFAULT,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Delete the objects, logs and volumes too.")
+    ] = False,
+) -> None:
+    """Stop the cluster and its pods. The objects stay in DIR unless --purge is given."""
+    paths = up.Paths(resolve(directory))
+    found = up.running(paths)
+    if found is not None:
+        _end(found.pid)
+    elif not paths.directory.is_dir():
+        print(f"no cluster in {paths.directory}")
+        return
+    # A cluster that was killed has left its pods running; a stopped one has none.
+    asyncio.run(stop_pods(paths.nodes))
+    paths.state.unlink(missing_ok=True)
+    print(f"stopped the cluster of {paths.directory}" if found else "no cluster was running")
+    if purge and (paths.options.exists() or paths.kubeconfig.exists()):
+        shutil.rmtree(paths.directory)
+        print(f"deleted {paths.directory}")
+
+
+def _end(pid: int) -> None:
+    """SIGTERM, and wait for the end; the process bounds its own stopping."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        select.select([handle], [], [])
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(handle)

@@ -1,0 +1,53 @@
+"""The `unbroken` command: collects the commands and turns our errors into plain messages."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from unbroken import __version__
+from unbroken.errors import UnbrokenError
+
+from . import down, status, up
+
+app = typer.Typer(
+    name="unbroken",
+    help="Keeps PyTorch training jobs running through failures.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up.command)
+app.command("down")(down.command)
+app.command("status")(status.command)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"unbroken {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    ),
+) -> None:
+    """Keeps PyTorch training jobs running through failures."""
+
+
+def run() -> None:
+    """Entry point of the command."""
+    try:
+        app()
+    except UnbrokenError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    run()

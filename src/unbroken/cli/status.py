@@ -1,0 +1,87 @@
+"""`unbroken status`: what runs in a directory."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from lightkube.resources.core_v1 import Node, Pod
+from rich.console import Console
+from rich.table import Table
+
+from unbroken.embedded import up
+from unbroken.kube.client import connect
+
+from .place import DEFAULT, Directory, resolve
+
+NOT_RUNNING = 3
+"""Exit status, as that of `systemctl status` for a stopped unit."""
+
+
+class Output(StrEnum):
+    """Forms of the answer."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def command(
+    directory: Directory = DEFAULT,
+    output: Annotated[Output, typer.Option("-o", "--output", help="text or json.")] = Output.TEXT,
+) -> None:
+    """Show whether a cluster runs, where its API is, and its nodes. Exit status 3: it does not."""
+    paths = up.Paths(resolve(directory))
+    found = up.running(paths)
+    report: dict[str, Any] = {"directory": str(paths.directory), "running": found is not None}
+    if found is not None:
+        report.update(pid=found.pid, url=found.url, kubeconfig=found.kubeconfig, since=found.since)
+        report["nodes"] = asyncio.run(_nodes(found.kubeconfig))
+    if output is Output.JSON:
+        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        _show(report)
+    raise typer.Exit(0 if found is not None else NOT_RUNNING)
+
+
+async def _nodes(kubeconfig: str) -> list[dict[str, Any]]:
+    client = connect(kubeconfig)
+    try:
+        pods = [pod async for pod in client.list(Pod, namespace="*")]
+        nodes = [node async for node in client.list(Node)]
+    finally:
+        await client.close()
+    active = [p for p in pods if p.status is None or p.status.phase in ("Pending", "Running")]
+    return [_node(node, active) for node in nodes]
+
+
+def _node(node: Node, pods: list[Pod]) -> dict[str, Any]:
+    name = node.metadata.name if node.metadata else None
+    conditions = (node.status.conditions if node.status else None) or []
+    capacity = (node.status.capacity if node.status else None) or {}
+    return {
+        "name": name,
+        "ready": any(c.type == "Ready" and c.status == "True" for c in conditions),
+        "pods": sum(1 for pod in pods if pod.spec and pod.spec.nodeName == name),
+        "cpu": capacity.get("cpu"),
+        "memory": capacity.get("memory"),
+        "gpu": capacity.get("nvidia.com/gpu", "0"),
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    if not report["running"]:
+        print(f"no cluster runs from {report['directory']}; start one with: unbroken up")
+        return
+    print(f"cluster of {report['directory']} runs (pid {report['pid']}) at {report['url']}")
+    print(f"export KUBECONFIG={report['kubeconfig']}")
+    table = Table(box=None, pad_edge=False)
+    for title in ("NODE", "READY", "PODS", "CPU", "MEMORY", "GPU"):
+        table.add_column(title)
+    for node in report["nodes"]:
+        ready = "yes" if node["ready"] else "no"
+        cells = (node["name"], ready, node["pods"], node["cpu"], node["memory"], node["gpu"])
+        table.add_row(*map(str, cells))
+    Console().print(table)

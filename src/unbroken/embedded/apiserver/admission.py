@@ -1,0 +1,127 @@
+"""What the server adds to, or refuses in, a new object because of other objects.
+
+A fixed list, as the default admission plugins of kube-apiserver: NamespaceLifecycle,
+ServiceAccount (the name only: pods here get no API token), Priority.  Services are headless: there
+is no proxy that could serve a cluster address, so none is given out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import crds
+from .catalogue import Catalogue
+from .kinds import Kind
+from .requests import Target
+from .status import ApiError, Object, invalid, not_found
+from .store import Store
+
+if TYPE_CHECKING:
+    from .writes import Surroundings
+
+WITH_GENERATION = {
+    "deployments.apps",
+    "statefulsets.apps",
+    "daemonsets.apps",
+    "replicasets.apps",
+    "replicationcontrollers",
+    "jobs.batch",
+    "cronjobs.batch",
+    "poddisruptionbudgets.policy",
+    "networkpolicies.networking.k8s.io",
+    "priorityclasses.scheduling.k8s.io",
+    "customresourcedefinitions.apiextensions.k8s.io",
+    "endpointslices.discovery.k8s.io",
+}
+KEEPS_STATUS = {"nodes", "persistentvolumes", "events", "namespaces"}
+"""Built-in kinds whose status may be given at creation (kubelet registers nodes so)."""
+
+
+def has_generation(kind: Kind) -> bool:
+    """Whether metadata.generation counts changes of the desired state."""
+    return kind.is_custom or kind.resource in WITH_GENERATION
+
+
+def keeps_status(kind: Kind) -> bool:
+    """Whether a create keeps the status that the client sent."""
+    return kind.resource in KEEPS_STATUS
+
+
+def check_namespace(store: Store, target: Target) -> None:
+    """ApiError 404 or 403 when nothing can be created in the namespace."""
+    if not target.kind.namespaced:
+        return
+    entry = store.collection("namespaces").entries.get(("", target.namespace))
+    if entry is None:
+        raise not_found("", "namespaces", target.namespace)
+    if "deletionTimestamp" in entry.decode()["metadata"]:
+        title = target.kind.resource
+        name = target.name or "unknown"
+        message = (
+            f'{title} "{name}" is forbidden: unable to create new content in namespace '
+            f"{target.namespace} because it is being terminated"
+        )
+        details = {
+            "name": name,
+            "kind": target.kind.plural,
+            "causes": [
+                {
+                    "reason": "NamespaceTerminating",
+                    "message": f"namespace {target.namespace} is being terminated",
+                    "field": "metadata.namespace",
+                }
+            ],
+        }
+        raise ApiError(403, "Forbidden", message, details=details)
+
+
+def complete_new(
+    store: Store, catalogue: Catalogue, kind: Kind, content: Object, around: Surroundings
+) -> None:
+    """Fill in what other objects decide."""
+    if kind.resource == "pods":
+        _complete_pod(store, content)
+    elif kind.resource == "customresourcedefinitions.apiextensions.k8s.io":
+        _complete_definition(store, catalogue, content, around)
+    elif kind.resource == "services":
+        spec = content["spec"]
+        if spec.get("type") != "ExternalName":
+            spec.setdefault("clusterIP", "None")
+            spec.setdefault("clusterIPs", [spec["clusterIP"]])
+
+
+def _complete_pod(store: Store, content: Object) -> None:
+    spec = content["spec"]
+    spec.setdefault("serviceAccountName", "default")
+    spec["serviceAccount"] = spec["serviceAccountName"]
+    classes = store.collection("priorityclasses.scheduling.k8s.io").entries
+    name = spec.get("priorityClassName")
+    if name:
+        entry = classes.get(("", name))
+        if entry is None:
+            pod = content["metadata"]["name"]
+            message = f'pods "{pod}" is forbidden: no PriorityClass with name {name} was found'
+            raise ApiError(403, "Forbidden", message, details={"name": pod, "kind": "pods"})
+        chosen: Object | None = entry.decode()
+    else:
+        found = (entry.decode() for entry in classes.values())
+        chosen = next((item for item in found if item.get("globalDefault")), None)
+        if chosen is not None:
+            spec["priorityClassName"] = chosen["metadata"]["name"]
+    spec["priority"] = chosen["value"] if chosen is not None else 0
+    policy = chosen.get("preemptionPolicy") if chosen is not None else None
+    spec["preemptionPolicy"] = policy or "PreemptLowerPriority"
+
+
+def _complete_definition(
+    store: Store, catalogue: Catalogue, content: Object, around: Surroundings
+) -> None:
+    name = content["metadata"]["name"]
+    group, plural = content["spec"]["group"], content["spec"]["names"]["plural"]
+    if catalogue.is_builtin(group, plural):
+        message = f"{plural}.{group} is served by the server itself"
+        raise ApiError(409, "Conflict", message, details={"name": name})
+    causes = crds.validate_definition(content)
+    if causes:
+        raise invalid("apiextensions.k8s.io", "CustomResourceDefinition", name, causes)
+    crds.set_defaults(content, around.timestamp())

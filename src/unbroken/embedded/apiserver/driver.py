@@ -1,0 +1,143 @@
+"""Runs the API server: files, certificate, listening sockets, clock and identities.
+
+    python -m unbroken.embedded.apiserver --dir DIR [--port N]
+
+alone, or within `unbroken up` through `serving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import secrets
+import ssl
+import time
+import uuid
+from asyncio import Task
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestHandler
+
+from unbroken.errors import WorldError
+
+from . import access, bootstrap
+from .builtins import BUILTINS
+from .catalogue import Catalogue
+from .proxy import NodeProxy
+from .requests import BODY_BYTES_MAX
+from .server import ApiServer
+from .store import Store
+from .writes import Surroundings
+
+SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+"""Of generated names (apimachinery v0.33, util/rand: no vowels, no look-alikes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A running API server."""
+
+    url: str
+    """https, for clients with the kubeconfig."""
+    kubeconfig: Path
+    internal_kubeconfig: Path
+    """Plain HTTP on loopback, for the other parts of this process; needs the token too."""
+    token: str
+    kubelet_token: str
+    """What nodes ask of whoever wants logs or exec."""
+
+
+@asynccontextmanager
+async def serving(directory: Path, port: int = 0) -> AsyncIterator[Serving]:
+    """Serve from `directory` until the block is left.
+
+    Port 0: the port used last time if it is still free.  WorldError when another process serves
+    the directory, or when the port or the files cannot be used.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(directory / "apiserver.lock"):
+        identity = access.identity(directory)
+        store = Store(directory / "objects.db")
+        store.open()
+        proxy = NodeProxy(identity.kubelet_token)
+        catalogue = Catalogue(BUILTINS)
+        server = ApiServer(store, catalogue, _surroundings(), identity.token, proxy)
+        bootstrap.create_defaults(store, catalogue, _surroundings())
+        runner = web.ServerRunner(
+            web.Server(server.handle, request_factory=_request, handler_cancellation=True),
+            shutdown_timeout=0.5,
+        )
+        try:
+            await runner.setup()
+            url = await _listen(runner, access.last_port(directory, port), identity.tls)
+            internal = await _listen(runner, (0,), None)
+            kubeconfig = access.write_kubeconfig(directory / "kubeconfig", url, identity)
+            inner = access.write_kubeconfig(directory / "internal.kubeconfig", internal, identity)
+            yield Serving(url, kubeconfig, inner, identity.token, identity.kubelet_token)
+        finally:
+            await proxy.close()
+            await runner.cleanup()
+            store.close()
+
+
+def _surroundings() -> Surroundings:
+    source = random.Random(secrets.randbits(128))
+    return Surroundings(
+        clock=time.time,
+        new_uid=lambda: str(uuid.UUID(int=source.getrandbits(128), version=4)),
+        new_suffix=lambda: "".join(source.choices(SUFFIX_LETTERS, k=5)),
+    )
+
+
+def _request(
+    message: RawRequestMessage,
+    payload: StreamReader,
+    protocol: RequestHandler[Any],
+    writer: AbstractStreamWriter,
+    task: Task[None],
+) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(
+        message, payload, protocol, writer, task, loop, client_max_size=BODY_BYTES_MAX
+    )
+
+
+async def _listen(
+    runner: web.ServerRunner, ports: tuple[int, ...], tls: ssl.SSLContext | None
+) -> str:
+    """Listen on the first of `ports` that is free; its URL."""
+    for port in ports:
+        site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls, reuse_address=True)
+        try:
+            await site.start()
+        except OSError as error:
+            if port == ports[-1]:
+                raise WorldError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from error
+            continue
+        actual = runner.addresses[-1][1]
+        return f"{'https' if tls else 'http'}://127.0.0.1:{actual}"
+    raise AssertionError("no port was given")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the directory for this process; WorldError when another one has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise WorldError(f"another process already serves {path.parent}") from error
+        yield
+    finally:
+        os.close(handle)
