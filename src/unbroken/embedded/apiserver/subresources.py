@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from . import deletion
+from .patch import json_patch, merge_patch
 from .reads import get
 from .requests import Query, Target, WriteOptions
 from .status import ApiError, Object, bad_request, conflict
 from .store import Entry, Store
-from .writes import Result, Writer
+from .writes import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Result, Writer
 
 
 def whole(target: Target) -> Target:
@@ -37,6 +38,16 @@ def scale_object(target: Target, entry: Entry) -> Object:
         "spec": {"replicas": _at(content, paths["specReplicasPath"]) or 0},
         "status": status,
     }
+
+
+def patched_scale(target: Target, entry: Entry, media: str, patch: Any) -> Object:
+    """The object's Scale after a JSON patch or a merge patch."""
+    scale = scale_object(target, entry)
+    if media == JSON_PATCH:
+        return json_patch(scale, patch)
+    if media not in (MERGE_PATCH, STRATEGIC_PATCH) or not isinstance(patch, dict):
+        raise bad_request("a Scale is patched with a JSON patch or a merge patch")
+    return merge_patch(scale, patch)
 
 
 def put_scale(
