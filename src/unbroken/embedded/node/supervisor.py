@@ -26,6 +26,8 @@ from .isolation import Isolation, Mount
 
 Request = dict[str, Any]
 CHUNK = 64 * 1024
+SIGTERM, SIGKILL_ALL = signal.SIGTERM, signal.SIGUSR1
+"""Orders: pass it to the program; kill everything."""
 START_ERROR = 128
 """Exit code of a program that could not be started (containerd, reason StartError)."""
 

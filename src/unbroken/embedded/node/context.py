@@ -1,0 +1,54 @@
+"""What all pods of one node share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from .addresses import PodAddresses
+from .api import NodeApi
+from .events import Note, Object
+from .limits import Limits
+from .process import Launcher
+
+PASSED_ON = (
+    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Variables of the host that stand in for those of an image."""
+
+
+@dataclass(slots=True)
+class NodeContext:
+    """Shared by the workers of one node; made by the driver."""
+
+    name: str
+    address: str
+    directory: Path
+    allocatable: Mapping[str, str]
+    api: NodeApi
+    launcher: Launcher
+    limits: Limits
+    addresses: PodAddresses
+    session: aiohttp.ClientSession
+    clock: Callable[[], float]
+    """Seconds since the epoch that never go back."""
+    record: Callable[[Object, Note], Awaitable[None]]
+    """Publish an event about a pod."""
+    api_host: str = ""
+    api_port: str = ""
+    gpus: dict[int, str] = field(default_factory=dict)
+    """Which pod (by UID) has which GPU."""
+
+
+def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that every container starts from; our own commands are on its PATH, last."""
+    found = {name: environ[name] for name in PASSED_ON if name in environ}
+    own = str(Path(sys.executable).parent)
+    path = found.get("PATH", os.defpath)
+    found["PATH"] = path if own in path.split(os.pathsep) else f"{path}{os.pathsep}{own}"
+    return found
