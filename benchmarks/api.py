@@ -137,7 +137,9 @@ async def measure_writes(server: Server, path: str, count: int) -> None:
         await send(server, "PATCH", f"{path}/pods/pod-{number}", data=body, headers=headers)
 
     server.figures["create_per_second"] = count / await gather(count, create)
+    body = json.loads(await send(server, "GET", f"{path}/pods?limit=1"))
     server.figures["patch_per_second"] = count / await gather(count, patch)
+    await measure_replay(server, path, body["metadata"]["resourceVersion"], count)
 
 
 async def measure_list(servers: list[Server], path: str, rounds: int) -> None:
@@ -260,6 +262,11 @@ def start_real(directory: Path) -> list[int]:
     return [int(pid) for pid in (directory / "pids").read_text().split()[:2]]
 
 
+def stop_real(directory: Path) -> None:
+    """Take the control plane away."""
+    subprocess.run([ENVTEST / "stop", directory], check=False, stdout=sys.stderr)
+
+
 async def run(quick: bool) -> dict[str, dict[str, float]]:
     """Measure everything; figures by server."""
     count, rounds, pods = (500, 3, 20) if quick else (5000, 9, 100)
@@ -289,7 +296,7 @@ async def run(quick: bool) -> dict[str, dict[str, float]]:
     finally:
         stop_ours(base / "start-2")
         if has_real:
-            subprocess.run([ENVTEST / "stop", base / "real"], check=False)
+            stop_real(base / "real")
         shutil.rmtree(base, ignore_errors=True)
     return {server.name: server.figures for server in servers}
 
@@ -304,9 +311,7 @@ async def measure_both(servers: list[Server], count: int, rounds: int) -> None:
     """Everything that both can do: pods that no scheduler places."""
     for server in servers:
         path = await make_namespace(server, "bench")
-        body = json.loads(await send(server, "GET", f"{path}/pods"))
         await measure_writes(server, path, count)
-        await measure_replay(server, path, body["metadata"]["resourceVersion"], count)
     await measure_list(servers, "/api/v1/namespaces/bench", rounds)
     for watchers in (1, 20):
         for server in servers:

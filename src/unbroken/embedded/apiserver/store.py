@@ -25,7 +25,7 @@ from unbroken.errors import WorldError
 
 from .status import ApiError, Object
 
-HISTORY_EVENTS = 5_000
+HISTORY_EVENTS = 10_000
 """Changes of one resource that are kept for watchers and for lists at an older version."""
 COMPACT_EVERY = 1_000
 """Changes between two clean-ups of one resource's rows."""
