@@ -44,6 +44,11 @@ class Schema:
         self._definitions = definitions
 
     @cached_property
+    def memo(self) -> dict[str, Any]:
+        """Room for what another module works out of this node once, under that module's name."""
+        return {}
+
+    @cached_property
     def type(self) -> str | None:
         """object, array, string, integer, number, boolean; None: anything."""
         found: str | None = self.raw.get("type")
