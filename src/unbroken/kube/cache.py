@@ -1,0 +1,133 @@
+"""What an informer knows: the objects of one scope, as told by lists and watch events.
+
+Pure.  Events may be doubled or stale (a watch that is resumed, a server that restarts): an event
+counts only if it is newer than what is known of the same object.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from lightkube.models.meta_v1 import ObjectMeta
+
+TOMBSTONES = 4096
+"""Deleted uids that are remembered, so that a late event does not bring an object back."""
+
+
+class HasMetadata(Protocol):
+    """Any Kubernetes object."""
+
+    @property
+    def metadata(self) -> ObjectMeta | None:
+        """Name, namespace, uid, version."""
+
+
+T = TypeVar("T", bound=HasMetadata)
+
+
+class Key(NamedTuple):
+    """What names an object in its collection; `namespace` is empty for cluster-wide kinds."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}" if self.namespace else self.name
+
+
+def key_of(item: HasMetadata) -> Key:
+    """The key of an object; empty strings for what it does not say."""
+    metadata = item.metadata or ObjectMeta()
+    return Key(metadata.namespace or "", metadata.name or "")
+
+
+class Change(NamedTuple, Generic[T]):
+    """One step: created (old None), changed, or gone (new None)."""
+
+    old: T | None
+    new: T | None
+
+
+class Cache(Generic[T]):
+    """Objects by key; every method that changes it returns the changes, in order."""
+
+    def __init__(self) -> None:
+        self._items: dict[Key, T] = {}
+        self._tombstones: OrderedDict[str, None] = OrderedDict()
+
+    def get(self, key: Key) -> T | None:
+        """The object, or None."""
+        return self._items.get(key)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items.values())
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def replace(self, items: Iterable[T]) -> list[Change[T]]:
+        """Take a whole list; what it lacks is gone."""
+        listed = {key_of(item): item for item in items}
+        changes: list[Change[T]] = []
+        for key in [key for key in self._items if key not in listed]:
+            changes += self._remove(key)
+        for key, item in listed.items():
+            changes += self._put(key, item)
+        return changes
+
+    def apply(self, event: str, item: T) -> list[Change[T]]:
+        """Take a watch event: ADDED, MODIFIED or DELETED; others are ignored."""
+        key = key_of(item)
+        if event == "DELETED":
+            held = self._items.get(key)
+            if held is None or _uid(held) != _uid(item) or _is_older(item, held):
+                self._bury(item)
+                return []
+            # The last state is that of the event: it may have changed with the deletion.
+            return self._remove(key, item)
+        if event not in ("ADDED", "MODIFIED") or _uid(item) in self._tombstones:
+            return []
+        return self._put(key, item)
+
+    def _put(self, key: Key, item: T) -> list[Change[T]]:
+        held = self._items.get(key)
+        if held is None:
+            self._items[key] = item
+            return [Change(None, item)]
+        if _uid(held) != _uid(item):
+            # Deleted and made again under one name; nobody may take it for a change.
+            gone = self._remove(key)
+            self._items[key] = item
+            return [*gone, Change(None, item)]
+        if _version(held) == _version(item) or _is_older(item, held):
+            return []
+        self._items[key] = item
+        return [Change(held, item)]
+
+    def _remove(self, key: Key, last: T | None = None) -> list[Change[T]]:
+        held = self._items.pop(key)
+        self._bury(held)
+        return [Change(last or held, None)]
+
+    def _bury(self, item: T) -> None:
+        uid = _uid(item)
+        if uid:
+            self._tombstones[uid] = None
+            if len(self._tombstones) > TOMBSTONES:
+                self._tombstones.popitem(last=False)
+
+
+def _uid(item: HasMetadata) -> str:
+    return (item.metadata.uid if item.metadata else None) or ""
+
+
+def _version(item: HasMetadata) -> str:
+    return (item.metadata.resourceVersion if item.metadata else None) or ""
+
+
+def _is_older(item: HasMetadata, held: HasMetadata) -> bool:
+    # Versions are opaque by contract, but decimal on every server there is (KEP-5504 makes it so).
+    new, old = _version(item), _version(held)
+    return new.isdecimal() and old.isdecimal() and int(new) < int(old)

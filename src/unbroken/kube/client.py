@@ -1,0 +1,290 @@
+"""The way into the Kubernetes API: lightkube's client, connected and rounded off.
+
+`connect` finds the configuration; `KubeClient` adds to lightkube what informers and discovery need
+(a page of a list, one watch with bookmarks, plain paths); `api_errors` turns what lightkube raises
+into this project's errors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+from lightkube import ApiError, AsyncClient, KubeConfig
+from lightkube.config.client_adapter import verify_cluster
+from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SERVICE_ACCOUNT
+from lightkube.config.models import User
+from lightkube.core.exceptions import ConfigError
+from lightkube.core.generic_client import BasicRequest
+from lightkube.core.resource import NamespacedResource, Resource, api_info
+
+from unbroken.errors import PeerError, SpecError, UnbrokenError, WorldError
+
+from .transport import AiohttpTransport
+
+Object = dict[str, Any]
+"""One Kubernetes object as decoded JSON."""
+
+R = TypeVar("R", bound=Resource)
+
+TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+"""A request that is no watch: the server's own limit is 60 s (kube-apiserver --request-timeout),
+but nothing here asks for more than a page at a time."""
+
+RETRY_SECONDS = 1.0
+"""When the server does not say when to come back."""
+
+BUSY = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class ApiRefusal(PeerError):
+    """The API understood and declined; `code` and `reason` are those of its Status."""
+
+    def __init__(self, message: str, code: int, reason: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+
+class _ListMeta(msgspec.Struct):
+    resourceVersion: str | None = None
+    continue_: str | None = msgspec.field(name="continue", default=None)
+
+
+class _List(msgspec.Struct):
+    metadata: _ListMeta
+    items: list[msgspec.Raw] | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a list: undecoded objects, the list's version, where the next page starts."""
+
+    items: list[msgspec.Raw]
+    version: str
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a list or a watch covers.  `namespace` None: all; selectors as the API writes them."""
+
+    resource: type[Resource]
+    namespace: str | None = None
+    labels: str | None = None
+    fields: str | None = None
+
+    def path(self) -> str:
+        """The collection, as a path below the server's root."""
+        info = api_info(self.resource)
+        if self.namespace is not None and not issubclass(self.resource, NamespacedResource):
+            raise SpecError(f"{info.resource.kind} has no namespaces")
+        group = f"apis/{info.resource.group}" if info.resource.group else "api"
+        inner = f"namespaces/{self.namespace}/" if self.namespace is not None else ""
+        return f"{group}/{info.resource.version}/{inner}{info.plural}"
+
+    def parameters(self) -> dict[str, str]:
+        """The selectors as query parameters."""
+        asked = {"labelSelector": self.labels, "fieldSelector": self.fields}
+        return {name: value for name, value in asked.items() if value}
+
+
+class KubeClient(AsyncClient):
+    """lightkube's client and what it lacks.  Use as `async with`, or `await client.close()`."""
+
+    async def list_page(self, scope: Scope, limit: int, start: str | None = None) -> Page:
+        """One page of a list; `start` is the page before's `next`.  Raises as `api_errors`."""
+        parameters = {**scope.parameters(), "limit": str(limit)}
+        if start:
+            parameters["continue"] = start
+        body = await self.raw("GET", scope.path(), parameters=parameters)
+        with api_errors(f"list {scope.path()}"):
+            decoded = msgspec.json.decode(body, type=_List)
+        metadata = decoded.metadata
+        return Page(decoded.items or [], metadata.resourceVersion or "", metadata.continue_)
+
+    async def watch_events(
+        self, scope: Scope, version: str, server_seconds: int, idle_seconds: float
+    ) -> AsyncGenerator[tuple[str, msgspec.Raw], None]:
+        """One watch from `version`: (type, undecoded object), bookmarks included.
+
+        Ends when the server ends it, after `server_seconds` at most; raises as `api_errors`, a
+        WorldError after `idle_seconds` without a byte, ApiRefusal 410 if the version is gone.
+        """
+        doing = f"watch {scope.path()}"
+        request = BasicRequest(
+            "GET",
+            scope.path(),
+            params={
+                **scope.parameters(),
+                "watch": "true",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": version,
+                "timeoutSeconds": str(server_seconds),
+            },
+            timeout=httpx2.Timeout(idle_seconds, connect=5.0),
+        )
+        with api_errors(doing):
+            response = await self._send(request, stream=True)
+            try:
+                await _raise_for_status(response)
+                async with aclosing(_lines(response)) as lines:
+                    async for line in lines:
+                        event = msgspec.json.decode(line, type=_Event)
+                        if event.type == "ERROR":
+                            raise _refusal(doing, event.object)
+                        yield event.type, event.object
+            finally:
+                await response.aclose()
+
+    async def _send(self, request: BasicRequest, *, stream: bool = False) -> httpx2.Response:
+        send: Callable[..., Awaitable[httpx2.Response]] = self._client.send
+        return await send(self._client.build_adapter_request(request), stream=stream)
+
+    async def raw(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        parameters: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
+        """The body of the answer to a request for a path below the root, such as `version`.
+
+        Raises as `api_errors`.
+        """
+        request = BasicRequest(
+            method,
+            path.lstrip("/"),
+            params=dict(parameters or {}),
+            data=body,
+            headers=dict(headers) if headers else None,
+        )
+        with api_errors(f"{method} {path}"):
+            response = await self._send(request)
+            await _raise_for_status(response)
+            content: bytes = response.content
+            return content
+
+
+def connect(kubeconfig: Path | str | None = None, *, manager: str = "unbroken") -> KubeClient:
+    """A client for the cluster of `kubeconfig`; nothing is sent yet.
+
+    Without a file: that of KUBECONFIG, else the pod's own service account, else ~/.kube/config.
+    `manager` is the field manager of every write.  SpecError where no usable configuration is.
+    """
+    try:
+        config = _configuration(kubeconfig).get()
+        if config is None:
+            raise SpecError("the kubeconfig has no current context")
+        config = config._replace(user=config.user or User())
+        is_local = _is_local(config.cluster.server)
+        verify = verify_cluster(
+            config.cluster, config.user or User(), config.abs_file, trust_env=not is_local
+        )
+    except (ConfigError, OSError, KeyError, ValueError, msgspec.ValidationError) as error:
+        raise SpecError(f"no usable kubeconfig: {error}") from error
+    return KubeClient(
+        config,
+        timeout=TIMEOUT,
+        field_manager=manager,
+        trust_env=False,
+        transport=AiohttpTransport(verify, is_local=is_local),
+    )
+
+
+def _configuration(kubeconfig: Path | str | None) -> KubeConfig:
+    if kubeconfig is not None:
+        return KubeConfig.from_file(kubeconfig)
+    named = [name for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    if named:
+        return KubeConfig.from_file(next((n for n in named if Path(n).exists()), named[0]))
+    if "KUBERNETES_SERVICE_HOST" in os.environ and Path(SERVICE_ACCOUNT, "token").exists():
+        return KubeConfig.from_service_account()
+    return KubeConfig.from_file(DEFAULT_KUBECONFIG)
+
+
+def _is_local(server: str) -> bool:
+    host = urlsplit(server).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextmanager
+def api_errors(doing: str) -> Iterator[None]:
+    """Raise what a request inside raises as ApiRefusal, PeerError or WorldError.
+
+    WorldError when trying again may help (no connection, time-out, 429, 5xx), ApiRefusal for any
+    other error of the API, PeerError for an answer that is not of the API.  `doing` starts the
+    text: "bind pod a/b".
+    """
+    try:
+        yield
+    except (httpx2.HTTPError, msgspec.DecodeError) as error:
+        raise as_unbroken(error, doing) from error
+
+
+def as_unbroken(error: Exception, doing: str) -> UnbrokenError:
+    """What `api_errors` raises for an error of lightkube, httpx or msgspec."""
+    match error:
+        case ApiError():
+            status = error.status
+            return _sorted(doing, status.message or "", status.code or 0, status.reason or "")
+        case httpx2.HTTPStatusError():
+            text = error.response.text[:200].strip()
+            return _sorted(doing, text, error.response.status_code, "")
+        case httpx2.HTTPError():
+            text = str(error) or type(error).__name__
+            return WorldError(f"{doing}: {text}", retry_after_seconds=RETRY_SECONDS)
+        case _:
+            return PeerError(f"{doing}: the answer cannot be read: {error}")
+
+
+def _sorted(doing: str, message: str, code: int, reason: str) -> UnbrokenError:
+    text = f"{doing}: {message or reason or code}"
+    if code in BUSY:
+        return WorldError(text, retry_after_seconds=RETRY_SECONDS)
+    return ApiRefusal(text, code, reason)
+
+
+def _refusal(doing: str, raw: msgspec.Raw) -> UnbrokenError:
+    status: Object = msgspec.json.decode(raw, type=Object)
+    code = status.get("code") or 0
+    return _sorted(doing, str(status.get("message")), int(code), str(status.get("reason") or ""))
+
+
+async def _raise_for_status(response: httpx2.Response) -> None:
+    if response.is_success:
+        return
+    await response.aread()
+    if response.headers["Content-Type"] == "application/json":
+        raise ApiError(request=response.request, response=response)
+    response.raise_for_status()
+    raise httpx2.HTTPStatusError(  # a redirect, which no API server sends
+        f"HTTP {response.status_code}", request=response.request, response=response
+    )
+
+
+async def _lines(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
+    rest = b""
+    async for chunk in response.aiter_bytes():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line

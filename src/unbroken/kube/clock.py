@@ -1,0 +1,50 @@
+"""Clocks, and time as Kubernetes writes it.
+
+The only module of the package that reads a clock or waits for one; everything else takes the time
+as an argument or a function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from datetime import UTC, datetime
+
+
+def wall() -> float:
+    """Seconds since the epoch: for what is shown to people and written into objects."""
+    return time.time()
+
+
+def monotonic() -> float:
+    """Seconds of a clock that never jumps: for deadlines and durations."""
+    return time.monotonic()
+
+
+def entropy() -> random.Random:
+    """A source of jitter, seeded by the system."""
+    return random.Random()
+
+
+async def pause(seconds: float) -> None:
+    """Let `seconds` pass, for a back-off or a heartbeat; at least once round the loop."""
+    await asyncio.sleep(max(0.0, seconds))
+
+
+def rfc3339(seconds: float) -> str:
+    """`metav1.Time`: whole seconds in UTC, 2006-01-02T15:04:05Z."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_time(seconds: float) -> str:
+    """`metav1.MicroTime`: six digits after the point, which its parser insists on."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch of a `Time` or a `MicroTime`; ValueError for anything else."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"no time zone in {text!r}")
+    return moment.timestamp()

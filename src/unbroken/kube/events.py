@@ -1,0 +1,224 @@
+"""Records core/v1 Events: what `kubectl describe` shows below an object.
+
+Equal events are counted in one object, as client-go's correlator does.  Recording never waits and
+never fails: what the API cannot take in time is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from lightkube.core.resource import Resource, api_info
+from lightkube.models.core_v1 import ObjectReference
+from lightkube.resources.core_v1 import Event
+from lightkube.types import PatchType
+
+from unbroken.errors import UnbrokenError
+
+from .cache import HasMetadata
+from .client import ApiRefusal, KubeClient, Object, api_errors
+from .clock import rfc3339, wall
+
+log = logging.getLogger(__name__)
+
+QUEUED = 1000
+"""Events that may wait for the API; client-go's broadcaster holds 1,000 as well."""
+
+REMEMBERED = 4096
+"""Series that are remembered (client-go v1.33 events_cache.go, maxLruCacheEntries)."""
+
+MESSAGE = 1024
+"""Longest message that the API takes (core/v1 validation, NoteLengthLimit)."""
+
+BURST, REFILL_SECONDS = 25, 300.0
+"""An object may have this many events at once and one more each so many seconds; the rest are
+dropped (client-go v1.33 events_cache.go, defaultSpamBurst and defaultSpamQPS)."""
+
+
+def reference_to(item: HasMetadata) -> ObjectReference:
+    """A reference to an object that came from the API."""
+    metadata = item.metadata
+    assert metadata is not None
+    assert isinstance(item, Resource)
+    definition = api_info(item).resource
+    return ObjectReference(
+        apiVersion=definition.api_version,
+        kind=definition.kind,
+        name=metadata.name,
+        namespace=metadata.namespace,
+        uid=metadata.uid,
+        resourceVersion=metadata.resourceVersion,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """Something that happened to an object; what is equal in all of this is one series."""
+
+    namespace: str
+    kind: str
+    name: str
+    uid: str
+    type: str
+    reason: str
+    message: str
+    field_path: str
+
+
+@dataclass(slots=True)
+class Series:
+    """The Event object that counts equal occurrences."""
+
+    event_name: str
+    first: float
+    last: float
+    reference: ObjectReference
+    count: int = 0
+    sent: int = 0
+    """The count that the API has; 0: the object does not exist yet."""
+
+
+@dataclass(slots=True)
+class _Budget:
+    tokens: float
+    time: float
+
+
+@dataclass(slots=True)
+class Correlator:
+    """Decides which occurrences belong together and which are too many.  Pure."""
+
+    series: OrderedDict[Occurrence, Series] = field(default_factory=OrderedDict)
+    _budgets: OrderedDict[str, _Budget] = field(default_factory=OrderedDict)
+
+    def note(self, what: Occurrence, reference: ObjectReference, now: float) -> Series | None:
+        """The series to send for an occurrence at `now` (wall time); None: one too many."""
+        if not self._may_spend(what, now):
+            return None
+        series = self.series.get(what)
+        if series is None:
+            # client-go v1.33 names events by the time in hexadecimal nanoseconds.
+            name = f"{what.name or what.kind.lower()}.{int(now * 1e9):x}"
+            series = self.series[what] = Series(name, now, now, reference)
+        series.count += 1
+        series.last = now
+        self.series.move_to_end(what)
+        if len(self.series) > REMEMBERED:
+            self.series.popitem(last=False)
+        return series
+
+    def _may_spend(self, what: Occurrence, now: float) -> bool:
+        owner = f"{what.namespace}/{what.kind}/{what.name}/{what.uid}"
+        budget = self._budgets.setdefault(owner, _Budget(BURST, now))
+        self._budgets.move_to_end(owner)
+        if len(self._budgets) > REMEMBERED:
+            self._budgets.popitem(last=False)
+        budget.tokens = min(BURST, budget.tokens + max(0.0, now - budget.time) / REFILL_SECONDS)
+        budget.time = now
+        if budget.tokens < 1.0:
+            return False
+        budget.tokens -= 1.0
+        return True
+
+
+class EventRecorder:
+    """Sends events in the background; `run` it beside what records.
+
+    `component` and `host` say who reports ("kubelet", "node-1").
+    """
+
+    def __init__(self, client: KubeClient, component: str, host: str = "") -> None:
+        self.dropped = 0
+        """Events that nobody will see: too many, or refused by the API."""
+        self._client = client
+        self._component = component
+        self._host = host
+        self._correlator = Correlator()
+        self._queue: deque[tuple[Occurrence, Series]] = deque()
+        self._wake = asyncio.Event()
+
+    def record(
+        self, about: HasMetadata | ObjectReference, type: str, reason: str, message: str
+    ) -> None:
+        """Record that something happened to an object; `type` is Normal or Warning."""
+        reference = about if isinstance(about, ObjectReference) else reference_to(about)
+        what = Occurrence(
+            reference.namespace or "",
+            reference.kind or "",
+            reference.name or "",
+            reference.uid or "",
+            type,
+            reason,
+            message[:MESSAGE],
+            reference.fieldPath or "",
+        )
+        if len(self._queue) >= QUEUED:
+            self.dropped += 1
+            return
+        series = self._correlator.note(what, reference, wall())
+        if series is None:
+            self.dropped += 1
+            return
+        self._queue.append((what, series))
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Send what is recorded until cancelled."""
+        while True:
+            while self._queue:
+                what, series = self._queue.popleft()
+                try:
+                    await self._send(what, series)
+                except UnbrokenError as error:
+                    self.dropped += 1
+                    log.debug('event=%s reason="%s"', series.event_name, error)
+            self._wake.clear()
+            await self._wake.wait()
+
+    async def _send(self, what: Occurrence, series: Series) -> None:
+        if series.sent == series.count:
+            return  # sent with an earlier occurrence
+        count = series.count
+        namespace = what.namespace or "default"
+        if series.sent:
+            try:
+                await self._raise_count(series, count, namespace)
+            except ApiRefusal as error:
+                if error.code != 404:
+                    raise
+            else:
+                series.sent = count
+                return
+        path = f"api/v1/namespaces/{namespace}/events"
+        await self._client.raw("POST", path, body=self._body(what, series, count, namespace))
+        series.sent = count
+
+    async def _raise_count(self, series: Series, count: int, namespace: str) -> None:
+        with api_errors(f"count event {series.event_name}"):
+            await self._client.patch(
+                Event,
+                series.event_name,
+                {"count": count, "lastTimestamp": rfc3339(series.last)},
+                namespace=namespace,
+                patch_type=PatchType.MERGE,
+            )
+
+    def _body(self, what: Occurrence, series: Series, count: int, namespace: str) -> Object:
+        return {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": series.event_name, "namespace": namespace},
+            "involvedObject": series.reference,
+            "type": what.type,
+            "reason": what.reason,
+            "message": what.message,
+            "source": {"component": self._component, "host": self._host},
+            "reportingComponent": self._component,
+            "reportingInstance": self._host,
+            "firstTimestamp": rfc3339(series.first),
+            "lastTimestamp": rfc3339(series.last),
+            "count": count,
+        }

@@ -1,0 +1,94 @@
+"""Keeps a Lease renewed: the sign of life of a node or a program.
+
+This is for holders that own their lease by name, as nodes do.  Election among several holders is
+not here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightkube.models.meta_v1 import OwnerReference
+from lightkube.resources.coordination_v1 import Lease
+from lightkube.types import PatchType
+
+from unbroken.errors import UnbrokenError
+
+from .backoff import Backoff
+from .client import ApiRefusal, KubeClient, Object, api_errors
+from .clock import entropy, micro_time, monotonic, pause, wall
+
+log = logging.getLogger(__name__)
+
+NODE_LEASES = "kube-node-lease"
+"""The namespace of the nodes' leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """Whose lease, and how often it is renewed."""
+
+    name: str
+    namespace: str = NODE_LEASES
+    holder: str = ""
+    """Empty: the lease's name."""
+    duration_seconds: int = 40
+    """kubelet v1.33: nodeLeaseDurationSeconds."""
+    renew_seconds: float = 10.0
+    """kubelet v1.33: a quarter of the duration."""
+    owners: Sequence[OwnerReference] = ()
+
+
+async def keep_lease(client: KubeClient, terms: LeaseTerms) -> None:
+    """Renew the lease until cancelled, making it where it does not exist.
+
+    A renewal that fails is tried again soon: after a server's restart, a node should not look
+    dead for longer than it must.
+    """
+    backoff, random, failures = Backoff(first=0.2, limit=terms.renew_seconds), entropy(), 0
+    while True:
+        began = monotonic()
+        try:
+            await renew_lease(client, terms, wall())
+        except UnbrokenError as error:
+            failures += 1
+            log.warning('lease=%s failures=%d reason="%s"', terms.name, failures, error)
+            await pause(backoff.delay(failures, random))
+        else:
+            failures = 0
+            await pause(began + terms.renew_seconds - monotonic())
+
+
+async def renew_lease(client: KubeClient, terms: LeaseTerms, now: float) -> None:
+    """Renew once; `now` is wall time.  Raises as `api_errors`."""
+    spec: Object = {
+        "holderIdentity": terms.holder or terms.name,
+        "leaseDurationSeconds": terms.duration_seconds,
+        "renewTime": micro_time(now),
+    }
+    path = f"apis/coordination.k8s.io/v1/namespaces/{terms.namespace}/leases"
+    try:
+        with api_errors(f"renew lease {terms.namespace}/{terms.name}"):
+            await client.patch(
+                Lease,
+                terms.name,
+                {"spec": spec},
+                namespace=terms.namespace,
+                patch_type=PatchType.MERGE,
+            )
+    except ApiRefusal as error:
+        if error.code != 404:
+            raise
+    else:
+        return
+    body: Object = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": terms.name, "ownerReferences": list(terms.owners)},
+        "spec": {**spec, "acquireTime": spec["renewTime"]},
+    }
+    # Not through lightkube's model: its encoder leaves out the fraction of a whole second, which
+    # MicroTime's parser refuses.
+    await client.raw("POST", path, body=body)

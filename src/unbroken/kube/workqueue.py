@@ -1,0 +1,187 @@
+"""Keys to work on: each once, never twice at a time, later after a failure.
+
+`Backlog` decides and is pure; `WorkQueue` runs a handler over it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from random import Random
+from typing import Generic, TypeVar
+
+from unbroken.errors import UnbrokenError
+
+from .backoff import Backoff
+from .client import api_errors
+from .clock import entropy, monotonic
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K", bound=Hashable)
+
+RETRY = Backoff(first=0.05, limit=60.0)
+"""Per key; client-go's controllers start at 5 ms, for servers that are farther from overload."""
+
+Handler = Callable[[K], Awaitable[float | None]]
+"""Works on one key; returns in how many seconds to do so again, or None."""
+
+
+class Backlog(Generic[K]):
+    """Which key is next.  Times are seconds of one monotonic clock."""
+
+    def __init__(self, backoff: Backoff, random: Random) -> None:
+        self._backoff = backoff
+        self._random = random
+        self._ready: deque[K] = deque()
+        self._waiting: set[K] = set()
+        """In `_ready`."""
+        self._working: set[K] = set()
+        self._dirty: set[K] = set()
+        """Added while being worked on."""
+        self._later: list[tuple[float, int, K]] = []
+        self._due: dict[K, float] = {}
+        """Time at which a key of `_later` counts; other entries of it are stale."""
+        self._failures: dict[K, int] = {}
+        self._order = 0
+
+    def add(self, key: K) -> None:
+        """Work on the key as soon as possible; once, however often it is added before that."""
+        self._due.pop(key, None)
+        if key in self._working:
+            self._dirty.add(key)
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._ready.append(key)
+
+    def add_at(self, key: K, time: float) -> None:
+        """Work on the key at `time`; the earliest of several counts."""
+        if key in self._waiting or self._due.get(key, time + 1.0) <= time:
+            return
+        self._due[key] = time
+        self._order += 1
+        heapq.heappush(self._later, (time, self._order, key))
+
+    def take(self, now: float) -> K | None:
+        """The next key, which the caller must give to `done` or `failed`; None: nothing is due."""
+        while self._later and self._later[0][0] <= now:
+            time, _, key = heapq.heappop(self._later)
+            if self._due.get(key) == time:
+                self.add(key)
+        if not self._ready:
+            return None
+        key = self._ready.popleft()
+        self._waiting.discard(key)
+        self._working.add(key)
+        return key
+
+    def done(self, key: K) -> None:
+        """The key was worked on; failures before are forgotten."""
+        self._failures.pop(key, None)
+        self._release(key)
+
+    def failed(self, key: K, now: float) -> float:
+        """The key is to be worked on again after its back-off; returns the seconds until then."""
+        failures = self._failures.get(key, 0) + 1
+        self._failures[key] = failures
+        delay = self._backoff.delay(failures, self._random)
+        self._release(key)
+        self.add_at(key, now + delay)
+        return delay
+
+    def failures(self, key: K) -> int:
+        """How often the key has failed in a row."""
+        return self._failures.get(key, 0)
+
+    def deadline(self) -> float | None:
+        """When `take` may have something that it does not have now; None: only after an `add`."""
+        while self._later and self._due.get(self._later[0][2]) != self._later[0][0]:
+            heapq.heappop(self._later)
+        return self._later[0][0] if self._later else None
+
+    def __len__(self) -> int:
+        return len(self._ready) + len(self._due)
+
+    def _release(self, key: K) -> None:
+        self._working.discard(key)
+        if key in self._dirty:
+            self._dirty.discard(key)
+            self.add(key)
+
+
+class WorkQueue(Generic[K]):
+    """Runs one handler for the keys that are added; `name` is for the log.
+
+    A key is never handled twice at the same time.  A handler that raises is called again after a
+    back-off of that key's own.
+    """
+
+    def __init__(self, name: str, handler: Handler[K], *, workers: int = 1) -> None:
+        self._name = name
+        self._handler = handler
+        self._workers = workers
+        self._backlog: Backlog[K] = Backlog(RETRY, entropy())
+        self._wake = asyncio.Event()
+
+    def add(self, key: K) -> None:
+        """Have the key handled soon."""
+        self._backlog.add(key)
+        self._wake.set()
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """Have the key handled `seconds` from now."""
+        self._backlog.add_at(key, monotonic() + seconds)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Handle keys until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(self._workers):
+                tasks.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            key = self._backlog.take(monotonic())
+            if key is None:
+                await self._wait()
+                continue
+            again = await self._handle(key)
+            if again is not None:
+                self.add_after(key, again)
+            # Another worker may be asleep beside what this one has just freed.
+            self._wake.set()
+
+    async def _wait(self) -> None:
+        self._wake.clear()
+        deadline = self._backlog.deadline()
+        loop = asyncio.get_running_loop()
+        when = None if deadline is None else loop.time() + deadline - monotonic()
+        try:
+            async with asyncio.timeout_at(when):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _handle(self, key: K) -> float | None:
+        try:
+            with api_errors(self._name):
+                again = await self._handler(key)
+        except UnbrokenError as error:
+            delay = self._backlog.failed(key, monotonic())
+            failures = self._backlog.failures(key)
+            log.log(
+                logging.WARNING if failures == 3 else logging.DEBUG,
+                'queue=%s key=%s failures=%d retry_seconds=%.2f reason="%s"',
+                *(self._name, key, failures, delay, error),
+            )
+            return None
+        except Exception:
+            # A bug met by one key must not stop the work on all others.
+            delay = self._backlog.failed(key, monotonic())
+            log.exception("queue=%s key=%s retry_seconds=%.2f", self._name, key, delay)
+            return None
+        self._backlog.done(key)
+        return again
