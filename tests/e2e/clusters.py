@@ -1,0 +1,87 @@
+"""A running cluster as the end-to-end tests see it, and pods for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running `unbroken up` and ways to talk to it."""
+
+    directory: Path
+    kubectl_path: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For kubectl and client libraries."""
+        return {**os.environ, "KUBECONFIG": str(self.directory / "kubeconfig")}
+
+    def unbroken(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run the `unbroken` command on this cluster's directory."""
+        command = [*UNBROKEN, arguments[0], "--dir", str(self.directory), *arguments[1:]]
+        return subprocess.run(command, text=True, capture_output=True, check=check, timeout=60)
+
+    def kubectl(
+        self, *arguments: str, stdin: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl; its error output is shown when it fails."""
+        done = subprocess.run(
+            [self.kubectl_path, *arguments],
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=60,
+            env=self.environment,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done
+
+    def get(self, *arguments: str) -> dict[str, Any]:
+        """`kubectl get ... -o json`, decoded."""
+        found: dict[str, Any] = json.loads(self.kubectl("get", *arguments, "-o", "json").stdout)
+        return found
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        """`kubectl apply` of objects."""
+        items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(items))
+
+    def wait(self, what: str, condition: str, *, seconds: int = 30) -> None:
+        """`kubectl wait --for=CONDITION`."""
+        self.kubectl("wait", what, f"--for={condition}", f"--timeout={seconds}s")
+
+    @property
+    def up_pid(self) -> int:
+        """The process of `unbroken up`."""
+        pid: int = json.loads((self.directory / "up.json").read_text())["pid"]
+        return pid
+
+
+def pod(name: str, *command: str, **spec: Any) -> dict[str, Any]:
+    """A pod with one container; `spec` entries overrule, `container` entries join the container."""
+    container = {"name": "main", "image": "any", "command": list(command)}
+    container.update(spec.pop("container", {}))
+    whole = {"terminationGracePeriodSeconds": 2, "containers": [container], **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": whole}
+
+
+def python(code: str) -> tuple[str, str, str]:
+    """Command of a container that runs Python code."""
+    return (sys.executable, "-c", code)
+
+
+def processes(text: str) -> list[str]:
+    """Command lines of live processes that hold `text`."""
+    listed = subprocess.run(["ps", "-eo", "args"], text=True, capture_output=True, check=True)
+    return [line for line in listed.stdout.splitlines() if text in line]

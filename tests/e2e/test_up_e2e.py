@@ -1,0 +1,180 @@
+"""`unbroken up`, `down`, `status`: starting twice, dying, coming back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.clusters import UNBROKEN, Cluster, pod, processes, python
+
+pytestmark = pytest.mark.slow
+MakeCluster = Callable[..., Cluster]
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and wait for the end of a process that is not a child."""
+    handle = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    import select
+
+    select.select([handle], [], [], 10)
+    os.close(handle)
+
+
+def test_a_second_up_says_so_and_changes_nothing(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("--nodes", "1")
+    pid = cluster.up_pid
+    again = cluster.unbroken("up", "--detach", "--nodes", "3")
+    assert f"already runs from {cluster.directory} (pid {pid})" in again.stdout
+    assert f"export KUBECONFIG={cluster.directory}/kubeconfig" in again.stdout
+    assert len(cluster.get("nodes")["items"]) == 1
+
+
+def test_status_and_down_without_a_cluster_are_clear(tmp_path: Path) -> None:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*UNBROKEN, arguments[0], "--dir", str(tmp_path / "none"), *arguments[1:]]
+        return subprocess.run(command, text=True, capture_output=True, check=False, timeout=60)
+
+    status = call("status")
+    assert status.returncode == 3
+    assert "no cluster runs" in status.stdout
+    assert json.loads(call("status", "-o", "json").stdout)["running"] is False
+    down = call("down")
+    assert down.returncode == 0
+    assert "no cluster" in down.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--cpu-per-node", "lots"], "--cpu-per-node"),
+        (["--label", "novalue"], "KEY=VALUE"),
+        (["--nodes", "-1"], "--nodes"),
+        (["--port", "1"], "127.0.0.1:1"),
+    ],
+)
+def test_wrong_arguments_get_one_clear_line(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    if arguments == ["--port", "1"] and os.geteuid() == 0:
+        arguments, said = ["--port", str(_taken_port(tmp_path))], "cannot listen on 127.0.0.1"
+    command = [*UNBROKEN, "up", "--dir", str(tmp_path / "x"), *arguments]
+    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=60)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+_sockets = []
+
+
+def _taken_port(_: Path) -> int:
+    import socket
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    _sockets.append(listener)
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def test_after_a_kill_pods_run_on_and_are_adopted_not_doubled(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("--nodes", "1")
+    code = "import time; print('started', flush=True); time.sleep(1000)  # unbroken-adopt-test"
+    cluster.apply(pod("survivor", *python(code)))
+    cluster.apply(
+        pod(
+            "finisher",
+            "sh",
+            "-c",
+            "while [ ! -e go ]; do sleep 0.05; done; exit 5",
+            restartPolicy="Never",
+        )
+    )
+    cluster.wait("pod/survivor", "condition=Ready")
+    cluster.wait("pod/finisher", "condition=Ready")
+    before = processes("unbroken-adopt-test")
+    places = [Path(f"/proc/{pid}/cwd").resolve() for pid in _pids("while [ ! -e go ]")]
+    uid = cluster.get("pod", "survivor")["metadata"]["uid"]
+    kill(cluster.up_pid)
+    assert cluster.unbroken("status", check=False).returncode == 3
+    assert processes("unbroken-adopt-test") == before
+    for place in places:
+        if place != Path("/"):
+            (place / "go").touch()
+    cluster.unbroken("up", "--detach")
+    cluster.wait("pod/finisher", "jsonpath={.status.phase}=Failed")
+    state = cluster.get("pod", "finisher")["status"]["containerStatuses"][0]["state"]
+    assert state["terminated"]["exitCode"] == 5
+    survivor = cluster.get("pod", "survivor")
+    assert survivor["metadata"]["uid"] == uid
+    assert survivor["status"]["containerStatuses"][0]["restartCount"] == 0
+    assert processes("unbroken-adopt-test") == before
+    assert cluster.kubectl("logs", "survivor").stdout == "started\n"
+    cluster.kubectl("delete", "pod", "survivor")
+    assert not processes("unbroken-adopt-test")
+
+
+def _pids(text: str) -> list[int]:
+    listed = subprocess.run(["ps", "-eo", "pid,args"], text=True, capture_output=True, check=True)
+    found = [line.split(None, 1) for line in listed.stdout.splitlines() if text in line]
+    return [int(pid) for pid, _ in found]
+
+
+def test_down_stops_every_process_and_up_brings_the_objects_back(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster("--nodes", "1", "--label", "zone=a")
+    cluster.apply(pod("worker", *python("import time; time.sleep(1000)  # unbroken-down-test")))
+    cluster.kubectl("create", "configmap", "kept", "--from-literal=a=b")
+    cluster.wait("pod/worker", "condition=Ready")
+    port = cluster.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}").stdout
+    cluster.unbroken("down")
+    assert not processes("unbroken-down-test")
+    assert not processes(str(cluster.directory))
+    cluster.unbroken("up", "--detach")
+    assert cluster.get("configmap", "kept")["data"] == {"a": "b"}
+    same = cluster.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}").stdout
+    assert same == port
+    assert cluster.get("node", "node-0")["metadata"]["labels"]["zone"] == "a"
+    cluster.wait("pod/worker", "condition=Ready")
+    assert cluster.get("pod", "worker")["status"]["containerStatuses"][0]["restartCount"] == 1
+
+
+def test_down_after_a_kill_leaves_no_process(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("--nodes", "1")
+    cluster.apply(pod("worker", *python("import time; time.sleep(1000)  # unbroken-killed-test")))
+    cluster.wait("pod/worker", "condition=Ready")
+    kill(cluster.up_pid)
+    assert processes("unbroken-killed-test")
+    cluster.unbroken("down")
+    assert not processes("unbroken-killed-test")
+    assert not processes(str(cluster.directory))
+
+
+def test_ctrl_c_ends_the_foreground_cleanly(tmp_path: Path) -> None:
+    command = [*UNBROKEN, "up", "--dir", str(tmp_path / "x"), "--nodes", "1"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert "is ready" in process.stdout.readline()
+    assert process.stdout.readline() == f"export KUBECONFIG={tmp_path}/x/kubeconfig\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in errors
+    assert sys.executable
+
+
+def test_files_of_the_cluster_are_private(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster("--nodes", "0")
+    for name in ("kubeconfig", "internal.kubeconfig", "token", "server.pem", "objects.db"):
+        mode = (cluster.directory / name).stat().st_mode & 0o777
+        assert mode == 0o600, name
