@@ -122,24 +122,41 @@ def _merge_ordered(original: Object, patch: Object, schema: Schema | None) -> se
         if field is None:
             raise bad_request(f'unable to find api field for the json field "{key}"')
         old, new = original.get(key), patch.get(key)
-        for part in (order, old, new):
-            if part is not None and not isinstance(part, list):
-                raise bad_request("invalid patch format of setElementOrder list")
-        if order is None:
+        if not all(part is None or isinstance(part, list) for part in (old, new)):
             raise bad_request("invalid patch format of setElementOrder list")
-        if key in patch and new is None:
-            continue
-        done.add(key)
-        identity = _identity(field)
-        _check_order(new or [], order, identity)
-        if old is not None and new is not None:
-            merged = _merge_list(old, new, field)
-        else:
-            merged = _plain(new) if old is None else old
-        if merged is not None:
-            merges = "merge" in field.patch_strategy
-            original[key] = _arrange(merged, order, old or [], identity) if merges else merged
+        if not isinstance(order, list):
+            raise bad_request("invalid patch format of setElementOrder list")
+        deletes = key in patch and new is None
+        if not deletes and (old is not None or new is not None):
+            done.add(key)
+            original[key] = _merge_in_order(old, new, order, field)
     return done
+
+
+def _merge_in_order(
+    old: list[Any] | None, new: list[Any] | None, order: list[Any], schema: Schema
+) -> list[Any]:
+    identity = _identity(schema)
+    _check_order(new or [], order, identity)
+    if new is None:
+        merged = old or []
+    else:
+        merged = _plain(new) if old is None else _merge_list(old, new, schema)
+    if "merge" not in schema.patch_strategy:
+        return merged
+    return _arrange(merged, order, _server_order(old or [], merged, identity), identity)
+
+
+def _server_order(old: list[Any], merged: list[Any], identity: _Identity) -> list[Any]:
+    """The order that items not named in `$setElementOrder` keep to.
+
+    Apimachinery deletes and appends in place, in the very list that it later reads the order from:
+    as many new items as were deleted take the freed places at its end.
+    """
+    left, known = _places(merged, identity), _places(old, identity)
+    kept = [item for item in old if identity(item) in left]
+    added = [item for item in merged if identity(item) not in known]
+    return kept + added[: len(old) - len(kept)]
 
 
 def _check_order(patch: list[Any], order: list[Any], identity: _Identity) -> None:
