@@ -13,7 +13,7 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
@@ -104,6 +104,9 @@ class Scope:
 
 class KubeClient(AsyncClient):
     """lightkube's client and what it lacks.  Use as `async with`, or `await client.close()`."""
+
+    async def __aenter__(self) -> Self:
+        return self
 
     async def list_page(self, scope: Scope, limit: int, start: str | None = None) -> Page:
         """One page of a list; `start` is the page before's `next`.  Raises as `api_errors`."""
