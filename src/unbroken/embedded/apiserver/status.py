@@ -73,9 +73,14 @@ def invalid(group: str, kind: str, name: str, causes: Sequence[Cause]) -> ApiErr
         422,
         "Invalid",
         f'{title} "{name}" is invalid: {listed}',
-        details={"name": name, "group": group, "kind": kind},
+        details=_details(name, group, kind),
         causes=causes,
     )
+
+
+def _details(name: str, group: str, kind: str) -> Object:
+    """Of a Status; the core group is left out."""
+    return {"name": name, **({"group": group} if group else {}), "kind": kind}
 
 
 def not_found(group: str, resource: str, name: str) -> ApiError:
@@ -85,7 +90,7 @@ def not_found(group: str, resource: str, name: str) -> ApiError:
         404,
         "NotFound",
         f'{title} "{name}" not found',
-        details={"name": name, "group": group, "kind": resource},
+        details=_details(name, group, resource),
     )
 
 
@@ -96,7 +101,7 @@ def already_exists(group: str, resource: str, name: str) -> ApiError:
         409,
         "AlreadyExists",
         f'{title} "{name}" already exists',
-        details={"name": name, "group": group, "kind": resource},
+        details=_details(name, group, resource),
     )
 
 
@@ -107,5 +112,5 @@ def conflict(group: str, resource: str, name: str, why: str) -> ApiError:
         409,
         "Conflict",
         f'Operation cannot be fulfilled on {title} "{name}": {why}',
-        details={"name": name, "group": group, "kind": resource},
+        details=_details(name, group, resource),
     )
