@@ -10,18 +10,36 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from lightkube.models.meta_v1 import ObjectMeta
-
 TOMBSTONES = 4096
 """Deleted uids that are remembered, so that a late event does not bring an object back."""
+
+
+class Metadata(Protocol):
+    """What of an object's metadata is needed to keep it."""
+
+    @property
+    def name(self) -> str | None:
+        """Unique in its collection."""
+
+    @property
+    def namespace(self) -> str | None:
+        """None for cluster-wide kinds."""
+
+    @property
+    def uid(self) -> str | None:
+        """Unique for ever."""
+
+    @property
+    def resourceVersion(self) -> str | None:
+        """Of the object's last change."""
 
 
 class HasMetadata(Protocol):
     """Any Kubernetes object."""
 
     @property
-    def metadata(self) -> ObjectMeta | None:
-        """Name, namespace, uid, version."""
+    def metadata(self) -> Metadata | None:
+        """None only in objects that never were at a server."""
 
 
 T = TypeVar("T", bound=HasMetadata)
@@ -39,7 +57,9 @@ class Key(NamedTuple):
 
 def key_of(item: HasMetadata) -> Key:
     """The key of an object; empty strings for what it does not say."""
-    metadata = item.metadata or ObjectMeta()
+    metadata = item.metadata
+    if metadata is None:
+        return Key("", "")
     return Key(metadata.namespace or "", metadata.name or "")
 
 
