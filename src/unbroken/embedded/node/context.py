@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,7 +37,7 @@ class NodeContext:
     session: aiohttp.ClientSession
     clock: Callable[[], float]
     """Seconds since the epoch that never go back."""
-    record: Callable[[Object, Note], Awaitable[None]]
+    record: Callable[[Object, Note], None]
     """Publish an event about a pod."""
     api_host: str = ""
     api_port: str = ""

@@ -120,6 +120,10 @@ class PodLifecycle:
         if container.role is Role.MAIN:
             self.is_initialized = True
 
+    def restore_end(self) -> None:
+        """The pod had come to its end before; nothing of it runs again."""
+        self.ending, self.is_finished = Ending.COMPLETED, True
+
     # --- events
 
     def step(self, event: Event, now: float) -> list[Effect]:

@@ -63,6 +63,8 @@ class PodWorker:
         self.files = PodFiles(node.directory / "pods" / pod["metadata"]["uid"])
         started = (pod.get("status") or {}).get("startTime")
         self.machine = PodLifecycle(pod, clock.parse_time(started) if started else node.clock())
+        if is_over(pod):
+            self.machine.restore_end()
         self.address = ""
         self.volumes: dict[str, Path] = {}
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -71,6 +73,7 @@ class PodWorker:
         self._is_gone = False
         self._status = StatusWriter(node, self.machine)
         self._tasks = asyncio.TaskGroup()
+        self._spawned: set[asyncio.Task[None]] = set()
         self._ended: dict[str, asyncio.Event] = {}
         if rejection is not None:
             self._events.put_nowait(rejection)
@@ -112,9 +115,9 @@ class PodWorker:
             return None
         return self.files.run_directory(name, attempts[position]) / "log"
 
-    def end_of(self, name: str) -> asyncio.Event:
-        """Set when the run that is the container's newest now has ended."""
-        if name in self._runs:
+    def end_of(self, name: str, *, previous: bool) -> asyncio.Event:
+        """Set when the run that is the container's newest now, or was before it, has ended."""
+        if name in self._runs and not previous:
             return self._ended.setdefault(name, asyncio.Event())
         ended = asyncio.Event()
         ended.set()
@@ -127,9 +130,10 @@ class PodWorker:
         try:
             async with self._tasks:
                 self._restore()
-                writer = self._tasks.create_task(self._status.run())
+                self._spawn(self._status.run())
                 await self._live()
-                writer.cancel()
+                for task in self._spawned:
+                    task.cancel()
         finally:
             for run in self._runs.values():
                 run.close()
@@ -164,25 +168,29 @@ class PodWorker:
             case Create(name, attempt):
                 self._spawn(self._create(name, attempt))
             case Terminate(name, _):
-                if run := self._runs.get(name):
-                    run.signal(SIGTERM)
+                self._signal(name, SIGTERM)
             case Kill(name, _):
-                if run := self._runs.get(name):
-                    run.signal(SIGKILL_ALL)
+                self._signal(name, SIGKILL_ALL)
             case Probe():
                 self._spawn(self._probe(effect))
             case Hook():
                 self._spawn(self._hook(effect))
             case Note():
-                self._spawn(self.node.record(self.pod, effect))
+                self.node.record(self.pod, effect)
             case Finished():
                 log.info("pod=%s finished", self._title())
+
+    def _signal(self, name: str, number: int) -> None:
+        if run := self._runs.get(name):
+            run.signal(number)
 
     def _title(self) -> str:
         return f"{self.pod['metadata']['namespace']}/{self.pod['metadata']['name']}"
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
-        self._tasks.create_task(work)
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._tasks.create_task(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
 
     # --- taking over
 
@@ -191,6 +199,13 @@ class PodWorker:
         known = self.files.recorded()
         if known is not None:
             self.address = known["ip"]
+        if self.machine.is_finished:
+            # Ended by somebody else while no runner was here.
+            for run in self.files.live_runs():
+                run.signal(SIGKILL_ALL)
+                run.close()
+            self._take_deletion()
+            return
         for container in self.machine.all:
             runs = self.files.found_runs(container.name)
             if not runs:

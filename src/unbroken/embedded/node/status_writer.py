@@ -40,6 +40,8 @@ class StatusWriter:
         self._dirty = asyncio.Event()
         self._settled = asyncio.Event()
         self._is_deleted = False
+        self._is_final = machine.is_finished
+        """The status was complete when the pod was taken over; it stays."""
 
     def observed(self, pod: Object) -> None:
         """A newer version of the pod, with conditions of others."""
@@ -99,6 +101,8 @@ class StatusWriter:
             self._dirty.set()
 
     async def _write(self) -> None:
+        if self._is_final:
+            return
         wanted = pod_status(self._machine, self._addresses, self._node.clock())
         patch = changes(self._written, wanted)
         if not patch:

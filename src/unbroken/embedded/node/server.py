@@ -1,0 +1,138 @@
+"""The node's own HTTP server: logs and commands, for the API server that knows the token.
+
+GET /containerLogs/NAMESPACE/POD/CONTAINER?follow&tailLines&...     text
+GET /exec/NAMESPACE/POD/CONTAINER?command=...&stdin&stdout&stderr&tty  WebSocket
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+from types import TracebackType
+
+from aiohttp import web
+
+from unbroken.errors import SpecError
+
+from .context import NodeContext
+from .exec_session import PROTOCOLS, ExecSession, Wanted
+from .logs import log_options, stream
+from .pod_worker import PodWorker
+
+PORT = 10250
+"""Kubelet's; on a machine where it is taken, any other."""
+Find = Callable[[str, str], PodWorker | None]
+
+
+class NodeServer:
+    """Serves while it is entered; `port` is known then."""
+
+    def __init__(self, node: NodeContext, token: str, find: Find) -> None:
+        self.port = 0
+        self._node = node
+        self._expected = f"Bearer {token}" if token else ""
+        self._find = find
+        self._runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> NodeServer:
+        app = web.Application(middlewares=[self._authorize])
+        place = "{namespace}/{pod}/{container}"
+        app.router.add_get("/healthz", _healthz)
+        app.router.add_get(f"/containerLogs/{place}", self._logs)
+        app.router.add_get(f"/exec/{place}", self._exec)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        self.port = await self._listen(self._runner)
+        return self
+
+    async def _listen(self, runner: web.AppRunner) -> int:
+        for port in (PORT, 0):
+            site = web.TCPSite(runner, self._node.address, port)
+            try:
+                await site.start()
+            except OSError:
+                if port == 0:
+                    raise
+                await site.stop()
+            else:
+                break
+        found: int = runner.addresses[0][1]
+        return found
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _authorize(
+        self, request: web.Request, handler: Callable[[web.Request], object]
+    ) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode()
+        if not self._expected or not hmac.compare_digest(given, self._expected.encode()):
+            raise web.HTTPUnauthorized(text="the node's token is needed")
+        return await handler(request)  # type: ignore[misc, no-any-return]
+
+    def _worker(self, request: web.Request) -> tuple[PodWorker, str]:
+        namespace, pod = request.match_info["namespace"], request.match_info["pod"]
+        container = request.match_info["container"]
+        worker = self._find(namespace, pod)
+        if worker is None:
+            raise web.HTTPNotFound(text=f'pod "{pod}" is not on this node')
+        names = [c.name for c in worker.machine.all]
+        if container not in names:
+            raise web.HTTPNotFound(text=f"container {container} is not in pod {pod}")
+        return worker, container
+
+    async def _logs(self, request: web.Request) -> web.StreamResponse:
+        worker, container = self._worker(request)
+        try:
+            options = log_options(request.query, self._node.clock())
+        except SpecError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        pod = request.match_info["pod"]
+        path = worker.log_path(container, previous=options.previous)
+        if path is None:
+            text = f'previous terminated container "{container}" in pod "{pod}" not found'
+            if not options.previous:
+                reason = worker.machine.container(container).waiting_reason or "ContainerCreating"
+                text = f'container "{container}" in pod "{pod}" is waiting to start: {reason}'
+            raise web.HTTPBadRequest(text=text)
+        ended = worker.end_of(container, previous=options.previous)
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        async for data in stream(path, options, ended):
+            await response.write(data)
+        await response.write_eof()
+        return response
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        worker, container = self._worker(request)
+        wanted = Wanted(
+            argv=request.query.getall("command", []),
+            stdin=_flag(request, "stdin", "input"),
+            stdout=_flag(request, "stdout", "output"),
+            stderr=_flag(request, "stderr", "error"),
+            tty=_flag(request, "tty"),
+        )
+        if not wanted.argv:
+            raise web.HTTPBadRequest(text="exec needs a command")
+        target = worker.target(container)
+        if target is None:
+            raise web.HTTPBadRequest(text=f'container "{container}" does not run')
+        socket = web.WebSocketResponse(protocols=PROTOCOLS, max_msg_size=0)
+        await socket.prepare(request)
+        await ExecSession(self._node.launcher, target, wanted).run(socket)
+        return socket
+
+
+async def _healthz(_request: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+def _flag(request: web.Request, *names: str) -> bool:
+    return any(request.query.get(name, "") in ("1", "true", "True") for name in names)
