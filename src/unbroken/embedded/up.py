@@ -11,7 +11,6 @@ import fcntl
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import msgspec
 from unbroken.embedded.apiserver.driver import Serving, serving
 from unbroken.errors import WorldError
 from unbroken.kube.client import connect
+from unbroken.kube.clock import wall
 
 from .controllers import ControllerOptions, run_controllers
 from .node import NodeOptions, run_node, stop_pods
@@ -155,7 +155,7 @@ async def _run_parts(
     client = connect(server.internal_kubeconfig)
     started = process_started(os.getpid())
     assert started is not None
-    state = State(os.getpid(), started, server.url, str(server.kubeconfig), time.time())
+    state = State(os.getpid(), started, server.url, str(server.kubeconfig), wall())
     controllers = ControllerOptions(volume_directory=paths.directory / "volumes")
     try:
         async with asyncio.TaskGroup() as parts:

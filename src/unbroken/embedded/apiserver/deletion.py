@@ -12,7 +12,7 @@ from typing import Any
 
 from .kinds import Kind
 from .requests import Query, Target
-from .status import ApiError, Cause, Object, bad_request, conflict, invalid
+from .status import Cause, Object, bad_request, conflict, invalid
 
 ORPHAN = "orphan"
 FOREGROUND = "foregroundDeletion"

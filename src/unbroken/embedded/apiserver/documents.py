@@ -52,8 +52,9 @@ class Documents:
     def _make(self, path: str, aggregated: str) -> Document:
         kinds = list(self._catalogue)
         if path == "/":
-            return _json({"paths": ["/api", "/apis", *HEALTH, "/openapi/v2", "/openapi/v3",
-                                    "/version"]})
+            return _json(
+                {"paths": ["/api", "/apis", *HEALTH, "/openapi/v2", "/openapi/v3", "/version"]}
+            )
         if path == "/version":
             return _json(discovery.VERSION)
         if path == "/openapi/v2":

@@ -64,8 +64,7 @@ async def serving(directory: Path, port: int = 0) -> AsyncIterator[Serving]:
     Port 0: the port used last time if it is still free.  WorldError when another process serves
     the directory, or when the port or the files cannot be used.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(directory / "apiserver.lock"):
+    with _locked(directory):
         identity = access.identity(directory)
         store = Store(directory / "objects.db")
         store.open()
@@ -130,14 +129,16 @@ async def _listen(
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the directory for this process; WorldError when another one has it."""
+def _locked(directory: Path) -> Iterator[None]:
+    """Make and hold the directory for this process; WorldError when another one has it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / "apiserver.lock"
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise WorldError(f"another process already serves {path.parent}") from error
+            raise WorldError(f"another process already serves {directory}") from error
         yield
     finally:
         os.close(handle)

@@ -39,7 +39,7 @@ class Scope:
     def holds(self, entry: Entry) -> bool:
         """Whether the object, as it is in `entry`, is asked for."""
         namespace, name = entry.key
-        if self.namespace and namespace != self.namespace or self.name and name != self.name:
+        if (self.namespace and namespace != self.namespace) or (self.name and name != self.name):
             return False
         if self.labels is not None and not self.labels.matches(entry.labels):
             return False

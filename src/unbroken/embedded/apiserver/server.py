@@ -14,7 +14,7 @@ import msgspec
 from aiohttp import web
 
 from . import bodies, deletion, documents, reviews, subresources
-from .catalogue import Catalogue, no_such_page
+from .catalogue import Catalogue
 from .definitions import Definitions
 from .proxy import NodeProxy
 from .reads import Presenter, Watch, get, list_page, with_form
@@ -80,7 +80,7 @@ class ApiServer:
             return _response(request, Answer(msgspec.json.encode(error.as_object()), 413))
         except ConnectionError:
             raise
-        except Exception as unforeseen:  # noqa: BLE001  a defect here must not end the server
+        except Exception as unforeseen:
             log.exception("method=%s path=%s", request.method, request.path)
             text = f"Internal error occurred: {type(unforeseen).__name__}"
             error = ApiError(500, "InternalError", text)
