@@ -1,0 +1,197 @@
+"""Selectors.  Texts of errors were taken from kube-apiserver v1.20.2."""
+
+from __future__ import annotations
+
+import pytest
+
+from unbroken.embedded.apiserver.selectors import (
+    field_value,
+    parse_fields,
+    parse_labels,
+    selector_of,
+)
+from unbroken.embedded.apiserver.status import ApiError, Object
+
+LABELS = {"app": "web", "tier": "front", "rank": "7", "empty": ""}
+KEY_TEXT = (
+    "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an "
+    "alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for "
+    "validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("", True),
+        ("app", True),
+        ("none", False),
+        ("!none", True),
+        ("!app", False),
+        ("app=web", True),
+        ("app==web", True),
+        ("app=", False),
+        ("empty=", True),
+        ("app!=web", False),
+        ("none!=web", True),
+        ("none!=", True),
+        ("app in (web, api)", True),
+        ("app in(api)", False),
+        ("app in (api,)", False),
+        ("empty in (api,)", True),
+        ("empty in (,)", True),
+        ("empty in ()", True),
+        ("app notin (web)", False),
+        ("none notin (web)", True),
+        ("rank>6", True),
+        ("rank > 7", False),
+        ("rank<8", True),
+        ("app>1", False),
+        ("none<1", False),
+        ("  app = web , tier = front ", True),
+        ("app=web,tier=back", False),
+        ("in", False),
+        ("in in (in)", False),
+        ("notin=x", False),
+    ],
+)
+def test_a_label_selector_matches_as_in_kubernetes(text: str, matches: bool) -> None:
+    assert parse_labels(text).matches(LABELS) is matches
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a in (x,y", "unable to parse requirement: found '', expected: ',' or ')'"),
+        ("a in x", "unable to parse requirement: found 'x' expected: '('"),
+        (
+            "a>x",
+            "unable to parse requirement: for 'Gt', 'Lt' operators, the value must be an integer",
+        ),
+        ("=b", "found '=', expected: !, identifier, or 'end of string'"),
+        ("(a)", "found '(', expected: !, identifier, or 'end of string'"),
+        ("a,,b", "found ',', expected: identifier after ','"),
+        ("a,", "found '', expected: identifier after ','"),
+        ("a b", "unable to parse requirement: found 'b', expected: '=', '!=', '==', 'in', notin'"),
+        ("a!b", "unable to parse requirement: found '!', expected: '=', '!=', '==', 'in', notin'"),
+        ("!", "unable to parse requirement: found '', expected: identifier"),
+        ("a=(b)", "unable to parse requirement: found '(', expected: identifier"),
+        ("a in (x) b", "found 'b', expected: ',' or 'end of string'"),
+        ("a in (x)(y)", "found '(', expected: ',' or 'end of string'"),
+        ("a=b=c", "found '=', expected: ',' or 'end of string'"),
+        ("!a=b", "found '=', expected: ',' or 'end of string'"),
+        ("%", f'unable to parse requirement: invalid label key "%": name part {KEY_TEXT}'),
+        (
+            "a/b/c=d",
+            'unable to parse requirement: invalid label key "a/b/c": a qualified name '
+            f"{KEY_TEXT} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')",
+        ),
+        (
+            "a=-b",
+            'unable to parse requirement: invalid label value: "-b": at key: "a": a valid label '
+            "must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and "
+            "must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  "
+            "or '12345', regex used for validation is "
+            "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')",
+        ),
+    ],
+)
+def test_a_bad_label_selector_is_told_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_labels(text)
+    assert (caught.value.code, caught.value.reason) == (400, "BadRequest")
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("source", "matches"),
+    [
+        (None, False),
+        ({}, True),
+        ({"matchLabels": {"app": "web"}}, True),
+        ({"matchLabels": {"app": "api"}}, False),
+        ({"matchExpressions": [{"key": "app", "operator": "In", "values": ["web"]}]}, True),
+        ({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": ["web"]}]}, False),
+        ({"matchExpressions": [{"key": "none", "operator": "Exists"}]}, False),
+        ({"matchExpressions": [{"key": "none", "operator": "DoesNotExist"}]}, True),
+    ],
+)
+def test_a_selector_object_matches(source: Object | None, matches: bool) -> None:
+    assert selector_of(source).matches(LABELS) is matches
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        {"key": "a", "operator": "Equals"},
+        {"key": "a", "operator": "In"},
+        {"key": "a", "operator": "Exists", "values": ["b"]},
+        {"key": "", "operator": "Exists"},
+    ],
+)
+def test_a_bad_selector_object_is_refused(term: Object) -> None:
+    with pytest.raises(ApiError):
+        selector_of({"matchExpressions": [term]})
+
+
+ALLOWED = ("metadata.name", "metadata.namespace")
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("metadata.name=a", True),
+        ("metadata.name==a", True),
+        ("metadata.name!=a", False),
+        ("metadata.name=", False),
+        ("metadata.name=a,", True),
+        (",", True),
+        ("metadata.name=a,metadata.namespace=c", False),
+        ("metadata.name=a,metadata.namespace=b\\,\\=\\\\c", True),
+    ],
+)
+def test_a_field_selector_matches(text: str, matches: bool) -> None:
+    values = {"metadata.name": "a", "metadata.namespace": "b,=\\c"}
+    assert parse_fields(text, ALLOWED).matches(values) is matches
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a", "invalid selector: 'a'; can't understand 'a'"),
+        ("!metadata.name", "invalid selector: '!metadata.name'; can't understand '!metadata.name'"),
+        (
+            "spec.x=a",
+            '"spec.x" is not a known field selector: only "metadata.name", "metadata.namespace"',
+        ),
+        ("=b", '"" is not a known field selector: only "metadata.name", "metadata.namespace"'),
+        ("metadata.name=a\\b", "invalid field selector: invalid escape sequence: \\b"),
+        ("metadata.name=a\\", "invalid field selector: invalid escape sequence: \\"),
+        ("metadata.name=a=b", "invalid field selector: unescaped character in value: 61"),
+    ],
+)
+def test_a_bad_field_selector_is_told_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_fields(text, ALLOWED)
+    assert (caught.value.code, caught.value.message) == (400, message)
+
+
+def test_a_kind_with_fields_of_its_own_says_which_is_not_supported() -> None:
+    with pytest.raises(ApiError, match=r"^field label not supported: spec\.x$"):
+        parse_fields("spec.x=a", (*ALLOWED, "spec.nodeName"))
+
+
+@pytest.mark.parametrize(
+    ("content", "path", "text"),
+    [
+        ({"spec": {"nodeName": "n1"}}, "spec.nodeName", "n1"),
+        ({"spec": {}}, "spec.nodeName", ""),
+        ({"spec": {"unschedulable": True}}, "spec.unschedulable", "true"),
+        ({"spec": {}}, "spec.unschedulable", "false"),
+        ({"status": {"successful": 3}}, "status.successful", "3"),
+        ({"source": {"component": "kubelet"}}, "source", "kubelet"),
+        ({"source": {}, "reportingComponent": "x"}, "source", "x"),
+    ],
+)
+def test_a_field_is_compared_as_text(content: Object, path: str, text: str) -> None:
+    assert field_value(content, path) == text
