@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
@@ -101,7 +100,7 @@ def _surroundings() -> Surroundings:
 def _request(
     message: RawRequestMessage,
     payload: StreamReader,
-    protocol: RequestHandler[Any],
+    protocol: RequestHandler,
     writer: AbstractStreamWriter,
     task: Task[None],
 ) -> web.BaseRequest:

@@ -73,18 +73,17 @@ class ApiServer:
         try:
             self._authenticate(request)
             return await self._dispatch(request)
-        except ApiError as error:
-            return _response(request, Answer(msgspec.json.encode(error.as_object()), error.code))
+        except ApiError as refusal:
+            return _refused(request, refusal)
         except web.HTTPRequestEntityTooLarge:
-            error = ApiError(413, "RequestEntityTooLarge", f"limit is {BODY_BYTES_MAX}")
-            return _response(request, Answer(msgspec.json.encode(error.as_object()), 413))
+            text = f"Request entity too large: limit is {BODY_BYTES_MAX}"
+            return _refused(request, ApiError(413, "RequestEntityTooLarge", text))
         except ConnectionError:
             raise
-        except Exception as unforeseen:
+        except Exception as defect:  # a defect here must not end the server
             log.exception("method=%s path=%s", request.method, request.path)
-            text = f"Internal error occurred: {type(unforeseen).__name__}"
-            error = ApiError(500, "InternalError", text)
-            return _response(request, Answer(msgspec.json.encode(error.as_object()), 500))
+            text = f"Internal error occurred: {type(defect).__name__}"
+            return _refused(request, ApiError(500, "InternalError", text))
 
     def _authenticate(self, request: web.BaseRequest) -> None:
         if request.path in OPEN_PATHS:
@@ -331,6 +330,10 @@ async def _optional_object(request: web.BaseRequest) -> Object | None:
     if not body:
         return None
     return bodies.decode_object(body, request.headers.get("Content-Type", ""))
+
+
+def _refused(request: web.BaseRequest, error: ApiError) -> web.Response:
+    return _response(request, Answer(msgspec.json.encode(error.as_object()), error.code))
 
 
 def _response(request: web.BaseRequest, answer: Answer) -> web.Response:
