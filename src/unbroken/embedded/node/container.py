@@ -154,6 +154,9 @@ class Container:
         """Start it if it is to be started now."""
         if self.stage is Stage.ENDED and self.is_restarted:
             self._back_off_until(now)
+            if self.is_backing_off:
+                text = f"Back-off restarting failed container {self.name} in pod {self.pod_title}"
+                return [Note(True, "BackOff", text, self.field_path)]
         if self.stage is not Stage.WAITING or now < self.start_at:
             return []
         self.stage = Stage.STARTING

@@ -215,7 +215,8 @@ def _initialized(machine: PodLifecycle, phase: str) -> Object:
     missing = [
         c.name
         for c in machine.init
-        if not machine.is_initialized and not (c.has_succeeded or c.is_started)
+        if not machine.is_initialized
+        and not (c.has_succeeded if c.role is Role.INIT else c.is_started)
     ]
     if not missing:
         return _condition("Initialized", True)
