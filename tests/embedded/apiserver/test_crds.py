@@ -555,7 +555,10 @@ TYPES = 'supported values: "array", "boolean", "integer", "number", "object", "s
             ],
         ),
         *(
-            ({"type": "object", key: {}}, [(f".{key}", f"Forbidden: {key} is not supported")])
+            (
+                {"type": "object", key: "x" if key == "id" else {}},
+                [(f".{key}", f"Forbidden: {key} is not supported")],
+            )
             for key in ("id", "patternProperties", "definitions", "dependencies", "additionalItems")
         ),
     ],
@@ -600,6 +603,21 @@ def test_schemas_are_structural(field: Any, causes: list[tuple[str, str]]) -> No
 )
 def test_the_root_of_a_schema_is_an_object(root: Any, path: str, message: str) -> None:
     assert found(with_schema(root)) == [(SCHEMA + path, message)]
+
+
+@pytest.mark.parametrize(
+    ("field", "path"),
+    [
+        (listed("x"), ".items"),
+        (listed({"type": 1}), ".items"),
+        (listed({"properties": {"x": None}}), ".items.properties[x]"),
+        (listed({"anyOf": [{"items": 1}]}), ".items.anyOf[0].items"),
+        ({"type": "object", "additionalProperties": []}, ".additionalProperties"),
+        ({"type": "object", "additionalProperties": {"required": 1}}, ".additionalProperties"),
+    ],
+)
+def test_what_is_no_schema_is_refused_wherever_it_nests(field: Any, path: str) -> None:
+    assert [place for place, _ in found(with_a(field))] == [AT_A + path]
 
 
 def test_rules_in_cel_and_unknown_formats_are_warned_of() -> None:

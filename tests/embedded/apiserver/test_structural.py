@@ -505,6 +505,12 @@ def test_null_is_absent_in_built_in_kinds() -> None:
     assert without_nulls(pod, POD) == expected
 
 
+def test_null_in_a_list_or_map_is_the_zero_value() -> None:
+    pod = {"spec": {"containers": [None, {"name": "a", "command": [None]}]}}
+    expected = {"spec": {"containers": [{}, {"name": "a", "command": [""]}]}}
+    assert without_nulls(pod, POD) == expected
+
+
 def test_null_is_kept_where_no_schema_describes_the_value() -> None:
     revision = builtin("io.k8s.api.apps.v1.ControllerRevision")
     given = {"data": {"a": None}, "revision": 1}

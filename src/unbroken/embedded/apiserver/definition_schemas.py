@@ -12,10 +12,11 @@ from typing import Any
 from . import structural
 from .constraints import FORMATS, forbidden, go_text, invalid_value, pattern, required_value
 from .constraints import unsupported as not_supported
-from .schemas import Schema
+from .schemas import Schema, builtin
 from .status import Cause
 
 Raw = Mapping[str, Any]
+PROPS = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1.JSONSchemaProps"
 TYPES = ["array", "boolean", "integer", "number", "object", "string"]
 SCALARS = ("boolean", "integer", "number", "string")
 UNSUPPORTED = (
@@ -45,7 +46,7 @@ INT_OR_STRING = [{"type": "integer"}, {"type": "string"}]
 
 def schema_causes(root: Raw, path: str) -> list[Cause]:
     """Everything wrong with the schema of a version; `path` is where it stands."""
-    causes = [*_root(root, path), *_node(root, path, "")]
+    causes = list(_undecodable(root, path)) or [*_root(root, path), *_node(root, path, "")]
     # A default can only be tried against a schema that is sound.
     return causes or list(_defaults(root, path))
 
@@ -86,6 +87,33 @@ def _walk(raw: Raw, path: str) -> Iterator[tuple[Raw, str]]:
     yield raw, path
     for child, place, _ in _children(raw, path):
         yield from _walk(child, place)
+
+
+def _undecodable(raw: Any, path: str) -> Iterator[Cause]:
+    """Wrong JSON types; `items` and `additionalProperties` may be of several, and nest."""
+    if problem := structural.decode_errors(raw, builtin(PROPS)):
+        yield invalid_value(path, raw, problem)
+        return
+    for node, place in _all(raw, path):
+        if not isinstance(node, Mapping):
+            yield invalid_value(place, node, "must be a schema")
+            continue
+        for key, other in (("items", list), ("additionalProperties", bool)):
+            inside = node.get(key)
+            if isinstance(inside, Mapping):
+                yield from _undecodable(inside, f"{place}.{key}")
+            elif inside is not None and not isinstance(inside, other):
+                yield invalid_value(f"{place}.{key}", inside, "must be a schema")
+
+
+def _all(raw: Any, path: str) -> Iterator[tuple[Any, str]]:
+    """A node and all below that are no `items` or `additionalProperties`."""
+    yield raw, path
+    if isinstance(raw, Mapping):
+        for name, field in (raw.get("properties") or {}).items():
+            yield from _all(field, f"{path}.properties[{name}]")
+        for part, place in _combinations(raw, path):
+            yield from _all(part, place)
 
 
 def _root(raw: Raw, path: str) -> Iterator[Cause]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable
 from functools import cache
 from operator import is_not
 from typing import Any
@@ -297,33 +298,44 @@ def _default_fields(value: Object, schema: Schema) -> None:
                 default(item, field)
 
 
+_ZERO: dict[str, Callable[[], Any]] = {
+    "string": str, "object": dict, "integer": int, "number": int, "boolean": bool,
+}  # fmt: skip
+"""What Go makes of a null that must be a value."""
+
+
 def without_nulls(value: Any, schema: Schema | None = None) -> Any:
     """A built-in object as Go decodes it: a null field is as good as none.
 
-    Values that no schema describes (a default in a CRD, a raw extension) keep their nulls; without
-    a schema every null field goes.
+    A null in a list or a map is the zero value of its type.  Values that no schema describes (a
+    default in a CRD, a raw extension) keep their nulls; without a schema every null field goes.
     """
     if type(value) is dict:
-        fields = schema.properties if schema else {}
-        rest = schema.additional if schema else None
-        if schema and not fields and rest is None:
-            return value
-        out: Object = {}
-        for name, item in value.items():
-            field = fields.get(name) or rest
-            if item is None:
-                # A null in a map is Go's zero value; in a struct it leaves the field alone.
-                if rest is not None and rest.type == "string":
-                    out[name] = ""
-            else:
-                out[name] = without_nulls(item, field) if field or not schema else item
-        return out
-    if type(value) is list:
-        items = schema.items if schema else None
-        if schema and items is None:
-            return value
-        return [without_nulls(item, items) for item in value]
-    return value
+        return _fields_without_nulls(value, schema)
+    if type(value) is not list:
+        return value
+    items = schema.items if schema else None
+    if schema and items is None:
+        return value
+    zero = _ZERO.get(items.type or "") if items else None
+    return [zero() if item is None and zero else without_nulls(item, items) for item in value]
+
+
+def _fields_without_nulls(value: Object, schema: Schema | None) -> Object:
+    fields = schema.properties if schema else {}
+    rest = schema.additional if schema else None
+    if schema and not fields and rest is None:
+        return value
+    zero = _ZERO.get(rest.type or "") if rest else None
+    out: Object = {}
+    for name, item in value.items():
+        field = fields.get(name) or rest
+        if item is None:
+            if zero:
+                out[name] = zero()
+        else:
+            out[name] = without_nulls(item, field) if field or not schema else item
+    return out
 
 
 def decode_errors(value: Any, schema: Schema, *, is_custom: bool = False) -> str | None:
