@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from .patch import MAX_DEPTH, same_json
+from .patch import MAX_COPY_DEPTH, same_json
 from .schemas import Schema, builtin, builtin_definitions
 from .status import Object
 
@@ -29,12 +29,34 @@ FieldSet = dict[str, Any]
 
 SELF = "."
 OWNED_BY_SERVER = frozenset(
-    "name namespace creationTimestamp selfLink uid generation managedFields resourceVersion".split()
+    [
+        "name",
+        "namespace",
+        "creationTimestamp",
+        "selfLink",
+        "uid",
+        "generation",
+        "managedFields",
+        "resourceVersion",
+    ]
 )
 """Fields of metadata that belong to no manager (apimachinery v0.33, managedfields/stripmeta.go)."""
 STRUCTS = frozenset(
-    "metadata spec status template jobTemplate strategy updateStrategy resources source nodeInfo "
-    "daemonEndpoints loadBalancer names".split()
+    [
+        "metadata",
+        "spec",
+        "status",
+        "template",
+        "jobTemplate",
+        "strategy",
+        "updateStrategy",
+        "resources",
+        "source",
+        "nodeInfo",
+        "daemonEndpoints",
+        "loadBalancer",
+        "names",
+    ]
 )
 """Fields that are structs, not pointers, in the Go types of built-in kinds (k8s.io/api v0.33).
 
@@ -143,12 +165,13 @@ def _canonical(value: Any) -> str:
     return msgspec.json.encode(value, order="sorted").decode()
 
 
-def _is_by_item(value: Any, shape: Shape) -> bool:
-    """A list that is compared by item, not whole."""
+def by_items(value: Any, shape: Shape) -> bool:
+    """Whether a value is a list that is taken item by item, not whole."""
     return isinstance(value, list) and shape.list_type != "atomic"
 
 
-def _is_by_field(value: Any, shape: Shape) -> bool:
+def by_fields(value: Any, shape: Shape) -> bool:
+    """Whether a value is a map or struct that is taken field by field, not whole."""
     return isinstance(value, dict) and not shape.is_atomic_map
 
 
@@ -181,9 +204,9 @@ def _fields_below(value: Object, shape: Shape) -> FieldSet:
 
 def _claimed(value: Any, shape: Shape) -> FieldSet | None:
     """Fields in `value`; None when there are none, which is so of an empty list by item."""
-    if _is_by_field(value, shape):
+    if by_fields(value, shape):
         return (_fields_below(value, shape) or None) if value else {}
-    if not _is_by_item(value, shape):
+    if not by_items(value, shape):
         return {}
     found: FieldSet = {}
     for key, items in by_key(value, shape).items():
@@ -197,11 +220,11 @@ def _with_self(node: FieldSet | None) -> FieldSet:
 
 def _everything(value: Any, shape: Shape) -> FieldSet:
     """Every path of a value that came or went as a whole, its own included."""
-    if _is_by_field(value, shape):
+    if by_fields(value, shape):
         found: FieldSet = {
             "f:" + name: _everything(item, shape.field(name)) for name, item in value.items()
         }
-    elif _is_by_item(value, shape):
+    elif by_items(value, shape):
         found = {
             key: _everything(items[0], shape.items) if len(items) == 1 else {}
             for key, items in by_key(value, shape).items()
@@ -223,7 +246,7 @@ def _problems(value: Any, shape: Shape, path: str) -> Iterator[str]:
                 yield f"{path}.{name}: field not declared in schema"
             else:
                 yield from _problems(item, shape.field(name), f"{path}.{name}")
-    elif _is_by_item(value, shape):
+    elif by_items(value, shape):
         for index, item in enumerate(value):
             if shape.list_type == "map" and item_key(item, shape) == "k:{}":
                 names = [name for name, _ in shape.keys]
@@ -313,11 +336,11 @@ def _compare(old: Any, new: Any, shape: Shape) -> _Difference:
         return _everything(new, shape), None, None
     if new is _MISSING:
         return None, None, _everything(old, shape)
-    old_fields, new_fields = _is_by_field(old, shape), _is_by_field(new, shape)
+    old_fields, new_fields = by_fields(old, shape), by_fields(new, shape)
     if (old_fields or old is None) and (new_fields or new is None) and (old or new):
         was, now = old or {}, new or {}
         return _gathered(_compare_fields(was, now, {**was, **now}, shape))
-    old_items, new_items = _is_by_item(old, shape), _is_by_item(new, shape)
+    old_items, new_items = by_items(old, shape), by_items(new, shape)
     if (old_items or old is None) and (new_items or new is None) and (old or new):
         return _compare_items(old or [], new or [], shape)
     # Of another type, or a leaf: written as a whole, with what is below on either side.
@@ -473,7 +496,7 @@ def element_text(key: str) -> str:
 
 def is_field_set(node: object, depth: int = 0) -> bool:
     """Whether decoded JSON is a FieldsV1 of a nesting that can be worked with."""
-    if not isinstance(node, dict) or depth > MAX_DEPTH:
+    if not isinstance(node, dict) or depth > MAX_COPY_DEPTH:
         return False
     return all(
         (key == SELF or key[:2] in ("f:", "k:", "v:", "i:")) and is_field_set(item, depth + 1)
@@ -510,9 +533,9 @@ def remove(value: Object, fields: FieldSet, schema: Schema) -> Object:
 
 
 def _removed(value: Any, fields: FieldSet, shape: Shape) -> Any:
-    if _is_by_field(value, shape):
+    if by_fields(value, shape):
         return (_removed_fields(value, fields, shape) or _MISSING) if value else value
-    if not _is_by_item(value, shape) or not value:
+    if not by_items(value, shape) or not value:
         # Whole or not at all, and its own path is not in the set.
         return value
     rest = []

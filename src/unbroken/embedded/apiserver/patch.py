@@ -21,22 +21,28 @@ MAX_COPIED_BYTES = 3 * 1024 * 1024
 """kube-apiserver v1.33, server/config.go: JSONPatchMaxCopyBytes; all copies of one patch."""
 MAX_DEPTH = 200
 """Nesting that an operation may reach; operations can build far more of it than a body holds."""
+MAX_COPY_DEPTH = MAX_DEPTH + 10
+"""Nesting of whole objects: their managedFields repeat it a few levels down."""
 
 _INDEX = re.compile(r"-?(0|[1-9][0-9]*)")
+_TOO_DEEP = "the document is nested too deeply"
 _REJECTED = "the server rejected our request due to an error in our request"
 
 
 def copy_json(value: Any, depth: int = 0) -> Any:
-    """Copy decoded JSON; raises ApiError 422 when it is nested too deeply."""
+    """Copy decoded JSON; raises ApiError 422 when it is nested too deeply.
+
+    `depth` is how far below the root of its document `value` is.
+    """
     kind = type(value)
     if kind is dict:
-        if depth >= MAX_DEPTH:
-            _reject("the document is nested too deeply")
+        if depth >= MAX_COPY_DEPTH:
+            _reject(_TOO_DEEP)
         depth += 1
         return {key: copy_json(item, depth) for key, item in value.items()}
     if kind is list:
-        if depth >= MAX_DEPTH:
-            _reject("the document is nested too deeply")
+        if depth >= MAX_COPY_DEPTH:
+            _reject(_TOO_DEEP)
         depth += 1
         return [copy_json(item, depth) for item in value]
     return value
@@ -71,7 +77,7 @@ def _merge(target: Any, patch: Any, depth: int) -> Any:
     if not isinstance(patch, dict):
         return copy_json(patch, depth)
     if depth >= MAX_DEPTH:
-        _reject("the document is nested too deeply")
+        _reject(_TOO_DEEP)
     merged = target if isinstance(target, dict) else {}
     for key, value in patch.items():
         if value is None:
@@ -129,7 +135,7 @@ def _pointer(operation: Object, key: str) -> list[str]:
         _reject(f'"{key}" must start with "/": {text!r}')
     tokens = [token.replace("~1", "/").replace("~0", "~") for token in text.split("/")[1:]]
     if len(tokens) > MAX_DEPTH:
-        _reject("the document is nested too deeply")
+        _reject(_TOO_DEEP)
     return tokens
 
 
