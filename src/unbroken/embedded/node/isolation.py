@@ -164,8 +164,7 @@ def _open_up(directory: str, scratch: str) -> None:
     os.chdir("/")
 
 
-def _make_place(source: str, target: str) -> None:
-    is_directory = stat.S_ISDIR(os.stat(source).st_mode)
+def _make_place(target: str, *, is_directory: bool) -> None:
     if os.path.exists(target):
         if os.path.isdir(target) != is_directory:
             kinds = ("a directory", "a file") if is_directory else ("a file", "a directory")
@@ -186,7 +185,8 @@ def mount_all(mounts: Iterable[Mount], scratch: str) -> None:
         _open_up(directory, scratch)
     for fd, mount in zip(fds, ordered, strict=True):
         target = os.path.realpath(mount.target)
-        _make_place(mount.source, target)
+        # Asked of the copy: the source may be hidden by a mount already.
+        _make_place(target, is_directory=stat.S_ISDIR(os.fstat(fd).st_mode))
         _attach(fd, target)
         os.close(fd)
 

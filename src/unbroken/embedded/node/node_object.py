@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from unbroken.kube.clock import rfc3339
-from unbroken.kube.quantity import format_quantity, parse_quantity
+from unbroken.kube.quantity import parse_quantity
 
 from .events import Object, Rejected
 
@@ -189,10 +189,10 @@ def admission(
 
 
 def _rejected(name: str, asked: Decimal, used: Decimal, allocatable: Mapping[str, str]) -> Rejected:
-    # Kubelet counts cpu in thousandths in this message.
+    # Kubelet prints whole numbers here, of cpu in thousandths.
     factor = 1000 if name == "cpu" else 1
     capacity = parse_quantity(allocatable.get(name, "0"))
-    numbers = [format_quantity(amount * factor) for amount in (asked, used, capacity)]
+    numbers = [int(amount * factor) for amount in (asked, used, capacity)]
     text = (
         f"Pod was rejected: Node didn't have enough resource: {name}, requested: {numbers[0]}, "
         f"used: {numbers[1]}, capacity: {numbers[2]}"
