@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from unbroken.embedded.apiserver import crds
-from unbroken.embedded.apiserver.columns import human_duration, json_path
+from unbroken.embedded.apiserver.custom_columns import human_duration, json_path
 from unbroken.embedded.apiserver.structural import prune, validate
 
 NOW = "2024-05-01T12:00:00Z"

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from .columns import custom_columns, json_path
 from .constraints import forbidden, invalid_value, required_value
 from .constraints import unsupported as not_supported
+from .custom_columns import custom_columns, json_path
 from .definition_schemas import schema_causes, schema_warnings
 from .kinds import Kind, Version
 from .schemas import REF, Schema, builtin, builtin_definitions
