@@ -9,8 +9,11 @@ is exactly `application/json`.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from weakref import WeakSet
 
 import aiohttp
 import httpx2
@@ -20,6 +23,12 @@ from .clock import pause
 
 KEEP_ALIVE_SECONDS = 60.0
 """Idle connections are kept this long; kube-apiserver keeps its side for 3 minutes and more."""
+
+VANISHED_MILLISECONDS = 30_000
+"""What was sent must be acknowledged within this time."""
+
+CLOSING_ROUNDS = 20
+"""Rounds of the loop that a connection may take to notice its end."""
 
 JSON = b"application/json"
 
@@ -31,12 +40,16 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         self._verify = verify
         self._is_local = is_local
         self._session: aiohttp.ClientSession | None = None
+        self._sockets: WeakSet[socket.socket] = WeakSet()
         self._upgrading: httpx2.AsyncHTTPTransport | None = None
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(
-                limit=0, ssl=self._verify, keepalive_timeout=KEEP_ALIVE_SECONDS
+                limit=0,
+                ssl=self._verify,
+                keepalive_timeout=KEEP_ALIVE_SECONDS,
+                socket_factory=self._socket,
             )
             self._session = aiohttp.ClientSession(
                 connector=connector,
@@ -82,14 +95,34 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             self._upgrading = httpx2.AsyncHTTPTransport(verify=self._verify)
         return await self._upgrading.handle_async_request(request)
 
+    def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if not self._is_local:
+            # A peer that vanished without a word is noticed by the kernel.
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, VANISHED_MILLISECONDS)
+        self._sockets.add(made)
+        return made
+
     async def aclose(self) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
-            # Sockets that were cut are closed in the next round of the loop.
-            await pause(0)
         if self._upgrading is not None:
             await self._upgrading.aclose()
+        if self._session is None:
+            return
+        await self._session.close()
+        # Requests that were cancelled leave connections that would wait half a minute for the
+        # server's part of closing TLS.
+        for left in self._sockets:
+            if left.fileno() >= 0:
+                with suppress(OSError):
+                    left.shutdown(socket.SHUT_RDWR)
+        for _ in range(CLOSING_ROUNDS):
+            if all(left.fileno() < 0 for left in self._sockets):
+                return
+            await pause(0)
 
 
 class _Body(httpx2.AsyncByteStream):
