@@ -7,17 +7,11 @@ is no proxy that could serve a cluster address, so none is given out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from . import crds
 from .catalogue import Catalogue
 from .kinds import Kind
 from .requests import Target
-from .status import ApiError, Object, invalid, not_found
+from .status import ApiError, Object, not_found
 from .store import Store
-
-if TYPE_CHECKING:
-    from .writes import Surroundings
 
 WITH_GENERATION = {
     "deployments.apps",
@@ -75,23 +69,23 @@ def check_namespace(store: Store, target: Target) -> None:
         raise ApiError(403, "Forbidden", message, details=details)
 
 
-def complete_new(
-    store: Store, catalogue: Catalogue, kind: Kind, content: Object, around: Surroundings
-) -> None:
-    """Fill in what other objects decide."""
+def complete_new(store: Store, catalogue: Catalogue, kind: Kind, content: Object) -> None:
+    """Fill in what other objects decide; what is missing is left to validation."""
+    spec = content.get("spec")
+    if not isinstance(spec, dict):
+        return
     if kind.resource == "pods":
-        _complete_pod(store, content)
+        _complete_pod(store, content["metadata"]["name"], spec)
     elif kind.resource == "customresourcedefinitions.apiextensions.k8s.io":
-        _complete_definition(store, catalogue, content, around)
-    elif kind.resource == "services":
-        spec = content["spec"]
-        if spec.get("type") != "ExternalName":
-            spec.setdefault("clusterIP", "None")
-            spec.setdefault("clusterIPs", [spec["clusterIP"]])
+        plural = (spec.get("names") or {}).get("plural", "")
+        if catalogue.is_builtin(spec.get("group", ""), plural):
+            raise ApiError(409, "Conflict", f"the server itself serves {plural}")
+    elif kind.resource == "services" and spec.get("type") != "ExternalName":
+        spec.setdefault("clusterIP", "None")
+        spec.setdefault("clusterIPs", [spec["clusterIP"]])
 
 
-def _complete_pod(store: Store, content: Object) -> None:
-    spec = content["spec"]
+def _complete_pod(store: Store, pod: str, spec: Object) -> None:
     spec.setdefault("serviceAccountName", "default")
     spec["serviceAccount"] = spec["serviceAccountName"]
     classes = store.collection("priorityclasses.scheduling.k8s.io").entries
@@ -99,7 +93,6 @@ def _complete_pod(store: Store, content: Object) -> None:
     if name:
         entry = classes.get(("", name))
         if entry is None:
-            pod = content["metadata"]["name"]
             message = f'pods "{pod}" is forbidden: no PriorityClass with name {name} was found'
             raise ApiError(403, "Forbidden", message, details={"name": pod, "kind": "pods"})
         chosen: Object | None = entry.decode()
@@ -111,17 +104,3 @@ def _complete_pod(store: Store, content: Object) -> None:
     spec["priority"] = chosen["value"] if chosen is not None else 0
     policy = chosen.get("preemptionPolicy") if chosen is not None else None
     spec["preemptionPolicy"] = policy or "PreemptLowerPriority"
-
-
-def _complete_definition(
-    store: Store, catalogue: Catalogue, content: Object, around: Surroundings
-) -> None:
-    name = content["metadata"]["name"]
-    group, plural = content["spec"]["group"], content["spec"]["names"]["plural"]
-    if catalogue.is_builtin(group, plural):
-        message = f"{plural}.{group} is served by the server itself"
-        raise ApiError(409, "Conflict", message, details={"name": name})
-    causes = crds.validate_definition(content)
-    if causes:
-        raise invalid("apiextensions.k8s.io", "CustomResourceDefinition", name, causes)
-    crds.set_defaults(content, around.timestamp())

@@ -9,9 +9,8 @@ from .kinds import Kind
 from .requests import Target
 from .status import Object
 from .store import Entry, Store
+from .writes import CRD_RESOURCE as RESOURCE
 from .writes import Result, Surroundings, Writer
-
-RESOURCE = "customresourcedefinitions.apiextensions.k8s.io"
 
 
 class Definitions:
@@ -65,7 +64,8 @@ class Definitions:
         result.is_gone = result.entry.key not in self._store.collection(RESOURCE).entries
 
     def _serve(self, content: Object) -> None:
-        self._catalogue.put(crds.kind_of(content))
+        if crds.is_established(content):
+            self._catalogue.put(crds.kind_of(content))
 
     def _establish(self, content: Object) -> None:
         """Bring conditions, accepted names, stored versions and the finalizer up to date."""

@@ -12,6 +12,7 @@ import msgspec
 
 from . import discovery, openapi
 from .catalogue import Catalogue
+from .kinds import Kind
 from .status import ApiError, Object
 
 HEALTH = ("/healthz", "/livez", "/readyz")
@@ -44,12 +45,14 @@ class Documents:
             self._made.clear()
             self._generation = self._catalogue.generation
         form = _aggregated_version(accept) if clean in ("/api", "/apis") else ""
+        if clean == "/openapi/v2" and openapi.wants_protobuf(accept):
+            form = "protobuf"
         found = self._made.get((clean, form))
         if found is None:
             found = self._made[clean, form] = self._make(clean, form)
         return found
 
-    def _make(self, path: str, aggregated: str) -> Document:
+    def _make(self, path: str, form: str) -> Document:
         kinds = list(self._catalogue)
         if path == "/":
             return _json(
@@ -57,23 +60,29 @@ class Documents:
             )
         if path == "/version":
             return _json(discovery.VERSION)
+        if form == "protobuf":
+            return Document(openapi.v2_protobuf(kinds), openapi.V2_PROTOBUF_MEDIA)
         if path == "/openapi/v2":
             return Document(openapi.v2_document(kinds))
         if path == "/openapi/v3":
             return _json(openapi.v3_root(kinds))
         if path.startswith("/openapi/v3/"):
             return Document(openapi.v3_document(kinds, *_group_version(path[len("/openapi/v3") :])))
-        if aggregated:
-            body = discovery.aggregated(kinds, path, aggregated)
-            return Document(msgspec.json.encode(body), discovery.aggregated_media(aggregated))
-        if path == "/api":
-            return _json(discovery.core_versions())
-        if path == "/apis":
-            return _json(discovery.groups(kinds))
-        group, version = _group_version(path)
-        if not version:
-            return _json(discovery.group(kinds, group))
-        return _json(discovery.resources(kinds, group, version))
+        if form:
+            body = discovery.aggregated(kinds, path, form)
+            return Document(msgspec.json.encode(body), discovery.aggregated_media(form))
+        return _json(_discovered(kinds, path))
+
+
+def _discovered(kinds: list[Kind], path: str) -> Object:
+    if path == "/api":
+        return discovery.core_versions()
+    if path == "/apis":
+        return discovery.groups(kinds)
+    group, version = _group_version(path)
+    if not version:
+        return discovery.group(kinds, group)
+    return discovery.resources(kinds, group, version)
 
 
 def _json(content: Object) -> Document:

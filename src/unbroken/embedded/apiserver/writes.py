@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from . import admission, deletion, rules, structural
+from . import admission, crds, deletion, rules, structural
 from .apply import server_side_apply, track_update
 from .catalogue import Catalogue
 from .defaults import apply_defaults
@@ -40,6 +40,7 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 PATCHES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
+CRD_RESOURCE = "customresourcedefinitions.apiextensions.k8s.io"
 GENERATED_NAME_TRIES = 8
 """Names tried for generateName before AlreadyExists (kube-apiserver v1.30)."""
 
@@ -111,7 +112,7 @@ class Writer:
         meta["creationTimestamp"] = self._around.timestamp()
         if admission.has_generation(target.kind):
             meta["generation"] = 1
-        admission.complete_new(self._store, self._catalogue, target.kind, content, self._around)
+        admission.complete_new(self._store, self._catalogue, target.kind, content)
         self._check(target, None, content)
         key = (target.namespace, meta["name"])
         if key in self._store.collection(target.kind.storage).entries:
@@ -238,15 +239,15 @@ class Writer:
     ) -> Object:
         """The object without what its kind does not know; ApiError 400 for wrong types."""
         _check_identity(target, content)
-        schema = target.version.schema
-        if not target.kind.is_custom:
-            content = structural.without_nulls(content)
-            problem = structural.decode_errors(content, schema)
-            if problem:
-                raise bad_request(
-                    f'{target.kind.kind} in version "{target.version.name}" cannot be handled '
-                    f"as a {target.kind.kind}: {problem}"
-                )
+        schema, is_custom = target.version.schema, target.kind.is_custom
+        if not is_custom:
+            content = structural.without_nulls(content, schema)
+        problem = structural.decode_errors(content, schema, is_custom=is_custom)
+        if problem:
+            raise bad_request(
+                f'{target.kind.kind} in version "{target.version.name}" cannot be handled '
+                f"as a {target.kind.kind}: {problem}"
+            )
         content, dropped = structural.prune(content, schema)
         content.setdefault("metadata", {})
         unknown = [f'unknown field "{path}"' for path in dropped]
@@ -260,6 +261,8 @@ class Writer:
             warnings.extend(unknown)
         if target.version.deprecation:
             warnings.append(target.version.deprecation)
+        if target.kind.resource == CRD_RESOURCE:
+            warnings.extend(crds.definition_warnings(content))
         return content
 
     def _present(self, target: Target, entry: Entry) -> Object:
@@ -354,7 +357,9 @@ class Writer:
         return tracked
 
     def _complete(self, target: Target, content: Object) -> None:
-        if target.kind.is_custom:
+        if target.kind.resource == CRD_RESOURCE:
+            crds.set_defaults(content, self._around.timestamp())
+        elif target.kind.is_custom:
             structural.default(content, target.version.schema)
         else:
             apply_defaults(target.kind, content)
@@ -365,9 +370,11 @@ class Writer:
         causes = validate_metadata(new["metadata"], kind)
         if kind.is_custom:
             causes += structural.validate(new, target.version.schema)
+        elif kind.resource == CRD_RESOURCE:
+            causes += crds.validate_definition(new)
+            causes += crds.validate_update(new, old) if old is not None else []
         else:
-            storage = rules.validate(kind, old, new)
-            causes += storage
+            causes += rules.validate(kind, old, new)
         if causes:
             name = new["metadata"].get("name") or new["metadata"].get("generateName", "")
             raise invalid(kind.group, kind.kind, name, causes)
