@@ -279,7 +279,8 @@ def _claims(config: Object, schema: Schema) -> FieldSet:
 
 def _pruned(merged: Object, last: FieldSet, owned: list[FieldSet], schema: Schema) -> Object:
     """`merged` without what this applier had claimed, claims no more, and nobody else has."""
-    last = with_structs(last, schema)
+    # Of metadata only parts can go: the rest belongs to the server.
+    last = difference(with_structs(last, schema), {"f:metadata": {}})
     pruned = remove(merged, last, schema)
     everything = with_structs(field_set(merged, schema), schema)
     kept = with_structs(field_set(pruned, schema), schema)
