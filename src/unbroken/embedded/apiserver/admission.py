@@ -75,7 +75,7 @@ def complete_new(store: Store, catalogue: Catalogue, kind: Kind, content: Object
     if not isinstance(spec, dict):
         return
     if kind.resource == "pods":
-        _complete_pod(store, content["metadata"]["name"], spec)
+        _complete_pod(store, content["metadata"].get("name", ""), spec)
     elif kind.resource == "customresourcedefinitions.apiextensions.k8s.io":
         plural = (spec.get("names") or {}).get("plural", "")
         if catalogue.is_builtin(spec.get("group", ""), plural):
