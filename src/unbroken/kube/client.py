@@ -7,6 +7,7 @@ into this project's errors.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
@@ -41,6 +42,9 @@ but nothing here asks for more than a page at a time."""
 
 RETRY_SECONDS = 1.0
 """When the server does not say when to come back."""
+
+# One line a request at INFO would bury what this project says there.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 BUSY = frozenset({408, 429, 500, 502, 503, 504})
 

@@ -238,16 +238,16 @@ class Scheduler:
             self._cluster.put_pod(bound)
             self._binder.add(pod.key)
             return
-        sentence = decision.sentence()
         if waits_for_room(pod, self._cluster):
-            why = "not eligible due to a terminating pod on the nominated node."
-            self._tell(Report(pod, "Unschedulable", f"{sentence} preemption: {why}", pod.nominated))
+            # It was told already; another word for every victim that ends helps nobody.
             return
+        sentence = decision.sentence()
         found = preempt(pod, self._cluster, decision)
         if found.node is None:
             self._cluster.nominated.pop(pod.key, None)
-            message = f"{sentence} preemption: {found.explanation}"
-            self._tell(Report(pod, "Unschedulable", message))
+            if decision.refusals:
+                sentence += f" preemption: {found.explanation}"
+            self._tell(Report(pod, "Unschedulable", sentence))
             return
         nominated = replace(pod, nominated=found.node)
         self._waiting[pod.key] = self._cluster.nominated[pod.key] = nominated
@@ -305,8 +305,8 @@ class Scheduler:
             "lastTransitionTime": rfc3339(wall()),
         }
         status: Object = {"conditions": [condition]}
-        if report.node:
-            status["nominatedNodeName"] = report.node
+        if report.node or pod.nominated:
+            status["nominatedNodeName"] = report.node or None
         if await self._ignoring_absence("PATCH", f"{_path(pod)}/status", {"status": status}):
             log.info('pod=%s node=none reason="%s"', key, report.message)
             if report.reason == "Unschedulable":
