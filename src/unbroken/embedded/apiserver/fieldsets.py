@@ -329,8 +329,11 @@ def _compare_fields(
 
 
 def _compare(old: Any, new: Any, shape: Shape) -> _Difference:
-    """Differences at and below one place; equal parts are passed over at the speed of `==`."""
-    if old is new or (old == new and _same_scalar(old, new)):
+    """Differences at and below one place; equal parts are passed over at the speed of `==`.
+
+    So true and 1 are no difference, which only matters where no schema says which it is.
+    """
+    if old is new or old == new:
         return None
     if old is _MISSING:
         return _everything(new, shape), None, None
@@ -368,11 +371,6 @@ def _compare_item(old: list[Any], new: list[Any], shape: Shape) -> _Difference:
     if len(new) > 1:
         return {}, None, (_everything(old[0], shape) if old else None)
     return _compare(old[0] if old else _MISSING, new[0] if new else _MISSING, shape)
-
-
-def _same_scalar(old: Any, new: Any) -> bool:
-    """Of values that are `==`: whether a boolean has not become a number."""
-    return isinstance(old, bool) is isinstance(new, bool)
 
 
 def _inside(node: FieldSet) -> FieldSet | None:
