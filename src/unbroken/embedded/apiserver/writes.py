@@ -107,9 +107,9 @@ class Writer:
             content.pop("status", None)
         content = to_storage(target.kind, content)
         content["apiVersion"] = target.kind.api_version(target.kind.storage_version)
-        self._complete(target, content)
         meta["uid"] = self._around.new_uid()
         meta["creationTimestamp"] = self._around.timestamp()
+        self._complete(target, content)
         if admission.has_generation(target.kind):
             meta["generation"] = 1
         admission.complete_new(self._store, self._catalogue, target.kind, content)
@@ -216,14 +216,14 @@ class Writer:
         warnings: list[str],
     ) -> Result:
         """Check the finished object and store it if it differs from `live`."""
-        self._complete(target, content)
         meta = content["metadata"]
+        meta["resourceVersion"] = old["metadata"]["resourceVersion"]
+        self._complete(target, content)
         if admission.has_generation(target.kind) and _moves_generation(target, old, content):
             meta["generation"] = old["metadata"].get("generation", 0) + 1
         if not meta.get("managedFields"):
             meta.pop("managedFields", None)
         self._check(target, old, content)
-        meta["resourceVersion"] = old["metadata"]["resourceVersion"]
         if content == old:
             return Result(live, warnings=warnings)
         content = to_storage(target.kind, content)
