@@ -90,7 +90,10 @@ async def run_node(
     *,
     on_registered: Callable[[], None] | None = None,
 ) -> None:
-    """Be a node until cancelled, which leaves the pods running for the next run to find."""
+    """Be a node until cancelled, which leaves the pods running for the next run to find.
+
+    `on_registered` is called when the API has the node and the node knows its pods.
+    """
     async with _node(client, options) as node:
         await node.run(on_registered)
 
@@ -161,9 +164,9 @@ class Node:
                 self._tasks.create_task(informer.run())
                 self._tasks.create_task(self._beat())
                 self._tasks.create_task(self._report(facts))
+                await informer.synced.wait()
                 if on_registered is not None:
                     on_registered()
-                await informer.synced.wait()
                 await self._clear_up()
 
     def find(self, namespace: str, name: str) -> PodWorker | None:

@@ -1,0 +1,238 @@
+"""An API server and a node beside it, for tests of the whole runner.
+
+Logs and commands are asked of the node itself, as the API server asks for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from lightkube.resources.core_v1 import Event, Pod
+
+from unbroken.embedded.apiserver.driver import serving
+from unbroken.embedded.node import NodeOptions, run_node
+from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.informer import Informer
+
+Object = dict[str, Any]
+PODS = "api/v1/namespaces/default/pods"
+STORY_SECONDS = 90
+TOKEN = "token-of-the-node"
+MARK = "TEST_WORLD"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def node_index() -> int:
+    """A number of its own for the node of each test process."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    return 100 + int(worker.removeprefix("gw"))
+
+
+class World:
+    """What a story can do."""
+
+    def __init__(self, directory: Path, client: KubeClient) -> None:
+        self.directory = directory
+        self.client = client
+        self.node_directory = directory / "node"
+        self.moved = asyncio.Event()
+        self.pods = Informer(client, Pod, namespace="default", on_change=self._note)
+        self._node: asyncio.Task[None] | None = None
+        self._failures: list[BaseException] = []
+
+    def _note(self, _old: Pod | None, _new: Pod | None) -> None:
+        self.moved.set()
+
+    def options(self, **fields: Any) -> NodeOptions:
+        """The node of this world."""
+        given: dict[str, Any] = {
+            "name": "n1",
+            "directory": self.node_directory,
+            "index": node_index(),
+            "cpu": "2",
+            "memory": "4Gi",
+            "labels": {"zone": "z"},
+            "kubelet_token": TOKEN,
+        }
+        return NodeOptions(**{**given, **fields})
+
+    @asynccontextmanager
+    async def node(self, **fields: Any) -> AsyncIterator[None]:
+        """Run the node while the block lasts; its pods stay."""
+        registered = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            options = self.options(**fields)
+            running = tasks.create_task(
+                run_node(self.client, options, on_registered=registered.set)
+            )
+            await registered.wait()
+            try:
+                yield
+            finally:
+                running.cancel()
+
+    async def create(self, name: str, *containers: Object, **spec: Any) -> Object:
+        """Create a pod on the node; its processes carry its name (see `processes_of`)."""
+        mark = {"name": MARK, "value": f"{self.directory}/{name}/"}
+        marked = [{**c, "env": [*c.get("env", ()), mark]} for c in containers]
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name},
+            "spec": {"nodeName": "n1", "containers": marked, **spec},
+        }
+        return await self.post(PODS, body)
+
+    async def post(self, path: str, body: Object) -> Object:
+        """Create any object."""
+        found: Object = json.loads(await self.client.raw("POST", path, body=body))
+        return found
+
+    async def delete(self, name: str, grace: int | None = None) -> None:
+        """Ask for a pod's deletion."""
+        parameters = {} if grace is None else {"gracePeriodSeconds": str(grace)}
+        await self.client.raw("DELETE", f"{PODS}/{name}", parameters=parameters)
+
+    async def get(self, path: str) -> Object | None:
+        """Any object as it is now."""
+        try:
+            found: Object = json.loads(await self.client.raw("GET", path))
+        except ApiRefusal as refusal:
+            if refusal.code == 404:
+                return None
+            raise
+        return found
+
+    async def until(self, name: str, is_so: Callable[[Object | None], bool]) -> Object:
+        """Wait until a pod is as wanted; None stands for a pod that is gone."""
+        while True:
+            self.moved.clear()
+            found = self.pods.get(name, "default")
+            pod = None if found is None else found.to_dict()
+            if is_so(pod):
+                return pod or {}
+            await self.moved.wait()
+
+    async def phase(self, name: str, wanted: str) -> Object:
+        """Wait for a phase."""
+        return await self.until(
+            name, lambda pod: pod is not None and pod["status"].get("phase") == wanted
+        )
+
+    async def ready(self, name: str) -> Object:
+        """Wait until a pod is ready."""
+        return await self.until(name, lambda pod: condition(pod, "Ready") == "True")
+
+    async def gone(self, name: str) -> None:
+        """Wait until a pod has left."""
+        await self.until(name, lambda pod: pod is None)
+
+    async def recorded(self, wanted: set[str]) -> None:
+        """Wait until events with all of these reasons have been recorded."""
+        moved = asyncio.Event()
+        events = Informer(self.client, Event, namespace="default", on_change=lambda *_: moved.set())
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(events.run())
+            while not wanted <= {str(event.reason) for event in events.items()}:
+                moved.clear()
+                await moved.wait()
+            watching.cancel()
+
+    async def address(self) -> str:
+        """Of the node's own server."""
+        node = await self.get("api/v1/nodes/n1")
+        assert node is not None
+        port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+        return f"http://{node['status']['addresses'][0]['address']}:{port}"
+
+    async def logs(self, name: str, container: str = "main", **query: str) -> str:
+        """A container's log."""
+        url = f"{await self.address()}/containerLogs/default/{name}/{container}"
+        async with (
+            aiohttp.ClientSession(headers=HEADERS, raise_for_status=True) as session,
+            session.get(url, params=query) as answer,
+        ):
+            return await answer.text()
+
+    async def execute(
+        self, name: str, *argv: str, stdin: bytes | None = None, tty: bool = False
+    ) -> dict[int, bytes]:
+        """Run a command in `main`; what came on each channel."""
+        query = [("command", part) for part in argv] + [("stdout", "true")]
+        query += [("tty", "true")] if tty else [("stderr", "true")]
+        query += [("stdin", "true")] if stdin is not None else []
+        url = f"{await self.address()}/exec/default/{name}/main"
+        found: dict[int, bytes] = {}
+        async with (
+            aiohttp.ClientSession(headers=HEADERS) as session,
+            session.ws_connect(url, params=query, protocols=["v5.channel.k8s.io"]) as socket,
+        ):
+            if stdin is not None:
+                await socket.send_bytes(b"\x00" + stdin)
+                if not tty:
+                    await socket.send_bytes(b"\xff\x00")
+            async for message in socket:
+                found[message.data[0]] = found.get(message.data[0], b"") + message.data[1:]
+        return found
+
+
+def processes_of(directory: Path, name: str = "") -> list[int]:
+    """Live processes of a pod of the world in this directory, or of all its pods."""
+    mark = f"{MARK}={directory}/{name}{'/' if name else ''}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(variable.startswith(mark) for variable in variables):
+                found.append(int(entry))
+    return found
+
+
+def condition(pod: Object | None, kind: str) -> str:
+    """Status of a pod's condition; empty where there is none."""
+    conditions = ((pod or {}).get("status") or {}).get("conditions") or ()
+    return next((c["status"] for c in conditions if c["type"] == kind), "")
+
+
+def state(pod: Object, container: str = "main") -> Object:
+    """Status of a container; a blank one before the node has said anything."""
+    statuses = [
+        *(pod["status"].get("containerStatuses") or ()),
+        *(pod["status"].get("initContainerStatuses") or ()),
+    ]
+    blank = {"state": {}, "restartCount": 0, "started": False}
+    return next((s for s in statuses if s["name"] == container), blank)
+
+
+def shell(text: str, name: str = "main", **fields: Any) -> Object:
+    """A container that runs a shell script."""
+    return {"name": name, "image": "none", "command": ["sh", "-c", text], **fields}
+
+
+def in_world(directory: Path, story: Callable[[World], Awaitable[None]]) -> None:
+    """Tell a story in a world of its own; nothing of it may be left."""
+
+    async def go() -> None:
+        async with asyncio.timeout(STORY_SECONDS), serving(directory / "api") as server:
+            client = connect(server.internal_kubeconfig)
+            try:
+                world = World(directory, client)
+                async with asyncio.TaskGroup() as tasks:
+                    watching = tasks.create_task(world.pods.run())
+                    await world.pods.synced.wait()
+                    await story(world)
+                    watching.cancel()
+            finally:
+                await client.close()
+
+    asyncio.run(go())
