@@ -169,9 +169,11 @@ def test_metadata_is_known_whatever_the_schema() -> None:
             {"spec": {"containers": [{"image": "x"}]}},
             POD,
             [
-                ".spec.containers: element 0: associative list with keys has an element that "
-                + 'omits all key fields ["name"] '
-                + "(and doesn't have default values for any key fields)"
+                (
+                    ".spec.containers: element 0: associative list with keys has an element that "
+                    'omits all key fields ["name"] '
+                    "(and doesn't have default values for any key fields)"
+                )
             ],
         ),
     ],
