@@ -249,7 +249,7 @@ def _check_applied(applied: Object, schema: Schema, api_version: str) -> None:
         raise bad_request("metadata.managedFields must be nil")
     wrong = problems(applied, schema)
     if wrong:
-        place = "/".join(filter(None, (meta.get("namespace"), meta.get("name"))))
+        place = "/".join(str(meta[part]) for part in ("namespace", "name") if meta.get(part))
         text = wrong[0] if len(wrong) == 1 else "errors:\n  " + "\n  ".join(wrong)
         raise bad_request(
             f"failed to create typed patch object ({place}; {api_version}, "
@@ -336,9 +336,10 @@ def _conflict_text(found: list[tuple[str, str]]) -> str:
 
 def _applied_before(live: Object, schema: Schema) -> FieldSet:
     """Fields that client-side `kubectl apply` has set and that still are as it set them."""
-    text = (live["metadata"].get("annotations") or {}).get(LAST_APPLIED)
+    annotations = live["metadata"].get("annotations")
+    text = annotations.get(LAST_APPLIED) if isinstance(annotations, dict) else None
     try:
-        applied = copy_json(json.loads(text or "null"))
+        applied = copy_json(json.loads(text)) if isinstance(text, str) else None
     except (ValueError, RecursionError, ApiError):
         return {}
     if not isinstance(applied, dict) or not isinstance(applied.get("metadata"), dict):
@@ -349,11 +350,11 @@ def _applied_before(live: Object, schema: Schema) -> FieldSet:
 
 def _with_last_applied(value: Object, applied: Object, manager: str) -> Object:
     """Keep kubectl's annotation in step, so that one may go back to client-side apply."""
-    annotations = value["metadata"].get("annotations") or {}
-    if manager != KUBECTL or LAST_APPLIED not in annotations:
+    annotations = value["metadata"].get("annotations")
+    if manager != KUBECTL or not isinstance(annotations, dict) or LAST_APPLIED not in annotations:
         return value
     meta = dict(applied["metadata"])
-    if LAST_APPLIED in (meta.get("annotations") or {}):
+    if isinstance(meta.get("annotations"), dict):
         meta["annotations"] = {k: v for k, v in meta["annotations"].items() if k != LAST_APPLIED}
     text = json.dumps({**applied, "metadata": meta}, sort_keys=True, separators=(",", ":"))
     annotations[LAST_APPLIED] = text + "\n"
