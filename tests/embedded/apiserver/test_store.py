@@ -15,7 +15,7 @@ import pytest
 
 from unbroken.embedded.apiserver import store as module
 from unbroken.embedded.apiserver.status import ApiError, Object
-from unbroken.embedded.apiserver.store import Entry, Store, encode, field_text, reframe
+from unbroken.embedded.apiserver.store import Entry, Store, encode, reframe
 from unbroken.errors import WorldError
 
 
@@ -226,14 +226,13 @@ def test_kill_minus_nine_loses_no_acknowledged_write(tmp_path: Path, lines: int)
         [sys.executable, "-c", WRITE_FOREVER, str(path)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    for _ in range(lines):
-        process.stdout.readline()
+    seen = [process.stdout.readline() for _ in range(lines)]
     os.kill(process.pid, signal.SIGKILL)
-    rest = [line for line in process.stdout.read().splitlines() if line.count(" ") == 1]
+    # The last line may be cut in the middle.
+    seen += [line for line in process.stdout if line.endswith("\n")]
     process.stdout.close()
     process.wait()
-    assert rest
-    version, count = map(int, rest[-1].split())
+    version, count = map(int, seen[-1].split())
     store = opened(path)
     assert store.version in (version, version + 1, version + 2)
     entry = store.collection("things").entries["", str(count % 7)]
@@ -250,7 +249,6 @@ def test_reframing_changes_only_the_head() -> None:
 
 def test_fields_are_compared_as_text() -> None:
     content = {"spec": {"unschedulable": True, "count": 3, "none": None}}
-    paths = ("spec.unschedulable", "spec.count", "spec.none", "spec.missing.deep")
+    paths = ("spec.unschedulable", "spec.count", "spec.none", "spec.count.deep")
     entry = Entry(("", "x"), 1, encode({"metadata": {}, **content}))
     assert list(entry.fields(paths).values()) == ["true", "3", "", ""]
-    assert field_text(content, "spec.count.deeper") == ""

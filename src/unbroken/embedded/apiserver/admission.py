@@ -80,7 +80,7 @@ def complete_new(store: Store, catalogue: Catalogue, kind: Kind, content: Object
         plural = (spec.get("names") or {}).get("plural", "")
         if catalogue.is_builtin(spec.get("group", ""), plural):
             raise ApiError(409, "Conflict", f"the server itself serves {plural}")
-    elif kind.resource == "services" and spec.get("type") != "ExternalName":
+    elif kind.resource == "services" and spec.get("ports") and spec["type"] != "ExternalName":
         spec.setdefault("clusterIP", "None")
         spec.setdefault("clusterIPs", [spec["clusterIP"]])
 

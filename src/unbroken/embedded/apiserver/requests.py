@@ -166,6 +166,8 @@ def list_options(query: Query, *, is_watch: bool) -> ListOptions:
             "BadRequest",
             f'resourceVersion: Invalid value: "{options.version[:100]}": must be a number',
         )
+    if options.continue_token and options.version not in ("", "0"):
+        raise bad_request("specifying resource version is not allowed when using continue")
     problem = _watch_problem(options, query) if is_watch else _list_problem(options, query)
     if problem:
         raise ApiError(

@@ -17,12 +17,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from unbroken.errors import WorldError
 
+from .selectors import field_value
 from .status import ApiError, Object
 
 HISTORY_EVENTS = 10_000
@@ -69,18 +69,8 @@ class Entry:
         """Values of selectable fields; empty text for what is absent."""
         if self._fields is None or any(path not in self._fields for path in paths):
             content = self.decode()
-            self._fields = {path: field_text(content, path) for path in paths}
+            self._fields = {path: field_value(content, path) for path in paths}
         return self._fields
-
-
-def field_text(content: Object, path: str) -> str:
-    """The scalar at a dotted path, as field selectors compare it."""
-    value: Any = content
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    if value is None:
-        return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)

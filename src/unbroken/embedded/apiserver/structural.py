@@ -15,6 +15,8 @@ from functools import cache
 from operator import is_not
 from typing import Any
 
+from unbroken.kube.quantity import QuantityError, canonical_quantity
+
 from .constraints import (
     INTEGER_RANGES,
     QUANTITY,
@@ -307,18 +309,28 @@ _ZERO: dict[str, Callable[[], Any]] = {
 def without_nulls(value: Any, schema: Schema | None = None) -> Any:
     """A built-in object as Go decodes it: a null field is as good as none.
 
-    A null in a list or a map is the zero value of its type.  Values that no schema describes (a
-    default in a CRD, a raw extension) keep their nulls; without a schema every null field goes.
+    Quantities get their canonical spelling.  A null in a list or a map is the zero value of its
+    type.  Values that no schema describes (a default in a CRD, a raw extension) keep their nulls; without a schema every null field goes.
     """
     if type(value) is dict:
         return _fields_without_nulls(value, schema)
     if type(value) is not list:
-        return value
+        return _canonical(value, schema) if schema else value
     items = schema.items if schema else None
     if schema and items is None:
         return value
     zero = _ZERO.get(items.type or "") if items else None
     return [zero() if item is None and zero else without_nulls(item, items) for item in value]
+
+
+def _canonical(value: Any, schema: Schema) -> Any:
+    """Quantities are stored in one spelling: `1024Mi` as `1Gi`, 2 as "2"."""
+    if schema.raw.get("format") != "quantity" or not isinstance(value, str | int | float):
+        return value
+    try:
+        return canonical_quantity(value)
+    except QuantityError:
+        return value  # `decode_errors` says what is wrong with it
 
 
 def _fields_without_nulls(value: Object, schema: Schema | None) -> Object:

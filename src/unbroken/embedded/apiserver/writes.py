@@ -388,6 +388,9 @@ class Writer:
 
 
 def _check_identity(target: Target, content: Object) -> None:
+    if not target.kind.is_custom:  # the path says what it is
+        content.setdefault("kind", target.kind.kind)
+        content.setdefault("apiVersion", target.api_version)
     kind, api_version = content.get("kind"), content.get("apiVersion")
     if not kind or not isinstance(kind, str):
         raise bad_request("Object 'Kind' is missing in the body of the request")
