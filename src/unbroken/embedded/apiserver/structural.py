@@ -310,7 +310,8 @@ def without_nulls(value: Any, schema: Schema | None = None) -> Any:
     """A built-in object as Go decodes it: a null field is as good as none.
 
     Quantities get their canonical spelling.  A null in a list or a map is the zero value of its
-    type.  Values that no schema describes (a default in a CRD, a raw extension) keep their nulls; without a schema every null field goes.
+    type.  Values that no schema describes (a default in a CRD, a raw extension) keep their nulls;
+    without a schema every null field goes.
     """
     if type(value) is dict:
         return _fields_without_nulls(value, schema)
