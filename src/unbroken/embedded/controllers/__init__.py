@@ -1,0 +1,7 @@
+"""What keeps a cluster in order: garbage, namespaces, nodes, volumes, accounts, endpoints."""
+
+from __future__ import annotations
+
+from .driver import ControllerOptions, run_controllers
+
+__all__ = ["ControllerOptions", "run_controllers"]

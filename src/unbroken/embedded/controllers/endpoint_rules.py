@@ -1,0 +1,212 @@
+"""The addresses behind a service, as Endpoints and as EndpointSlices.  Pure.
+
+After kube-controller-manager v1.33, pkg/controller/endpoint and staging endpointslice/reconciler.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from lightkube.models.core_v1 import ServicePort
+from lightkube.resources.core_v1 import Pod, Service
+
+from unbroken.kube.cache import key_of
+from unbroken.kube.client import Object
+
+SERVICE_NAME = "kubernetes.io/service-name"
+MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
+MANAGER = "endpointslice-controller.unbroken.dev"
+HEADLESS = "service.kubernetes.io/headless"
+
+SLICE_SIZE = 100
+"""Endpoints a slice (kube-controller-manager --max-endpoints-per-slice)."""
+
+Port = tuple[str, str, int]
+"""Name, protocol, number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One pod behind a service."""
+
+    name: str
+    uid: str
+    address: str
+    node: str
+    hostname: str
+    is_ready: bool
+    is_terminating: bool
+    ports: tuple[Port, ...]
+
+
+def selects(service: Service, pod: Pod) -> bool:
+    """The pod is behind the service; services without selector have no pods."""
+    selector = (service.spec and service.spec.selector) or {}
+    labels = (pod.metadata and pod.metadata.labels) or {}
+    return bool(selector) and all(labels.get(key) == value for key, value in selector.items())
+
+
+def backends(service: Service, pods: Iterable[Pod]) -> list[Backend]:
+    """Pods that the service leads to, in order of their names."""
+    assert service.spec is not None
+    always = bool(service.spec.publishNotReadyAddresses)
+    found = [
+        _backend(service, pod, always)
+        for pod in pods
+        if selects(service, pod)
+        and pod.status
+        and pod.status.podIP
+        and pod.status.phase not in ("Succeeded", "Failed")
+    ]
+    return sorted(found, key=lambda one: one.name)
+
+
+def _backend(service: Service, pod: Pod, always: bool) -> Backend:
+    spec, status, metadata = pod.spec, pod.status, pod.metadata
+    assert service.spec is not None
+    assert spec is not None
+    assert status is not None
+    assert metadata is not None
+    ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions or ())
+    terminating = metadata.deletionTimestamp is not None
+    in_domain = bool(spec.hostname) and spec.subdomain == key_of(service).name
+    return Backend(
+        name=metadata.name or "",
+        uid=metadata.uid or "",
+        address=status.podIP or "",
+        node=spec.nodeName or "",
+        hostname=(spec.hostname or "") if in_domain else "",
+        is_ready=always or (ready and not terminating),
+        is_terminating=terminating,
+        ports=_ports(service.spec.ports or (), pod),
+    )
+
+
+def _ports(wanted: Sequence[ServicePort], pod: Pod) -> tuple[Port, ...]:
+    found = ((one, _target(one, pod)) for one in wanted)
+    return tuple((one.name or "", one.protocol or "TCP", number) for one, number in found if number)
+
+
+def _target(port: ServicePort, pod: Pod) -> int:
+    """The pod's port that a service port leads to; 0: it has none of that name."""
+    target = port.targetPort
+    if not target:
+        return port.port
+    if isinstance(target, int):
+        return target
+    for container in (pod.spec and pod.spec.containers) or ():
+        for one in container.ports or ():
+            if one.name == target and (one.protocol or "TCP") == (port.protocol or "TCP"):
+                return one.containerPort
+    return 0
+
+
+def endpoints(service: Service, behind: Sequence[Backend]) -> Object:
+    """The Endpoints object, without what the server fills in.
+
+    Pods that are going are left out, unless the service wants pods that are not ready.
+    """
+    assert service.spec is not None
+    groups: defaultdict[tuple[Port, ...], tuple[list[Object], list[Object]]] = defaultdict(
+        lambda: ([], [])
+    )
+    namespace, name = key_of(service)
+    for one in behind:
+        if one.is_terminating and not service.spec.publishNotReadyAddresses:
+            continue
+        address: Object = {
+            "ip": one.address,
+            "nodeName": one.node,
+            "targetRef": _reference(one, namespace),
+            **({"hostname": one.hostname} if one.hostname else {}),
+        }
+        groups[one.ports][0 if one.is_ready else 1].append(address)
+    subsets = []
+    for ports, (ready, other) in sorted(groups.items()):
+        subset: Object = {}
+        if ready:
+            subset["addresses"] = ready
+        if other:
+            subset["notReadyAddresses"] = other
+        if ports:
+            subset["ports"] = [_port(port) for port in ports]
+        subsets.append(subset)
+    return {
+        "apiVersion": "v1",
+        "kind": "Endpoints",
+        "metadata": {"name": name, "namespace": namespace, "labels": _labels(service)},
+        **({"subsets": subsets} if subsets else {}),
+    }
+
+
+def slices(service: Service, behind: Sequence[Backend]) -> list[Object]:
+    """The EndpointSlices, named after the service and numbered."""
+    groups: defaultdict[tuple[Port, ...], list[Backend]] = defaultdict(list)
+    for one in behind:
+        groups[one.ports].append(one)
+    found: list[Object] = []
+    for ports, members in sorted(groups.items()) or [((), [])]:
+        for start in range(0, max(1, len(members)), SLICE_SIZE):
+            part = members[start : start + SLICE_SIZE]
+            found.append(_slice(service, len(found), ports, part))
+    return found
+
+
+def _slice(
+    service: Service, number: int, ports: Sequence[Port], members: Sequence[Backend]
+) -> Object:
+    namespace, name = key_of(service)
+    assert service.metadata is not None
+    owner: Object = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "name": name,
+        "uid": service.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": f"{name}-{number}",
+            "namespace": namespace,
+            "labels": {**_labels(service), SERVICE_NAME: name, MANAGED_BY: MANAGER},
+            "ownerReferences": [owner],
+        },
+        "addressType": "IPv4",
+        "endpoints": [_endpoint(one, namespace) for one in members],
+        "ports": [_port(port) for port in ports],
+    }
+
+
+def _endpoint(one: Backend, namespace: str) -> Object:
+    return {
+        "addresses": [one.address],
+        "conditions": {
+            "ready": one.is_ready,
+            "serving": one.is_ready,
+            "terminating": one.is_terminating,
+        },
+        "nodeName": one.node,
+        "targetRef": _reference(one, namespace),
+        **({"hostname": one.hostname} if one.hostname else {}),
+    }
+
+
+def _labels(service: Service) -> Mapping[str, str]:
+    labels = dict((service.metadata and service.metadata.labels) or {})
+    if service.spec and service.spec.clusterIP == "None":
+        labels[HEADLESS] = ""
+    return labels
+
+
+def _port(port: Port) -> Object:
+    name, protocol, number = port
+    return {**({"name": name} if name else {}), "port": number, "protocol": protocol}
+
+
+def _reference(one: Backend, namespace: str) -> Object:
+    return {"kind": "Pod", "namespace": namespace, "name": one.name, "uid": one.uid}

@@ -1,0 +1,167 @@
+"""Writes the Endpoints and EndpointSlices of services that select pods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+from lightkube.resources.core_v1 import Endpoints, Pod, Service
+from lightkube.resources.discovery_v1 import EndpointSlice
+
+from unbroken.errors import WorldError
+from unbroken.kube.cache import HasMetadata, Key, key_of
+from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.informers import Informers
+from unbroken.kube.workqueue import WorkQueue
+
+from .endpoint_rules import MANAGED_BY, MANAGER, SERVICE_NAME, backends, endpoints, selects, slices
+
+log = logging.getLogger(__name__)
+
+
+class EndpointWriter:
+    """Keeps addresses of services in line with their pods.
+
+    `has_slices`: the API knows discovery.k8s.io/v1, which is younger than Endpoints.
+    """
+
+    def __init__(self, client: KubeClient, informers: Informers, has_slices: bool) -> None:
+        self._client = client
+        self._services = informers.of(Service)
+        self._pods = informers.of(Pod)
+        self._endpoints = informers.of(Endpoints)
+        self._slices = informers.of(EndpointSlice) if has_slices else None
+        self._by_namespace: dict[str, dict[str, Service]] = {}
+        self._queue: WorkQueue[Key] = WorkQueue("endpoints", self._write, workers=4)
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        for informer in (self._services, self._pods, self._endpoints):
+            await informer.synced.wait()
+        if self._slices is not None:
+            await self._slices.synced.wait()
+            self._slices.subscribe(self._on_slice)
+        self._services.subscribe(self._on_service)
+        self._pods.subscribe(self._on_pod)
+        self._endpoints.subscribe(self._on_endpoints)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._queue.run())
+
+    def _on_service(self, old: Service | None, new: Service | None) -> None:
+        item = new or old
+        assert item is not None
+        key = key_of(item)
+        services = self._by_namespace.setdefault(key.namespace, {})
+        if new is None:
+            services.pop(key.name, None)
+            if not services:
+                del self._by_namespace[key.namespace]
+        else:
+            services[key.name] = new
+        self._queue.add(key)
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        item = new or old
+        assert item is not None
+        services = self._by_namespace.get(key_of(item).namespace)
+        if not services or (old and new and _shown(old) == _shown(new)):
+            return
+        for service in services.values():
+            if any(pod is not None and selects(service, pod) for pod in (old, new)):
+                self._queue.add(key_of(service))
+
+    def _on_endpoints(self, old: Endpoints | None, new: Endpoints | None) -> None:
+        item = new or old
+        assert item is not None
+        key = key_of(item)
+        if key.name in self._by_namespace.get(key.namespace, {}):
+            self._queue.add(key)
+
+    def _on_slice(self, old: EndpointSlice | None, new: EndpointSlice | None) -> None:
+        item = new or old
+        assert item is not None
+        name = _service_of(item)
+        if name:
+            self._queue.add(Key(key_of(item).namespace, name))
+
+    async def _write(self, key: Key) -> None:
+        service = self._services.get(key.name, key.namespace)
+        if service is not None and not (service.spec and service.spec.selector):
+            return  # somebody else's to write
+        wanted_slices: list[Object] = []
+        if service is None:
+            await self._remove(_path("v1", "endpoints", key))
+        else:
+            behind = backends(service, self._pods.items())
+            wanted = endpoints(service, behind)
+            held = self._endpoints.get(key.name, key.namespace)
+            await self._put(_path("v1", "endpoints", key), wanted, held, ("subsets",))
+            wanted_slices = slices(service, behind)
+        if self._slices is not None:
+            await self._write_slices(key, wanted_slices)
+
+    async def _write_slices(self, key: Key, wanted: list[Object]) -> None:
+        assert self._slices is not None
+        held = {
+            key_of(one).name: one
+            for one in self._slices.items()
+            if key_of(one).namespace == key.namespace and _service_of(one) == key.name
+        }
+        for one in wanted:
+            place = Key(key.namespace, one["metadata"]["name"])
+            path = _path("discovery.k8s.io/v1", "endpointslices", place)
+            await self._put(path, one, held.pop(place.name, None), ("endpoints", "ports"))
+        for name in held:
+            place = Key(key.namespace, name)
+            await self._remove(_path("discovery.k8s.io/v1", "endpointslices", place))
+
+    async def _put(
+        self, path: str, wanted: Object, held: HasMetadata | None, fields: tuple[str, ...]
+    ) -> None:
+        try:
+            if held is None:
+                await self._client.raw("POST", path.rpartition("/")[0], body=wanted)
+                return
+            present: Object = msgspec.to_builtins(held)
+            if all((present.get(name) or []) == (wanted.get(name) or []) for name in fields):
+                return
+            version = held.metadata.resourceVersion if held.metadata else None
+            metadata = {**wanted["metadata"], "resourceVersion": version}
+            await self._client.raw("PUT", path, body={**wanted, "metadata": metadata})
+        except ApiRefusal as error:
+            if error.code == 409:
+                raise WorldError(str(error), 0.0) from error
+            if error.code not in (403, 404):
+                raise  # 403 and 404: the namespace is going or gone
+
+    async def _remove(self, path: str) -> None:
+        try:
+            await self._client.raw("DELETE", path)
+        except ApiRefusal as error:
+            if error.code != 404:
+                raise
+
+
+def _shown(pod: Pod) -> Any:
+    """What of a pod its services show."""
+    metadata, spec, status = pod.metadata, pod.spec, pod.status
+    conditions = (status and status.conditions) or ()
+    return (
+        metadata and (metadata.labels, metadata.uid, metadata.deletionTimestamp is None),
+        spec and spec.nodeName,
+        status and (status.podIP, status.phase),
+        any(one.type == "Ready" and one.status == "True" for one in conditions),
+    )
+
+
+def _service_of(item: EndpointSlice) -> str:
+    """The service whose slice this is, if it is one of ours."""
+    labels = (item.metadata and item.metadata.labels) or {}
+    return labels.get(SERVICE_NAME, "") if labels.get(MANAGED_BY) == MANAGER else ""
+
+
+def _path(version: str, plural: str, key: Key) -> str:
+    root = "api" if version == "v1" else "apis"
+    return f"{root}/{version}/namespaces/{key.namespace}/{plural}/{key.name}"

@@ -1,0 +1,283 @@
+"""Notices nodes that fall silent, taints them, and moves their pods off.
+
+A node lives as long as its lease, or its status, changes: by this program's own clock, so that
+clocks of machines need not agree.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from lightkube.resources.coordination_v1 import Lease
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.errors import WorldError
+from unbroken.kube.cache import Key, key_of
+from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.clock import monotonic, rfc3339, wall
+from unbroken.kube.events import EventRecorder
+from unbroken.kube.informers import Informers
+from unbroken.kube.lease import NODE_LEASES
+from unbroken.kube.workqueue import WorkQueue
+
+from .node_rules import heartbeat, ready_status, silence, stay, wanted_taints
+
+log = logging.getLogger(__name__)
+
+STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+@dataclass(slots=True)
+class _Life:
+    """The last sign of life of a node."""
+
+    sign: str
+    seen: float
+    """By the monotonic clock."""
+
+
+class NodeLifecycle:
+    """Keeps conditions, taints and pods of nodes in line with whether the nodes live."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        informers: Informers,
+        recorder: EventRecorder,
+        grace_seconds: float,
+        orphan_seconds: float,
+    ) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._grace = grace_seconds
+        self._orphan_seconds = orphan_seconds
+        self._nodes = informers.of(Node)
+        self._pods = informers.of(Pod)
+        self._leases = informers.of(Lease)
+        self._lives: dict[str, _Life] = {}
+        self._by_node: dict[str, set[Key]] = {}
+        self._node_of: dict[Key, str] = {}
+        self._checks: WorkQueue[str] = WorkQueue("node", self._check, workers=4)
+        self._evictions: WorkQueue[Key] = WorkQueue("eviction", self._evict, workers=4)
+        self._orphans: WorkQueue[str] = WorkQueue("orphans", self._remove_orphans)
+
+    async def run(self) -> None:
+        """Follow the nodes until cancelled."""
+        for informer in (self._nodes, self._pods, self._leases):
+            await informer.synced.wait()
+        self._leases.subscribe(self._on_lease)
+        self._nodes.subscribe(self._on_node)
+        self._pods.subscribe(self._on_pod)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._checks.run())
+            tasks.create_task(self._evictions.run())
+            tasks.create_task(self._orphans.run())
+
+    def _on_lease(self, old: Lease | None, new: Lease | None) -> None:
+        if new is None or key_of(new).namespace != NODE_LEASES:
+            return
+        renewed = new.spec.renewTime if new.spec else None
+        self._sign(key_of(new).name, "lease", renewed.isoformat() if renewed else "")
+
+    def _sign(self, name: str, source: str, sign: str) -> None:
+        life = self._lives.get(name)
+        text = f"{source} {sign}"
+        if life is None:
+            self._lives[name] = _Life(text, monotonic())
+        elif life.sign != text:
+            life.sign, life.seen = text, monotonic()
+
+    def _on_node(self, old: Node | None, new: Node | None) -> None:
+        item = new or old
+        assert item is not None
+        name = key_of(item).name
+        if new is None:
+            self._lives.pop(name, None)
+            if self._by_node.get(name):
+                self._orphans.add_after(name, self._orphan_seconds)
+            return
+        if old is None or heartbeat(old) != heartbeat(new):
+            self._sign(name, "status", heartbeat(new))
+        if old is None or _matters(old) != _matters(new):
+            self._checks.add(name)
+            for key in self._by_node.get(name, ()):
+                self._evictions.add(key)
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        item = new or old
+        assert item is not None
+        key = key_of(item)
+        name = (new.spec.nodeName if new is not None and new.spec else None) or ""
+        before = self._node_of.pop(key, "")
+        if before:
+            self._by_node[before].discard(key)
+            if not self._by_node[before]:
+                del self._by_node[before]
+        if not name:
+            return
+        self._node_of[key] = name
+        self._by_node.setdefault(name, set()).add(key)
+        if before == name:
+            return
+        node = self._nodes.get(name)
+        if node is None:
+            self._orphans.add_after(name, self._orphan_seconds)
+        elif node.spec and node.spec.taints:
+            self._evictions.add(key)
+
+    async def _check(self, name: str) -> float | None:
+        node = self._nodes.get(name)
+        if node is None:
+            return None
+        life = self._lives.setdefault(name, _Life("", monotonic()))
+        left = life.seen + self._grace - monotonic()
+        conditions = silence(node, wall()) if left <= 0 else []
+        if conditions:
+            log.warning("node=%s ready=Unknown silent_seconds=%.0f", name, self._grace - left)
+            body: Object = {"status": {"conditions": conditions}}
+            await self._write(f"api/v1/nodes/{name}/status", body, STRATEGIC)
+            self._recorder.record(
+                node, "Normal", "NodeNotReady", f"Node {name} status is now: NodeNotReady"
+            )
+            # The rest follows when the change comes back.
+            return self._grace
+        await self._taint(node)
+        if ready_status(node) in ("False", "Unknown"):
+            await self._mark_pods(name)
+        return left if left > 0 else self._grace
+
+    async def _taint(self, node: Node) -> None:
+        taints = wanted_taints(node, wall())
+        if taints is None:
+            return
+        name = key_of(node).name
+        log.info("node=%s taints=%s", name, ",".join(f"{one.key}:{one.effect}" for one in taints))
+        version = node.metadata.resourceVersion if node.metadata else None
+        written = [
+            {
+                **{"key": one.key, "effect": one.effect},
+                **({"value": one.value} if one.value else {}),
+                **({"timeAdded": rfc3339(one.timeAdded.timestamp())} if one.timeAdded else {}),
+            }
+            for one in taints
+        ]
+        # The whole list, so with its version: others taint nodes too.
+        body: Object = {
+            "metadata": {"resourceVersion": version},
+            "spec": {"taints": written or None},
+        }
+        await self._write(f"api/v1/nodes/{name}", body, MERGE)
+
+    async def _mark_pods(self, name: str) -> None:
+        for key in sorted(self._by_node.get(name, ())):
+            pod = self._pods.get(key.name, key.namespace)
+            conditions = (pod and pod.status and pod.status.conditions) or ()
+            if pod is None or not any(
+                one.type == "Ready" and one.status == "True" for one in conditions
+            ):
+                continue
+            condition: Object = {
+                "type": "Ready",
+                "status": "False",
+                "lastTransitionTime": rfc3339(wall()),
+            }
+            await self._write(
+                f"api/v1/namespaces/{key.namespace}/pods/{key.name}/status",
+                {"status": {"conditions": [condition]}},
+                STRATEGIC,
+            )
+            self._recorder.record(pod, "Warning", "NodeNotReady", "Node is not ready")
+
+    async def _evict(self, key: Key) -> float | None:
+        pod = self._pods.get(key.name, key.namespace)
+        node = self._nodes.get(self._node_of.get(key, ""))
+        if pod is None or node is None or pod.metadata is None or pod.metadata.deletionTimestamp:
+            return None
+        now = wall()
+        until = stay(pod, (node.spec and node.spec.taints) or (), now).until
+        if until is None:
+            return None
+        if until > now:
+            return until - now
+        log.info("pod=%s node=%s evicted=taint", key, key_of(node).name)
+        message = f"Taint manager: deleting due to NoExecute taint on {key_of(node).name}"
+        await self._disrupt(pod, "DeletionByTaintManager", message)
+        self._recorder.record(
+            pod, "Normal", "TaintManagerEviction", f"Marking for deletion Pod {key}"
+        )
+        await self._delete(pod, None)
+        return None
+
+    async def _remove_orphans(self, name: str) -> None:
+        if self._nodes.get(name) is not None or not self._by_node.get(name):
+            return
+        try:
+            await self._client.raw("GET", f"api/v1/nodes/{name}")
+        except ApiRefusal as error:
+            if error.code != 404:
+                raise
+        else:
+            raise WorldError(f"node {name} is there, but not seen yet", 1.0)
+        for key in sorted(self._by_node.get(name, ())):
+            pod = self._pods.get(key.name, key.namespace)
+            if pod is None:
+                continue
+            log.info("pod=%s node=%s removed=orphan", key, name)
+            is_done = pod.status is not None and pod.status.phase in ("Succeeded", "Failed")
+            await self._disrupt(
+                pod,
+                "DeletionByPodGC",
+                "PodGC: node no longer exists",
+                None if is_done else "Failed",
+            )
+            await self._delete(pod, 0)
+
+    async def _disrupt(self, pod: Pod, reason: str, message: str, phase: str | None = None) -> None:
+        condition: Object = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": rfc3339(wall()),
+        }
+        status: Object = {"conditions": [condition], **({"phase": phase} if phase else {})}
+        await self._write(f"{_path(pod)}/status", {"status": status}, STRATEGIC)
+
+    async def _delete(self, pod: Pod, grace_seconds: int | None) -> None:
+        uid = pod.metadata.uid if pod.metadata else None
+        body: Object = {"preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            body["gracePeriodSeconds"] = grace_seconds
+        try:
+            await self._client.raw("DELETE", _path(pod), body=body)
+        except ApiRefusal as error:
+            if error.code not in (404, 409):
+                raise
+
+    async def _write(self, path: str, body: Object, headers: dict[str, str]) -> None:
+        try:
+            await self._client.raw("PATCH", path, body=body, headers=headers)
+        except ApiRefusal as error:
+            if error.code == 409:
+                raise WorldError(str(error), 0.0) from error
+            if error.code != 404:
+                raise
+
+
+def _matters(node: Node) -> object:
+    """What of a node decides about taints and pods; heartbeats do not."""
+    conditions = (node.status and node.status.conditions) or ()
+    spec = node.spec
+    return (
+        [(one.type, one.status) for one in conditions],
+        (spec and spec.taints) or [],
+        bool(spec and spec.unschedulable),
+    )
+
+
+def _path(pod: Pod) -> str:
+    key = key_of(pod)
+    return f"api/v1/namespaces/{key.namespace}/pods/{key.name}"

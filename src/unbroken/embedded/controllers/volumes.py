@@ -1,0 +1,304 @@
+"""Binds PersistentVolumeClaims to volumes, and makes directories into volumes where none fits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from pathlib import Path
+
+from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim, Pod
+
+from unbroken.errors import WorldError
+from unbroken.kube.cache import HasMetadata, Key, key_of
+from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.events import EventRecorder
+from unbroken.kube.informers import Informers
+from unbroken.kube.workqueue import WorkQueue
+
+from .volume_rules import (
+    CLAIM_PROTECTION,
+    PROVISIONED_BY,
+    PROVISIONER,
+    VOLUME_PROTECTION,
+    Bind,
+    Provision,
+    Wait,
+    bind,
+    directory_name,
+    is_claimed_by,
+    is_provisioned,
+)
+
+log = logging.getLogger(__name__)
+
+MERGE = {"Content-Type": "application/merge-patch+json"}
+VOLUMES = "api/v1/persistentvolumes"
+
+
+class VolumeBinder:
+    """Binds claims, marks volumes, and removes what is reclaimed.
+
+    One worker: two claims must not be given one volume.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        informers: Informers,
+        recorder: EventRecorder,
+        directory: Path,
+    ) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._directory = directory
+        self._claims = informers.of(PersistentVolumeClaim)
+        self._volumes = informers.of(PersistentVolume)
+        self._pods = informers.of(Pod)
+        self._queue: WorkQueue[tuple[str, Key]] = WorkQueue("volume", self._look)
+
+    async def run(self) -> None:
+        """Bind until cancelled."""
+        for informer in (self._claims, self._volumes, self._pods):
+            await informer.synced.wait()
+        self._claims.subscribe(self._on_claim)
+        self._volumes.subscribe(self._on_volume)
+        self._pods.subscribe(self._on_pod)
+        await self._queue.run()
+
+    def _on_claim(
+        self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None
+    ) -> None:
+        item = new or old
+        assert item is not None
+        self._queue.add(("claim", key_of(item)))
+        if item.spec and item.spec.volumeName:
+            self._queue.add(("volume", Key("", item.spec.volumeName)))
+
+    def _on_volume(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
+        item = new or old
+        assert item is not None
+        self._queue.add(("volume", key_of(item)))
+        for claim in self._claims.items():
+            if claim.status is None or claim.status.phase != "Bound":
+                self._queue.add(("claim", key_of(claim)))
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        # Only a pod that ends matters: it may have held a claim that is being deleted.
+        if old is None or (new is not None and not _is_done(new)):
+            return
+        for name in _claims_of(old):
+            self._queue.add(("claim", Key(key_of(old).namespace, name)))
+
+    async def _look(self, what: tuple[str, Key]) -> None:
+        kind, key = what
+        try:
+            if kind == "claim":
+                claim = self._claims.get(key.name, key.namespace)
+                if claim is not None:
+                    await self._look_at_claim(claim)
+            else:
+                volume = self._volumes.get(key.name)
+                if volume is not None:
+                    await self._look_at_volume(volume)
+        except ApiRefusal as error:
+            if error.code == 409:
+                raise WorldError(str(error), 0.0) from error
+            if error.code != 404:
+                raise
+
+    async def _look_at_claim(self, claim: PersistentVolumeClaim) -> None:
+        metadata = claim.metadata
+        assert metadata is not None
+        if metadata.deletionTimestamp is not None:
+            await self._release_claim(claim)
+        elif claim.status is None or claim.status.phase != "Bound":
+            match bind(claim, self._volumes.items()):
+                case Bind(volume):
+                    await self._bind(claim, volume)
+                case Provision():
+                    await self._provision(claim)
+                case Wait(reason, message):
+                    if reason:
+                        self._recorder.record(claim, "Normal", reason, message)
+
+    async def _release_claim(self, claim: PersistentVolumeClaim) -> None:
+        """Let a deleted claim go once no pod uses it."""
+        metadata = claim.metadata
+        assert metadata is not None
+        key = key_of(claim)
+        finalizers = metadata.finalizers or []
+        used = any(
+            key_of(pod).namespace == key.namespace
+            and key.name in _claims_of(pod)
+            and not _is_done(pod)
+            for pod in self._pods.items()
+        )
+        if CLAIM_PROTECTION in finalizers and not used:
+            await self._drop_finalizer(_claim_path(key), claim, CLAIM_PROTECTION)
+
+    async def _drop_finalizer(self, path: str, item: HasMetadata, name: str) -> None:
+        metadata = item.metadata
+        assert metadata is not None
+        left = [one for one in getattr(metadata, "finalizers", None) or () if one != name]
+        body: Object = {
+            "metadata": {"resourceVersion": metadata.resourceVersion, "finalizers": left or None}
+        }
+        await self._client.raw("PATCH", path, body=body, headers=MERGE)
+
+    async def _provision(self, claim: PersistentVolumeClaim) -> None:
+        assert claim.metadata is not None
+        assert claim.spec is not None
+        uid = claim.metadata.uid
+        path = self._directory / directory_name(claim)
+        await asyncio.to_thread(path.mkdir, mode=0o700, parents=True, exist_ok=True)
+        wanted = claim.spec
+        requests = wanted.resources.requests if wanted.resources else None
+        body: Object = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"pvc-{uid}", "annotations": {PROVISIONED_BY: PROVISIONER}},
+            "spec": {
+                "capacity": {"storage": (requests or {}).get("storage", "0")},
+                "accessModes": wanted.accessModes,
+                "volumeMode": wanted.volumeMode or "Filesystem",
+                "persistentVolumeReclaimPolicy": "Delete",
+                "hostPath": {"path": str(path), "type": "DirectoryOrCreate"},
+                "claimRef": _reference(claim),
+                **(
+                    {"storageClassName": wanted.storageClassName} if wanted.storageClassName else {}
+                ),
+            },
+        }
+        try:
+            await self._client.raw("POST", VOLUMES, body=body)
+        except ApiRefusal as error:
+            if error.code != 409:
+                self._recorder.record(claim, "Warning", "ProvisioningFailed", str(error))
+                raise
+            return  # made by an earlier run; it will be seen
+        log.info("claim=%s provisioned=%s", key_of(claim), path)
+        message = f"Successfully provisioned volume pvc-{uid}"
+        self._recorder.record(claim, "Normal", "ProvisioningSucceeded", message)
+
+    async def _bind(self, claim: PersistentVolumeClaim, volume: PersistentVolume) -> None:
+        assert volume.spec is not None
+        assert volume.metadata is not None
+        assert claim.metadata is not None
+        assert claim.spec is not None
+        name, key = key_of(volume).name, key_of(claim)
+        reference = volume.spec.claimRef
+        if reference is None or reference.uid != claim.metadata.uid:
+            body: Object = {
+                "metadata": {"resourceVersion": volume.metadata.resourceVersion},
+                "spec": {"claimRef": _reference(claim)},
+            }
+            await self._client.raw("PATCH", f"{VOLUMES}/{name}", body=body, headers=MERGE)
+        await self._mark_volume(name, "Bound")
+        if claim.spec.volumeName != name:
+            annotations = {
+                "pv.kubernetes.io/bind-completed": "yes",
+                "pv.kubernetes.io/bound-by-controller": "yes",
+            }
+            body = {"metadata": {"annotations": annotations}, "spec": {"volumeName": name}}
+            await self._client.raw("PATCH", _claim_path(key), body=body, headers=MERGE)
+        status: Object = {
+            "phase": "Bound",
+            "accessModes": volume.spec.accessModes,
+            "capacity": volume.spec.capacity,
+        }
+        await self._client.raw(
+            "PATCH", f"{_claim_path(key)}/status", body={"status": status}, headers=MERGE
+        )
+        log.info("claim=%s volume=%s bound=yes", key, name)
+
+    async def _mark_volume(self, name: str, phase: str) -> None:
+        body: Object = {"status": {"phase": phase}}
+        await self._client.raw("PATCH", f"{VOLUMES}/{name}/status", body=body, headers=MERGE)
+
+    async def _look_at_volume(self, volume: PersistentVolume) -> None:
+        assert volume.spec is not None
+        assert volume.metadata is not None
+        name = key_of(volume).name
+        phase = (volume.status and volume.status.phase) or "Pending"
+        reference = volume.spec.claimRef
+        claim = reference and self._claims.get(reference.name or "", reference.namespace)
+        is_bound = bool(claim and reference and reference.uid and is_claimed_by(volume, claim))
+        deleting = volume.metadata.deletionTimestamp is not None
+        if deleting and not is_bound:
+            await self._forget_volume(volume)
+        elif reference is None or not reference.uid:
+            if phase != "Available" and not deleting:
+                await self._mark_volume(name, "Available")
+        elif not is_bound:
+            await self._reclaim(volume, phase)
+
+    async def _reclaim(self, volume: PersistentVolume, phase: str) -> None:
+        """The claim of the volume is gone."""
+        assert volume.spec is not None
+        reference = volume.spec.claimRef
+        assert reference is not None
+        name = key_of(volume).name
+        path = _claim_path(Key(reference.namespace or "", reference.name or ""))
+        if await self._exists(path, reference.uid or ""):
+            raise WorldError(f"the claim of volume {name} is there, but not seen yet", 0.5)
+        if phase != "Released":
+            await self._mark_volume(name, "Released")
+        if volume.spec.persistentVolumeReclaimPolicy == "Delete" and is_provisioned(volume):
+            # The directory first: without its volume nobody would come back for it.
+            await asyncio.to_thread(self._remove_directory, volume)
+            await self._client.raw("DELETE", f"{VOLUMES}/{name}")
+
+    async def _exists(self, path: str, uid: str) -> bool:
+        try:
+            body = await self._client.raw("GET", path)
+        except ApiRefusal as error:
+            if error.code == 404:
+                return False
+            raise
+        return f'"{uid}"'.encode() in body
+
+    async def _forget_volume(self, volume: PersistentVolume) -> None:
+        assert volume.metadata is not None
+        if VOLUME_PROTECTION in (volume.metadata.finalizers or ()):
+            path = f"{VOLUMES}/{key_of(volume).name}"
+            await self._drop_finalizer(path, volume, VOLUME_PROTECTION)
+
+    def _remove_directory(self, volume: PersistentVolume) -> None:
+        assert volume.spec is not None
+        if volume.spec.hostPath is None:
+            return
+        path = Path(volume.spec.hostPath.path)
+        # Someone may have edited the object: nothing outside of our own directory is removed.
+        if path.parent != self._directory or path.is_symlink():
+            log.warning("volume=%s kept=%s", key_of(volume).name, path)
+            return
+        shutil.rmtree(path, ignore_errors=True)
+        log.info("volume=%s removed=%s", key_of(volume).name, path)
+
+
+def _claims_of(pod: Pod) -> list[str]:
+    return [
+        volume.persistentVolumeClaim.claimName
+        for volume in (pod.spec and pod.spec.volumes) or ()
+        if volume.persistentVolumeClaim is not None
+    ]
+
+
+def _is_done(pod: Pod) -> bool:
+    return pod.status is not None and pod.status.phase in ("Succeeded", "Failed")
+
+
+def _claim_path(key: Key) -> str:
+    return f"api/v1/namespaces/{key.namespace}/persistentvolumeclaims/{key.name}"
+
+
+def _reference(claim: PersistentVolumeClaim) -> Object:
+    key = key_of(claim)
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "namespace": key.namespace,
+        "name": key.name,
+        "uid": claim.metadata.uid if claim.metadata else None,
+    }
