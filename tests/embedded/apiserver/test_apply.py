@@ -272,6 +272,14 @@ def test_an_item_stays_while_somebody_has_part_of_it() -> None:
     }
 
 
+def test_what_nobody_has_stays() -> None:
+    live = apply(None, config_map(labels={"x": "1"}), "one", 1)
+    live = apply(live, config_map(labels={"y": "1"}), "two", 2)
+    labels = {**live["metadata"]["labels"], "z": "1"}
+    live = {**live, "metadata": {**live["metadata"], "labels": labels}}
+    assert apply(live, config_map(), "one", 3)["metadata"]["labels"] == {"y": "1", "z": "1"}
+
+
 def test_items_are_known_by_all_their_keys_with_defaults() -> None:
     def ports(*found: tuple[int, str | None]) -> Object:
         listed = [{"containerPort": n, **({"protocol": p} if p else {})} for n, p in found]

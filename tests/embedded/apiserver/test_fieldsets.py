@@ -141,7 +141,8 @@ def test_metadata_is_known_whatever_the_schema() -> None:
             "f:ownerReferences": {'k:{"uid":"u"}': {}},
         }
     }
-    for schema in (FREE, CUSTOM, POD):
+    bare = Schema({"type": "object", "properties": {"metadata": {"type": "object"}}}, {})
+    for schema in (FREE, CUSTOM, POD, bare):
         assert field_set({"metadata": meta}, schema) == expected
 
 

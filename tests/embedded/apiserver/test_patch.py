@@ -21,7 +21,13 @@ from unbroken.embedded.apiserver.patch import (
 )
 from unbroken.embedded.apiserver.status import ApiError, Object
 
-TARGET: Object = {"data": {"x": "1", "y": "2"}, "items": [1, 2, 3], "a/b": {"m~n": 0}, "n": None}
+TARGET: Object = {
+    "data": {"x": "1", "y": "2"},
+    "items": [1, 2, 3],
+    "a/b": {"m~n": 0},
+    "~1": 0,
+    "n": None,
+}
 
 SCALARS = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "b"])
 KEYS = st.sampled_from(["a", "b", "c", "d"])
@@ -54,6 +60,7 @@ def op(name: str, path: str, **more: Any) -> Object:
         ([op("remove", "/data/x"), op("remove", "/data/y")], {"data": {}}),
         ([op("replace", "/items/1", value={"k": 1})], {"items": [1, {"k": 1}, 3]}),
         ([op("replace", "/a~1b/m~0n", value=1)], {"a/b": {"m~n": 1}}),
+        ([op("replace", "/~01", value=1)], {"~1": 1}),
         ([op("copy", "/items/0", source="/data/x")], {"items": ["1", 1, 2, 3]}),
         ([op("move", "/data/x", source="/data/y")], {"data": {"x": "2"}}),
         ([op("move", "/items/2", source="/items/0")], {"items": [2, 3, 1]}),
