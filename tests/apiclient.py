@@ -1,0 +1,247 @@
+"""A plain HTTP client that hides nothing of what an API server answers.
+
+Paths are written short: `pods/a/status` is core/v1, `apps/v1:deployments/a` another group, both in
+the namespace of the client if it has one; what starts with `/` is taken as it is.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from email.message import Message
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from clusters import Cluster
+
+Object = dict[str, Any]
+SECONDS = 20
+"""Until an answer, or the next event of a watch, must have come."""
+PATCHES = {
+    "json": "application/json-patch+json",
+    "merge": "application/merge-patch+json",
+    "strategic": "application/strategic-merge-patch+json",
+    "apply": "application/apply-patch+yaml",
+}
+
+
+class Answer:
+    """What the server answered to one request."""
+
+    def __init__(self, code: int, headers: Message, body: bytes) -> None:
+        self.code = code
+        self.headers = headers
+        self.body = body
+
+    def __repr__(self) -> str:
+        return f"<{self.code} {self.body[:600].decode(errors='replace')}>"
+
+    @property
+    def object(self) -> Object:
+        """The body as JSON."""
+        decoded: Object = json.loads(self.body)
+        return decoded
+
+    @property
+    def made(self) -> Object:
+        """The body of a success; the test fails with the whole answer if it was none."""
+        assert 200 <= self.code < 300, self
+        return self.object
+
+    @property
+    def reason(self) -> str | None:
+        """Of a Status."""
+        return self.object.get("reason")
+
+    @property
+    def message(self) -> str:
+        """Of a Status."""
+        text: str = self.object["message"]
+        return text
+
+    @property
+    def causes(self) -> set[tuple[str, str]]:
+        """(reason, field) of every cause of a Status."""
+        causes = self.object.get("details", {}).get("causes", [])
+        return {(cause.get("reason", ""), cause.get("field", "")) for cause in causes}
+
+    @property
+    def failure(self) -> tuple[int, str | None]:
+        """(code, reason), after a check that the body is a Status that says the same."""
+        status = self.object
+        assert (status["kind"], status["apiVersion"]) == ("Status", "v1"), self
+        assert (status["status"], status["code"]) == ("Failure", self.code), self
+        assert status["message"], self
+        return self.code, status.get("reason")
+
+
+class Watch:
+    """An open watch."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    def event(self) -> Object:
+        """Wait for the next event."""
+        line = self._response.readline()
+        assert line, "the watch has ended"
+        event: Object = json.loads(line)
+        return event
+
+    def events(self, count: int) -> list[tuple[str, str]]:
+        """Wait for as many events: (type, name) of each."""
+        events = [self.event() for _ in range(count)]
+        return [(event["type"], event["object"]["metadata"].get("name")) for event in events]
+
+    def rest(self) -> list[Object]:
+        """All events until the server ends the watch."""
+        return [json.loads(line) for line in self._response]
+
+
+class Api:
+    """Requests to one cluster, in one namespace if it is given."""
+
+    def __init__(self, cluster: Cluster, namespace: str | None = None) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self._local = threading.local()
+        self._context = ssl.create_default_context(cadata=cluster.ca) if cluster.ca else None
+
+    @property
+    def minor(self) -> int:
+        """Of the server's version."""
+        return self.cluster.minor
+
+    def within(self, namespace: str) -> Api:
+        """The same client for another namespace."""
+        other = Api(self.cluster, namespace)
+        other._local = self._local
+        other._context = self._context
+        return other
+
+    def path(self, what: str) -> str:
+        """The whole path of what is written short."""
+        if what.startswith("/"):
+            return what
+        group = re.match(r"([a-z0-9.-]+/v\w+):(.*)", what)
+        start = f"/apis/{group[1]}" if group else "/api/v1"
+        place = f"/namespaces/{self.namespace}" if self.namespace else ""
+        return f"{start}{place}/{group[2] if group else what}"
+
+    def send(
+        self,
+        method: str,
+        what: str,
+        body: object = None,
+        content: str = "application/json",
+        headers: dict[str, str] | None = None,
+        query: Object | None = None,
+    ) -> Answer:
+        """One request; `body` is sent as it is if it is bytes or text, else as JSON."""
+        connection = self._connection()
+        target, sent = self._request(what, body, content, query or {})
+        try:
+            connection.request(method, target[0], target[1], {**sent, **(headers or {})})
+            response = connection.getresponse()
+            answer = Answer(response.status, response.headers, response.read())
+        except (http.client.HTTPException, OSError):
+            connection.close()
+            raise
+        if response.will_close:
+            connection.close()
+        return answer
+
+    def get(self, what: str, **query: object) -> Answer:
+        """GET as JSON."""
+        return self.send("GET", what, query=query)
+
+    def post(self, what: str, body: object, **query: object) -> Answer:
+        """POST of JSON."""
+        return self.send("POST", what, body, query=query)
+
+    def put(self, what: str, body: object, **query: object) -> Answer:
+        """PUT of JSON."""
+        return self.send("PUT", what, body, query=query)
+
+    def patch(self, kind: str, what: str, body: object, **query: object) -> Answer:
+        """PATCH of a kind of `PATCHES`."""
+        return self.send("PATCH", what, body, PATCHES[kind], query=query)
+
+    def delete(self, what: str, options: Object | None = None, **query: object) -> Answer:
+        """DELETE, with DeleteOptions as the body if they are given."""
+        return self.send("DELETE", what, options, query=query)
+
+    def apply(
+        self, what: str, body: object, manager: str = "one", force: bool = False, **query: object
+    ) -> Answer:
+        """Server-side apply."""
+        if force:
+            query["force"] = "true"
+        return self.patch("apply", what, body, fieldManager=manager, **query)
+
+    @contextmanager
+    def watch(
+        self, what: str, headers: dict[str, str] | None = None, **query: object
+    ) -> Iterator[Watch]:
+        """A watch on a connection of its own."""
+        query = {"watch": "true", **query}
+        with closing(self._connect()) as connection:
+            target, sent = self._request(what, None, "", query)
+            connection.request("GET", target[0], None, {**sent, **(headers or {})})
+            response = connection.getresponse()
+            assert response.status == 200, Answer(
+                response.status, response.headers, response.read()
+            )
+            # The response keeps the socket open on its own account.
+            with closing(response):
+                yield Watch(response)
+
+    def until(self, collection: str, name: str, holds: Callable[[Object], bool]) -> Object:
+        """Wait until an object that exists is as wanted, or until it is gone."""
+        selector = f"metadata.name={name}"
+        listed = self.get(collection, fieldSelector=selector).made
+        for item in listed["items"]:
+            if holds(item):
+                found: Object = item
+                return found
+        version = listed["metadata"]["resourceVersion"]
+        with self.watch(collection, fieldSelector=selector, resourceVersion=version) as events:
+            while True:
+                event = events.event()
+                if event["type"] == "DELETED" or holds(event["object"]):
+                    changed: Object = event["object"]
+                    return changed
+
+    def _connection(self) -> http.client.HTTPConnection:
+        """This thread's connection; http.client opens it again after it was closed."""
+        if not hasattr(self._local, "connection"):
+            self._local.connection = self._connect()
+        connection: http.client.HTTPConnection = self._local.connection
+        return connection
+
+    def _connect(self) -> http.client.HTTPConnection:
+        place = urlsplit(self.cluster.url)
+        assert place.hostname
+        if self._context is None:
+            return http.client.HTTPConnection(place.hostname, place.port, timeout=SECONDS)
+        return http.client.HTTPSConnection(
+            place.hostname, place.port, timeout=SECONDS, context=self._context
+        )
+
+    def _request(
+        self, what: str, body: object, content: str, query: Object
+    ) -> tuple[tuple[str, bytes | None], dict[str, str]]:
+        headers = {**self.cluster.headers, "Accept": "application/json"}
+        data: bytes | None = None
+        if body is not None:
+            headers["Content-Type"] = content
+            data = body if isinstance(body, bytes) else None
+            if data is None:
+                data = (body if isinstance(body, str) else json.dumps(body)).encode()
+        target = self.path(what) + (f"?{urlencode(query)}" if query else "")
+        return (target, data), headers

@@ -1,0 +1,57 @@
+"""What all tests share: API servers that are started once for each test process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from clusters import CannotStartError, Cluster, embedded_cluster, real_cluster
+
+STARTERS = {"real": real_cluster, "embedded": embedded_cluster}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker for what is younger than the real server."""
+    config.addinivalue_line(
+        "markers", "since(minor, what): needs Kubernetes 1.minor or newer, which brought `what`"
+    )
+
+
+@pytest.fixture(scope="session")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Cluster]]:
+    """Starts a cluster when it is first asked for; all are stopped at the end.
+
+    Not done by the parametrized fixture itself: pytest would stop and start the servers whenever
+    the parameter changes, which under xdist is twice a file.
+    """
+    started: dict[str, Cluster] = {}
+    failed: dict[str, Exception] = {}
+    with ExitStack() as stack:
+
+        def get(name: str) -> Cluster:
+            if name not in started and name not in failed:
+                folder = tmp_path_factory.mktemp(name)
+                try:
+                    started[name] = stack.enter_context(STARTERS[name](folder))
+                except (CannotStartError, RuntimeError) as error:
+                    failed[name] = error
+            if name in started:
+                return started[name]
+            if isinstance(failed[name], CannotStartError):
+                pytest.skip(str(failed[name]))
+            raise failed[name]
+
+        yield get
+
+
+@pytest.fixture(params=[pytest.param("real", marks=pytest.mark.realkube), "embedded"])
+def cluster(request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]) -> Cluster:
+    """Each of the two API servers in turn; the test must hold for both."""
+    found = clusters(request.param)
+    for mark in request.node.iter_markers("since"):
+        minor, what = mark.args
+        if found.minor < minor:
+            pytest.skip(f"{found.name} is v1.{found.minor}; {what} came with v1.{minor}")
+    return found

@@ -1,0 +1,97 @@
+"""Objects that many cases start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from apiclient import Api, Object
+
+CRDS = "apiextensions.k8s.io/v1:customresourcedefinitions"
+
+
+def config_map(name: str, **data: str) -> Object:
+    """A config map with `data`."""
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+
+
+def pod(name: str, labels: dict[str, str] | None = None, **spec: Any) -> Object:
+    """A pod of one container; `spec` adds to its spec or replaces what is there."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": {"containers": [{"name": "main", "image": "busybox"}], **spec},
+    }
+
+
+def deployment(name: str, replicas: int = 1, image: str = "busybox") -> Object:
+    """A deployment of pods with one container."""
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": {"app": name}},
+                "spec": {"containers": [{"name": "main", "image": image}]},
+            },
+        },
+    }
+
+
+def definition(group: str, schema: Object, **version: Any) -> Object:
+    """A definition of Widgets in `group`; `version` adds to its only version, v1."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"widgets.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {"plural": "widgets", "singular": "widget", "kind": "Widget"},
+            "versions": [
+                {
+                    "name": "v1",
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                    **version,
+                }
+            ],
+        },
+    }
+
+
+def widget(group: str, name: str, **fields: Any) -> Object:
+    """A Widget of `definition`."""
+    return {
+        "apiVersion": f"{group}/v1",
+        "kind": "Widget",
+        "metadata": {"name": name},
+        **fields,
+    }
+
+
+def is_established(found: Object) -> bool:
+    """True when the server serves what the definition defines."""
+    conditions = found.get("status", {}).get("conditions") or []
+    return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
+
+
+def define(api: Api, body: Object) -> Object:
+    """Create a definition and wait until its objects are served."""
+    made = api.within("").post(CRDS, body).made
+    return api.within("").until(CRDS, made["metadata"]["name"], is_established)
+
+
+def open_schema(**properties: Any) -> Object:
+    """Schema of an object whose `spec` has `properties`."""
+    return {
+        "type": "object",
+        "properties": {
+            "spec": {"type": "object", "properties": properties},
+            "status": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        },
+    }
