@@ -72,7 +72,12 @@ async def serving(directory: Path, port: int = 0) -> AsyncIterator[Serving]:
         server = ApiServer(store, catalogue, _surroundings(), identity.token, proxy)
         bootstrap.create_defaults(store, catalogue, _surroundings())
         runner = web.ServerRunner(
-            web.Server(server.handle, request_factory=_request, handler_cancellation=True),
+            web.Server(
+                server.handle,
+                request_factory=_request,
+                handler_cancellation=True,
+                access_log=None,
+            ),
             shutdown_timeout=0.5,
         )
         try:

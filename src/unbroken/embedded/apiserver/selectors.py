@@ -235,13 +235,16 @@ def field_value(content: Object, path: str) -> str:
     if path == "source" and isinstance(content.get("source"), dict):
         # Events are selected by the component that reported them.
         return str(content["source"].get("component") or content.get("reportingComponent") or "")
+    # Events are stored in the form of core/v1, whichever form the client names.
+    stored = _CORE_NAMES.get(path, path).replace("regarding.", "involvedObject.")
     value: Any = content
-    for part in path.split("."):
+    for part in stored.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     if value is None:
         return _ABSENT.get(path, "")
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+_CORE_NAMES = {"reportingController": "reportingComponent"}
 _ABSENT = {"spec.unschedulable": "false", "spec.hostNetwork": "false", "status.successful": "0"}
 """Fields whose zero value Kubernetes compares where they are left out."""
