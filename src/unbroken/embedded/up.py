@@ -22,9 +22,12 @@ from unbroken.embedded.apiserver.driver import Serving, serving
 from unbroken.errors import WorldError
 from unbroken.kube.client import connect
 from unbroken.kube.clock import wall
+from unbroken.kube.informers import Informers
 
+from . import networks
 from .controllers import ControllerOptions, run_controllers
 from .node import NodeOptions, run_node, stop_pods
+from .node.addresses import NODES_MAX
 from .scheduler import run_scheduler
 
 log = logging.getLogger(__name__)
@@ -157,15 +160,18 @@ async def _run_parts(
     assert started is not None
     state = State(os.getpid(), started, server.url, str(server.kubeconfig), wall())
     controllers = ControllerOptions(volume_directory=paths.directory / "volumes")
+    informers = Informers(client)
+    first_index = networks.claim(paths.directory) * NODES_MAX
     try:
         async with asyncio.TaskGroup() as parts:
             running_parts = [
-                parts.create_task(run_controllers(client, controllers), name="controllers"),
-                parts.create_task(run_scheduler(client), name="scheduler"),
+                parts.create_task(informers.run(), name="informers"),
+                parts.create_task(run_controllers(client, controllers, informers)),
+                parts.create_task(run_scheduler(client, informers), name="scheduler"),
             ]
             registered = [asyncio.Event() for _ in range(options.nodes)]
             for index, event in enumerate(registered):
-                node = _node_options(paths, options, server, index)
+                node = _node_options(paths, options, server, first_index + index, f"node-{index}")
                 part = run_node(client, node, on_registered=event.set)
                 running_parts.append(parts.create_task(part, name=node.name))
             for event in registered:
@@ -180,9 +186,8 @@ async def _run_parts(
 
 
 def _node_options(
-    paths: Paths, options: ClusterOptions, server: Serving, index: int
+    paths: Paths, options: ClusterOptions, server: Serving, index: int, name: str
 ) -> NodeOptions:
-    name = f"node-{index}"
     machine = machine_size()
     return NodeOptions(
         name=name,

@@ -1,0 +1,44 @@
+"""Two clusters on one machine never share an address."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from unbroken.embedded import networks
+from unbroken.embedded.node.addresses import NODES_MAX, node_address
+
+
+@pytest.fixture(autouse=True)
+def own_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims of this test alone."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+
+
+def made(path: Path) -> Path:
+    """A cluster's directory."""
+    path.mkdir()
+    return path
+
+
+def test_a_directory_keeps_its_number_and_no_other_gets_it(tmp_path: Path) -> None:
+    one, two = made(tmp_path / "one"), made(tmp_path / "two")
+    first = networks.claim(one)
+    assert networks.claim(two) != first
+    assert networks.claim(one) == first
+
+
+def test_the_number_of_a_directory_that_is_gone_is_given_again(tmp_path: Path) -> None:
+    one = made(tmp_path / "one")
+    first = networks.claim(one)
+    one.rmdir()
+    assert networks.claim(made(tmp_path / "two")) == first
+
+
+def test_a_number_that_somebody_else_serves_is_passed_over(tmp_path: Path) -> None:
+    first = networks.claim(made(tmp_path / "one"))
+    (tmp_path / "one").rmdir()
+    with socket.create_server((node_address(first * NODES_MAX), networks.KUBELET_PORT)):
+        assert networks.claim(made(tmp_path / "two")) != first
