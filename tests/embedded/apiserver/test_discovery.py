@@ -131,7 +131,7 @@ def test_the_aggregated_form_splits_core_and_groups(form: str) -> None:
 
 def test_an_aggregated_resource_says_all_of_its_row() -> None:
     [version] = discovery.aggregated(KINDS, "/apis", "v2")["items"][0]["versions"]
-    identity = {"group": "apps", "version": "v1", "kind": "Deployment"}
+    identity = {"group": "", "version": "", "kind": "Deployment"}
     scale = {"group": "autoscaling", "version": "v1", "kind": "Scale"}
     assert version == {
         "version": "v1",

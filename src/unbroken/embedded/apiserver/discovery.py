@@ -201,7 +201,8 @@ def _subresource_row(kind: Kind, part: Subresource) -> Object:
 
 
 def _discovered(kind: Kind, version: Version) -> Object:
-    identity = {"group": kind.group, "version": version.name, "kind": kind.kind}
+    # Group and version are left empty where they are those of the page (apiserver v1.33).
+    identity = {"group": "", "version": "", "kind": kind.kind}
     found: Object = {
         "resource": kind.plural,
         "responseKind": identity,

@@ -114,6 +114,16 @@ def _service(content: Object) -> list[Cause]:
     return causes + names.validate_labels(spec.get("selector") or {}, "spec.selector")
 
 
+def _service_update(old: Object, new: Object) -> list[Cause]:
+    before, after = old["spec"], new.get("spec") or {}
+    if before.get("type") == "ExternalName" or after.get("type") == "ExternalName":
+        return []
+    if before.get("clusterIPs") == after.get("clusterIPs"):
+        return []
+    text = "may not change once set"
+    return [invalid_value("spec.clusterIPs[0]", after.get("clusterIPs"), text)]
+
+
 def _node(content: Object) -> list[Cause]:
     causes: list[Cause] = []
     for index, taint in enumerate((content.get("spec") or {}).get("taints") or []):
@@ -309,7 +319,7 @@ RULES: dict[str, tuple[Check | None, CheckUpdate | None]] = {
     "pods": (validate_pod, validate_pod_update),
     "configmaps": (_data, _data_update),
     "secrets": (_secret, _data_update),
-    "services": (_service, None),
+    "services": (_service, _service_update),
     "nodes": (_node, None),
     "persistentvolumeclaims": (_claim, _claim_update),
     "persistentvolumes": (_volume, None),

@@ -232,7 +232,8 @@ class ApiServer:
             event = {"type": "ERROR", "object": error.as_object()}
             await response.write(msgspec.json.encode(event) + b"\n")
         except _WatchEndedError:
-            pass
+            if options.has_bookmarks:
+                await response.write(watch.bookmark())
         await response.write_eof()
         return response
 

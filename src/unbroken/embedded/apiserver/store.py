@@ -88,8 +88,8 @@ class Collection:
 
     entries: dict[Key, Entry] = field(default_factory=dict)
     changes: deque[Change] = field(default_factory=deque)
-    compacted: int = 0
-    """Changes up to this version are gone."""
+    compacted: int = 2
+    """Changes up to this version are gone; a version that was never handed out is too old too."""
     dropped: int = 0
     """Changes ever removed from `changes`: changes[0] is number `dropped`."""
     unswept: int = 0
@@ -164,7 +164,7 @@ class Store:
         self._path = path
         self._database: sqlite3.Connection | None = None
         self._collections: dict[str, Collection] = {}
-        self.version = 1
+        self.version = 2
         """Version of the newest write; grows by one with each."""
 
     def open(self) -> None:

@@ -40,6 +40,7 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 PATCHES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
+APPLIED_TO_STATUS = ("apiVersion", "kind", "metadata", "status")
 CRD_RESOURCE = "customresourcedefinitions.apiextensions.k8s.io"
 GENERATED_NAME_TRIES = 8
 """Names tried for generateName before AlreadyExists (kube-apiserver v1.30)."""
@@ -99,17 +100,19 @@ class Writer:
             raise bad_request("resourceVersion should not be set on objects to be created")
         for name in (*SERVER_OWNED, "resourceVersion"):
             meta.pop(name, None)
-        if not is_apply:
-            meta["managedFields"] = self._tracked(target, None, content, options)
         self._name(target, meta)
         admission.check_namespace(self._store, target)
         if target.version.has_status and not admission.keeps_status(target.kind):
             content.pop("status", None)
-        content = to_storage(target.kind, content)
-        content["apiVersion"] = target.kind.api_version(target.kind.storage_version)
         meta["uid"] = self._around.new_uid()
         meta["creationTimestamp"] = self._around.timestamp()
         self._complete(target, content)
+        if not is_apply:
+            meta["managedFields"] = self._tracked(target, None, content, options)
+        if not meta["managedFields"]:
+            del meta["managedFields"]
+        content = to_storage(target.kind, content)
+        content["apiVersion"] = target.kind.api_version(target.kind.storage_version)
         if admission.has_generation(target.kind):
             meta["generation"] = 1
         admission.complete_new(self._store, self._catalogue, target.kind, content)
@@ -126,7 +129,10 @@ class Writer:
         content = self._understood(target, content, options, warnings)
         old = self._present(target, live)
         self._check_precondition(target, old["metadata"], content["metadata"])
+        if target.kind.is_custom and not content["metadata"].get("resourceVersion"):
+            raise _version_missing(target, old["metadata"]["name"])
         content = self._carried(target, old, content)
+        self._complete(target, content)
         content["metadata"]["managedFields"] = self._tracked(target, old, content, options)
         return self._replace(target, live, old, content, options, warnings)
 
@@ -168,6 +174,11 @@ class Writer:
         meta["name"] = target.name
         if target.namespace:
             meta["namespace"] = target.namespace
+        # Nobody may own what the request cannot write.
+        if target.subresource == "status":
+            applied = {key: applied[key] for key in APPLIED_TO_STATUS if key in applied}
+        elif target.version.has_status:
+            applied.pop("status", None)
         if old is not None:
             self._check_precondition(target, old["metadata"], meta)
         new = server_side_apply(
@@ -184,6 +195,7 @@ class Writer:
             result = self.create(target, new, options, is_apply=True)
         else:
             content = self._carried(target, old, new)
+            self._complete(target, content)
             result = self._replace(target, live, old, content, options, warnings)
         result.warnings[:0] = [text for text in warnings if text not in result.warnings]
         return result
@@ -217,8 +229,6 @@ class Writer:
     ) -> Result:
         """Check the finished object and store it if it differs from `live`."""
         meta = content["metadata"]
-        meta["resourceVersion"] = old["metadata"]["resourceVersion"]
-        self._complete(target, content)
         if admission.has_generation(target.kind) and _moves_generation(target, old, content):
             meta["generation"] = old["metadata"].get("generation", 0) + 1
         if not meta.get("managedFields"):
@@ -340,6 +350,7 @@ class Writer:
             meta.pop(name, None)
             if name in old["metadata"]:
                 meta[name] = old["metadata"][name]
+        meta["resourceVersion"] = old["metadata"]["resourceVersion"]
         return new
 
     def _tracked(
@@ -409,6 +420,12 @@ def _name_mismatch(given: object, expected: str) -> ApiError:
     return bad_request(
         f"the name of the object ({given}) does not match the name on the URL ({expected})"
     )
+
+
+def _version_missing(target: Target, name: str) -> ApiError:
+    text = "Invalid value: 0x0: must be specified for an update"
+    cause = Cause("FieldValueInvalid", "metadata.resourceVersion", text)
+    return invalid(target.kind.group, target.kind.plural, name, [cause])
 
 
 def _options_invalid(path: str, message: str) -> ApiError:
