@@ -174,10 +174,13 @@ class KubeClient(AsyncClient):
 
         Raises as `api_errors`.
         """
+        query = dict(parameters or {})
+        if method in ("PATCH", "POST", "PUT") and self._client._field_manager:
+            query.setdefault("fieldManager", self._client._field_manager)
         request = BasicRequest(
             method,
             path.lstrip("/"),
-            params=dict(parameters or {}),
+            params=query,
             data=body,
             headers=dict(headers) if headers else None,
         )

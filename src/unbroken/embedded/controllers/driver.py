@@ -78,7 +78,8 @@ async def run_controllers(
         tasks.create_task(nodes.run())
         tasks.create_task(VolumeBinder(client, informers, recorder, directory).run())
         await inventory.ready.wait()
-        has_slices = inventory.find("discovery.k8s.io", "EndpointSlice") is not None
+        slices = inventory.kinds.get(("discovery.k8s.io", "endpointslices"))
+        has_slices = slices is not None and slices.version == "v1"
         tasks.create_task(EndpointWriter(client, informers, has_slices).run())
         tasks.create_task(NamespaceDeleter(client, namespaces, inventory).run())
         tasks.create_task(GarbageCollector(client, inventory).run())

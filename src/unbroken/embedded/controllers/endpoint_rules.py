@@ -118,9 +118,8 @@ def endpoints(service: Service, behind: Sequence[Backend]) -> Object:
             continue
         address: Object = {
             "ip": one.address,
-            "nodeName": one.node,
             "targetRef": _reference(one, namespace),
-            **({"hostname": one.hostname} if one.hostname else {}),
+            **_place(one),
         }
         groups[one.ports][0 if one.is_ready else 1].append(address)
     subsets = []
@@ -190,10 +189,15 @@ def _endpoint(one: Backend, namespace: str) -> Object:
             "serving": one.is_ready,
             "terminating": one.is_terminating,
         },
-        "nodeName": one.node,
         "targetRef": _reference(one, namespace),
-        **({"hostname": one.hostname} if one.hostname else {}),
+        **_place(one),
     }
+
+
+def _place(one: Backend) -> Object:
+    # Empty names are refused.
+    named = {"nodeName": one.node, "hostname": one.hostname}
+    return {field: name for field, name in named.items() if name}
 
 
 def _labels(service: Service) -> Mapping[str, str]:

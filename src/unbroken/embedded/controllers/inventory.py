@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 IGNORED = {("", "events"), ("events.k8s.io", "events"), ("extensions", "ingresses")}
 """Events have no owners and expire; the last is networking.k8s.io's under its old name."""
 
+START_SECONDS = 15.0
+"""For the first lists.  Whatever acts on the inventory asks the API before it does harm."""
+
 NEEDED_VERBS = {"delete", "list", "watch"}
 
 
@@ -159,12 +162,21 @@ class Inventory:
         found = await self._discover()
         async with asyncio.TaskGroup() as tasks:
             started = [self._follow(kind, tasks) for kind in found]
-            for synced in started:
-                await synced.wait()
+            await self._wait(started)
             self.ready.set()
             definitions = self._informers.of(CustomResourceDefinition)
             definitions.subscribe(partial(self._on_definition, tasks))
             await asyncio.Event().wait()
+
+    async def _wait(self, started: list[asyncio.Event]) -> None:
+        """Wait for the first lists, but not for ever for one that cannot be had."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                for synced in started:
+                    await synced.wait()
+        except TimeoutError:
+            missing = sum(not synced.is_set() for synced in started)
+            log.warning('inventory=incomplete kinds=%d reason="no list in time"', missing)
 
     async def _discover(self) -> list[ResourceKind]:
         backoff, random, failures = Backoff(), entropy(), 0
@@ -178,7 +190,7 @@ class Inventory:
 
     def _follow(self, kind: ResourceKind, tasks: asyncio.TaskGroup) -> asyncio.Event:
         self.kinds[kind.id] = kind
-        shared = self._shared.get(kind.id)
+        shared = self._shared.get((kind.group, kind.version, kind.plural))
         handler = partial(self._on_object, kind)
         if shared is not None:
             informer = self._informers.of(shared)
@@ -331,6 +343,6 @@ def _class_for(kind: ResourceKind) -> type[_Partial]:
     return Followed
 
 
-def _identity(resource: type[Any]) -> tuple[str, str]:
+def _identity(resource: type[Any]) -> tuple[str, str, str]:
     info = api_info(resource)
-    return info.resource.group, info.plural
+    return info.resource.group, info.resource.version, info.plural

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
+from lightkube.models.core_v1 import Taint
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node, Pod
+from msgspec import structs
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
@@ -58,6 +61,8 @@ class NodeLifecycle:
         self._pods = informers.of(Pod)
         self._leases = informers.of(Lease)
         self._lives: dict[str, _Life] = {}
+        self._since: dict[str, dict[str, float]] = {}
+        """Node -> taint -> wall time at which it was first seen; not every taint says when."""
         self._by_node: dict[str, set[Key]] = {}
         self._node_of: dict[Key, str] = {}
         self._checks: WorkQueue[str] = WorkQueue("node", self._check, workers=4)
@@ -96,6 +101,7 @@ class NodeLifecycle:
         name = key_of(item).name
         if new is None:
             self._lives.pop(name, None)
+            self._since.pop(name, None)
             if self._by_node.get(name):
                 self._orphans.add_after(name, self._orphan_seconds)
             return
@@ -197,7 +203,7 @@ class NodeLifecycle:
         if pod is None or node is None or pod.metadata is None or pod.metadata.deletionTimestamp:
             return None
         now = wall()
-        until = stay(pod, (node.spec and node.spec.taints) or (), now).until
+        until = stay(pod, self._dated(node, now), now).until
         if until is None:
             return None
         if until > now:
@@ -210,6 +216,20 @@ class NodeLifecycle:
         )
         await self._delete(pod, None)
         return None
+
+    def _dated(self, node: Node, now: float) -> list[Taint]:
+        """The node's taints, each with the time from which it counts."""
+        taints = (node.spec and node.spec.taints) or []
+        known = self._since.get(key_of(node).name, {})
+        named = {f"{one.key}={one.value}:{one.effect}": one for one in taints}
+        since = {name: known.get(name, now) for name in named}
+        self._since[key_of(node).name] = since
+        return [
+            one
+            if one.timeAdded
+            else structs.replace(one, timeAdded=datetime.fromtimestamp(since[name], UTC))
+            for name, one in named.items()
+        ]
 
     async def _remove_orphans(self, name: str) -> None:
         if self._nodes.get(name) is not None or not self._by_node.get(name):
