@@ -207,6 +207,11 @@ def test_the_patch_holds_what_changed_and_nothing_else() -> None:
     assert ready["reason"] is None, "a merge must remove the old reason"
 
 
+def test_an_address_that_was_another_runners_is_taken_out_by_name() -> None:
+    patch = changes({"podIPs": [{"ip": "1.1.1.1"}]}, {"podIPs": [{"ip": "2.2.2.2"}]})
+    assert patch == {"podIPs": [{"ip": "2.2.2.2"}, {"$patch": "delete", "ip": "1.1.1.1"}]}
+
+
 def test_the_restart_that_an_earlier_runner_counted_is_kept() -> None:
     script = Script(pod())
     history = [("main-3", exit_of(9, START - 100))]

@@ -52,7 +52,7 @@ class ContainerStart:
         if not place.address:
             is_on_host = bool(self._pod["spec"].get("hostNetwork"))
             place.address = self._node.address if is_on_host else self._node.addresses.take()
-            self._files.record(self._pod, place.address)
+            self._files.record(self._pod, place.address, self._gpus())
         self._files.write_hosts(hosts_text(self._pod, place.address))
         volumes = self._pod["spec"].get("volumes") or ()
         if not volumes:
@@ -168,11 +168,14 @@ class ContainerStart:
         made = [*wanted, *(mount for mount in extra if mount.target not in targets)]
         return [(mount.source, mount.target, mount.read_only) for mount in made]
 
+    def _gpus(self) -> list[int]:
+        return sorted(gpu for gpu, uid in self._node.gpus.items() if uid == self._files.uid)
+
     def _gpu_variables(self, container: Object) -> dict[str, str]:
         """Which of the node's GPUs this container has."""
         limits = (container.get("resources") or {}).get("limits") or {}
         count = int(limits.get(GPU_RESOURCE, 0))
-        own = sorted(gpu for gpu, uid in self._node.gpus.items() if uid == self._files.uid)
+        own = self._gpus()
         before = 0
         for other in self._pod["spec"]["containers"]:
             if other["name"] == container["name"]:

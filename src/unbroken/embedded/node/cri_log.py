@@ -85,8 +85,12 @@ class LogFile:
 
     def _append(self, entries: bytes) -> None:
         view = memoryview(entries)
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            # A full disk costs output, never the container.
+            return
         self._size += len(entries)
         if self._size >= MAX_BYTES:
             self._rotate()

@@ -152,7 +152,7 @@ class Node:
         async with NodeServer(self._context, self._options.kubelet_token, self.find) as server:
             facts = self._facts(server.port)
             await self._register(facts)
-            self._take_over_addresses()
+            self._take_over()
             informer = Informer(
                 self._client,
                 Pod,
@@ -238,9 +238,8 @@ class Node:
                 await watcher.wait(STATUS_SECONDS)
                 try:
                     known = await self._context.api.named("nodes", None, facts.name)
-                    if known is None:
-                        await self._register(facts)
-                    else:
+                    # A node that somebody deleted stays so until its next start, as with kubelet.
+                    if known is not None:
                         await self._write_status(facts, known)
                 except UnbrokenError as error:
                     log.warning("node=%s status not written: %s", facts.name, error)
@@ -312,11 +311,15 @@ class Node:
         except Exception:
             # The next change of the pod makes a new worker, which takes over from disk.
             log.exception("node=%s pod=%s worker failed", self._options.name, uid)
+        else:
+            self._free_gpus(uid)
         finally:
             del self._workers[uid]
-            for gpu, holder in self._context.gpus.items():
-                if holder == uid:
-                    self._context.gpus[gpu] = ""
+
+    def _free_gpus(self, uid: str) -> None:
+        for gpu, holder in self._context.gpus.items():
+            if holder == uid:
+                self._context.gpus[gpu] = ""
 
     def _give_gpus(self, uid: str, pod: Object) -> None:
         """Lowest free GPUs first; those of pods that have ended are free."""
@@ -325,8 +328,9 @@ class Node:
             if other is not None and other.machine.is_finished:
                 self._context.gpus[gpu] = ""
         wanted = int(pod_requests(pod).get(GPU_RESOURCE, 0))
+        wanted -= list(self._context.gpus.values()).count(uid)
         free = [gpu for gpu, holder in self._context.gpus.items() if not holder]
-        for gpu in free[:wanted]:
+        for gpu in free[: max(wanted, 0)]:
             self._context.gpus[gpu] = uid
 
     # --- taking over
@@ -337,10 +341,15 @@ class Node:
             [PodFiles(path) for path in sorted(directory.iterdir())] if directory.exists() else []
         )
 
-    def _take_over_addresses(self) -> None:
-        recorded = [files.recorded() for files in self._pods_on_disk()]
-        addresses = {known["ip"] for known in recorded if known} - {self._context.address}
-        self._context.addresses.keep(addresses)
+    def _take_over(self) -> None:
+        """What pods of an earlier runner have is not given to others."""
+        recorded = {files.uid: files.recorded() for files in self._pods_on_disk()}
+        addresses = {known["ip"] for known in recorded.values() if known}
+        self._context.addresses.keep(addresses - {self._context.address})
+        for uid, known in recorded.items():
+            for gpu in (known or {}).get("gpus", ()):
+                if gpu in self._context.gpus:
+                    self._context.gpus[gpu] = uid
 
     async def _clear_up(self) -> None:
         """End pods that left the API while no runner was here."""
@@ -348,6 +357,9 @@ class Node:
             if files.uid not in self._workers:
                 await end_pod(files, 0.0)
                 files.discard()
+                self._free_gpus(files.uid)
+        known = [files.container_ids() for files in self._pods_on_disk()]
+        self._context.limits.tidy({identity for ids in known for identity in ids})
 
 
 class _NodeWatch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection
 from decimal import ROUND_CEILING, Decimal
 from pathlib import Path
 
@@ -118,12 +118,12 @@ class Limits:
             with contextlib.suppress(OSError):
                 (self._base / container_id).rmdir()
 
-    def tidy(self, alive: Mapping[str, object]) -> None:
+    def tidy(self, known: Collection[str]) -> None:
         """Remove groups of containers that are not among these."""
         if self._base is None:
             return
         for group in self._base.iterdir():
-            if group.is_dir() and group.name not in alive:
+            if group.is_dir() and group.name not in known:
                 self.remove(group.name)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +35,12 @@ class PodFiles:
         """Of the pod."""
         return self.directory.name
 
-    def record(self, pod: Object, address: str) -> None:
-        """Write down whose directory this is."""
+    def record(self, pod: Object, address: str, gpus: Sequence[int]) -> None:
+        """Write down whose directory this is and what the pod was given."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         metadata = pod["metadata"]
         known = {"namespace": metadata["namespace"], "name": metadata["name"], "ip": address}
+        known["gpus"] = list(gpus)
         known["grace"] = pod["spec"].get("terminationGracePeriodSeconds")
         write_json(str(self.directory / "pod.json"), known)
 
@@ -91,6 +92,12 @@ class PodFiles:
         names = [entry.name for entry in containers.iterdir()] if containers.exists() else []
         runs = [run for name in names for _, run, _ in self.found_runs(name)]
         return [run for run in runs if isinstance(run, Run)]
+
+    def container_ids(self) -> set[str]:
+        """Of every run that is on disk."""
+        return {
+            container_id(path.parent) for path in self.directory.glob("containers/*/*/run.json")
+        }
 
     def write_hosts(self, text: str) -> Path:
         """The pod's /etc/hosts."""

@@ -22,7 +22,7 @@ from unbroken.errors import WorldError
 
 from .events import Exit
 from .isolation import Isolation
-from .supervisor import START_ERROR, start_ticks, write_json
+from .supervisor import SIGKILL_ALL, START_ERROR, start_ticks, write_json
 
 ANSWER_SECONDS = 20.0
 """How long the launcher and a new supervisor may take to answer on a loaded machine."""
@@ -140,7 +140,7 @@ def adopt(directory: Path) -> Run | Exit | None:
 def _open_supervisor(pid: int, ticks: int) -> int | None:
     try:
         pidfd = os.pidfd_open(pid)
-    except (ProcessLookupError, OSError):
+    except OSError:
         return None
     # The number was checked after the descriptor was had, so it cannot change hands in between.
     if start_ticks(pid) == ticks:
@@ -258,18 +258,20 @@ class Launcher:
     ) -> Run | Exit:
         """Start a container; `details` are kept with it and must hold its mark."""
         directory = Path(request["directory"])
-        loop = asyncio.get_running_loop()
-        report = await self._send(b"container", request, ())
-        with report:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                hello = json.loads(await loop.sock_recv(report, 4096) or b"{}")
-                if not hello:
-                    raise WorldError("the supervisor of the container died; see launcher.log")
-                known = {**details, "supervisor": hello["pid"], "ticks": hello["ticks"], "at": now}
-                pidfd = os.pidfd_open(hello["pid"])
-                write_json(str(directory / "run.json"), known)
-                await loop.sock_sendall(report, b"g")
-                started = json.loads(await loop.sock_recv(report, 4096) or b"{}")
+        with await self._send(b"container", request, ()) as report:
+            hello = await _answer(report)
+            if not hello:
+                raise WorldError("the supervisor of the container died; see launcher.log")
+            known = {**details, "supervisor": hello["pid"], "ticks": hello["ticks"], "at": now}
+            pidfd = os.pidfd_open(hello["pid"])
+            write_json(str(directory / "run.json"), known)
+            report.send(b"g")
+            try:
+                started = await _answer(report)
+            except TimeoutError:
+                # Whether the program runs is not known, and nobody would watch it.
+                signal.pidfd_send_signal(pidfd, SIGKILL_ALL)
+                started = {}
         if not started:
             await readable(pidfd)
             os.close(pidfd)
@@ -312,6 +314,14 @@ class Launcher:
                 await self.close()
             else:
                 return
+
+
+async def _answer(report: socket.socket) -> dict[str, Any]:
+    """What a supervisor says next; empty when it has gone.  TimeoutError."""
+    async with asyncio.timeout(ANSWER_SECONDS):
+        received = await asyncio.get_running_loop().sock_recv(report, 4096)
+    decoded: dict[str, Any] = json.loads(received or b"{}")
+    return decoded
 
 
 async def _writable(fd: int) -> None:

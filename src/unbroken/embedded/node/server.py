@@ -40,7 +40,9 @@ class NodeServer:
         app.router.add_get("/healthz", _healthz)
         app.router.add_get(f"/containerLogs/{place}", self._logs)
         app.router.add_get(f"/exec/{place}", self._exec)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True
+        )
         await self._runner.setup()
         self.port = await self._listen(self._runner)
         return self

@@ -7,7 +7,9 @@ import logging
 
 from unbroken.errors import PeerError, WorldError
 from unbroken.kube import clock
+from unbroken.kube.client import ApiRefusal
 
+from .api import CONFLICT, NOT_FOUND
 from .container import Stage
 from .context import NodeContext
 from .events import Object
@@ -94,7 +96,9 @@ class StatusWriter:
             await self._delete_finished()
         except PeerError as refusal:
             # Not found or another pod of this name: the watch will tell the worker.
-            log.info("pod=%s status refused: %s", self._pod["metadata"]["name"], refusal)
+            is_expected = isinstance(refusal, ApiRefusal) and refusal.code in (NOT_FOUND, CONFLICT)
+            level = logging.DEBUG if is_expected else logging.WARNING
+            log.log(level, "pod=%s status refused: %s", self._pod["metadata"]["name"], refusal)
         except WorldError as error:
             log.warning("pod=%s status not written: %s", self._pod["metadata"]["name"], error)
             await clock.pause(error.retry_after_seconds or 1.0)
@@ -125,6 +129,13 @@ def changes(written: Object, wanted: Object) -> Object:
         for key, value in wanted.items()
         if key != "conditions" and written.get(key) != value
     }
+    if "podIPs" in patch:
+        # Merged by address, so an old one must be taken out by name.
+        stale = [entry["ip"] for entry in written.get("podIPs") or ()]
+        patch["podIPs"] = [
+            *patch["podIPs"],
+            *({"$patch": "delete", "ip": ip} for ip in stale if {"ip": ip} not in patch["podIPs"]),
+        ]
     known = {c["type"]: c for c in written.get("conditions") or ()}
     conditions = [c for c in wanted.get("conditions") or () if not _same(known.get(c["type"]), c)]
     if conditions:
