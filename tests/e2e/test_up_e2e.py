@@ -100,7 +100,7 @@ def test_after_a_kill_pods_run_on_and_are_adopted_not_doubled(make_cluster: Make
     cluster.wait("pod/survivor", "condition=Ready")
     cluster.wait("pod/finisher", "condition=Ready")
     before = processes("unbroken-adopt-test")
-    places = [Path(f"/proc/{pid}/cwd").resolve() for pid in _pids("while [ ! -e go ]")]
+    places = [Path(f"/proc/{pid}/cwd").resolve() for pid in processes("while [ ! -e go ]")]
     uid = cluster.get("pod", "survivor")["metadata"]["uid"]
     kill(cluster.up_pid)
     assert cluster.unbroken("status", check=False).returncode == 3
@@ -119,12 +119,6 @@ def test_after_a_kill_pods_run_on_and_are_adopted_not_doubled(make_cluster: Make
     assert cluster.kubectl("logs", "survivor").stdout == "started\n"
     cluster.kubectl("delete", "pod", "survivor")
     assert not processes("unbroken-adopt-test")
-
-
-def _pids(text: str) -> list[int]:
-    listed = subprocess.run(["ps", "-eo", "pid,args"], text=True, capture_output=True, check=True)
-    found = [line.split(None, 1) for line in listed.stdout.splitlines() if text in line]
-    return [int(pid) for pid, _ in found]
 
 
 def test_down_stops_every_process_and_up_brings_the_objects_back(

@@ -14,7 +14,7 @@ import typer
 
 from unbroken.embedded import up
 from unbroken.errors import SpecError, WorldError
-from unbroken.kube.quantity import parse_quantity
+from unbroken.kube.quantity import QuantityError, parse_quantity
 
 from .place import DEFAULT, Directory, resolve
 
@@ -77,7 +77,7 @@ def _quantity(option: str, text: str) -> str:
     if text:
         try:
             parse_quantity(text)
-        except ValueError as error:
+        except QuantityError as error:
             raise SpecError(f"{option}: {error}") from error
     return text
 
