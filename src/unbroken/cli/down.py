@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from unbroken.embedded import up
-from unbroken.embedded.node import stop_pods
+from unbroken.embedded import state
 
 from .place import DEFAULT, Directory, resolve
 
@@ -24,13 +23,15 @@ def command(
     ] = False,
 ) -> None:
     """Stop the cluster and its pods. The objects stay in DIR unless --purge is given."""
-    paths = up.Paths(resolve(directory))
-    found = up.running(paths)
+    paths = state.Paths(resolve(directory))
+    found = state.running(paths)
     if found is not None:
         _end(found.pid)
     elif not paths.directory.is_dir():
         print(f"no cluster in {paths.directory}")
         return
+    from unbroken.embedded.node import stop_pods  # slow to load
+
     # A cluster that was killed has left its pods running; a stopped one has none.
     asyncio.run(stop_pods(paths.nodes))
     paths.state.unlink(missing_ok=True)

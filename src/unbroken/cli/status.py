@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from lightkube.resources.core_v1 import Node, Pod
 from rich.console import Console
 from rich.table import Table
 
-from unbroken.embedded import up
-from unbroken.kube.client import connect
+from unbroken.embedded import state
 
 from .place import DEFAULT, Directory, resolve
+
+if TYPE_CHECKING:
+    from lightkube.resources.core_v1 import Node, Pod
 
 NOT_RUNNING = 3
 """Exit status, as that of `systemctl status` for a stopped unit."""
@@ -33,8 +34,8 @@ def command(
     output: Annotated[Output, typer.Option("-o", "--output", help="text or json.")] = Output.TEXT,
 ) -> None:
     """Show whether a cluster runs, where its API is, and its nodes. Exit status 3: it does not."""
-    paths = up.Paths(resolve(directory))
-    found = up.running(paths)
+    paths = state.Paths(resolve(directory))
+    found = state.running(paths)
     report: dict[str, Any] = {"directory": str(paths.directory), "running": found is not None}
     if found is not None:
         report.update(pid=found.pid, url=found.url, kubeconfig=found.kubeconfig, since=found.since)
@@ -47,6 +48,10 @@ def command(
 
 
 async def _nodes(kubeconfig: str) -> list[dict[str, Any]]:
+    from lightkube.resources.core_v1 import Node, Pod  # slow to load
+
+    from unbroken.kube.client import connect
+
     client = connect(kubeconfig)
     try:
         pods = [pod async for pod in client.list(Pod, namespace="*")]

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from unbroken.embedded import up
+from unbroken.embedded import state
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.quantity import QuantityError, parse_quantity
 
@@ -52,14 +52,14 @@ def command(
     Options that are not given keep the value of the last time. Ctrl-C (or `unbroken down`) stops
     the cluster and its pods; the objects stay in DIR for the next time.
     """
-    paths = up.Paths(resolve(directory))
-    found = up.running(paths)
+    paths = state.Paths(resolve(directory))
+    found = state.running(paths)
     if found is not None:
         print(f"a cluster already runs from {paths.directory} (pid {found.pid})")
         print(_export_line(paths))
         return
-    saved = up.saved_options(paths)
-    options = up.ClusterOptions(
+    saved = state.saved_options(paths)
+    options = state.ClusterOptions(
         nodes=saved.nodes if nodes is None else nodes,
         cpu=_quantity("--cpu-per-node", saved.cpu if cpu is None else cpu),
         memory=_quantity("--memory-per-node", saved.memory if memory is None else memory),
@@ -89,27 +89,30 @@ def _labels(pairs: list[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def _export_line(paths: up.Paths) -> str:
+def _export_line(paths: state.Paths) -> str:
     return f"export KUBECONFIG={paths.kubeconfig}"
 
 
-def _foreground(paths: up.Paths, options: up.ClusterOptions) -> None:
+def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
+    # Here, because it loads the whole cluster: other commands answer twice as fast without.
+    from unbroken.embedded import up
+
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     ready = os.environ.pop(READY_FD, None)
 
-    def on_ready(state: up.State) -> None:
+    def on_ready(running: state.State) -> None:
         if ready is not None:
             os.write(int(ready), b"ready\n")
             os.close(int(ready))
             return
-        print(f"cluster with {options.nodes} node(s) is ready at {state.url}; Ctrl-C stops it")
+        print(f"cluster with {options.nodes} node(s) is ready at {running.url}; Ctrl-C stops it")
         print(_export_line(paths), flush=True)
 
     asyncio.run(up.run(paths, options, on_ready))
 
 
-def _detach(paths: up.Paths, options: up.ClusterOptions) -> None:
+def _detach(paths: state.Paths, options: state.ClusterOptions) -> None:
     """Start `unbroken up` in a session of its own and wait until it is ready."""
     paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     arguments = [

@@ -1,7 +1,7 @@
 """The embedded cluster as one program: API server, scheduler, controllers and nodes together.
 
-`run` is what `unbroken up` does in the foreground; `State` is how later commands find it.  The
-parts know each other through the Kubernetes API alone.
+`run` is what `unbroken up` does in the foreground.  The parts know each other through the
+Kubernetes API alone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
@@ -29,88 +27,9 @@ from .controllers import ControllerOptions, run_controllers
 from .node import NodeOptions, run_node, stop_pods
 from .node.addresses import NODES_MAX
 from .scheduler import run_scheduler
+from .state import ClusterOptions, Paths, State, process_started
 
 log = logging.getLogger(__name__)
-
-
-class ClusterOptions(msgspec.Struct, frozen=True):
-    """What a person chooses for a cluster; kept in DIR/cluster.json for the next `up`."""
-
-    nodes: int = 1
-    cpu: str = ""
-    """Per node, as a Kubernetes quantity; empty: what the machine has."""
-    memory: str = ""
-    """Per node, as a Kubernetes quantity; empty: what the machine has."""
-    gpus: int = 0
-    """Per node, as nvidia.com/gpu."""
-    labels: dict[str, str] = {}
-    port: int = 0
-
-
-class State(msgspec.Struct, frozen=True):
-    """The `up` process of a directory, as DIR/up.json records it."""
-
-    pid: int
-    started: int
-    """Start time of the process in clock ticks since boot (/proc/PID/stat): pid and start time
-    together name a process for good."""
-    url: str
-    kubeconfig: str
-    since: float
-    """Seconds since the epoch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """Files of one cluster directory."""
-
-    directory: Path
-    state: Path = field(init=False)
-    options: Path = field(init=False)
-    lock: Path = field(init=False)
-    log: Path = field(init=False)
-    nodes: Path = field(init=False)
-    kubeconfig: Path = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name, file in (
-            ("state", "up.json"),
-            ("options", "cluster.json"),
-            ("lock", "up.lock"),
-            ("log", "up.log"),
-            ("nodes", "nodes"),
-            ("kubeconfig", "kubeconfig"),
-        ):
-            object.__setattr__(self, name, self.directory / file)
-
-
-def process_started(pid: int) -> int | None:
-    """Start time of a live process in clock ticks since boot; None when there is none."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
-
-
-def running(paths: Paths) -> State | None:
-    """The cluster that runs from the directory; None when there is none."""
-    try:
-        state = msgspec.json.decode(paths.state.read_bytes(), type=State)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return state if process_started(state.pid) == state.started else None
-
-
-def saved_options(paths: Paths) -> ClusterOptions:
-    """What the last `up` used; the defaults for a new directory."""
-    try:
-        return msgspec.json.decode(paths.options.read_bytes(), type=ClusterOptions)
-    except FileNotFoundError:
-        return ClusterOptions()
-    except (OSError, msgspec.MsgspecError) as error:
-        raise WorldError(f"cannot read {paths.options}: {error}; remove it to start over") from None
 
 
 @contextmanager
