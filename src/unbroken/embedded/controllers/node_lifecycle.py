@@ -105,8 +105,9 @@ class NodeLifecycle:
             if self._by_node.get(name):
                 self._orphans.add_after(name, self._orphan_seconds)
             return
-        if old is None or heartbeat(old) != heartbeat(new):
-            self._sign(name, "status", heartbeat(new))
+        written = heartbeat(new)
+        if old is None or written not in ("", heartbeat(old)):
+            self._sign(name, "status", written)
         if old is None or _matters(old) != _matters(new):
             self._checks.add(name)
             for key in self._by_node.get(name, ()):

@@ -45,9 +45,15 @@ def _conditions(node: Node) -> Sequence[NodeCondition]:
 
 
 def heartbeat(node: Node) -> str:
-    """When the node last wrote its status, as it says; changes when it writes again."""
+    """What the node itself last wrote into its status; changes when it writes again.
+
+    Empty for Unknown, which only this program writes.
+    """
+    ready = ready_status(node)
+    if ready == "Unknown":
+        return ""
     times = [one.lastHeartbeatTime for one in _conditions(node) if one.lastHeartbeatTime]
-    return max(times).isoformat() if times else ""
+    return f"{ready} {max(times).isoformat() if times else ''}"
 
 
 def silence(node: Node, now: float) -> list[Object]:
