@@ -1,0 +1,240 @@
+"""Subresources and reviews: scale, binding, eviction, tokens, who may do what."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from samples import define, definition, deployment, open_schema, pod, widget
+
+from apiclient import Api, Object
+
+SCALABLE = "apps/v1:deployments/a"
+
+
+def test_scale_shows_replicas_and_selector(here: Api) -> None:
+    made = here.post("apps/v1:deployments", deployment("a", 3)).made
+    scale = here.get(f"{SCALABLE}/scale").made
+    assert (scale["kind"], scale["apiVersion"]) == ("Scale", "autoscaling/v1")
+    assert scale["spec"] == {"replicas": 3}
+    assert scale["status"] == {"replicas": 0, "selector": "app=a"}
+    for field in ("name", "namespace", "uid", "resourceVersion", "creationTimestamp"):
+        assert scale["metadata"][field] == made["metadata"][field]
+
+
+def test_scale_changes_replicas(here: Api) -> None:
+    here.post("apps/v1:deployments", deployment("a", 3)).made  # noqa: B018
+    scale = here.get(f"{SCALABLE}/scale").made
+    scale["spec"]["replicas"] = 5
+    assert here.put(f"{SCALABLE}/scale", scale).made["spec"] == {"replicas": 5}
+    found = here.get(SCALABLE).made
+    assert (found["spec"]["replicas"], found["metadata"]["generation"]) == (5, 2)
+
+
+def test_scale_can_be_patched(here: Api) -> None:
+    here.post("apps/v1:deployments", deployment("a", 3)).made  # noqa: B018
+    here.patch("merge", f"{SCALABLE}/scale", {"spec": {"replicas": 0}}).made  # noqa: B018
+    assert here.get(SCALABLE).made["spec"]["replicas"] == 0
+
+
+def test_scale_on_a_stale_version_is_409(here: Api) -> None:
+    here.post("apps/v1:deployments", deployment("a", 3)).made  # noqa: B018
+    scale = here.get(f"{SCALABLE}/scale").made
+    here.patch("merge", SCALABLE, {"spec": {"paused": True}}).made  # noqa: B018
+    assert here.put(f"{SCALABLE}/scale", scale).failure == (409, "Conflict")
+
+
+def test_negative_scale_is_refused(here: Api) -> None:
+    here.post("apps/v1:deployments", deployment("a", 3)).made  # noqa: B018
+    answer = here.patch("merge", f"{SCALABLE}/scale", {"spec": {"replicas": -1}})
+    assert answer.failure == (422, "Invalid")
+    assert here.get(SCALABLE).made["spec"]["replicas"] == 3
+
+
+def test_scale_of_a_custom_resource(here: Api) -> None:
+    group = f"{here.namespace}.example.com"
+    paths = {
+        "specReplicasPath": ".spec.count",
+        "statusReplicasPath": ".status.count",
+        "labelSelectorPath": ".status.selector",
+    }
+    schema = open_schema(count={"type": "integer"})
+    schema["properties"]["status"] = {
+        "type": "object",
+        "properties": {"count": {"type": "integer"}, "selector": {"type": "string"}},
+    }
+    define(here, definition(group, schema, subresources={"status": {}, "scale": paths}))
+    what = f"{group}/v1:widgets/a"
+    here.post(f"{group}/v1:widgets", widget(group, "a", spec={"count": 2})).made  # noqa: B018
+    status = {"status": {"count": 1, "selector": "x=y"}}
+    here.patch("merge", f"{what}/status", status).made  # noqa: B018
+    scale = here.get(f"{what}/scale").made
+    assert (scale["spec"], scale["status"]) == ({"replicas": 2}, {"replicas": 1, "selector": "x=y"})
+    here.patch("merge", f"{what}/scale", {"spec": {"replicas": 7}}).made  # noqa: B018
+    found = here.get(what).made
+    assert (found["spec"]["count"], found["metadata"]["generation"]) == (7, 2)
+
+
+def bind(here: Api, node: str) -> Object:
+    """A binding of pod a."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": "a", "annotations": {"x": "y"}},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    }
+
+
+def test_binding_puts_a_pod_on_a_node(here: Api) -> None:
+    here.post("pods", pod("a")).made  # noqa: B018
+    answer = here.post("pods/a/binding", bind(here, "n1"))
+    assert (answer.code, answer.object["status"]) == (201, "Success")
+    found = here.get("pods/a").made
+    assert found["spec"]["nodeName"] == "n1"
+    assert found["metadata"]["annotations"] == {"x": "y"}
+    scheduled = {c["type"]: c["status"] for c in found["status"]["conditions"]}
+    assert scheduled == {"PodScheduled": "True"}
+
+
+def test_second_binding_is_409(here: Api) -> None:
+    here.post("pods", pod("a")).made  # noqa: B018
+    here.post("pods/a/binding", bind(here, "n1")).made  # noqa: B018
+    answer = here.post("pods/a/binding", bind(here, "n2"))
+    assert answer.failure == (409, "Conflict")
+    assert "pod a is already assigned to node" in answer.message
+    assert here.get("pods/a").made["spec"]["nodeName"] == "n1"
+
+
+@pytest.mark.parametrize("target", [{}, {"kind": "Node"}, {"kind": "Pod", "name": "x"}])
+def test_binding_needs_a_node(here: Api, target: Object) -> None:
+    here.post("pods", pod("a")).made  # noqa: B018
+    answer = here.post("pods/a/binding", {**bind(here, "n1"), "target": target})
+    if here.cluster.is_real:
+        assert answer.code == 500  # kube-apiserver blames itself
+    else:
+        assert answer.failure in {(400, "BadRequest"), (422, "Invalid")}
+    assert "nodeName" not in here.get("pods/a").made["spec"]
+
+
+def test_binding_of_a_missing_pod_is_404(here: Api) -> None:
+    assert here.post("pods/a/binding", bind(here, "n1")).failure == (404, "NotFound")
+
+
+def eviction(api: Api, **options: object) -> Object:
+    """An eviction of pod a; v1 came with Kubernetes 1.22 and v1beta1 went with 1.25."""
+    version = "v1" if api.minor >= 22 else "v1beta1"
+    return {
+        "apiVersion": f"policy/{version}",
+        "kind": "Eviction",
+        "metadata": {"name": "a"},
+        **({"deleteOptions": options} if options else {}),
+    }
+
+
+def test_eviction_deletes_a_pod_with_its_grace(here: Api) -> None:
+    here.post("pods", pod("a", nodeName="n1")).made  # noqa: B018
+    answer = here.post("pods/a/eviction", eviction(here))
+    assert (answer.code, answer.object["status"]) == (201, "Success")
+    assert here.get("pods/a").made["metadata"]["deletionGracePeriodSeconds"] == 30
+
+
+def test_eviction_takes_options(here: Api) -> None:
+    here.post("pods", pod("a", nodeName="n1")).made  # noqa: B018
+    here.post("pods/a/eviction", eviction(here, gracePeriodSeconds=4)).made  # noqa: B018
+    assert here.get("pods/a").made["metadata"]["deletionGracePeriodSeconds"] == 4
+
+
+def test_eviction_of_a_missing_pod_is_404(here: Api) -> None:
+    assert here.post("pods/a/eviction", eviction(here)).failure == (404, "NotFound")
+
+
+def test_logs_of_a_pod_that_has_no_node_are_empty(here: Api) -> None:
+    here.post("pods", pod("a")).made  # noqa: B018
+    answer = here.get("pods/a/log")
+    assert (answer.code // 100, answer.body) == (2, b"")
+
+
+def claims(token: str) -> Object:
+    """What a JSON web token says."""
+    payload = token.split(".")[1]
+    decoded: Object = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    return decoded
+
+
+def test_token_of_a_service_account(here: Api) -> None:
+    here.post("serviceaccounts", {"metadata": {"name": "bot"}}).made  # noqa: B018
+    request = {"spec": {"audiences": ["here"], "expirationSeconds": 900}}
+    answer = here.post("serviceaccounts/bot/token", request)
+    assert answer.code == 201
+    status = answer.object["status"]
+    assert status["expirationTimestamp"].endswith("Z")
+    assert status["token"].count(".") == 2
+    found = claims(status["token"])
+    assert found["sub"] == f"system:serviceaccount:{here.namespace}:bot"
+    assert found["aud"] == ["here"]
+    assert found["exp"] - found["iat"] == 900
+
+
+def test_token_of_a_missing_service_account_is_404(here: Api) -> None:
+    assert here.post("serviceaccounts/none/token", {"spec": {}}).failure == (404, "NotFound")
+
+
+AUTH = "authentication.k8s.io/v1:tokenreviews"
+
+
+def test_token_review_of_the_token_in_use(api: Api) -> None:
+    answer = api.post(AUTH, {"spec": {"token": api.cluster.token}})
+    assert answer.code == 201
+    status = answer.object["status"]
+    assert status["authenticated"] is True
+    assert status["user"]["username"]
+    assert "system:masters" in status["user"]["groups"]
+
+
+def test_token_review_of_another_token(api: Api) -> None:
+    status = api.post(AUTH, {"spec": {"token": "other"}}).made["status"]
+    assert not status.get("authenticated")
+
+
+def test_admin_may_do_everything(api: Api) -> None:
+    asked = {"verb": "delete", "resource": "pods", "namespace": "default"}
+    what = "authorization.k8s.io/v1:selfsubjectaccessreviews"
+    answer = api.post(what, {"spec": {"resourceAttributes": asked}})
+    assert answer.code == 201
+    assert answer.object["status"]["allowed"] is True
+    assert answer.object["spec"]["resourceAttributes"] == asked
+
+
+def test_admin_may_read_every_path(api: Api) -> None:
+    what = "authorization.k8s.io/v1:selfsubjectaccessreviews"
+    asked = {"nonResourceAttributes": {"path": "/metrics", "verb": "get"}}
+    assert api.post(what, {"spec": asked}).made["status"]["allowed"] is True
+
+
+def test_access_review_needs_a_question(api: Api) -> None:
+    what = "authorization.k8s.io/v1:selfsubjectaccessreviews"
+    assert api.post(what, {"spec": {}}).failure == (422, "Invalid")
+
+
+def test_rules_of_the_admin_cover_everything(api: Api) -> None:
+    what = "authorization.k8s.io/v1:selfsubjectrulesreviews"
+    status = api.post(what, {"spec": {"namespace": "default"}}).made["status"]
+    assert {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]} in status["resourceRules"]
+
+
+@pytest.mark.since(28, "SelfSubjectReview v1")
+def test_self_review_names_the_user(api: Api) -> None:
+    made = api.post("authentication.k8s.io/v1:selfsubjectreviews", {}).made
+    assert made["status"]["userInfo"]["username"]
+
+
+def test_subresource_that_a_kind_has_not_is_404(here: Api) -> None:
+    here.post("configmaps", {"metadata": {"name": "a"}}).made  # noqa: B018
+    assert here.get("configmaps/a/status").code == 404
+    assert here.get("configmaps/a/scale").code == 404
+
+
+@pytest.mark.parametrize("what", ["pods/none/status", "apps/v1:deployments/none/scale"])
+def test_subresource_of_what_is_missing_is_404(here: Api, what: str) -> None:
+    assert here.get(what).failure == (404, "NotFound")
