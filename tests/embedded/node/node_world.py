@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from lightkube.resources.core_v1 import Event, Pod
+from lightkube.resources.core_v1 import Event, Pod, ServiceAccount
 
 from unbroken.embedded.apiserver.driver import serving
 from unbroken.embedded.node import NodeOptions, run_node
@@ -143,6 +143,17 @@ class World:
             while not wanted <= {str(event.reason) for event in events.items()}:
                 moved.clear()
                 await moved.wait()
+            watching.cancel()
+
+    async def service_account(self) -> None:
+        """Wait until pods may be created: controllers make the account that they need."""
+        made = asyncio.Event()
+        accounts = Informer(
+            self.client, ServiceAccount, namespace="default", on_change=lambda *_: made.set()
+        )
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(accounts.run())
+            await made.wait()
             watching.cancel()
 
     async def address(self) -> str:

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from unbroken.embedded.node.cri_log import parsed
 from unbroken.embedded.node.events import Exit
 from unbroken.embedded.node.isolation import Isolation
+from unbroken.embedded.node.limits import Limits
 from unbroken.embedded.node.process import MARKER, Launcher, Run, adopt, marked, readable
 from unbroken.embedded.node.supervisor import SIGKILL_ALL, SIGTERM
 from unbroken.errors import WorldError
@@ -347,6 +348,32 @@ def _open_error_file(pid: int) -> str:
         return "" if is_supervisor else os.readlink(f"/proc/{pid}/fd/2")
     except OSError:
         return ""
+
+
+@pytest.fixture
+def limits() -> Iterator[Limits]:
+    """Control groups of a node for tests, where this host has them."""
+    made = Limits(f"test-{os.getpid()}")
+    made.find()
+    if made.problem:
+        pytest.skip(made.problem)
+    yield made
+    made.tidy(())
+
+
+def test_what_takes_more_memory_than_its_limit_is_killed_and_named(
+    tmp_path: Path, limits: Limits
+) -> None:
+    async def story(host: Host) -> None:
+        groups = limits.create("greedy", {"limits": {"memory": "64Mi"}})
+        text = "held = bytearray(1_000_000_000)"
+        ended, _ = await host.result("greedy", sys.executable, "-c", text, cgroups=groups)
+        assert (ended.exit_code, ended.reason) == (137, "OOMKilled")
+        limits.remove("greedy")
+        with pytest.raises(FileNotFoundError):
+            os.stat(groups[0])
+
+    on_host(tmp_path, story)
 
 
 # --- a runner that is killed

@@ -1,0 +1,69 @@
+"""The node beside a real control plane: kube-apiserver, its scheduler and its controllers."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from node_world import World, processes_of, shell, state
+
+from clusters import CannotStartError, envtest_folder
+from unbroken.embedded.node import stop_pods
+from unbroken.kube.client import connect
+
+pytestmark = [pytest.mark.slow, pytest.mark.realkube]
+START_SECONDS = 100
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[Path]:
+    """A whole real control plane."""
+    try:
+        folder = envtest_folder()
+    except CannotStartError as error:
+        pytest.skip(str(error))
+    directory = tmp_path / "control-plane"
+    try:
+        started = subprocess.run(
+            [folder / "start", directory],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+        )
+        yield Path(started.stdout.split()[-1])
+    finally:
+        subprocess.run([folder / "stop", directory], check=True, capture_output=True)
+
+
+def test_a_node_joins_and_runs_what_the_real_scheduler_gives_it(
+    tmp_path: Path, kubeconfig: Path
+) -> None:
+    async def story() -> None:
+        client = connect(kubeconfig)
+        try:
+            world = World(tmp_path, client)
+            async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(world.pods.run())
+                await world.pods.synced.wait()
+                async with world.node():
+                    await world.service_account()
+                    limits = {"requests": {"cpu": "100m"}}
+                    main = shell("echo here; sleep 1000", resources=limits)
+                    await world.create("p", main, nodeName=None, terminationGracePeriodSeconds=1)
+                    pod = await world.ready("p")
+                    assert pod["spec"]["nodeName"] == "n1"
+                    assert "running" in state(pod)["state"]
+                    assert await world.logs("p") == "here\n"
+                    await world.delete("p")
+                    await world.gone("p")
+                    assert processes_of(tmp_path) == []
+                watching.cancel()
+        finally:
+            await client.close()
+            await stop_pods(tmp_path)
+
+    asyncio.run(story())
