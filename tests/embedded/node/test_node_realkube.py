@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from unbroken.kube.client import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 START_SECONDS = 100
+FIXED_PORTS = (10251, 10252)
+"""Of the scheduler and the controllers, which cannot be told others."""
 
 
 @pytest.fixture
@@ -25,6 +28,11 @@ def kubeconfig(tmp_path: Path) -> Iterator[Path]:
         folder = envtest_folder()
     except CannotStartError as error:
         pytest.skip(str(error))
+    for port in FIXED_PORTS:
+        try:
+            socket.create_server(("0.0.0.0", port)).close()
+        except OSError:
+            pytest.skip(f"port {port} is taken: another control plane runs on this machine")
     directory = tmp_path / "control-plane"
     try:
         started = subprocess.run(
