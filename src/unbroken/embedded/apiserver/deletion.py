@@ -12,13 +12,15 @@ from typing import Any
 
 from .kinds import Kind
 from .requests import Query, Target
-from .status import Cause, Object, bad_request, conflict, invalid
+from .status import ApiError, Cause, Object, bad_request, conflict, invalid
 
 ORPHAN = "orphan"
 FOREGROUND = "foregroundDeletion"
 POLICIES = ("Orphan", "Background", "Foreground")
 CRD_CLEANUP = "customresourcecleanup.apiextensions.k8s.io"
 
+PROTECTED_NAMESPACES = ("default", "kube-system", "kube-public")
+"""Never deleted (admission plugin NamespaceLifecycle)."""
 RETURNS_OBJECT = {
     "pods",
     "podtemplates",
@@ -55,9 +57,12 @@ def delete_options(query: Query, body: Object | None) -> DeleteOptions:
         raise bad_request("preconditions must be an object and dryRun a list")
     if grace is not None and (not isinstance(grace, int) or isinstance(grace, bool)):
         raise bad_request("gracePeriodSeconds must be an integer")
-    if orphans is not None and not propagation:
-        propagation = "Orphan" if orphans else "Background"
     causes = []
+    if orphans is not None and propagation:
+        text = "Invalid value: orphanDependents and deletionPropagation cannot be both set"
+        causes.append(Cause("FieldValueInvalid", "propagationPolicy", text))
+    elif orphans is not None:
+        propagation = "Orphan" if orphans else "Background"
     if propagation not in ("", *POLICIES):
         listed = ", ".join(f'"{policy}"' for policy in ("Foreground", "Background", "Orphan"))
         text = f'Unsupported value: "{propagation!s:.100}": supported values: {listed}'
@@ -77,8 +82,12 @@ def delete_options(query: Query, body: Object | None) -> DeleteOptions:
 
 
 def check_preconditions(target: Target, content: Object, options: DeleteOptions) -> None:
-    """ApiError 409 when the object is not the one that the client means."""
+    """ApiError 409 when the object is not the one that the client means, 403 if it must stay."""
     meta = content["metadata"]
+    if target.kind.resource == "namespaces" and meta["name"] in PROTECTED_NAMESPACES:
+        name = meta["name"]
+        message = f'namespaces "{name}" is forbidden: this namespace may not be deleted'
+        raise ApiError(403, "Forbidden", message, details={"name": name, "kind": "namespaces"})
     pairs = (
         ("UID", options.uid, meta["uid"]),
         ("ResourceVersion", options.version, meta["resourceVersion"]),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hmac
 
+from .constraints import invalid_value
 from .requests import Target
-from .status import ApiError, Object, bad_request
+from .status import ApiError, Object, bad_request, invalid
 
 USER = {"username": "unbroken:admin", "groups": ["system:masters", "system:authenticated"]}
 WHY = "the embedded cluster's token may do everything; RBAC objects are stored, not enforced"
@@ -29,9 +30,9 @@ def answer(target: Target, body: Object, token: str) -> Object:
         raise bad_request(f"{target.kind.kind}: spec must be an object")
     if plural in ACCESS:
         if not spec.get("resourceAttributes") and not spec.get("nonResourceAttributes"):
-            raise bad_request(
-                "exactly one of nonResourceAttributes or resourceAttributes must be specified"
-            )
+            text = "exactly one of nonResourceAttributes or resourceAttributes must be specified"
+            cause = invalid_value("spec.resourceAttributes", None, text)
+            raise invalid(target.kind.group, target.kind.kind, "", [cause])
         return {**body, "status": {"allowed": True, "reason": WHY}}
     if plural == "selfsubjectrulesreviews":
         rule = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}

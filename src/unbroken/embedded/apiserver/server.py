@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -109,14 +109,14 @@ class ApiServer:
             return await self._review(request, target)
         if target.subresource:
             return await self._subresource(request, target, query)
-        if request.method == "GET" and (is_old_watch or query.flag("watch")):
+        if request.method == "GET" and (is_old_watch or (query.flag("watch") and not target.name)):
             return await self._watch(request, target, query)
         handler = self._handlers(target).get(request.method)
         if handler is None:
             raise _no_method()
         return _response(request, await handler(request, target, query))
 
-    def _handlers(self, target: Target) -> Mapping[str, Handler]:
+    def _handlers(self, target: Target) -> dict[str, Handler]:
         if target.name:
             return {
                 "GET": self._get,
@@ -127,7 +127,14 @@ class ApiServer:
         across = target.kind.namespaced and not target.namespace
         if across:
             return {"GET": self._list}
-        return {"GET": self._list, "POST": self._post, "DELETE": self._delete_all}
+        found: dict[str, Handler] = {
+            "GET": self._list,
+            "POST": self._post,
+            "DELETE": self._delete_all,
+        }
+        if "deletecollection" not in target.kind.verbs:
+            del found["DELETE"]
+        return found
 
     async def _get(self, request: web.BaseRequest, target: Target, query: Query) -> Answer:
         entry = get(self._store, target)

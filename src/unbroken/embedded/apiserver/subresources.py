@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from . import deletion
+from .constraints import invalid_value
 from .patch import json_patch, merge_patch
 from .reads import get
 from .requests import Query, Target, WriteOptions
-from .status import ApiError, Object, bad_request, conflict
+from .status import ApiError, Object, bad_request, conflict, invalid
 from .store import Entry, Store
 from .writes import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Result, Writer
 
@@ -56,7 +57,8 @@ def put_scale(
     """Write the replicas of a Scale into its object."""
     replicas = (scale.get("spec") or {}).get("replicas", 0)
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
-        raise bad_request("Scale: spec.replicas must be an integer that is not negative")
+        cause = invalid_value("spec.replicas", replicas, "must be greater than or equal to 0")
+        raise invalid("autoscaling", "Scale", target.name, [cause])
     content = entry.decode()
     content["apiVersion"] = target.api_version
     version = (scale.get("metadata") or {}).get("resourceVersion")

@@ -15,6 +15,7 @@ from typing import Any
 from . import admission, crds, deletion, rules, structural
 from .apply import server_side_apply, track_update
 from .catalogue import Catalogue
+from .constraints import forbidden, invalid_value
 from .defaults import apply_defaults
 from .events import from_storage, to_storage
 from .names import validate_metadata
@@ -123,11 +124,24 @@ class Writer:
         entry = self._commit(target, key, content, options)
         return Result(entry, is_new=True, warnings=warnings)
 
-    def update(self, target: Target, live: Entry, content: Object, options: WriteOptions) -> Result:
+    def update(
+        self,
+        target: Target,
+        live: Entry,
+        content: Object,
+        options: WriteOptions,
+        *,
+        is_patch: bool = False,
+    ) -> Result:
         """Put `content` in the place of `live`; ApiError 409 when it builds on another version."""
         warnings: list[str] = []
-        content = self._understood(target, content, options, warnings)
+        try:
+            content = self._understood(target, content, options, warnings)
+        except ApiError as error:
+            raise (_unfit(error) if is_patch else error) from None
         old = self._present(target, live)
+        if not is_patch:
+            self._check_uid(target, old["metadata"], content["metadata"])
         self._check_precondition(target, old["metadata"], content["metadata"])
         if target.kind.is_custom and not content["metadata"].get("resourceVersion"):
             raise _version_missing(target, old["metadata"]["name"])
@@ -159,13 +173,16 @@ class Writer:
             )
         else:
             new = strategic_merge_patch(old, patch, target.version.schema)
-        return self.update(target, live, new, options)
+        return self.update(target, live, new, options, is_patch=True)
 
     def apply(
         self, target: Target, live: Entry | None, applied: Object, options: WriteOptions
     ) -> Result:
         """Server-side apply; creates the object when `live` is None."""
         warnings: list[str] = []
+        for name in ("apiVersion", "kind"):
+            if not applied.get(name):
+                raise bad_request(f"Object '{name.capitalize()}' is missing in the applied object")
         applied = self._understood(target, applied, options, warnings)
         old = self._present(target, live) if live is not None else None
         meta = applied["metadata"]
@@ -180,7 +197,14 @@ class Writer:
         elif target.version.has_status:
             applied.pop("status", None)
         if old is not None:
+            self._check_uid(target, old["metadata"], meta)
             self._check_precondition(target, old["metadata"], meta)
+        elif meta.get("uid"):
+            why = (
+                f"uid mismatch: the provided object specified uid {meta['uid']}, "
+                "and no existing object was found"
+            )
+            raise conflict(target.kind.group, target.kind.plural, target.name, why)
         new = server_side_apply(
             old,
             applied,
@@ -311,14 +335,6 @@ class Writer:
                 "the namespace of the provided object does not match the namespace sent on the "
                 "request"
             )
-        if new.get("uid") not in (None, "", old["uid"]):
-            raise conflict(
-                group,
-                plural,
-                name,
-                f"Precondition failed: UID in precondition: {new['uid']}, "
-                f"UID in object meta: {old['uid']}",
-            )
         if new.get("resourceVersion") not in (None, "", "0", old["resourceVersion"]):
             raise conflict(
                 group,
@@ -326,6 +342,17 @@ class Writer:
                 name,
                 "the object has been modified; please apply your changes to the latest version "
                 "and try again",
+            )
+
+    def _check_uid(self, target: Target, old: Object, new: Object) -> None:
+        group, plural, name = target.kind.group, target.kind.plural, old["name"]
+        if new.get("uid") not in (None, "", old["uid"]):
+            raise conflict(
+                group,
+                plural,
+                name,
+                f"Precondition failed: UID in precondition: {new['uid']}, "
+                f"UID in object meta: {old['uid']}",
             )
 
     def _carried(self, target: Target, old: Object, new: Object) -> Object:
@@ -340,11 +367,14 @@ class Writer:
             }
             kept.pop("status", None)
             new = {**kept, **({"status": new["status"]} if "status" in new else {})}
-        elif target.version.has_status:
+        elif target.version.has_status and target.subresource != "binding":
             new = {**new}
             new.pop("status", None)
             if "status" in old:
                 new["status"] = old["status"]
+        causes = _frozen_metadata(old["metadata"], new["metadata"])
+        if causes:
+            raise invalid(target.kind.group, target.kind.kind, old["metadata"]["name"], causes)
         meta = new["metadata"] = dict(new["metadata"])
         for name in (*SERVER_OWNED, "name", "namespace"):
             meta.pop(name, None)
@@ -356,6 +386,10 @@ class Writer:
     def _tracked(
         self, target: Target, old: Object | None, new: Object, options: WriteOptions
     ) -> list[Object]:
+        if target.version.has_status and not target.subresource:
+            # Of what a write of the object cannot change, nobody becomes the manager by it.
+            old = _without_status(old) if old is not None else None
+            new = _without_status(new)
         tracked: list[Object] = track_update(
             old,
             new,
@@ -420,6 +454,41 @@ def _name_mismatch(given: object, expected: str) -> ApiError:
     return bad_request(
         f"the name of the object ({given}) does not match the name on the URL ({expected})"
     )
+
+
+def _without_status(content: Object) -> Object:
+    return {name: value for name, value in content.items() if name != "status"}
+
+
+def _unfit(error: ApiError) -> ApiError:
+    """What a patch made is no object of the kind: the patch is invalid, not the request."""
+    if error.reason != "BadRequest" or "strict decoding" in error.message:
+        return error
+    cause = Cause("FieldValueInvalid", "patch", f"Invalid value: {error.message}")
+    return invalid("", "", "", [cause])
+
+
+def _frozen_metadata(old: Object, new: Object) -> list[Cause]:
+    """Metadata that no update may change (apimachinery v0.33, ValidateObjectMetaAccessorUpdate)."""
+    causes = []
+    if new.get("uid") not in (None, "", old["uid"]):
+        causes.append(invalid_value("metadata.uid", new["uid"], "field is immutable"))
+    if "deletionTimestamp" not in old:
+        causes += [
+            invalid_value(f"metadata.{name}", new[name], "field is immutable")
+            for name in ("deletionTimestamp", "deletionGracePeriodSeconds")
+            if new.get(name) is not None
+        ]
+        return causes
+    added = set(new.get("finalizers") or ()) - set(old.get("finalizers") or ())
+    if added:
+        listed = " ".join(f'"{name}"' for name in sorted(added))
+        text = (
+            "no new finalizers can be added if the object is being deleted, found new finalizers "
+            f"[]string{{{listed}}}"
+        )
+        causes.append(forbidden("metadata.finalizers", text))
+    return causes
 
 
 def _version_missing(target: Target, name: str) -> ApiError:
