@@ -55,7 +55,7 @@ LAUGHS = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
         (b"a: !!python/object/apply:os.system [id]", YAML, 400),
         (LAUGHS.encode(), YAML, 400),
         (b"a: &a [*a]", YAML, 400),
-        (b"{}", "application/vnd.kubernetes.protobuf", 415),
+        (b"{}", "application/vnd.kubernetes.protobuf", 400),
         (b"{}", "text/plain", 415),
     ],
 )

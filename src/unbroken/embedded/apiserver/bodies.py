@@ -1,4 +1,4 @@
-"""Request bodies: JSON or YAML into plain values, with every surprise as an ApiError 4xx."""
+"""Request bodies: JSON, YAML or protobuf into plain values; every surprise is an ApiError 4xx."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from . import protobuf
 from .status import ApiError, Object, bad_request
 
 JSON = "application/json"
@@ -38,7 +39,9 @@ def decode(body: bytes, content_type: str) -> Any:
             return _bounded(_json(body))
         except ApiError:
             return _bounded(_yaml(body))
-    raise unsupported_media(media, [JSON, YAML])
+    if media == protobuf.MEDIA:
+        return _bounded(protobuf.decode(body))
+    raise unsupported_media(media, [JSON, YAML, protobuf.MEDIA])
 
 
 def decode_object(body: bytes, content_type: str) -> Object:
