@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import ConfigMap
 
-from unbroken.kube.cache import Cache, Key
+from unbroken.kube.cache import TOMBSTONES, Cache, Key
 
 
 def item(name: str, version: int, uid: str = "") -> ConfigMap:
@@ -87,6 +87,15 @@ def test_list_deletes_what_it_lacks() -> None:
     assert [text(*change) for change in changes] == ["-a@1", "~c@4", "+d@5"]
     assert cache.get(Key("ns", "a")) is None
     assert len(cache) == 3
+
+
+def test_only_the_last_deletions_are_remembered() -> None:
+    """Memory stays bounded; what is forgotten is long past."""
+    cache: Cache[ConfigMap] = Cache()
+    for number in range(TOMBSTONES + 1):
+        cache.apply("DELETED", item(f"n{number}", 1))
+    assert told(cache, "ADDED", item("n1", 1)) == []
+    assert told(cache, "ADDED", item("n0", 1)) == ["+n0@1"]
 
 
 NAMES = st.sampled_from("abc")

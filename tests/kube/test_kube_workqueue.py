@@ -63,6 +63,8 @@ def test_failures_grow_the_delay_and_success_forgets_them() -> None:
         assert queue.take(now) == "a"
         delay = queue.failed("a", now)
         assert expected / 2 <= delay <= expected
+        assert queue.deadline() == now + delay
+        assert queue.take(now + delay * 0.99) is None
         now += delay
     queue.take(now)
     queue.done("a")

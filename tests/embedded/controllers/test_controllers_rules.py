@@ -21,6 +21,7 @@ from unbroken.embedded.controllers.namespaces import conditions
 from unbroken.embedded.controllers.node_rules import (
     NOT_READY,
     UNREACHABLE,
+    heartbeat,
     silence,
     stay,
     wanted_taints,
@@ -36,6 +37,8 @@ from unbroken.kube.cache import Key
 
 Object = dict[str, Any]
 NOW = 1_700_000_000.0
+SINCE = "2023-11-14T22:13:00Z"  # 20 s before NOW
+LATER = "2023-11-14T22:13:10Z"
 
 
 def node(ready: str, *taints: Object, unschedulable: bool = False) -> Node:
@@ -94,6 +97,20 @@ def test_silent_node_is_told_so_once() -> None:
     assert "Ready" not in {one["type"] for one in silence(node("Unknown"), NOW)}
 
 
+def test_only_the_node_itself_gives_a_sign_of_life() -> None:
+    """Its status changes with each heartbeat and each word of its own."""
+    assert len({heartbeat(node(ready)) for ready in ("True", "False", "")}) == 3
+    assert heartbeat(node("Unknown")) == ""
+    beats = [{"type": "Ready", "status": "True", "lastHeartbeatTime": at} for at in (SINCE, LATER)]
+    signs = {
+        heartbeat(
+            msgspec.convert({"metadata": {"name": "n"}, "status": {"conditions": [beat]}}, Node)
+        )
+        for beat in beats
+    }
+    assert len(signs) == 2
+
+
 def pod(tolerations: list[Object] | None = None, **parts: Any) -> Pod:
     """A pod of one container."""
     spec = {"containers": [{"name": "c"}], "tolerations": tolerations, **parts}
@@ -103,9 +120,6 @@ def pod(tolerations: list[Object] | None = None, **parts: Any) -> Pod:
 def tolerating(key: str, seconds: int | None) -> Object:
     """A toleration of NoExecute."""
     return {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds}
-
-
-SINCE = "2023-11-14T22:13:00Z"  # 20 s before NOW
 
 
 @pytest.mark.parametrize(
@@ -314,6 +328,27 @@ def test_slices_hold_a_hundred() -> None:
     assert [len(one["endpoints"]) for one in found] == [100, 51]
     last = found[1]["endpoints"][-1]["conditions"]
     assert last == {"ready": False, "serving": False, "terminating": True}
+
+
+def test_pod_of_the_services_domain_has_its_hostname() -> None:
+    """Only with the subdomain of that very service."""
+
+    def shown(subdomain: str) -> list[str | None]:
+        one = web("a", "127.0.0.2")
+        assert one.spec is not None
+        one.spec.hostname, one.spec.subdomain = "worker-0", subdomain
+        found = endpoints(service(), backends(service(), [one]))
+        return [address.get("hostname") for address in found["subsets"][0]["addresses"]]
+
+    assert shown("s") == ["worker-0"]
+    assert shown("other") == [None]
+
+
+def test_headless_services_are_labelled() -> None:
+    """So that name servers and clients can tell."""
+    found = endpoints(service(clusterIP="None"), [])
+    assert found["metadata"]["labels"] == {"service.kubernetes.io/headless": ""}
+    assert endpoints(service(clusterIP="10.0.0.1"), [])["metadata"]["labels"] == {}
 
 
 def test_namespace_says_what_keeps_it() -> None:

@@ -15,7 +15,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.embedded.scheduler.cluster import Claim, Cluster
 from unbroken.embedded.scheduler.model import NodeInfo, PodInfo, node_info, pod_info
 from unbroken.embedded.scheduler.place import place
-from unbroken.embedded.scheduler.preemption import preempt
+from unbroken.embedded.scheduler.preemption import preempt, waits_for_room
 from unbroken.kube.cache import Key
 
 Object = dict[str, Any]
@@ -105,6 +105,7 @@ NODES = [
         ("Exists", {"affinity": required(rule("size", "Exists"))}, "ab"),
         ("DoesNotExist", {"affinity": required(rule("size", "DoesNotExist"))}, "c"),
         ("Gt compares numbers", {"affinity": required(rule("size", "Gt", "5"))}, "b"),
+        ("Gt is not or equal", {"affinity": required(rule("size", "Gt", "9"))}, ""),
         ("Lt needs the label", {"affinity": required(rule("size", "Lt", "5"))}, "a"),
         (
             "a field names a node",
@@ -365,6 +366,21 @@ PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
         ),
         ("not the one with a soft taint", [node("a", taints=[SOFT]), node("b")], [], {}, "b"),
         (
+            "unless the pod tolerates it",
+            [node("a", taints=[SOFT]), node("b")],
+            [],
+            {"tolerations": [{"key": "old", "operator": "Exists"}]},
+            "a",
+        ),
+        ("the last place for a pod is one", [node("a", room={"pods": "1"})], [], {}, "a"),
+        (
+            "exactly what is left is enough",
+            [node("a")],
+            [pod("q", "a", needs={"cpu": "1"})],
+            {"needs": {"cpu": "3"}},
+            "a",
+        ),
+        (
             "a preferred node though it is fuller",
             [node("a"), node("b", {"fast": "yes"})],
             [pod("q", "b", needs={"cpu": "1"})],
@@ -428,6 +444,28 @@ def test_requests_are_those_of_the_largest_moment() -> None:
     assert wanted.requests == {"cpu": 2000}
 
 
+def test_resources_of_the_pod_itself_count_before_those_of_its_containers() -> None:
+    """Pod-level requests replace the sum."""
+    wanted = pod("p", needs={"cpu": "1", "memory": "1"}, resources={"requests": {"cpu": "3"}})
+    assert wanted.requests == {"cpu": 3000, "memory": 1}
+
+
+def test_pod_remembers_what_it_was_told() -> None:
+    """By the condition PodScheduled, not by others."""
+    conditions = [
+        {"type": "Ready", "status": "False", "reason": "Other"},
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"},
+    ]
+    content = {
+        "metadata": {"name": "p"},
+        "spec": {"containers": []},
+        "status": {"conditions": conditions, "phase": "Pending"},
+    }
+    info = pod_info(msgspec.convert(content, Pod))
+    assert info.told == ("Unschedulable", "no")
+    assert info.is_waiting
+
+
 def preempted(wanted: PodInfo, cluster: Cluster) -> tuple[str | None, list[str], str]:
     """Node, names of the victims, explanation."""
     decision = place(wanted, cluster)
@@ -449,6 +487,55 @@ def test_fewest_and_least_important_pods_make_room() -> None:
     )
     wanted = pod("p", needs={"cpu": "1"}, priority=9)
     assert preempted(wanted, cluster) == ("a", ["small-2"], "")
+
+
+def test_victims_may_be_those_that_the_pod_does_not_bear() -> None:
+    """Their going counts for affinity too, and many lesser ones go before one that is more."""
+    hates = pods_affinity("podAntiAffinity", "host", WEB)
+    cluster = Cluster(
+        [node("a"), node("b")],
+        [
+            pod("web-1", "a", labels=WEB, priority=-5),
+            pod("web-2", "a", labels=WEB, priority=-5),
+            pod("other", "a", priority=-5),
+            pod("web-3", "b", labels=WEB, priority=2),
+        ],
+    )
+    wanted = pod("p", priority=9, affinity=hates)
+    assert preempted(wanted, cluster) == ("a", ["web-1", "web-2"], "")
+
+
+def test_of_equal_victims_fewer_go() -> None:
+    """Also where their priority is negative."""
+    cluster = Cluster(
+        [node("a"), node("b")],
+        [
+            pod("half-1", "a", needs={"cpu": "2"}, priority=-5),
+            pod("half-2", "a", needs={"cpu": "2"}, priority=-5),
+            pod("whole", "b", needs={"cpu": "4"}, priority=-5),
+        ],
+    )
+    assert preempted(pod("p", needs={"cpu": "4"}), cluster) == ("b", ["whole"], "")
+
+
+@pytest.mark.parametrize(
+    ("claim", "nominated", "on", "deleting", "priority", "waits"),
+    [
+        ("a victim that still ends", "a", "a", True, 1, True),
+        ("one that does not", "a", "a", False, 1, False),
+        ("one elsewhere", "a", "b", True, 1, False),
+        ("one that is as important is no victim", "a", "a", True, 5, False),
+        ("nobody was pushed", "", "a", True, 1, False),
+    ],
+)
+def test_pod_waits_for_its_victims(
+    claim: str, nominated: str, on: str, deleting: bool, priority: int, waits: bool
+) -> None:
+    """And pushes no others meanwhile."""
+    victim = replace(pod("victim", on, priority=priority), is_deleting=deleting)
+    cluster = Cluster([node("a"), node("b")], [victim])
+    wanted = replace(pod("p", priority=5), nominated=nominated)
+    assert waits_for_room(wanted, cluster) == waits, claim
 
 
 @pytest.mark.parametrize(
