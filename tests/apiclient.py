@@ -9,8 +9,9 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import select
 import ssl
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from email.message import Message
@@ -22,6 +23,9 @@ from clusters import Cluster
 Object = dict[str, Any]
 SECONDS = 20
 """Until an answer, or the next event of a watch, must have come."""
+LARGE = 1 << 21
+"""Bytes of a body that a server may refuse before it has read it."""
+CHUNK = 1 << 14
 PATCHES = {
     "json": "application/json-patch+json",
     "merge": "application/merge-patch+json",
@@ -109,7 +113,7 @@ class Api:
     def __init__(self, cluster: Cluster, namespace: str | None = None) -> None:
         self.cluster = cluster
         self.namespace = namespace
-        self._local = threading.local()
+        self._idle: deque[http.client.HTTPConnection] = deque()
         self._context = ssl.create_default_context(cadata=cluster.ca) if cluster.ca else None
 
     @property
@@ -120,7 +124,7 @@ class Api:
     def within(self, namespace: str) -> Api:
         """The same client for another namespace."""
         other = Api(self.cluster, namespace)
-        other._local = self._local
+        other._idle = self._idle
         other._context = self._context
         return other
 
@@ -143,10 +147,17 @@ class Api:
         query: Object | None = None,
     ) -> Answer:
         """One request; `body` is sent as it is if it is bytes or text, else as JSON."""
-        connection = self._connection()
+        # deque's pop and append are atomic: many threads may share this client.
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
         target, sent = self._request(what, body, content, query or {})
         try:
-            connection.request(method, target[0], target[1], {**sent, **(headers or {})})
+            if len(target[1] or b"") > LARGE:
+                self._upload(connection, method, target, sent)
+            else:
+                connection.request(method, target[0], target[1], {**sent, **(headers or {})})
             response = connection.getresponse()
             answer = Answer(response.status, response.headers, response.read())
         except (http.client.HTTPException, OSError):
@@ -154,7 +165,14 @@ class Api:
             raise
         if response.will_close:
             connection.close()
+        else:
+            self._idle.append(connection)
         return answer
+
+    def close(self) -> None:
+        """Close the connections that are kept."""
+        while self._idle:
+            self._idle.pop().close()
 
     def get(self, what: str, **query: object) -> Answer:
         """GET as JSON."""
@@ -202,13 +220,12 @@ class Api:
                 yield Watch(response)
 
     def until(self, collection: str, name: str, holds: Callable[[Object], bool]) -> Object:
-        """Wait until an object that exists is as wanted, or until it is gone."""
+        """Wait until an object is as wanted, or is gone; empty if it is not there already."""
         selector = f"metadata.name={name}"
         listed = self.get(collection, fieldSelector=selector).made
-        for item in listed["items"]:
-            if holds(item):
-                found: Object = item
-                return found
+        found: Object = next(iter(listed["items"]), {})
+        if not found or holds(found):
+            return found
         version = listed["metadata"]["resourceVersion"]
         with self.watch(collection, fieldSelector=selector, resourceVersion=version) as events:
             while True:
@@ -217,12 +234,27 @@ class Api:
                     changed: Object = event["object"]
                     return changed
 
-    def _connection(self) -> http.client.HTTPConnection:
-        """This thread's connection; http.client opens it again after it was closed."""
-        if not hasattr(self._local, "connection"):
-            self._local.connection = self._connect()
-        connection: http.client.HTTPConnection = self._local.connection
-        return connection
+    def _upload(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        target: tuple[str, bytes | None],
+        headers: dict[str, str],
+    ) -> None:
+        """Send a large body until the server answers, which it may do before it has read all."""
+        # One small request first: what TLS itself sends must not look like an answer.
+        connection.request("GET", "/version", None, self.cluster.headers)
+        connection.getresponse().read()
+        body = target[1] or b""
+        connection.putrequest(method, target[0])
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        for start in range(0, len(body), CHUNK):
+            readable, _, _ = select.select([connection.sock], [connection.sock], [], SECONDS)
+            if readable:
+                return
+            connection.send(body[start : start + CHUNK])
 
     def _connect(self) -> http.client.HTTPConnection:
         place = urlsplit(self.cluster.url)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -11,16 +13,22 @@ from clusters import Cluster
 
 NUMBERS = itertools.count(1)
 """Clusters belong to one test process, so that its own count makes names unique."""
-CLIENTS: dict[str, Api] = {}
-"""By URL: connections are kept over tests."""
+
+
+@pytest.fixture(scope="session")
+def clients() -> Iterator[tuple[dict[str, Api], ExitStack]]:
+    """Clients by URL, whose connections are kept over tests and closed at the end."""
+    with ExitStack() as stack:
+        yield {}, stack
 
 
 @pytest.fixture
-def api(cluster: Cluster) -> Api:
+def api(cluster: Cluster, clients: tuple[dict[str, Api], ExitStack]) -> Api:
     """Client of the cluster, without a namespace."""
-    if cluster.url not in CLIENTS:
-        CLIENTS[cluster.url] = Api(cluster)
-    return CLIENTS[cluster.url]
+    by_url, stack = clients
+    if cluster.url not in by_url:
+        by_url[cluster.url] = stack.enter_context(closing(Api(cluster)))
+    return by_url[cluster.url]
 
 
 @pytest.fixture
