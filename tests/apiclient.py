@@ -226,6 +226,8 @@ class Api:
         found: Object = next(iter(listed["items"]), {})
         if not found or holds(found):
             return found
+        if not listed["items"]:
+            return {}  # it was gone before the first look
         version = listed["metadata"]["resourceVersion"]
         with self.watch(collection, fieldSelector=selector, resourceVersion=version) as events:
             while True:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from .catalogue import Catalogue
 from .requests import Target, WriteOptions
 from .status import Object
@@ -11,6 +13,24 @@ from .writes import Surroundings, Writer
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 """kubernetes v1.33, pkg/apis/scheduling/helpers.go."""
+
+RBAC = "rbac.authorization.k8s.io"
+ADMIN_ROLE: Object = {
+    "apiVersion": f"{RBAC}/v1",
+    "kind": "ClusterRole",
+    "metadata": {"name": "cluster-admin"},
+    "rules": [
+        {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
+        {"nonResourceURLs": ["*"], "verbs": ["*"]},
+    ],
+}
+ADMIN_BINDING: Object = {
+    "apiVersion": f"{RBAC}/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": "cluster-admin"},
+    "roleRef": {"apiGroup": RBAC, "kind": "ClusterRole", "name": "cluster-admin"},
+    "subjects": [{"apiGroup": RBAC, "kind": "Group", "name": "system:masters"}],
+}
 
 
 def create_defaults(store: Store, catalogue: Catalogue, around: Surroundings) -> None:
@@ -27,6 +47,9 @@ def create_defaults(store: Store, catalogue: Catalogue, around: Surroundings) ->
             "value": value,
         }
         _create(store, catalogue, writer, content, "scheduling.k8s.io", "priorityclasses")
+    for content in (ADMIN_ROLE, ADMIN_BINDING):
+        plural = f"{content['kind'].lower()}s"
+        _create(store, catalogue, writer, copy.deepcopy(content), RBAC, plural)
 
 
 def _create(

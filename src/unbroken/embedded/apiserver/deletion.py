@@ -98,8 +98,8 @@ def check_preconditions(target: Target, content: Object, options: DeleteOptions)
                 target.kind.group,
                 target.kind.plural,
                 meta["name"],
-                f"Precondition failed: {title} in precondition: {wanted}, "
-                f"{title} in object meta: {actual}",
+                f"the {title} in the precondition ({wanted}) does not match the {title} in record "
+                f"({actual}). The object might have been deleted and then recreated",
             )
 
 

@@ -307,7 +307,7 @@ def _finalizers(finalizers: list[str], kind: Kind, path: str) -> list[Cause]:
     if {"orphan", "foregroundDeletion"} <= {*finalizers}:
         text = "finalizer orphan and foregroundDeletion cannot be both set"
         causes.append(invalid_value(path, finalizers, text))
-    if kind.is_custom:
+    if kind.is_custom or kind.group == "apiextensions.k8s.io":
         return causes
     return causes + [
         cause for index, name in enumerate(finalizers) for cause in finalizer(name, path, index)

@@ -50,6 +50,8 @@ class NodeProxy:
         """Answer `pods/NAME/log` or `pods/NAME/exec` with what the pod's node says."""
         meta = pod["metadata"]
         container = container_of(pod, request.query.get("container", ""))
+        if subresource == "log" and not pod["spec"].get("nodeName"):
+            return web.Response(content_type="text/plain")  # nothing was said yet
         base = node_address(pod, store)
         place = f"{meta['namespace']}/{meta['name']}/{container}"
         try:

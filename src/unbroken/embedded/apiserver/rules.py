@@ -203,6 +203,22 @@ def _priority_class_update(old: Object, new: Object) -> list[Cause]:
     ]
 
 
+def _event(content: Object) -> list[Cause]:
+    about = (content.get("involvedObject") or {}).get("namespace") or "default"
+    namespace = content["metadata"].get("namespace")
+    if namespace == about:
+        return []
+    return [invalid_value("involvedObject.namespace", about, "does not match event.namespace")]
+
+
+def _new_event(content: Object) -> list[Cause]:
+    """Of events.k8s.io/v1, in the form in which events are stored."""
+    stored = {"reportingController": "reportingComponent"}
+    needed = ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type")
+    causes = [required_value(name) for name in needed if not content.get(stored.get(name, name))]
+    return causes + _event(content)
+
+
 def _lease(content: Object) -> list[Cause]:
     spec = content.get("spec") or {}
     return [
@@ -325,6 +341,8 @@ RULES: dict[str, tuple[Check | None, CheckUpdate | None]] = {
     "persistentvolumes": (_volume, None),
     "priorityclasses.scheduling.k8s.io": (_priority_class, _priority_class_update),
     "leases.coordination.k8s.io": (_lease, None),
+    "events": (_event, None),
+    "events.events.k8s.io": (_new_event, None),
     "deployments.apps": (_selected, _selector_update),
     "replicasets.apps": (_selected, _selector_update),
     "daemonsets.apps": (_selected, _selector_update),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import deletion
-from .constraints import invalid_value
+from .constraints import invalid_value, required_value, unsupported
 from .patch import json_patch, merge_patch
 from .reads import get
 from .requests import Query, Target, WriteOptions
@@ -80,9 +80,13 @@ def _at(content: Any, path: str) -> Any:
 
 def bind(store: Store, writer: Writer, target: Target, body: Object, options: WriteOptions) -> None:
     """Give a pod its node, once (`POST pods/NAME/binding`)."""
-    node = (body.get("target") or {}).get("name")
+    about = body.get("target") or {}
+    node = about.get("name")
+    if about.get("kind") not in (None, "", "Node"):
+        cause = unsupported("target.kind", about["kind"], ["Node", "<empty>"])
+        raise invalid("", "Binding", target.name, [cause])
     if not isinstance(node, str) or not node:
-        raise bad_request("Binding: target.name is required")
+        raise invalid("", "Binding", target.name, [required_value("target.name")])
     entry = get(store, target)
     content = entry.decode()
     if content["spec"].get("nodeName"):

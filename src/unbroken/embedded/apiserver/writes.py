@@ -296,6 +296,10 @@ class Writer:
         if target.version.deprecation:
             warnings.append(target.version.deprecation)
         if target.kind.resource == CRD_RESOURCE:
+            causes = crds.validate_definition(content)
+            if causes:
+                name = content["metadata"].get("name", "")
+                raise invalid(target.kind.group, target.kind.kind, name, causes)
             warnings.extend(crds.definition_warnings(content))
         return content
 
@@ -404,6 +408,8 @@ class Writer:
     def _complete(self, target: Target, content: Object) -> None:
         if target.kind.resource == CRD_RESOURCE:
             crds.set_defaults(content, self._around.timestamp())
+            if "resourceVersion" not in content["metadata"]:
+                del content["status"]  # whether its names are free is judged once it is stored
         elif target.kind.is_custom:
             structural.default(content, target.version.schema)
         else:
@@ -416,7 +422,6 @@ class Writer:
         if kind.is_custom:
             causes += structural.validate(new, target.version.schema)
         elif kind.resource == CRD_RESOURCE:
-            causes += crds.validate_definition(new)
             causes += crds.validate_update(new, old) if old is not None else []
         else:
             causes += rules.validate(kind, old, new)
