@@ -51,10 +51,14 @@ class Answer:
         decoded: Object = json.loads(self.body)
         return decoded
 
+    def done(self) -> None:
+        """Check that it was a success; the test fails with the whole answer if not."""
+        assert 200 <= self.code < 300, self
+
     @property
     def made(self) -> Object:
-        """The body of a success; the test fails with the whole answer if it was none."""
-        assert 200 <= self.code < 300, self
+        """The body of a success."""
+        self.done()
         return self.object
 
     @property
@@ -156,6 +160,7 @@ class Api:
         try:
             if len(target[1] or b"") > LARGE:
                 self._upload(connection, method, target, sent)
+                sent["Connection"] = "close"
             else:
                 connection.request(method, target[0], target[1], {**sent, **(headers or {})})
             response = connection.getresponse()
@@ -163,7 +168,7 @@ class Api:
         except (http.client.HTTPException, OSError):
             connection.close()
             raise
-        if response.will_close:
+        if response.will_close or "Connection" in sent:
             connection.close()
         else:
             self._idle.append(connection)

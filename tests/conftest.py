@@ -17,6 +17,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "since(minor, what): needs Kubernetes 1.minor or newer, which brought `what`"
     )
+    config.addinivalue_line(
+        "markers", "only_real(why): the embedded cluster does not do this, as its README says"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +53,9 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 def cluster(request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]) -> Cluster:
     """Each of the two API servers in turn; the test must hold for both."""
     found = clusters(request.param)
+    for mark in request.node.iter_markers("only_real"):
+        if not found.is_real:
+            pytest.skip(f"the embedded cluster differs here: {mark.args[0]}")
     for mark in request.node.iter_markers("since"):
         minor, what = mark.args
         if found.minor < minor:

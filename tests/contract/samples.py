@@ -11,7 +11,8 @@ CRDS = "apiextensions.k8s.io/v1:customresourcedefinitions"
 
 def config_map(name: str, **data: str) -> Object:
     """A config map with `data`."""
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+    filled = {"data": data} if data else {}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, **filled}
 
 
 def pod(name: str, labels: dict[str, str] | None = None, **spec: Any) -> Object:

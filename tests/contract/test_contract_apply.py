@@ -28,7 +28,7 @@ def test_apply_creates_what_is_missing(here: Api) -> None:
 
 
 def test_second_apply_changes_what_is_there(here: Api) -> None:
-    here.apply(MAP, config_map("m", a="1")).made  # noqa: B018
+    here.apply(MAP, config_map("m", a="1")).done()
     answer = here.apply(MAP, config_map("m", a="2", b="1"))
     assert (answer.code, answer.object["data"]) == (200, {"a": "2", "b": "1"})
 
@@ -48,20 +48,20 @@ def test_apply_takes_yaml(here: Api) -> None:
 
 
 def test_what_is_no_longer_applied_is_removed(here: Api) -> None:
-    here.apply(MAP, config_map("m", a="1", b="2")).made  # noqa: B018
+    here.apply(MAP, config_map("m", a="1", b="2")).done()
     assert here.apply(MAP, config_map("m", a="1")).made["data"] == {"a": "1"}
 
 
 def test_what_others_set_stays(here: Api) -> None:
-    here.apply(MAP, config_map("m", a="1")).made  # noqa: B018
-    here.apply(MAP, config_map("m", b="2"), "two").made  # noqa: B018
+    here.apply(MAP, config_map("m", a="1")).done()
+    here.apply(MAP, config_map("m", b="2"), "two").done()
     changed = here.apply(MAP, config_map("m", a="3")).made
     assert changed["data"] == {"a": "3", "b": "2"}
     assert set(entries(changed)) == {("one", "Apply"), ("two", "Apply")}
 
 
 def test_conflict_names_the_manager_and_the_field(here: Api) -> None:
-    here.apply(MAP, config_map("m", a="1", b="2")).made  # noqa: B018
+    here.apply(MAP, config_map("m", a="1", b="2")).done()
     answer = here.apply(MAP, config_map("m", a="9"), "two")
     assert answer.failure == (409, "Conflict")
     assert answer.causes == {("FieldManagerConflict", ".data.a")}
@@ -72,7 +72,7 @@ def test_conflict_names_the_manager_and_the_field(here: Api) -> None:
 
 
 def test_conflicts_are_all_told(here: Api) -> None:
-    here.apply(MAP, config_map("m", a="1", b="2")).made  # noqa: B018
+    here.apply(MAP, config_map("m", a="1", b="2")).done()
     answer = here.apply(MAP, config_map("m", a="8", b="9"), "two")
     assert answer.causes == {
         ("FieldManagerConflict", ".data.a"),
@@ -84,7 +84,7 @@ def test_conflicts_are_all_told(here: Api) -> None:
 
 
 def test_conflict_with_an_update_tells_how_it_was_made(here: Api) -> None:
-    here.post("configmaps", config_map("m", a="1"), fieldManager="maker").made  # noqa: B018
+    here.post("configmaps", config_map("m", a="1"), fieldManager="maker").done()
     answer = here.apply(MAP, config_map("m", a="2"))
     assert answer.failure == (409, "Conflict")
     message = answer.object["details"]["causes"][0]["message"]
@@ -92,7 +92,7 @@ def test_conflict_with_an_update_tells_how_it_was_made(here: Api) -> None:
 
 
 def test_force_takes_the_field_over(here: Api) -> None:
-    here.apply(MAP, config_map("m", a="1", b="2")).made  # noqa: B018
+    here.apply(MAP, config_map("m", a="1", b="2")).done()
     changed = here.apply(MAP, config_map("m", a="9"), "two", force=True).made
     assert changed["data"] == {"a": "9", "b": "2"}
     assert entries(changed) == {
@@ -102,7 +102,7 @@ def test_force_takes_the_field_over(here: Api) -> None:
 
 
 def test_same_value_is_owned_together(here: Api) -> None:
-    here.apply(MAP, config_map("m", a="1")).made  # noqa: B018
+    here.apply(MAP, config_map("m", a="1")).done()
     changed = here.apply(MAP, config_map("m", a="1"), "two").made
     owned: Object = {"f:data": {"f:a": {}}}
     assert entries(changed) == {("one", "Apply"): owned, ("two", "Apply"): owned}
@@ -110,13 +110,13 @@ def test_same_value_is_owned_together(here: Api) -> None:
 
 def test_field_goes_with_its_last_owner(here: Api) -> None:
     for manager in ("one", "two"):
-        here.apply(MAP, config_map("m", a="1"), manager).made  # noqa: B018
+        here.apply(MAP, config_map("m", a="1"), manager).done()
     assert here.apply(MAP, config_map("m")).made["data"] == {"a": "1"}
     assert "data" not in here.apply(MAP, config_map("m"), "two").made
 
 
 def test_update_takes_a_field_from_who_applied_it(here: Api) -> None:
-    here.apply(MAP, config_map("m", a="1", b="2")).made  # noqa: B018
+    here.apply(MAP, config_map("m", a="1", b="2")).done()
     change = {"data": {"a": "9"}}
     changed = here.patch("merge", MAP, change, fieldManager="two").made
     assert entries(changed) == {
@@ -135,7 +135,7 @@ def test_apply_requires_a_good_manager(here: Api, query: Object) -> None:
 
 
 def test_force_is_for_apply_only(here: Api) -> None:
-    here.post("configmaps", config_map("m")).made  # noqa: B018
+    here.post("configmaps", config_map("m")).done()
     answer = here.patch("merge", MAP, {"data": {"a": "1"}}, force="true")
     assert answer.failure == (422, "Invalid")
 
@@ -171,7 +171,7 @@ def test_uid_in_an_apply_means_that_the_object_must_exist(here: Api) -> None:
 
 def test_version_in_an_apply_must_be_current(here: Api) -> None:
     made = here.apply(MAP, config_map("m", a="1")).made
-    here.patch("merge", MAP, {"data": {"b": "2"}}).made  # noqa: B018
+    here.patch("merge", MAP, {"data": {"b": "2"}}).done()
     body = config_map("m", a="2")
     body["metadata"]["resourceVersion"] = made["metadata"]["resourceVersion"]
     assert here.apply(MAP, body).failure == (409, "Conflict")
@@ -210,7 +210,7 @@ DEPLOYMENT = "apps/v1:deployments/d"
 
 
 def test_lists_with_keys_are_merged_by_them(here: Api) -> None:
-    here.apply(DEPLOYMENT, two(a="1")).made  # noqa: B018
+    here.apply(DEPLOYMENT, two(a="1")).done()
     changed = here.apply(DEPLOYMENT, part(b="2"), "two").made
     assert images(changed) == {"a": "1", "b": "2"}
     owned = entries(changed)["two", "Apply"]
@@ -220,18 +220,18 @@ def test_lists_with_keys_are_merged_by_them(here: Api) -> None:
 
 
 def test_item_that_is_no_longer_applied_is_removed(here: Api) -> None:
-    here.apply(DEPLOYMENT, two(a="1", b="2")).made  # noqa: B018
+    here.apply(DEPLOYMENT, two(a="1", b="2")).done()
     assert images(here.apply(DEPLOYMENT, two(a="1")).made) == {"a": "1"}
 
 
 def test_item_with_another_owner_stays(here: Api) -> None:
-    here.apply(DEPLOYMENT, two(a="1", b="2")).made  # noqa: B018
-    here.apply(DEPLOYMENT, part(b="2"), "two").made  # noqa: B018
+    here.apply(DEPLOYMENT, two(a="1", b="2")).done()
+    here.apply(DEPLOYMENT, part(b="2"), "two").done()
     assert images(here.apply(DEPLOYMENT, two(a="1")).made) == {"a": "1", "b": "2"}
 
 
 def test_conflict_within_an_item_is_shown_with_its_key(here: Api) -> None:
-    here.apply(DEPLOYMENT, two(a="1")).made  # noqa: B018
+    here.apply(DEPLOYMENT, two(a="1")).done()
     answer = here.apply(DEPLOYMENT, part(a="2"), "two")
     assert answer.causes == {
         (
@@ -253,7 +253,7 @@ def test_sets_are_merged_by_value(here: Api) -> None:
         found["metadata"]["finalizers"] = list(finalizers)
         return found
 
-    here.apply(MAP, body("example.com/a", "example.com/b")).made  # noqa: B018
+    here.apply(MAP, body("example.com/a", "example.com/b")).done()
     changed = here.apply(MAP, body("example.com/c"), "two").made
     assert set(changed["metadata"]["finalizers"]) == {
         "example.com/a",
@@ -289,7 +289,7 @@ def test_duplicate_keys_are_refused(here: Api) -> None:
 
 @pytest.mark.since(22, "the subresource of managed fields")
 def test_status_is_applied_apart(here: Api) -> None:
-    here.apply("pods/p", pod("p")).made  # noqa: B018
+    here.apply("pods/p", pod("p")).done()
     status = {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -303,7 +303,7 @@ def test_status_is_applied_apart(here: Api) -> None:
 
 
 def test_status_can_be_applied(here: Api) -> None:
-    here.post("pods", pod("p")).made  # noqa: B018
+    here.post("pods", pod("p")).done()
     body: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}
     changed = here.apply("pods/p/status", {**body, "status": {"phase": "Running"}}).made
     assert changed["status"]["phase"] == "Running"
@@ -330,7 +330,7 @@ def test_custom_resource_merges_as_its_schema_says(here: Api) -> None:
     define(here, definition(group, schema))
     what = f"{group}/v1:widgets/w"
     one = {"parts": [{"name": "a", "size": 1}], "tags": ["x"], "words": ["p"]}
-    here.apply(what, widget(group, "w", spec=one)).made  # noqa: B018
+    here.apply(what, widget(group, "w", spec=one)).done()
     more: Object = {"parts": [{"name": "b", "size": 2}], "tags": ["y"]}
     changed = here.apply(what, widget(group, "w", spec=more), "two").made
     assert {p["name"]: p["size"] for p in changed["spec"]["parts"]} == {"a": 1, "b": 2}
@@ -341,7 +341,7 @@ def test_custom_resource_merges_as_its_schema_says(here: Api) -> None:
 
 def test_managers_of_many_applies_are_told_apart(here: Api) -> None:
     for number in range(5):
-        here.apply(MAP, config_map("m", **{f"k{number}": "x"}), f"manager-{number}").made  # noqa: B018
+        here.apply(MAP, config_map("m", **{f"k{number}": "x"}), f"manager-{number}").done()
     found = here.get(MAP).made
     assert len(found["metadata"]["managedFields"]) == 5
     assert set(found["data"]) == {f"k{number}" for number in range(5)}

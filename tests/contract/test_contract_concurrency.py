@@ -25,7 +25,7 @@ def count_up(here: Api) -> int:
 
 
 def test_counter_loses_no_increment(here: Api) -> None:
-    here.post("configmaps", config_map("counter", n="0")).made  # noqa: B018
+    here.post("configmaps", config_map("counter", n="0")).done()
     with ThreadPoolExecutor(WRITERS) as threads:
         list(threads.map(lambda _: count_up(here), range(WRITERS)))
     assert here.get("configmaps/counter").made["data"] == {"n": str(WRITERS)}
@@ -42,7 +42,7 @@ def test_one_of_many_creates_of_a_name_wins(here: Api) -> None:
 
 
 def test_one_of_many_deletes_wins(here: Api) -> None:
-    here.post("configmaps", config_map("one")).made  # noqa: B018
+    here.post("configmaps", config_map("one")).done()
     with ThreadPoolExecutor(WRITERS) as threads:
         answers = list(threads.map(lambda _: here.delete("configmaps/one"), range(WRITERS)))
     codes = [answer.code for answer in answers]
@@ -50,7 +50,7 @@ def test_one_of_many_deletes_wins(here: Api) -> None:
 
 
 def test_patches_without_a_version_are_all_done(here: Api) -> None:
-    here.post("configmaps", config_map("one")).made  # noqa: B018
+    here.post("configmaps", config_map("one")).done()
     with ThreadPoolExecutor(WRITERS) as threads:
         changes = ({"data": {f"k{number}": "x"}} for number in range(WRITERS))
         answers = list(
@@ -90,14 +90,14 @@ def test_watcher_sees_what_many_write_in_the_order_of_versions(here: Api) -> Non
 
 def test_list_shows_one_moment(here: Api) -> None:
     """Each round makes a, then b: no list may show a later round of b than of a."""
-    here.post("configmaps", config_map("a", n="0")).made  # noqa: B018
-    here.post("configmaps", config_map("b", n="0")).made  # noqa: B018
+    here.post("configmaps", config_map("a", n="0")).done()
+    here.post("configmaps", config_map("b", n="0")).done()
 
     def write() -> None:
         for number in range(1, 60):
             for name in "ab":
                 change = {"data": {"n": str(number)}}
-                here.patch("merge", f"configmaps/{name}", change).made  # noqa: B018
+                here.patch("merge", f"configmaps/{name}", change).done()
 
     with ThreadPoolExecutor(1) as threads:
         writing = threads.submit(write)

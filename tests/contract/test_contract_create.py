@@ -48,7 +48,7 @@ def test_generate_name_adds_five_characters(here: Api) -> None:
 
 
 def test_second_create_of_a_name_is_409(here: Api) -> None:
-    here.post("configmaps", config_map("a")).made  # noqa: B018
+    here.post("configmaps", config_map("a")).done()
     answer = here.post("configmaps", config_map("a"))
     assert answer.failure == (409, "AlreadyExists")
     assert answer.message == 'configmaps "a" already exists'

@@ -108,7 +108,6 @@ SUBRESOURCES = [
     ("/api/v1", "pods/eviction", "Eviction", {"create"}),
     ("/api/v1", "pods/log", "Pod", {"get"}),
     ("/api/v1", "nodes/status", "Node", {"get", "patch", "update"}),
-    ("/api/v1", "serviceaccounts/token", "TokenRequest", {"create"}),
     ("/apis/apps/v1", "deployments/scale", "Scale", {"get", "patch", "update"}),
     ("/apis/apps/v1", "deployments/status", "Deployment", {"get", "patch", "update"}),
 ]

@@ -53,7 +53,7 @@ def test_items_are_sorted_by_name_and_carry_no_kind(here: Api) -> None:
 def test_list_over_namespaces_has_all(here: Api, api: Api) -> None:
     fill(here, ["a"])
     other = f"{here.namespace}-other"
-    api.post("namespaces", {"metadata": {"name": other}}).made  # noqa: B018
+    api.post("namespaces", {"metadata": {"name": other}}).done()
     fill(api.within(other), ["a"])
     found = api.get("configmaps", fieldSelector="metadata.name=a").made["items"]
     assert {here.namespace, other} <= {item["metadata"]["namespace"] for item in found}
@@ -82,7 +82,7 @@ def test_limit_of_all_has_no_next_page(here: Api) -> None:
 def test_later_pages_show_the_state_of_the_first(here: Api) -> None:
     fill(here)
     first = here.get("configmaps", limit=2).made["metadata"]
-    here.delete("configmaps/d").made  # noqa: B018
+    here.delete("configmaps/d").done()
     fill(here, ["bb"])
     rest = here.get("configmaps", limit=10, **{"continue": first["continue"]}).made
     assert names(rest) == ["c", "d", "e"]
@@ -91,7 +91,7 @@ def test_later_pages_show_the_state_of_the_first(here: Api) -> None:
 
 def test_remaining_count_is_unknown_with_a_selector(here: Api) -> None:
     for name in FIVE:
-        here.post("pods", pod(name, {"x": "y"})).made  # noqa: B018
+        here.post("pods", pod(name, {"x": "y"})).done()
     metadata = here.get("pods", limit=2, labelSelector="x=y").made["metadata"]
     assert "continue" in metadata
     assert "remainingItemCount" not in metadata
@@ -99,7 +99,7 @@ def test_remaining_count_is_unknown_with_a_selector(here: Api) -> None:
 
 def test_pages_of_a_selection_are_full(here: Api) -> None:
     for name in FIVE:
-        here.post("pods", pod(name, {"odd": str(name in "ace")})).made  # noqa: B018
+        here.post("pods", pod(name, {"odd": str(name in "ace")})).done()
     first = here.get("pods", limit=2, labelSelector="odd=True").made
     assert names(first) == ["a", "c"]
     token = first["metadata"]["continue"]
@@ -137,7 +137,7 @@ def test_list_not_older_than_a_version(here: Api) -> None:
 
 def test_list_of_an_exact_version_is_the_state_of_then(here: Api) -> None:
     version = fill(here)[2]["metadata"]["resourceVersion"]
-    here.delete("configmaps/a").made  # noqa: B018
+    here.delete("configmaps/a").done()
     found = here.get("configmaps", resourceVersion=version, resourceVersionMatch="Exact").made
     assert names(found) == ["a", "b", "c"]
     assert found["metadata"]["resourceVersion"] == version
@@ -205,7 +205,7 @@ def test_label_selector(here: Api, selector: str, expected: str | None) -> None:
     for name, labels in LABELS.items():
         body = config_map(name)
         body["metadata"]["labels"] = labels
-        here.post("configmaps", body).made  # noqa: B018
+        here.post("configmaps", body).done()
     answer = here.get("configmaps", labelSelector=selector)
     if expected is None:
         assert answer.failure == (400, "BadRequest")
@@ -217,7 +217,7 @@ def test_label_selector_takes_numbers_by_order(here: Api) -> None:
     for size in ("5", "10", "x"):
         body = config_map(f"size-{size}")
         body["metadata"]["labels"] = {"size": size}
-        here.post("configmaps", body).made  # noqa: B018
+        here.post("configmaps", body).done()
     assert names(here.get("configmaps", labelSelector="size>7").made) == ["size-10"]
     assert names(here.get("configmaps", labelSelector="size<7").made) == ["size-5"]
 
@@ -236,8 +236,8 @@ def test_label_selector_takes_numbers_by_order(here: Api) -> None:
     ],
 )
 def test_field_selector_of_pods(here: Api, selector: str, expected: str) -> None:
-    here.post("pods", pod("a")).made  # noqa: B018
-    here.post("pods", pod("b", nodeName="n1", restartPolicy="Never")).made  # noqa: B018
+    here.post("pods", pod("a")).done()
+    here.post("pods", pod("b", nodeName="n1", restartPolicy="Never")).done()
     assert names(here.get("pods", fieldSelector=selector).made) == list(expected)
 
 

@@ -41,7 +41,7 @@ JSON_PATCHES: list[tuple[str, list[Object], Object]] = [
     ("patch", "data"), [row[1:] for row in JSON_PATCHES], ids=[row[0] for row in JSON_PATCHES]
 )
 def test_json_patch(here: Api, patch: list[Object], data: Object) -> None:
-    here.post("configmaps", config_map("m", a="1", b="2")).made  # noqa: B018
+    here.post("configmaps", config_map("m", a="1", b="2")).done()
     changed = here.patch("json", "configmaps/m", patch).made
     assert changed["data"] == data
     assert here.get("configmaps/m").made == changed
@@ -74,7 +74,7 @@ def test_bad_json_patch_changes_nothing(here: Api, patch: object, code: int) -> 
 
 
 def test_json_patch_may_hold_ten_thousand_operations(here: Api) -> None:
-    here.post("configmaps", config_map("m", a="1")).made  # noqa: B018
+    here.post("configmaps", config_map("m", a="1")).done()
     operation = {"op": "test", "path": "/data/a", "value": "1"}
     assert here.patch("json", "configmaps/m", [operation] * 10_000).code == 200
     answer = here.patch("json", "configmaps/m", [operation] * 10_001)
@@ -82,7 +82,7 @@ def test_json_patch_may_hold_ten_thousand_operations(here: Api) -> None:
 
 
 def test_merge_patch_merges_maps_and_removes_nulls(here: Api) -> None:
-    here.post("configmaps", config_map("m", a="1", b="2")).made  # noqa: B018
+    here.post("configmaps", config_map("m", a="1", b="2")).done()
     changed = here.patch("merge", "configmaps/m", {"data": {"a": None, "c": "3"}}).made
     assert changed["data"] == {"b": "2", "c": "3"}
 
@@ -91,7 +91,7 @@ def test_merge_patch_replaces_lists(here: Api) -> None:
     two = [{"name": "a", "image": "x"}, {"name": "b", "image": "x"}]
     body = deployment("m")
     body["spec"]["template"]["spec"]["containers"] = two
-    here.post("apps/v1:deployments", body).made  # noqa: B018
+    here.post("apps/v1:deployments", body).done()
     change = {"spec": {"template": {"spec": {"containers": [two[1]]}}}}
     changed = here.patch("merge", "apps/v1:deployments/m", change).made
     names = [c["name"] for c in changed["spec"]["template"]["spec"]["containers"]]
@@ -100,14 +100,14 @@ def test_merge_patch_replaces_lists(here: Api) -> None:
 
 def test_patch_on_a_stale_version_is_409(here: Api) -> None:
     made = here.post("configmaps", config_map("m", a="1")).made
-    here.patch("merge", "configmaps/m", {"data": {"a": "2"}}).made  # noqa: B018
+    here.patch("merge", "configmaps/m", {"data": {"a": "2"}}).done()
     stale = {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}}
     answer = here.patch("merge", "configmaps/m", {**stale, "data": {"a": "3"}})
     assert answer.failure == (409, "Conflict")
 
 
 def test_patch_of_the_uid_is_422(here: Api) -> None:
-    here.post("configmaps", config_map("m")).made  # noqa: B018
+    here.post("configmaps", config_map("m")).done()
     answer = here.patch("merge", "configmaps/m", {"metadata": {"uid": "other"}})
     assert answer.failure == (422, "Invalid")
     assert ("FieldValueInvalid", "metadata.uid") in answer.causes
@@ -127,7 +127,7 @@ def test_patch_that_changes_nothing_keeps_the_version(here: Api, kind: str) -> N
 
 @pytest.mark.parametrize("content", ["application/json", "text/plain", "application/patch"])
 def test_unknown_kind_of_patch_is_415(here: Api, content: str) -> None:
-    here.post("configmaps", config_map("m")).made  # noqa: B018
+    here.post("configmaps", config_map("m")).done()
     answer = here.send("PATCH", "configmaps/m", {}, content)
     assert answer.failure == (415, "UnsupportedMediaType")
 
@@ -169,7 +169,7 @@ def containers(found: Object) -> dict[str, Object]:
 
 def strategic(here: Api, spec: Object) -> dict[str, Object]:
     """Containers after a strategic merge patch of the pod's spec."""
-    here.post("apps/v1:deployments", pair()).made  # noqa: B018
+    here.post("apps/v1:deployments", pair()).done()
     change = {"spec": {"template": {"spec": spec}}}
     return containers(here.patch("strategic", "apps/v1:deployments/m", change).made)
 
@@ -216,7 +216,7 @@ def test_strategic_patch_replaces_a_list_that_says_so(here: Api) -> None:
 
 def test_strategic_patch_replaces_a_map_that_says_so(here: Api) -> None:
     body = pod("m", {"a": "1", "b": "2"})
-    here.post("pods", body).made  # noqa: B018
+    here.post("pods", body).done()
     change = {"metadata": {"labels": {"$patch": "replace", "c": "3"}}}
     changed = here.patch("strategic", "pods/m", change).made
     assert changed["metadata"]["labels"] == {"c": "3"}
@@ -238,7 +238,7 @@ def test_strategic_patch_orders_as_told(here: Api) -> None:
 def test_strategic_patch_merges_finalizers(here: Api) -> None:
     body = config_map("m")
     body["metadata"]["finalizers"] = ["example.com/a"]
-    here.post("configmaps", body).made  # noqa: B018
+    here.post("configmaps", body).done()
     change: Object = {"metadata": {"finalizers": ["example.com/b"]}}
     changed = here.patch("strategic", "configmaps/m", change).made
     assert set(changed["metadata"]["finalizers"]) == {"example.com/a", "example.com/b"}
@@ -248,7 +248,7 @@ def test_strategic_patch_merges_finalizers(here: Api) -> None:
 
 
 def test_strategic_patch_retains_the_keys_it_is_told(here: Api) -> None:
-    here.post("apps/v1:deployments", deployment("m")).made  # noqa: B018
+    here.post("apps/v1:deployments", deployment("m")).done()
     change = {"spec": {"strategy": {"$retainKeys": ["type"], "type": "Recreate"}}}
     changed = here.patch("strategic", "apps/v1:deployments/m", change).made
     assert changed["spec"]["strategy"] == {"type": "Recreate"}
@@ -256,7 +256,7 @@ def test_strategic_patch_retains_the_keys_it_is_told(here: Api) -> None:
 
 def test_strategic_patch_merges_conditions_of_a_node_by_type(here: Api, api: Api) -> None:
     name = f"{here.namespace}-n"
-    api.post("nodes", {"metadata": {"name": name}}).made  # noqa: B018
+    api.post("nodes", {"metadata": {"name": name}}).done()
     for kind, status in (("Ready", "False"), ("DiskPressure", "False"), ("Ready", "True")):
         change = {"status": {"conditions": [{"type": kind, "status": status}]}}
         found = api.patch("strategic", f"nodes/{name}/status", change).made
@@ -279,7 +279,7 @@ def test_custom_resource_takes_no_strategic_patch(here: Api) -> None:
     group = f"{here.namespace}.example.com"
     define(here, definition(group, open_schema(size={"type": "integer"})))
     what = f"{group}/v1:widgets"
-    here.post(what, widget(group, "m", spec={"size": 1})).made  # noqa: B018
+    here.post(what, widget(group, "m", spec={"size": 1})).done()
     answer = here.patch("strategic", f"{what}/m", {"spec": {"size": 2}})
     assert answer.failure == (415, "UnsupportedMediaType")
     for kind, patch in (

@@ -38,7 +38,7 @@ def test_list_as_a_table(here: Api) -> None:
 
 
 def test_one_object_as_a_table(here: Api) -> None:
-    here.post("configmaps", config_map("a")).made  # noqa: B018
+    here.post("configmaps", config_map("a")).done()
     assert len(shaped(here, "configmaps/a", TABLE)["rows"]) == 1
 
 
@@ -56,14 +56,14 @@ def test_empty_table_has_columns(here: Api) -> None:
 
 @pytest.mark.parametrize(("include", "kind"), [("None", None), ("Object", "ConfigMap")])
 def test_rows_may_carry_the_object_or_nothing(here: Api, include: str, kind: str | None) -> None:
-    here.post("configmaps", config_map("a")).made  # noqa: B018
+    here.post("configmaps", config_map("a")).done()
     row = shaped(here, "configmaps", TABLE, includeObject=include)["rows"][0]
     assert (row.get("object") or {}).get("kind") == kind
 
 
 def test_tables_come_in_pages(here: Api) -> None:
     for name in "abc":
-        here.post("configmaps", config_map(name)).made  # noqa: B018
+        here.post("configmaps", config_map(name)).done()
     table = shaped(here, "configmaps", TABLE, limit=2)
     assert len(table["rows"]) == 2
     assert table["metadata"]["remainingItemCount"] == 1
@@ -108,7 +108,7 @@ def test_columns_of_built_in_kinds(api: Api, what: str, always: str, wide: str |
 
 def test_new_pod_is_pending_with_nothing_ready(here: Api) -> None:
     two = [{"name": name, "image": "x"} for name in ("a", "b")]
-    here.post("pods", pod("a", containers=two)).made  # noqa: B018
+    here.post("pods", pod("a", containers=two)).done()
     row = cells(shaped(here, "pods", TABLE))[0]
     assert (row["Name"], row["Ready"], row["Status"]) == ("a", "0/2", "Pending")
     assert str(row["Restarts"]) == "0"
@@ -183,25 +183,25 @@ PODS = [
 def test_status_of_a_pod_is_summed_up(
     here: Api, status: Object, shown: str, ready: str, restarts: str
 ) -> None:
-    here.post("pods", pod("a", nodeName="n1")).made  # noqa: B018
-    here.patch("merge", "pods/a/status", {"status": {**status, "podIP": "10.0.0.1"}}).made  # noqa: B018
+    here.post("pods", pod("a", nodeName="n1")).done()
+    here.patch("merge", "pods/a/status", {"status": {**status, "podIP": "10.0.0.1"}}).done()
     row = cells(shaped(here, "pods", TABLE))[0]
     assert (row["Status"], row["Ready"], str(row["Restarts"])) == (shown, ready, restarts)
     assert (row["IP"], row["Node"]) == ("10.0.0.1", "n1")
 
 
 def test_pod_that_is_going_is_terminating(here: Api) -> None:
-    here.post("pods", pod("a", nodeName="n1")).made  # noqa: B018
-    here.delete("pods/a").made  # noqa: B018
+    here.post("pods", pod("a", nodeName="n1")).done()
+    here.delete("pods/a").done()
     assert cells(shaped(here, "pods", TABLE))[0]["Status"] == "Terminating"
 
 
 def test_waiting_init_container_is_shown(here: Api) -> None:
     inits = [{"name": "i1", "image": "x"}, {"name": "i2", "image": "x"}]
-    here.post("pods", pod("a", nodeName="n1", initContainers=inits)).made  # noqa: B018
+    here.post("pods", pod("a", nodeName="n1", initContainers=inits)).done()
     done = container_status("i1", terminated={"exitCode": 0, "reason": "Completed"})
     status = {"initContainerStatuses": [done, container_status("i2", running={})]}
-    here.patch("merge", "pods/a/status", {"status": status}).made  # noqa: B018
+    here.patch("merge", "pods/a/status", {"status": status}).done()
     assert cells(shaped(here, "pods", TABLE))[0]["Status"] == "Init:1/2"
 
 
@@ -229,22 +229,22 @@ def test_status_of_a_node_is_summed_up(
     roles: str,
 ) -> None:
     name = f"{here.namespace}-n"
-    api.post("nodes", {"metadata": {"name": name, "labels": labels}, "spec": spec}).made  # noqa: B018
+    api.post("nodes", {"metadata": {"name": name, "labels": labels}, "spec": spec}).done()
     status = {
         "conditions": conditions,
         "nodeInfo": {"kubeletVersion": "v1.2.3"},
         "addresses": [{"type": "InternalIP", "address": "10.1.1.1"}],
     }
-    api.patch("merge", f"nodes/{name}/status", {"status": status}).made  # noqa: B018
+    api.patch("merge", f"nodes/{name}/status", {"status": status}).done()
     row = cells(shaped(api, f"nodes/{name}", TABLE))[0]
     assert (row["Status"], row["Roles"], row["Version"]) == (shown, roles, "v1.2.3")
     assert (row["Internal-IP"], row["External-IP"]) == ("10.1.1.1", "<none>")
 
 
 def test_deployment_counts_its_replicas(here: Api) -> None:
-    here.post("apps/v1:deployments", deployment("a", 3, "busybox:1")).made  # noqa: B018
+    here.post("apps/v1:deployments", deployment("a", 3, "busybox:1")).done()
     status = {"status": {"replicas": 3, "readyReplicas": 2, "updatedReplicas": 1}}
-    here.patch("merge", "apps/v1:deployments/a/status", status).made  # noqa: B018
+    here.patch("merge", "apps/v1:deployments/a/status", status).done()
     row = cells(shaped(here, "apps/v1:deployments", TABLE))[0]
     assert (row["Ready"], row["Up-to-date"], row["Available"]) == ("2/3", 1, 0)
     assert (row["Containers"], row["Images"], row["Selector"]) == ("main", "busybox:1", "app=a")
@@ -264,7 +264,7 @@ def test_custom_resource_shows_the_columns_of_its_definition(here: Api) -> None:
     )
     define(here, definition(group, schema, additionalPrinterColumns=columns))
     body = widget(group, "a", spec={"size": 3, "parts": [{"name": "x"}, {"name": "y"}]})
-    here.post(f"{group}/v1:widgets", body).made  # noqa: B018
+    here.post(f"{group}/v1:widgets", body).done()
     table = shaped(here, f"{group}/v1:widgets", TABLE)
     found = [(c["name"], c["type"], c["priority"]) for c in table["columnDefinitions"]]
     assert found == [
@@ -282,7 +282,7 @@ def test_custom_resource_shows_the_columns_of_its_definition(here: Api) -> None:
 def test_custom_resource_without_columns_shows_name_and_age(here: Api) -> None:
     group = f"{here.namespace}.example.com"
     define(here, definition(group, open_schema()))
-    here.post(f"{group}/v1:widgets", widget(group, "a")).made  # noqa: B018
+    here.post(f"{group}/v1:widgets", widget(group, "a")).done()
     table = shaped(here, f"{group}/v1:widgets", TABLE)
     assert [c["name"] for c in table["columnDefinitions"]] == ["Name", "Age"]
 
@@ -296,7 +296,7 @@ def test_metadata_alone(here: Api) -> None:
 
 
 def test_list_of_metadata(here: Api) -> None:
-    here.post("configmaps", config_map("a", x="1")).made  # noqa: B018
+    here.post("configmaps", config_map("a", x="1")).done()
     found = shaped(here, "configmaps", METADATA_LIST)
     assert found["kind"] == "PartialObjectMetadataList"
     assert "data" not in found["items"][0]
@@ -309,7 +309,7 @@ def test_first_shape_that_is_known_is_taken(here: Api) -> None:
 
 
 def test_watch_of_a_table_carries_rows(here: Api) -> None:
-    here.post("configmaps", config_map("a")).made  # noqa: B018
+    here.post("configmaps", config_map("a")).done()
     with here.watch("configmaps", headers={"Accept": TABLE}) as events:
         event = events.event()
     assert (event["type"], event["object"]["kind"]) == ("ADDED", "Table")
@@ -317,7 +317,7 @@ def test_watch_of_a_table_carries_rows(here: Api) -> None:
 
 
 def test_watch_of_metadata_carries_metadata(here: Api) -> None:
-    here.post("configmaps", config_map("a", x="1")).made  # noqa: B018
+    here.post("configmaps", config_map("a", x="1")).done()
     with here.watch("configmaps", headers={"Accept": METADATA}) as events:
         event = events.event()
     assert event["object"]["kind"] == "PartialObjectMetadata"

@@ -26,7 +26,7 @@ def test_update_replaces_and_gives_a_newer_version(here: Api) -> None:
 
 def test_update_on_a_stale_version_is_409(here: Api) -> None:
     made = here.post("configmaps", config_map("a", x="1")).made
-    here.put("configmaps/a", {**made, "data": {"x": "2"}}).made  # noqa: B018
+    here.put("configmaps/a", {**made, "data": {"x": "2"}}).done()
     answer = here.put("configmaps/a", {**made, "data": {"x": "3"}})
     assert answer.failure == (409, "Conflict")
     assert answer.message == (
@@ -37,14 +37,14 @@ def test_update_on_a_stale_version_is_409(here: Api) -> None:
 
 
 def test_update_without_a_version_is_unconditional(here: Api) -> None:
-    here.post("configmaps", config_map("a", x="1")).made  # noqa: B018
+    here.post("configmaps", config_map("a", x="1")).done()
     assert here.put("configmaps/a", config_map("a", x="2")).made["data"] == {"x": "2"}
 
 
 def test_custom_resource_needs_a_version(here: Api) -> None:
     group = f"{here.namespace}.example.com"
     define(here, definition(group, open_schema()))
-    here.post(f"{group}/v1:widgets", widget(group, "a")).made  # noqa: B018
+    here.post(f"{group}/v1:widgets", widget(group, "a")).done()
     answer = here.put(f"{group}/v1:widgets/a", widget(group, "a"))
     assert answer.failure == (422, "Invalid")
     assert ("FieldValueInvalid", "metadata.resourceVersion") in answer.causes
@@ -62,7 +62,7 @@ def test_update_of_what_is_missing_is_404(here: Api) -> None:
 
 
 def test_name_of_the_body_must_be_that_of_the_path(here: Api) -> None:
-    here.post("configmaps", config_map("a")).made  # noqa: B018
+    here.post("configmaps", config_map("a")).done()
     answer = here.put("configmaps/a", config_map("b"))
     assert answer.failure == (400, "BadRequest")
     assert "does not match the name on the URL" in answer.message
@@ -150,7 +150,7 @@ def test_labels_are_not_changed_through_the_status_of_a_custom_resource(here: Ap
 
 def test_stale_version_of_a_status_is_409(here: Api) -> None:
     made = here.post("pods", pod("a")).made
-    here.put("pods/a/status", {**made, "status": {"phase": "Running"}}).made  # noqa: B018
+    here.put("pods/a/status", {**made, "status": {"phase": "Running"}}).done()
     answer = here.put("pods/a/status", {**made, "status": {"phase": "Failed"}})
     assert answer.failure == (409, "Conflict")
 
@@ -213,7 +213,7 @@ def test_immutable_field_is_422(
 
 
 def test_refusal_of_a_pod_update_says_what_may_change(here: Api) -> None:
-    here.post("pods", pod("a")).made  # noqa: B018
+    here.post("pods", pod("a")).done()
     answer = here.patch("merge", "pods/a", {"spec": {"restartPolicy": "Never"}})
     assert answer.causes == {("FieldValueForbidden", "spec")}
     assert "pod updates may not change fields other than" in answer.message
@@ -235,7 +235,7 @@ def test_some_of_a_pod_may_change(here: Api, change: Object) -> None:
 
 
 def test_managed_fields_tell_who_updated_what(here: Api) -> None:
-    here.post("configmaps", config_map("a", x="1"), fieldManager="maker").made  # noqa: B018
+    here.post("configmaps", config_map("a", x="1"), fieldManager="maker").done()
     body = config_map("a", x="1", y="2")
     found = here.put("configmaps/a", body, fieldManager="changer").made["metadata"]
     managers = {each["manager"]: each for each in found["managedFields"]}
@@ -260,7 +260,7 @@ def test_managed_fields_can_be_cleared(here: Api) -> None:
 
 
 def test_manager_of_a_status_is_kept_apart(here: Api) -> None:
-    here.post("pods", pod("a"), fieldManager="maker").made  # noqa: B018
+    here.post("pods", pod("a"), fieldManager="maker").done()
     change = {"status": {"phase": "Running"}}
     found = here.patch("merge", "pods/a/status", change, fieldManager="kubelet").made
     entry = next(e for e in found["metadata"]["managedFields"] if e["manager"] == "kubelet")
