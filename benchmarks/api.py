@@ -69,8 +69,8 @@ async def client(name: str, path: Path, pids: list[int]) -> AsyncIterator[Server
         yield Server(name, session, url, pids)
 
 
-def pod(name: str, namespace: str) -> dict[str, Any]:
-    """A pod of the size that training jobs have: about 2 KB."""
+def pod(name: str, namespace: str, *, runs: bool = False) -> dict[str, Any]:
+    """A pod of the size that training jobs have: about 2 KB; unless it `runs`, nobody places it."""
     env = [{"name": f"VARIABLE_{i}", "value": "some-value-of-usual-length"} for i in range(12)]
     container = {
         "name": "main",
@@ -81,7 +81,12 @@ def pod(name: str, namespace: str) -> dict[str, Any]:
     }
     labels = {"app": "bench", "job-name": "bench", "index": name.rpartition("-")[2]}
     meta = {"name": name, "namespace": namespace, "labels": labels}
-    spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+    spec = {
+        "containers": [container],
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "schedulerName": "default-scheduler" if runs else "nobody",
+    }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
@@ -227,7 +232,9 @@ async def measure_pods(server: Server, count: int) -> None:
     async with server.session.get(f"{server.url}{path}/pods?{query}") as response:
         for number in range(count):
             start = time.perf_counter()
-            await send(server, "POST", f"{path}/pods", json=pod(f"run-{number}", "bench-run"))
+            await send(
+                server, "POST", f"{path}/pods", json=pod(f"run-{number}", "bench-run", runs=True)
+            )
             while True:
                 event = json.loads(await response.content.readline())
                 content = event["object"]
