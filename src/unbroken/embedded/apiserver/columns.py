@@ -7,10 +7,11 @@ pkg/printers/internalversion/printers.go.  Columns of custom kinds are in `custo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import Any
 
-from .custom_columns import age, human_duration
+from . import podcolumns
+from .custom_columns import age
+from .durations import human_duration, seconds_of
 from .kinds import Column, Kind, Version
 from .status import Object
 
@@ -41,6 +42,8 @@ def table(
     rows = []
     for content in contents:
         row: Object = {"cells": [column.cell(content, now) for column in columns]}
+        if kind.resource == "pods" and podcolumns.row_conditions(content):
+            row["conditions"] = podcolumns.row_conditions(content)
         if include_object == "Metadata":
             row["object"] = partial_metadata(content)
         elif include_object == "Object":
@@ -130,109 +133,8 @@ def _expression(item: Object) -> str:
 # --- Pods ---------------------------------------------------------------------------------------
 
 
-def _statuses(pod: Object, field: str = "containerStatuses") -> list[Object]:
-    return at(pod, f"status.{field}") or []
-
-
-def _is_sidecar(pod: Object, name: str) -> bool:
-    init = at(pod, "spec.initContainers") or []
-    return any(c["name"] == name and c.get("restartPolicy") == "Always" for c in init)
-
-
-def _terminated(state: Object) -> str:
-    """What a terminated state is called when nobody gave it a reason."""
-    if state.get("reason"):
-        return str(state["reason"])
-    if state.get("signal"):
-        return f"Signal:{state['signal']}"
-    return f"ExitCode:{state.get('exitCode', 0)}"
-
-
-def _initializing(pod: Object) -> str | None:
-    """What an init container keeps the pod from; None when all have done their part."""
-    total = len(at(pod, "spec.initContainers") or [])
-    for index, status in enumerate(_statuses(pod, "initContainerStatuses")):
-        state = status.get("state") or {}
-        if (state.get("terminated") or {}).get("exitCode") == 0 and "terminated" in state:
-            continue
-        if _is_sidecar(pod, status["name"]) and status.get("started"):
-            continue
-        if "terminated" in state:
-            return f"Init:{_terminated(state['terminated'])}"
-        reason = (state.get("waiting") or {}).get("reason")
-        if reason and reason != "PodInitializing":
-            return f"Init:{reason}"
-        return f"Init:{index}/{total}"
-    return None
-
-
-def pod_status(pod: Object) -> str:
-    """The word in the STATUS column."""
-    reason = at(pod, "status.reason") or at(pod, "status.phase") or ""
-    for condition in at(pod, "status.conditions") or []:
-        if condition["type"] == "PodScheduled" and condition.get("reason") == "SchedulingGated":
-            reason = "SchedulingGated"
-    initializing = _initializing(pod)
-    reason = initializing if initializing is not None else _running_reason(pod, reason)
-    if at(pod, "metadata.deletionTimestamp"):
-        if at(pod, "status.reason") == "NodeLost":
-            return "Unknown"
-        if at(pod, "status.phase") not in ("Succeeded", "Failed"):
-            return "Terminating"
-    return str(reason)
-
-
-def _running_reason(pod: Object, reason: str) -> str:
-    has_running = False
-    for status in reversed(_statuses(pod)):
-        state = status.get("state") or {}
-        waiting, terminated = state.get("waiting") or {}, state.get("terminated")
-        if waiting.get("reason"):
-            reason = waiting["reason"]
-        elif terminated is not None:
-            reason = _terminated(terminated)
-        elif status.get("ready") and "running" in state:
-            has_running = True
-    if reason == "Completed" and has_running:
-        ready = [c for c in at(pod, "status.conditions") or [] if c["type"] == "Ready"]
-        return "Running" if ready and ready[0]["status"] == "True" else "NotReady"
-    return reason
-
-
-def _pod_ready(pod: Object, _: float) -> str:
-    sidecars = [
-        status
-        for status in _statuses(pod, "initContainerStatuses")
-        if _is_sidecar(pod, status["name"])
-    ]
-    counted = [c for c in at(pod, "spec.initContainers") or [] if c.get("restartPolicy")]
-    total = len(at(pod, "spec.containers") or []) + len(counted)
-    ready = sum(
-        1
-        for status in [*_statuses(pod), *sidecars]
-        if status.get("ready") and "running" in (status.get("state") or {})
-    )
-    return f"{ready}/{total}"
-
-
-def _pod_restarts(pod: Object, now: float) -> str:
-    statuses = _statuses(pod)
-    if _initializing(pod) is not None:
-        statuses = _statuses(pod, "initContainerStatuses")
-    count = sum(status.get("restartCount", 0) for status in statuses)
-    ends = [at(status, "lastState.terminated.finishedAt") for status in statuses]
-    known = [end for end in ends if end]
-    if not count or not known:
-        return str(count)
-    return f"{count} ({age(max(known), now)} ago)"
-
-
-def _gates(pod: Object, _: float) -> str:
-    gates = at(pod, "spec.readinessGates") or []
-    if not gates:
-        return NONE
-    true = {c["type"] for c in at(pod, "status.conditions") or [] if c["status"] == "True"}
-    return f"{sum(gate['conditionType'] in true for gate in gates)}/{len(gates)}"
+def _pod(show: Callable[[podcolumns.Summary, float], Any]) -> Cell:
+    return lambda pod, now: show(podcolumns.summary(pod), now)
 
 
 def _pod_ip(pod: Object, _: float) -> str:
@@ -242,14 +144,14 @@ def _pod_ip(pod: Object, _: float) -> str:
 
 POD = (
     NAME,
-    _shown("Ready", _pod_ready),
-    _shown("Status", lambda pod, _: pod_status(pod)),
-    _shown("Restarts", _pod_restarts),
+    _shown("Ready", _pod(lambda pod, _: f"{pod.ready}/{pod.total}")),
+    _shown("Status", _pod(lambda pod, _: pod.status)),
+    _shown("Restarts", _pod(lambda pod, now: pod.restarts_text(now))),
     AGE,
     _wide("IP", _pod_ip),
     _wide("Node", _value("spec.nodeName", NONE)),
     _wide("Nominated Node", _value("status.nominatedNodeName", NONE)),
-    _wide("Readiness Gates", _gates),
+    _wide("Readiness Gates", lambda pod, _: podcolumns.readiness_gates(pod)),
 )
 
 # --- Nodes --------------------------------------------------------------------------------------
@@ -451,11 +353,8 @@ def _job_status(job: Object, _: float) -> str:
 
 
 def _job_duration(job: Object, now: float) -> str:
-    start, end = at(job, "status.startTime"), at(job, "status.completionTime")
-    if not start:
-        return ""
-    begun = datetime.fromisoformat(start).timestamp()
-    return human_duration((datetime.fromisoformat(end).timestamp() if end else now) - begun)
+    start, end = seconds_of(at(job, "status.startTime")), at(job, "status.completionTime")
+    return "" if start is None else human_duration((seconds_of(end) or now) - start)
 
 
 def _subjects(kind: str) -> Cell:

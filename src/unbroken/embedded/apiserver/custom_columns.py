@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from .constraints import go_number
+from .durations import human_duration
 from .kinds import Column
 from .status import Object
 
@@ -145,35 +146,6 @@ def _literal(text: str) -> Any:
     if text[0] in "'\"":
         return re.sub(r"\\(.)", r"\1", text[1:-1])
     return json.loads(text)
-
-
-def human_duration(seconds: float) -> str:
-    """An age as kubectl shows it (apimachinery v1.33, util/duration)."""
-    if seconds < 120:
-        whole = int(seconds)
-        return "<invalid>" if whole < -1 else f"{max(0, whole)}s"
-    minutes = int(seconds // 60)
-    hours = minutes // 60
-    days = hours // 24
-    if minutes < 10:
-        return _two(minutes, "m", int(seconds) % 60, "s")
-    if minutes < 180:
-        return f"{minutes}m"
-    if hours < 8:
-        return _two(hours, "h", minutes % 60, "m")
-    if hours < 48:
-        return f"{hours}h"
-    if days < 8:
-        return _two(days, "d", hours % 24, "h")
-    if days < 365 * 2:
-        return f"{days}d"
-    if days < 365 * 8:
-        return _two(days // 365, "y", days % 365, "d")
-    return f"{days // 365}y"
-
-
-def _two(large: int, unit: str, small: int, small_unit: str) -> str:
-    return f"{large}{unit}{small}{small_unit}" if small else f"{large}{unit}"
 
 
 def age(value: Any, now: float) -> str | None:
