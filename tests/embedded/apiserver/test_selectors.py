@@ -83,16 +83,21 @@ def test_a_label_selector_matches_as_in_kubernetes(text: str, matches: bool) -> 
         ("%", f'unable to parse requirement: invalid label key "%": name part {KEY_TEXT}'),
         (
             "a/b/c=d",
-            'unable to parse requirement: invalid label key "a/b/c": a qualified name '
-            f"{KEY_TEXT} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')",
+            (
+                'unable to parse requirement: invalid label key "a/b/c": a qualified name '
+                f"{KEY_TEXT} with an optional DNS subdomain prefix and '/' "
+                "(e.g. 'example.com/MyName')"
+            ),
         ),
         (
             "a=-b",
-            'unable to parse requirement: invalid label value: "-b": at key: "a": a valid label '
-            "must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and "
-            "must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  "
-            "or '12345', regex used for validation is "
-            "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')",
+            (
+                'unable to parse requirement: invalid label value: "-b": at key: "a": a valid '
+                "label must be an empty string or consist of alphanumeric characters, '-', '_' or "
+                "'.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or "
+                "'my_value',  or '12345', regex used for validation is "
+                "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+            ),
         ),
     ],
 )
@@ -190,6 +195,8 @@ def test_a_kind_with_fields_of_its_own_says_which_is_not_supported() -> None:
         ({"spec": {}}, "spec.unschedulable", "false"),
         ({"status": {"successful": 3}}, "status.successful", "3"),
         ({"source": {"component": "kubelet"}}, "source", "kubelet"),
+        ({"involvedObject": {"kind": "Pod"}}, "regarding.kind", "Pod"),
+        ({"reportingComponent": "x"}, "reportingController", "x"),
         ({"source": {}, "reportingComponent": "x"}, "source", "x"),
     ],
 )
