@@ -18,7 +18,7 @@ from email.message import Message
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
-from clusters import Cluster
+from apiservers import Cluster
 
 Object = dict[str, Any]
 SECONDS = 20

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from clusters import CannotStartError, Cluster, embedded_cluster, real_cluster
+from apiservers import CannotStartError, Cluster, embedded_cluster, real_cluster
 
 STARTERS = {"real": real_cluster, "embedded": embedded_cluster}
 

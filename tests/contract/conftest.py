@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing
 import pytest
 
 from apiclient import Api
-from clusters import Cluster
+from apiservers import Cluster
 
 NUMBERS = itertools.count(1)
 """Clusters belong to one test process, so that its own count makes names unique."""

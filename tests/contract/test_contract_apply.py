@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import yaml
-from samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 from apiclient import PATCHES, Api, Object
+from samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 MAP = "configmaps/m"
 

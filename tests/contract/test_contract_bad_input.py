@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from samples import config_map, pod
 
 from apiclient import Answer, Api, Object
+from samples import config_map, pod
 
 MEBIBYTE = 1 << 20
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from samples import config_map
-
 from apiclient import Api
+from samples import config_map
 
 WRITERS = 20
 CREATORS = 50

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from apiclient import Answer, Api, Object
 from samples import (
     CRDS,
     config_map,
@@ -14,8 +16,6 @@ from samples import (
     open_schema,
     widget,
 )
-
-from apiclient import Answer, Api, Object
 
 
 def group_of(here: Api) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 from apiclient import Api, Object
+from samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 
 def held(here: Api, name: str = "a") -> Object:

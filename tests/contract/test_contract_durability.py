@@ -11,10 +11,10 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-from samples import config_map, define, definition, open_schema, widget
 
 from apiclient import Api, Object
-from clusters import CannotStartError, embedded_cluster
+from apiservers import CannotStartError, embedded_cluster
+from samples import config_map, define, definition, open_schema, widget
 
 WRITES = 60
 """Acknowledged before the server is killed."""

@@ -6,9 +6,9 @@ import base64
 from typing import Any
 
 import pytest
-from samples import config_map, deployment, pod
 
 from apiclient import Api, Object
+from samples import config_map, deployment, pod
 
 TEMPLATE: Object = {"metadata": {"labels": {"a": "b"}}, "spec": pod("x")["spec"]}
 SELECTOR: Object = {"matchLabels": {"a": "b"}}

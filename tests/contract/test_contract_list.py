@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from samples import config_map, pod
 
 from apiclient import Api, Object
+from samples import config_map, pod
 
 FIVE = ["a", "b", "c", "d", "e"]
 

@@ -6,9 +6,9 @@ import base64
 import json
 
 import pytest
-from samples import define, definition, deployment, open_schema, pod, widget
 
 from apiclient import Answer, Api, Object
+from samples import define, definition, deployment, open_schema, pod, widget
 
 SCALABLE = "apps/v1:deployments/a"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 from apiclient import Api, Object
+from samples import config_map, define, definition, deployment, open_schema, pod, widget
 
 
 def version(found: Object) -> str:

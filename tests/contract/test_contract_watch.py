@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from samples import config_map, define, definition, open_schema, pod
 
 from apiclient import Api, Object, Watch
+from samples import config_map, define, definition, open_schema, pod
 
 COUNT = 20
 

@@ -1,0 +1,97 @@
+"""kubectl as a child process, with nothing of the caller's configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from apiservers import Cluster
+
+SECONDS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Kubectl:
+    """kubectl with the kubeconfig of one cluster, in one namespace."""
+
+    program: str
+    cluster: Cluster
+    namespace: str
+    home: Path
+    """Where it keeps what it has discovered; shared by the cases of one cluster."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of the process; nothing of the caller's configuration reaches it."""
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.home),
+            "KUBECACHEDIR": str(self.home / "cache"),
+            "KUBECONFIG": str(self.cluster.kubeconfig),
+        }
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line; `--` in the arguments stays last."""
+        return [self.program, "-n", self.namespace, *arguments]
+
+    def run(self, *arguments: str, stdin: object = None) -> subprocess.CompletedProcess[str]:
+        """Run it to its end; `stdin` that is no text is sent as YAML."""
+        text = stdin if isinstance(stdin, str) else yaml.safe_dump(stdin) if stdin else None
+        return subprocess.run(
+            self.command(*arguments),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            env=self.environment,
+        )
+
+    def __call__(self, *arguments: str, stdin: object = None) -> str:
+        """Run it, check that it succeeds, give what it printed."""
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def refused(self, *arguments: str, stdin: object = None) -> str:
+        """Run it, check that it fails, give what it complained about."""
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode != 0, f"{arguments}: {done.stdout}"
+        return done.stderr
+
+    def load(self, *arguments: str) -> Any:
+        """What `-o json` prints."""
+        return json.loads(self(*arguments, "-o", "json"))
+
+    @contextmanager
+    def lines(self, *arguments: str) -> Iterator[Iterator[str]]:
+        """Lines of a command that goes on until the block ends."""
+        process = subprocess.Popen(
+            self.command(*arguments),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment,
+        )
+        assert process.stdout is not None
+        with process.stdout:
+            try:
+                yield iter(process.stdout.readline, "")
+            finally:
+                process.kill()
+                process.wait()
+
+
+def program() -> str | None:
+    """kubectl beside this Python or on the PATH."""
+    places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return shutil.which("kubectl", path=places)
