@@ -13,7 +13,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import ConfigMap, Event, Namespace
 
-from clusters import CannotStartError, Cluster, real_cluster
+from apiservers import CannotStartError, Cluster, real_cluster
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient, api_errors, connect
 from unbroken.kube.clock import micro_time, parse_time, pause, rfc3339

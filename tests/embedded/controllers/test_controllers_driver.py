@@ -12,7 +12,7 @@ import msgspec
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
 
-from clusters import Cluster
+from apiservers import Cluster
 from unbroken.embedded.controllers import ControllerOptions, run_controllers
 from unbroken.errors import UnbrokenError
 from unbroken.kube.client import ApiRefusal, KubeClient, connect

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from node_world import World, processes_of, shell, state
 
-from clusters import CannotStartError, envtest_folder
+from apiservers import CannotStartError, envtest_folder
 from unbroken.embedded.node import stop_pods
 from unbroken.kube.client import connect
 

@@ -12,7 +12,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Event, Namespace, Node, Pod
 from lightkube.resources.scheduling_v1 import PriorityClass
 
-from clusters import Cluster
+from apiservers import Cluster
 from unbroken.embedded.scheduler import run_scheduler
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.informers import Informers
