@@ -238,10 +238,8 @@ def test_initial_events_need_a_version_match(here: Api) -> None:
     assert answer.failure == (422, "Invalid")
 
 
+@pytest.mark.only_real("deprecated since v1.11, and no client uses it")
 def test_old_watch_path_is_a_watch(here: Api) -> None:
     fill(here, "a")
-    path = f"/api/v1/watch/namespaces/{here.namespace}/configmaps"
-    if not here.cluster.is_real:
-        pytest.skip("deprecated since v1.11 and used by no client: not in the embedded server")
-    with here.watch(path) as events:
+    with here.watch(f"/api/v1/watch/namespaces/{here.namespace}/configmaps") as events:
         assert events.events(1) == [("ADDED", "a")]
