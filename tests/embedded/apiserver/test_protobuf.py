@@ -213,6 +213,11 @@ CASES: dict[str, tuple[bytes, Callable[[Object], Any], object]] = {
         WHOLE,
         {"metadata": {"managedFields": [{"manager": "m", "fieldsV1": {"f:data": {}}}]}},
     ),
+    "managed fields of which nothing is said": (
+        config((1, wire((17, wire((1, "m"), (7, wire((1, "")))))))),
+        WHOLE,
+        {"metadata": {"managedFields": [{"manager": "m"}]}},
+    ),
     "a struct within a struct shares its fields": (
         container((1, "c"), (10, wire((1, wire((1, wire((1, "true"))))), (2, 0), (3, 5)))),
         CONTAINER,

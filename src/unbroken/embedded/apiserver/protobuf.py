@@ -1,10 +1,10 @@
 """Request bodies in Kubernetes' protobuf form, decoded into what the same object is as JSON.
 
-kubectl's typed clients (create, drain, auth) send no other form.  Answers stay JSON, which those
-clients take as well.  Field numbers come from data/protobuf.json.gz, made by
-tools/kubernetes_protobuf.py.  Kubernetes writes every field that is no pointer, be it empty; such a
-zero is left out again where Go's JSON leaves it out, so that what is stored is what a client that
-speaks JSON would have sent.  CustomResourceDefinitions are absent: clients send them as JSON.
+kubectl's typed clients (create, auth) send no other form since v1.32; they take JSON as answer.
+Field numbers come from data/protobuf.json.gz, made by tools/kubernetes_protobuf.py.  Kubernetes
+writes every field that is no pointer, be it empty; such a zero is left out where Go's JSON leaves
+it out, so that what is stored is what a client that speaks JSON would have sent.
+CustomResourceDefinitions are absent: clients send them as JSON.
 """
 
 from __future__ import annotations
