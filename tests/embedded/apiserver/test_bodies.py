@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.embedded.apiserver.bodies import DEPTH_MAX, decode, decode_object
+from unbroken.embedded.apiserver.bodies import DEPTH_MAX, decode, decode_object, repeated_fields
 from unbroken.embedded.apiserver.status import ApiError
 
 JSON, YAML = "application/json", "application/yaml"
@@ -72,6 +72,18 @@ def test_nesting_is_taken_up_to_the_limit() -> None:
     decode(nested(DEPTH_MAX - 1), JSON)
     with pytest.raises(ApiError):
         decode(nested(DEPTH_MAX + 1), JSON)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"a": 1, "b": {"a": 2}}', []),
+        (b'{"a": 1, "a": 2}', ["a"]),
+        (b'{"m": {"n": 1, "n": 1, "n": 2}, "l": [{}, {"x": 1, "x": 2}]}', ["l[1].x", "m.n"]),
+    ],
+)
+def test_fields_that_come_twice_are_named(body: bytes, expected: list[str]) -> None:
+    assert repeated_fields(body) == expected
 
 
 @given(st.binary(max_size=200), st.sampled_from([JSON, YAML]))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -53,6 +55,31 @@ def decode_object(body: bytes, content_type: str) -> Object:
             f"{type(value).__name__}, not an object"
         )
     return value
+
+
+class _Pairs(dict[str, Any]):
+    """An object that remembers which of its keys came twice."""
+
+    twice: list[str]
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        counts = Counter(key for key, _ in pairs) if len(self) < len(pairs) else Counter[str]()
+        self.twice = [key for key, count in counts.items() if count > 1]
+
+
+def repeated_fields(body: bytes) -> list[str]:
+    """Paths of the fields that a valid JSON body holds more than once."""
+    found: list[str] = []
+    level: list[tuple[str, Any]] = [("", json.loads(body, object_pairs_hook=_Pairs))]
+    while level:
+        path, value = level.pop()
+        if isinstance(value, _Pairs):
+            found += [f"{path}{key}" for key in value.twice]
+            level += [(f"{path}{key}.", item) for key, item in value.items()]
+        elif isinstance(value, list):
+            level += [(f"{path[:-1]}[{index}].", item) for index, item in enumerate(value)]
+    return sorted(found)
 
 
 def unsupported_media(media: str, accepted: list[str]) -> ApiError:

@@ -147,13 +147,13 @@ class ApiServer:
 
     async def _post(self, request: web.BaseRequest, target: Target, query: Query) -> Answer:
         options = write_options(query, request.headers.get("User-Agent", ""))
-        content = await _object(request)
+        content = await _object(request, is_strict=options.validation == "Strict")
         result = self._writer.create(target, content, options)
         return self._written(request, target, query, result)
 
     async def _put(self, request: web.BaseRequest, target: Target, query: Query) -> Answer:
         options = write_options(query, request.headers.get("User-Agent", ""))
-        content = await _object(request)
+        content = await _object(request, is_strict=options.validation == "Strict")
         result = self._writer.update(target, get(self._store, target), content, options)
         return self._written(request, target, query, result)
 
@@ -329,8 +329,15 @@ def _no_method() -> ApiError:
     )
 
 
-async def _object(request: web.BaseRequest) -> Object:
-    return bodies.decode_object(await request.read(), request.headers.get("Content-Type", ""))
+async def _object(request: web.BaseRequest, *, is_strict: bool = False) -> Object:
+    body = await request.read()
+    media = request.headers.get("Content-Type", "")
+    content = bodies.decode_object(body, media)
+    if is_strict and "json" in media:
+        repeated = [f'duplicate field "{path}"' for path in bodies.repeated_fields(body)]
+        if repeated:
+            raise ApiError(400, "BadRequest", f"strict decoding error: {', '.join(repeated)}")
+    return content
 
 
 async def _optional_object(request: web.BaseRequest) -> Object | None:

@@ -424,7 +424,9 @@ class Writer:
         elif kind.resource == CRD_RESOURCE:
             causes += crds.validate_update(new, old) if old is not None else []
         else:
-            causes += rules.validate(kind, old, new)
+            # A binding gives a pod its node, which no other update may.
+            before = None if target.subresource == "binding" else old
+            causes += rules.validate(kind, before, new)
         if causes:
             name = new["metadata"].get("name") or new["metadata"].get("generateName", "")
             raise invalid(kind.group, kind.kind, name, causes)
