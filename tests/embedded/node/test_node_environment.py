@@ -143,11 +143,15 @@ def test_later_variables_override_and_may_refer_to_earlier_ones() -> None:
     assert found["KUBERNETES_SERVICE_PORT"] == "6443"
 
 
+def test_arguments_alone_are_the_whole_line() -> None:
+    assert command_line({"name": "main", "args": ["sh", "-c", "$(A)"]}, {"A": "1"})[2] == "1"
+
+
 def test_a_command_is_needed_and_is_expanded() -> None:
     given = container("main", args=["$(A)", "$$(A)"])
     assert command_line({**given, "command": ["$(A)x"]}, {"A": "1"}) == ["1x", "1", "$(A)"]
     with pytest.raises(ConfigProblem, match=NO_IMAGE) as caught:
-        command_line({"name": "main", "args": ["x"]}, {})
+        command_line({"name": "main", "image": "x"}, {})
     assert caught.value.reason == "CreateContainerError"
 
 

@@ -52,6 +52,8 @@ class NodeProxy:
         container = container_of(pod, request.query.get("container", ""))
         if subresource == "log" and not pod["spec"].get("nodeName"):
             return web.Response(content_type="text/plain")  # nothing was said yet
+        if subresource == "exec" and not _is_running(pod, container):
+            raise bad_request(f'container not found ("{container}"): it is not running')
         base = node_address(pod, store)
         place = f"{meta['namespace']}/{meta['name']}/{container}"
         try:
@@ -147,6 +149,15 @@ def container_of(pod: Object, wanted: str) -> str:
         f"[{' '.join(regular)}]"
         + (f" or one of the init containers: [{' '.join(init)}]" if init else "")
     )
+
+
+def _is_running(pod: Object, container: str) -> bool:
+    status = pod.get("status") or {}
+    found = [
+        *(status.get("containerStatuses") or ()),
+        *(status.get("initContainerStatuses") or ()),
+    ]
+    return any(c["name"] == container and "running" in (c.get("state") or {}) for c in found)
 
 
 def node_address(pod: Object, store: Store) -> str:

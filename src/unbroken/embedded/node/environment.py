@@ -65,11 +65,15 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def command_line(container: Object, variables: Mapping[str, str]) -> list[str]:
-    """The program and its arguments; ConfigProblem without a command."""
-    command = [expand(part, variables) for part in container.get("command") or ()]
-    if not command:
+    """The program and its arguments; ConfigProblem where there is nothing to run.
+
+    Arguments alone are taken as the whole line: that is what they are to an image without an entry
+    point, such as busybox, python or most that people build for training.
+    """
+    parts = [*(container.get("command") or ()), *(container.get("args") or ())]
+    if not parts:
         raise ConfigProblem(NO_IMAGE, "CreateContainerError")
-    return command + [expand(part, variables) for part in container.get("args") or ()]
+    return [expand(part, variables) for part in parts]
 
 
 def references(spec: Object) -> tuple[set[str], set[str]]:
