@@ -173,7 +173,8 @@ def test_a_failing_liveness_probe_restarts_the_container(tell: Tell) -> None:
         async with world.node():
             await world.create("p", main, terminationGracePeriodSeconds=1)
             await world.ready("p")
-            await world.execute("p", "rm", "alive")
+            # Running is told before the shell has come to its first line.
+            await world.execute("p", "sh", "-c", "until rm alive; do sleep 0.01; done")
             pod = await world.until(
                 "p", lambda pod: pod is not None and state(pod)["restartCount"] == 1
             )
