@@ -295,9 +295,7 @@ def _cron_job(content: Object) -> None:
 
 
 def _service(content: Object) -> None:
-    spec = content.get("spec")
-    if not isinstance(spec, dict):
-        return
+    spec = _part(content, "spec")
     fill(spec, {"type": "ClusterIP", "sessionAffinity": "None"})
     if spec["type"] != "ExternalName":
         fill(
