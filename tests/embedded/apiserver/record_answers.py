@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,6 +17,11 @@ from recorded_cases import FOLDER, NAMESPACE, Case, Object, cases
 from unbroken.embedded.apiserver.builtins import BUILTINS
 
 KINDS = {kind.resource: kind for kind in BUILTINS}
+PASSING = ("Age", "Created At")
+IDENTITY = ("kind", "apiVersion", "metadata")
+UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+YEARS = re.compile(r'"[0-9]+y([0-9]+d)?"')
+"""Ages of what was long ago, which change from day to day."""
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 JSON = "application/json"
 OLD = {"poddisruptionbudgets.policy", "cronjobs.batch", "endpointslices.discovery.k8s.io"}
@@ -114,20 +119,27 @@ def shown(message: str) -> str:
 
 
 def stored(server: Server, case: Case) -> Any:
-    """The object as it was stored, and its row in a table."""
+    """What the server made of the object, and the cells of its row in a table."""
     path, content = path_of(case.resource), whole(case)
-    made = server.ask("POST", path, content)
+    made = server.ask("POST", f"{path}?dryRun=All", content)
     assert made["kind"] != "Status", (case, made)
-    place = f"{path}/{content['metadata']['name']}"
-    if case.status is not None:
-        server.ask("PATCH", f"{place}/status", {"status": case.status})
-    now = time.time()
-    table = server.ask("GET", place, form=TABLE)
-    remove(server, place)
+    if case.status is None:
+        table = server.ask("POST", f"{path}?dryRun=All", content, TABLE)
+    else:
+        place = f"{path}/{content['metadata']['name']}"
+        server.ask("POST", path, content)
+        changed = server.ask("PATCH", f"{place}/status", {"status": case.status})
+        assert changed["kind"] != "Status", (case, changed)
+        table = server.ask("GET", place, form=TABLE)
+        remove(server, place)
     titles = [column["name"] for column in table["columnDefinitions"]]
-    meta = {name: made["metadata"].get(name) for name in ("labels", "uid", "creationTimestamp")}
     cells = dict(zip(titles, table["rows"][0]["cells"], strict=True))
-    return {"stored": {**made, "metadata": meta}, "cells": cells, "now": now}
+    found = {
+        "cells": {name: cell for name, cell in cells.items() if name not in PASSING},
+        "labels": made["metadata"].get("labels"),
+        "stored": {name: part for name, part in made.items() if name not in IDENTITY},
+    }
+    return json.loads(YEARS.sub('"YEARS"', UID.sub("UID", json.dumps(found))))
 
 
 def main() -> None:
@@ -146,8 +158,9 @@ def main() -> None:
         if not (FOLDER / f"{file}.yaml").exists():
             continue
         found = {case.title: record(server, case) for case in cases(file)}
-        text = json.dumps(found, indent=1, sort_keys=True, ensure_ascii=False)
-        (FOLDER / f"{file}.json").write_text(text + "\n")
+        # One case a line: what changes is seen at a glance.
+        lines = [f"{json.dumps(title)}: {json.dumps(found[title])}" for title in sorted(found)]
+        (FOLDER / f"{file}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

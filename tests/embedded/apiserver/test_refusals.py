@@ -51,7 +51,6 @@ DIFFERENT = {
     ("pods", '"terminationGracePeriodSeconds": -1'): "a pod must end",
     ("pods", '"serviceAccountName": "A_B"'): "there is no admission by accounts",
     ("pods", '"priorityClassName": "A_B"'): "admission comes before",
-    ("pods", '"generateName": "Foo-"'): "names are generated before",
     ("services", '"type": "NodePort"'): "all services are headless here",
     ("endpoints", '"ip": "x"'): "v1.20 said it twice",
     ("endpoints", '"ip": "127.0.0.1"'): "pods have loopback addresses here",

@@ -1,32 +1,21 @@
-"""Tables of the built-in kinds: what `kubectl get` shows, computed by the server.
+"""Tables: what `kubectl get` shows of each built-in kind.
 
-Source of columns and of the summing-up of pods and nodes: kubernetes v1.33,
-pkg/printers/internalversion/printers.go.  Columns of custom kinds are in `custom_columns`.
+Columns and cells are those of pkg/printers/internalversion/printers.go of Kubernetes v1.33.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from . import podcolumns
-from .custom_columns import age
-from .durations import human_duration, seconds_of
+from . import cells, podcolumns
+from .cells import NONE, UNSET, at
+from .durations import age
+from .events import to_storage
 from .kinds import Column, Kind, Version
 from .status import Object
 
-NONE = "<none>"
-UNKNOWN = "<unknown>"
 Cell = Callable[[Object, float], Any]
-
-
-def partial_metadata(content: Object) -> Object:
-    """The object as `PartialObjectMetadata`."""
-    return {
-        "kind": "PartialObjectMetadata",
-        "apiVersion": "meta.k8s.io/v1",
-        "metadata": content["metadata"],
-    }
 
 
 def table(
@@ -37,17 +26,19 @@ def table(
     include_object: str,
     list_meta: Object,
 ) -> Object:
-    """The objects as a `meta.k8s.io/v1` Table; `include_object`: None, Metadata or Object."""
-    columns = version.columns or DEFAULT
-    rows = []
+    """The `meta.k8s.io/v1` Table of objects; include_object: Metadata, None or Object."""
+    columns = version.columns or DEFAULT_COLUMNS
+    rows: list[Object] = []
     for content in contents:
-        row: Object = {"cells": [column.cell(content, now) for column in columns]}
-        if kind.resource == "pods" and podcolumns.row_conditions(content):
-            row["conditions"] = podcolumns.row_conditions(content)
-        if include_object == "Metadata":
-            row["object"] = partial_metadata(content)
-        elif include_object == "Object":
+        stored = to_storage(kind, content)
+        row: Object = {"cells": [column.cell(stored, now) for column in columns]}
+        if kind.resource == "pods":
+            conditions = podcolumns.row_conditions(content)
+            row |= {"conditions": conditions} if conditions else {}
+        if include_object == "Object":
             row["object"] = content
+        else:
+            row["object"] = partial_metadata(content) if include_object != "None" else None
         rows.append(row)
     definitions = [
         {
@@ -68,478 +59,277 @@ def table(
     }
 
 
-def at(content: Any, path: str) -> Any:
-    """The value at a dotted path; None where there is none."""
-    for part in path.split("."):
-        content = content.get(part) if isinstance(content, dict) else None
-    return content
+def partial_metadata(content: Object) -> Object:
+    """An object with nothing but its metadata."""
+    meta = content["metadata"]
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": meta}
 
 
-def _value(path: str, absent: Any = "") -> Cell:
-    def cell(content: Object, _: float) -> Any:
-        found = at(content, path)
-        return absent if found in (None, "") else found
-
-    return cell
+def _text(name: str, path: str, *, absent: str = "", wide: bool = False) -> Column:
+    return _column(name, lambda content, _: at(content, path) or absent, wide=wide)
 
 
-def _count(*paths: str) -> Cell:
-    return lambda content, _: sum(len(at(content, path) or ()) for path in paths)
+def _number(name: str, path: str) -> Column:
+    return _column(name, lambda content, _: at(content, path) or 0, type_="integer")
 
 
-def _age(path: str = "metadata.creationTimestamp") -> Cell:
-    return lambda content, now: age(at(content, path), now) or UNKNOWN
+def _length(name: str, *paths: str) -> Column:
+    def count(content: Object, _: float) -> int:
+        return sum(len(at(content, path) or ()) for path in paths)
+
+    return _column(name, count)
 
 
-NAME = Column("Name", _value("metadata.name"), format="name", description="Name of the object.")
-AGE = Column("Age", _age(), description="Time since the object was created.")
-DEFAULT = (NAME, Column("Age", _age(), description="Time since the object was created."))
+def _column(name: str, cell: Cell, *, wide: bool = False, type_: str = "string") -> Column:
+    return Column(name, cell, type=type_, priority=int(wide))
 
 
-def _shown(name: str, cell: Cell, type_: str = "string") -> Column:
-    return Column(name, cell, type_)
+def _of(name: str, cell: Callable[[Object], Any], *, wide: bool = False) -> Column:
+    return _column(name, lambda content, _: cell(content), wide=wide)
 
 
-def _wide(name: str, cell: Cell, type_: str = "string") -> Column:
-    return Column(name, cell, type_, priority=1)
-
-
-def labels_text(labels: Any) -> str:
-    """Labels or a selector on one line."""
-    if not isinstance(labels, dict) or not labels:
-        return NONE
-    if "matchLabels" in labels or "matchExpressions" in labels:
-        parts = [
-            f"{key}={value}" for key, value in sorted((labels.get("matchLabels") or {}).items())
-        ]
-        parts += [_expression(item) for item in labels.get("matchExpressions") or []]
-        return ",".join(parts) or NONE
-    return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))
-
-
-def _expression(item: Object) -> str:
-    key, values = item.get("key", ""), ",".join(item.get("values") or [])
-    match item.get("operator"):
-        case "In":
-            return f"{key} in ({values})"
-        case "NotIn":
-            return f"{key} notin ({values})"
-        case "DoesNotExist":
-            return f"!{key}"
-        case _:
-            return str(key)
-
-
-# --- Pods ---------------------------------------------------------------------------------------
-
-
-def _pod(show: Callable[[podcolumns.Summary, float], Any]) -> Cell:
-    return lambda pod, now: show(podcolumns.summary(pod), now)
-
-
-def _pod_ip(pod: Object, _: float) -> str:
-    addresses = at(pod, "status.podIPs") or []
-    return str(addresses[0]["ip"]) if addresses else str(at(pod, "status.podIP") or NONE)
-
-
-POD = (
-    NAME,
-    _shown("Ready", _pod(lambda pod, _: f"{pod.ready}/{pod.total}")),
-    _shown("Status", _pod(lambda pod, _: pod.status)),
-    _shown("Restarts", _pod(lambda pod, now: pod.restarts_text(now))),
-    AGE,
-    _wide("IP", _pod_ip),
-    _wide("Node", _value("spec.nodeName", NONE)),
-    _wide("Nominated Node", _value("status.nominatedNodeName", NONE)),
-    _wide("Readiness Gates", lambda pod, _: podcolumns.readiness_gates(pod)),
+NAME = Column("Name", lambda content, _: content["metadata"].get("name", ""), format="name")
+AGE = _column("Age", lambda content, now: age(now, content["metadata"].get("creationTimestamp")))
+CREATED = _column(
+    "Created At", lambda content, _: content["metadata"].get("creationTimestamp"), type_="date"
 )
-
-# --- Nodes --------------------------------------------------------------------------------------
-
-ROLE = "node-role.kubernetes.io/"
+DEFAULT_COLUMNS = (NAME, CREATED)
+"""Of a kind that has no columns of its own."""
 
 
-def _node_status(node: Object, _: float) -> str:
-    words: list[str] = []
-    for condition in at(node, "status.conditions") or []:
-        if condition["type"] == "Ready":
-            words = {"True": ["Ready"], "False": ["NotReady"]}.get(condition["status"], [])
-    words = words or ["Unknown"]
-    if at(node, "spec.unschedulable"):
-        words.append("SchedulingDisabled")
-    return ",".join(words)
-
-
-def _node_roles(node: Object, _: float) -> str:
-    roles = set()
-    for key, value in (at(node, "metadata.labels") or {}).items():
-        if key.startswith(ROLE) and len(key) > len(ROLE):
-            roles.add(key[len(ROLE) :])
-        elif key == "kubernetes.io/role" and value:
-            roles.add(value)
-    return ",".join(sorted(roles)) or NONE
-
-
-def _address(kind: str) -> Cell:
-    def cell(node: Object, _: float) -> str:
-        addresses = at(node, "status.addresses") or []
-        return next((str(a["address"]) for a in addresses if a["type"] == kind), NONE)
-
-    return cell
-
-
-NODE = (
-    NAME,
-    _shown("Status", _node_status),
-    _shown("Roles", _node_roles),
-    AGE,
-    _shown("Version", _value("status.nodeInfo.kubeletVersion")),
-    _wide("Internal-IP", _address("InternalIP")),
-    _wide("External-IP", _address("ExternalIP")),
-    _wide("OS-Image", _value("status.nodeInfo.osImage", UNKNOWN)),
-    _wide("Kernel-Version", _value("status.nodeInfo.kernelVersion", UNKNOWN)),
-    _wide("Container-Runtime", _value("status.nodeInfo.containerRuntimeVersion", UNKNOWN)),
-)
-
-# --- Others -------------------------------------------------------------------------------------
-
-
-def _event_last_seen(event: Object, now: float) -> str:
-    series = at(event, "series.lastObservedTime")
-    first = at(event, "firstTimestamp") or at(event, "eventTime")
-    last = series or at(event, "lastTimestamp") or first
-    shown = age(last, now) or UNKNOWN
-    count = at(event, "series.count") or event.get("count") or 1
-    if count > 1 and first:
-        return f"{shown} (x{count} over {age(first, now)})"
-    return shown
-
-
-def _event_object(event: Object, _: float) -> str:
-    about = event.get("involvedObject") or event.get("regarding") or {}
-    return f"{str(about.get('kind', '')).lower()}/{about.get('name', '')}"
-
-
-def _event_source(event: Object, _: float) -> str:
-    source = event.get("source") or event.get("deprecatedSource") or {}
-    component = source.get("component") or event.get("reportingComponent") or ""
-    return ", ".join(filter(None, [component, source.get("host", "")]))
-
-
-EVENT = (
-    _shown("Last Seen", _event_last_seen),
-    _shown("Type", _value("type")),
-    _shown("Reason", _value("reason")),
-    _shown("Object", _event_object),
-    _wide("Subobject", _value("involvedObject.fieldPath")),
-    _wide("Source", _event_source),
-    _shown(
-        "Message",
-        lambda event, _: str(event.get("message") or event.get("note") or "").strip(),
-    ),
-    _wide("First Seen", _age("firstTimestamp")),
-    _wide("Count", _value("count", 1)),
-    Column("Name", _value("metadata.name"), priority=1, format="name"),
-)
-
-
-def _service_ports(service: Object, _: float) -> str:
-    texts = []
-    for port in at(service, "spec.ports") or []:
-        node = f":{port['nodePort']}" if port.get("nodePort") else ""
-        texts.append(f"{port.get('port')}{node}/{port.get('protocol', 'TCP')}")
-    return ",".join(texts) or NONE
-
-
-def _external(service: Object, _: float) -> str:
-    spec = service.get("spec") or {}
-    if spec.get("type") == "ExternalName":
-        return str(spec.get("externalName") or "")
-    given = at(service, "status.loadBalancer.ingress") or []
-    addresses = [item.get("ip") or item.get("hostname") for item in given]
-    addresses += spec.get("externalIPs") or []
-    if not addresses and spec.get("type") == "LoadBalancer":
-        return "<pending>"
-    return ",".join(filter(None, addresses)) or NONE
-
-
-def _endpoints(content: Object, _: float) -> str:
-    texts = []
-    for subset in content.get("subsets") or []:
-        ports = [port.get("port") for port in subset.get("ports") or [{}]]
-        for address in subset.get("addresses") or []:
-            texts += [f"{address['ip']}:{port}" if port else address["ip"] for port in ports]
-    return _first(texts, 3)
-
-
-def _first(texts: list[str], most: int) -> str:
-    if not texts:
-        return NONE
-    more = f" + {len(texts) - most} more..." if len(texts) > most else ""
-    return ",".join(texts[:most]) + more
-
-
-def _slice_ports(content: Object, _: float) -> str:
-    ports = [str(port.get("port") or "*") for port in content.get("ports") or []]
-    return _first(ports, 3) if ports else "<unset>"
-
-
-def _slice_endpoints(content: Object, _: float) -> str:
-    found = [a for end in content.get("endpoints") or [] for a in end.get("addresses") or []]
-    return _first(found, 3) if found else "<unset>"
-
-
-MODES = {
-    "ReadWriteOnce": "RWO",
-    "ReadOnlyMany": "ROX",
-    "ReadWriteMany": "RWX",
-    "ReadWriteOncePod": "RWOP",
-}
-
-
-def _modes(path: str) -> Cell:
-    return lambda content, _: ",".join(MODES.get(m, m) for m in at(content, path) or [])
-
-
-def _when_bound(path: str, absent: str = "") -> Cell:
-    value = _value(path, absent)
-    return lambda claim, now: value(claim, now) if at(claim, "spec.volumeName") else ""
-
-
-def _phase(content: Object, _: float) -> str:
-    if at(content, "metadata.deletionTimestamp"):
-        return "Terminating"
-    return str(at(content, "status.phase") or "")
-
-
-def _claim_of(volume: Object, _: float) -> str:
-    claim = at(volume, "spec.claimRef") or {}
-    return f"{claim.get('namespace', '')}/{claim.get('name', '')}" if claim else ""
-
-
-def _ratio(done: str, wanted: str, otherwise: int = 0) -> Cell:
-    def cell(content: Object, _: float) -> str:
-        total = at(content, wanted)
-        return f"{at(content, done) or 0}/{otherwise if total is None else total}"
-
-    return cell
-
-
-def _number(path: str) -> Cell:
-    return _value(path, 0)
-
-
-def _template(field: str) -> Cell:
-    def cell(content: Object, _: float) -> str:
-        spec = content.get("spec") or {}
-        template = spec.get("template") or at(spec, "jobTemplate.spec.template") or {}
-        return ",".join(str(c.get(field, "")) for c in at(template, "spec.containers") or [])
-
-    return cell
-
-
-CONTAINERS = (_wide("Containers", _template("name")), _wide("Images", _template("image")))
-SELECTOR = _wide("Selector", lambda content, _: labels_text(at(content, "spec.selector")))
-
-
-def _job_status(job: Object, _: float) -> str:
-    true = {c["type"] for c in at(job, "status.conditions") or [] if c["status"] == "True"}
-    for kind in ("Complete", "Failed"):
-        if kind in true:
-            return kind
-    if at(job, "metadata.deletionTimestamp"):
-        return "Terminating"
-    return "Suspended" if "Suspended" in true else "Running"
-
-
-def _job_duration(job: Object, now: float) -> str:
-    start, end = seconds_of(at(job, "status.startTime")), at(job, "status.completionTime")
-    return "" if start is None else human_duration((seconds_of(end) or now) - start)
-
-
-def _subjects(kind: str) -> Cell:
-    def cell(binding: Object, _: float) -> str:
-        found = [s for s in binding.get("subjects") or [] if s.get("kind") == kind]
-        return ", ".join(
-            f"{s['namespace']}/{s['name']}" if s.get("namespace") else str(s.get("name"))
-            for s in found
+def _containers(template: str) -> tuple[Column, Column]:
+    def joined(field: str) -> Callable[[Object], str]:
+        return lambda content: ",".join(
+            container.get(field, "") for container in at(content, f"{template}.containers") or []
         )
 
-    return cell
+    return _of("Containers", joined("name"), wide=True), _of("Images", joined("image"), wide=True)
 
 
-def _role(binding: Object, _: float) -> str:
-    return f"{at(binding, 'roleRef.kind')}/{at(binding, 'roleRef.name')}"
+def _selector(path: str = "spec.selector", *, name: str = "Selector", wide: bool = True) -> Column:
+    return _of(name, lambda content: cells.selector_text(at(content, path)) or NONE, wide=wide)
 
 
-ROLE_COLUMNS = (
+_PODS = (
     NAME,
-    Column("Created At", _value("metadata.creationTimestamp"), format="date-time"),
-)
-BINDING = (
-    NAME,
-    _shown("Role", _role),
+    _of("Ready", cells.pod_ready),
+    _of("Status", lambda pod: podcolumns.summary(pod).status),
+    _column("Restarts", lambda pod, now: podcolumns.summary(pod).restarts_text(now)),
     AGE,
-    _wide("Users", _subjects("User")),
-    _wide("Groups", _subjects("Group")),
-    _wide("ServiceAccounts", _subjects("ServiceAccount")),
+    _of("IP", cells.pod_ip, wide=True),
+    _text("Node", "spec.nodeName", absent=NONE, wide=True),
+    _text("Nominated Node", "status.nominatedNodeName", absent=NONE, wide=True),
+    _of("Readiness Gates", podcolumns.readiness_gates, wide=True),
 )
-RBAC = "rbac.authorization.k8s.io"
 
-COLUMNS: dict[str, tuple[Column, ...]] = {
-    "pods": POD,
-    "nodes": NODE,
-    "events": EVENT,
-    "events.events.k8s.io": EVENT,
-    "namespaces": (NAME, _shown("Status", _value("status.phase")), AGE),
-    "configmaps": (NAME, _shown("Data", _count("data", "binaryData")), AGE),
-    "secrets": (
-        NAME,
-        _shown("Type", _value("type")),
-        _shown("Data", _count("data"), "string"),
-        AGE,
+
+_NODES = (
+    NAME,
+    _of("Status", cells.node_status),
+    _of("Roles", cells.node_roles),
+    AGE,
+    _text("Version", "status.nodeInfo.kubeletVersion"),
+    _of("Internal-IP", cells.node_address("InternalIP"), wide=True),
+    _of("External-IP", cells.node_address("ExternalIP"), wide=True),
+    _text("OS-Image", "status.nodeInfo.osImage", absent="<unknown>", wide=True),
+    _text("Kernel-Version", "status.nodeInfo.kernelVersion", absent="<unknown>", wide=True),
+    _text(
+        "Container-Runtime",
+        "status.nodeInfo.containerRuntimeVersion",
+        absent="<unknown>",
+        wide=True,
     ),
-    "serviceaccounts": (NAME, _shown("Secrets", _count("secrets")), AGE),
+)
+
+
+_EVENTS = (
+    _column("Last Seen", cells.last_seen),
+    _text("Type", "type"),
+    _text("Reason", "reason"),
+    _of("Object", cells.event_object),
+    _text("Subobject", "involvedObject.fieldPath", wide=True),
+    _of("Source", cells.event_source, wide=True),
+    _of("Message", lambda event: (event.get("message") or "").strip()),
+    _column("First Seen", cells.first_seen, wide=True),
+    _of("Count", cells.event_count, wide=True),
+    Column("Name", NAME.cell, format="name", priority=1),
+)
+
+
+_STORAGE = (
+    _of("StorageClass", cells.storage_class),
+    _text("VolumeAttributesClass", "spec.volumeAttributesClassName", absent=UNSET),
+)
+_VOLUME_MODE = _text("VolumeMode", "spec.volumeMode", absent=UNSET, wide=True)
+
+
+_BINDINGS = (
+    NAME,
+    _of("Role", lambda c: f"{at(c, 'roleRef.kind')}/{at(c, 'roleRef.name')}"),
+    AGE,
+    _of("Users", cells.subjects("User"), wide=True),
+    _of("Groups", cells.subjects("Group"), wide=True),
+    _of("ServiceAccounts", cells.subjects("ServiceAccount"), wide=True),
+)
+_REPLICAS = (
+    NAME,
+    _number("Desired", "spec.replicas"),
+    _number("Current", "status.replicas"),
+    _number("Ready", "status.readyReplicas"),
+    AGE,
+    *_containers("spec.template.spec"),
+)
+
+COLUMNS: Mapping[str, tuple[Column, ...]] = {
+    "namespaces": (NAME, _text("Status", "status.phase"), AGE),
+    "pods": _PODS,
+    "nodes": _NODES,
+    "events": _EVENTS,
+    "events.events.k8s.io": _EVENTS,
+    "configmaps": (NAME, _length("Data", "data", "binaryData"), AGE),
+    "secrets": (NAME, _text("Type", "type"), _length("Data", "data"), AGE),
     "services": (
         NAME,
-        _shown("Type", _value("spec.type")),
-        _shown("Cluster-IP", _value("spec.clusterIP", NONE)),
-        _shown("External-IP", _external),
-        _shown("Port(s)", _service_ports),
+        _text("Type", "spec.type"),
+        _of("Cluster-IP", cells.cluster_ip),
+        _of("External-IP", cells.external_ip),
+        _of("Port(s)", cells.service_ports),
         AGE,
-        SELECTOR,
+        _of("Selector", lambda content: cells.labels_text(at(content, "spec.selector")), wide=True),
     ),
-    "endpoints": (NAME, _shown("Endpoints", _endpoints), AGE),
-    "endpointslices.discovery.k8s.io": (
-        NAME,
-        _shown("AddressType", _value("addressType")),
-        _shown("Ports", _slice_ports),
-        _shown("Endpoints", _slice_endpoints),
-        AGE,
-    ),
+    "endpoints": (NAME, _of("Endpoints", cells.endpoints), AGE),
+    "serviceaccounts": (NAME, _length("Secrets", "secrets"), AGE),
     "persistentvolumeclaims": (
         NAME,
-        _shown("Status", _phase),
-        _shown("Volume", _value("spec.volumeName")),
-        _shown("Capacity", _when_bound("status.capacity.storage")),
-        _shown("Access Modes", _modes("status.accessModes")),
-        _shown("StorageClass", _value("spec.storageClassName")),
-        _shown("VolumeAttributesClass", _value("spec.volumeAttributesClassName", "<unset>")),
+        _of("Status", cells.phase),
+        _text("Volume", "spec.volumeName"),
+        _of("Capacity", lambda c: cells.bound("status.capacity.storage")(c) or ""),
+        _of("Access Modes", lambda c: cells.modes(cells.bound("status.accessModes")(c))),
+        *_STORAGE,
         AGE,
-        _wide("VolumeMode", _value("spec.volumeMode", "<unset>")),
+        _VOLUME_MODE,
     ),
     "persistentvolumes": (
         NAME,
-        _shown("Capacity", _value("spec.capacity.storage")),
-        _shown("Access Modes", _modes("spec.accessModes")),
-        _shown("Reclaim Policy", _value("spec.persistentVolumeReclaimPolicy")),
-        _shown("Status", _phase),
-        _shown("Claim", _claim_of),
-        _shown("StorageClass", _value("spec.storageClassName")),
-        _shown("VolumeAttributesClass", _value("spec.volumeAttributesClassName", "<unset>")),
-        _shown("Reason", _value("status.reason")),
+        _text("Capacity", "spec.capacity.storage"),
+        _of("Access Modes", lambda content: cells.modes(at(content, "spec.accessModes"))),
+        _text("Reclaim Policy", "spec.persistentVolumeReclaimPolicy"),
+        _of("Status", cells.phase),
+        _of("Claim", cells.claim),
+        *_STORAGE,
+        _text("Reason", "status.reason"),
         AGE,
-        _wide("VolumeMode", _value("spec.volumeMode", "<unset>")),
+        _VOLUME_MODE,
     ),
-    "leases.coordination.k8s.io": (NAME, _shown("Holder", _value("spec.holderIdentity")), AGE),
-    "priorityclasses.scheduling.k8s.io": (
+    "resourcequotas": (
         NAME,
-        _shown("Value", _number("value"), "integer"),
-        _shown("Global-Default", _value("globalDefault", False), "boolean"),
+        _of("Request", cells.quota(limits=False)),
+        _of("Limit", cells.quota(limits=True)),
         AGE,
-        _shown("PreemptionPolicy", _value("preemptionPolicy")),
     ),
-    "deployments.apps": (
+    "podtemplates": (
         NAME,
-        _shown("Ready", _ratio("status.readyReplicas", "spec.replicas")),
-        _shown("Up-to-date", _number("status.updatedReplicas"), "integer"),
-        _shown("Available", _number("status.availableReplicas"), "integer"),
-        AGE,
-        *CONTAINERS,
-        SELECTOR,
-    ),
-    "replicasets.apps": (
-        NAME,
-        _shown("Desired", _number("spec.replicas"), "integer"),
-        _shown("Current", _number("status.replicas"), "integer"),
-        _shown("Ready", _number("status.readyReplicas"), "integer"),
-        AGE,
-        *CONTAINERS,
-        SELECTOR,
+        *(Column(c.name, c.cell) for c in _containers("template.spec")),
+        _of(
+            "Pod Labels", lambda content: cells.labels_text(at(content, "template.metadata.labels"))
+        ),
     ),
     "replicationcontrollers": (
-        NAME,
-        _shown("Desired", _number("spec.replicas"), "integer"),
-        _shown("Current", _number("status.replicas"), "integer"),
-        _shown("Ready", _number("status.readyReplicas"), "integer"),
-        AGE,
-        *CONTAINERS,
-        SELECTOR,
+        *_REPLICAS,
+        _of("Selector", lambda content: cells.labels_text(at(content, "spec.selector")), wide=True),
     ),
-    "statefulsets.apps": (
+    "endpointslices.discovery.k8s.io": (
         NAME,
-        _shown("Ready", _ratio("status.readyReplicas", "spec.replicas")),
+        _text("AddressType", "addressType"),
+        _of("Ports", cells.slice_ports),
+        _of("Endpoints", cells.slice_addresses),
         AGE,
-        *CONTAINERS,
     ),
-    "daemonsets.apps": (
+    "leases.coordination.k8s.io": (NAME, _text("Holder", "spec.holderIdentity"), AGE),
+    "priorityclasses.scheduling.k8s.io": (
         NAME,
-        _shown("Desired", _number("status.desiredNumberScheduled"), "integer"),
-        _shown("Current", _number("status.currentNumberScheduled"), "integer"),
-        _shown("Ready", _number("status.numberReady"), "integer"),
-        _shown("Up-to-date", _number("status.updatedNumberScheduled"), "integer"),
-        _shown("Available", _number("status.numberAvailable"), "integer"),
-        _shown(
-            "Node Selector",
-            lambda content, _: labels_text(at(content, "spec.template.spec.nodeSelector")),
-        ),
+        _number("Value", "value"),
+        _column("Global-Default", lambda c, _: bool(c.get("globalDefault")), type_="boolean"),
         AGE,
-        *CONTAINERS,
-        SELECTOR,
+        _text("PreemptionPolicy", "preemptionPolicy"),
     ),
-    "jobs.batch": (
-        NAME,
-        _shown("Status", _job_status),
-        _shown("Completions", _ratio("status.succeeded", "spec.completions", 1)),
-        _shown("Duration", _job_duration),
-        AGE,
-        *CONTAINERS,
-        SELECTOR,
-    ),
-    "cronjobs.batch": (
-        NAME,
-        _shown("Schedule", _value("spec.schedule")),
-        _shown("Timezone", _value("spec.timeZone", NONE)),
-        _shown("Suspend", lambda content, _: str(bool(at(content, "spec.suspend")))),
-        _shown("Active", _count("status.active"), "integer"),
-        _shown("Last Schedule", lambda c, now: age(at(c, "status.lastScheduleTime"), now) or NONE),
-        AGE,
-        *CONTAINERS,
-    ),
-    "networkpolicies.networking.k8s.io": (
-        NAME,
-        _shown("Pod-Selector", lambda content, _: labels_text(at(content, "spec.podSelector"))),
+    "storageclasses.storage.k8s.io": (
+        Column("Name", lambda content, _: cells.storage_class_name(content), format="name"),
+        _text("Provisioner", "provisioner"),
+        _text("ReclaimPolicy", "reclaimPolicy", absent="Delete"),
+        _text("VolumeBindingMode", "volumeBindingMode", absent="Immediate"),
+        _of("AllowVolumeExpansion", lambda content: bool(content.get("allowVolumeExpansion"))),
         AGE,
     ),
     "poddisruptionbudgets.policy": (
         NAME,
-        _shown("Min Available", _value("spec.minAvailable", "N/A")),
-        _shown("Max Unavailable", _value("spec.maxUnavailable", "N/A")),
-        _shown("Allowed Disruptions", _number("status.disruptionsAllowed"), "integer"),
+        _of("Min Available", cells.amount("spec.minAvailable")),
+        _of("Max Unavailable", cells.amount("spec.maxUnavailable")),
+        _number("Allowed Disruptions", "status.disruptionsAllowed"),
         AGE,
     ),
-    "storageclasses.storage.k8s.io": (
+    "deployments.apps": (
         NAME,
-        _shown("Provisioner", _value("provisioner")),
-        _shown("ReclaimPolicy", _value("reclaimPolicy", "Delete")),
-        _shown("VolumeBindingMode", _value("volumeBindingMode", "<unset>")),
-        _shown("AllowVolumeExpansion", _value("allowVolumeExpansion", False)),
+        _of("Ready", cells.ready_of),
+        _number("Up-to-date", "status.updatedReplicas"),
+        _number("Available", "status.availableReplicas"),
+        AGE,
+        *_containers("spec.template.spec"),
+        _of(
+            "Selector", lambda content: cells.selector_text(at(content, "spec.selector")), wide=True
+        ),
+    ),
+    "replicasets.apps": (*_REPLICAS, _selector()),
+    "statefulsets.apps": (
+        NAME,
+        _of("Ready", cells.ready_of),
+        AGE,
+        *_containers("spec.template.spec"),
+    ),
+    "daemonsets.apps": (
+        NAME,
+        _number("Desired", "status.desiredNumberScheduled"),
+        _number("Current", "status.currentNumberScheduled"),
+        _number("Ready", "status.numberReady"),
+        _number("Up-to-date", "status.updatedNumberScheduled"),
+        _number("Available", "status.numberAvailable"),
+        _of("Node Selector", lambda c: cells.labels_text(at(c, "spec.template.spec.nodeSelector"))),
+        AGE,
+        *_containers("spec.template.spec"),
+        _selector(),
+    ),
+    "controllerrevisions.apps": (
+        NAME,
+        _of("Controller", cells.owner),
+        _of("Revision", lambda content: content.get("revision") or 0),
         AGE,
     ),
-    f"roles.{RBAC}": ROLE_COLUMNS,
-    f"clusterroles.{RBAC}": ROLE_COLUMNS,
-    f"rolebindings.{RBAC}": BINDING,
-    f"clusterrolebindings.{RBAC}": BINDING,
-    "customresourcedefinitions.apiextensions.k8s.io": ROLE_COLUMNS,
+    "jobs.batch": (
+        NAME,
+        _of("Status", cells.job_status),
+        _of("Completions", cells.completions),
+        _column("Duration", cells.job_duration),
+        AGE,
+        *_containers("spec.template.spec"),
+        _selector(),
+    ),
+    "cronjobs.batch": (
+        NAME,
+        _text("Schedule", "spec.schedule"),
+        _text("Timezone", "spec.timeZone", absent=NONE),
+        Column("Suspend", lambda content, _: cells.suspended(content), type="boolean"),
+        Column("Active", lambda c, _: len(at(c, "status.active") or ()), type="integer"),
+        _column("Last Schedule", cells.last_schedule),
+        AGE,
+        *_containers("spec.jobTemplate.spec.template.spec"),
+        _selector("spec.jobTemplate.spec.selector"),
+    ),
+    "networkpolicies.networking.k8s.io": (
+        NAME,
+        _selector("spec.podSelector", name="Pod-Selector", wide=False),
+        AGE,
+    ),
+    "rolebindings.rbac.authorization.k8s.io": _BINDINGS,
+    "clusterrolebindings.rbac.authorization.k8s.io": _BINDINGS,
 }
-"""By resource; other kinds show name and age."""
+"""Columns of built-in kinds by resource; the others have DEFAULT_COLUMNS."""

@@ -17,6 +17,8 @@ TOLERATION_SECONDS = 300
 """DefaultTolerationSeconds: how long a pod stays on a node that is not ready or unreachable."""
 PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 REVISION_HISTORY = 10
+AFFINITY_SECONDS = 3 * 3600
+"""How long a client stays with a pod of a service that has session affinity."""
 
 
 def apply_defaults(kind: Kind, content: Object) -> None:
@@ -87,6 +89,8 @@ def pod_spec(spec: Object) -> None:
     )
     for container in _items(spec, "containers", "initContainers"):
         _container(container)
+        for port in _items(container, "ports") if spec.get("hostNetwork") else ():
+            fill(port, {"hostPort": port.get("containerPort")})
     for volume in _items(spec, "volumes"):
         _volume(volume)
 
@@ -115,9 +119,11 @@ def _container(container: Object) -> None:
         if isinstance(handler, dict):
             _handler(handler)
     for variable in _items(container, "env"):
-        reference = (variable.get("valueFrom") or {}).get("fieldRef")
-        if isinstance(reference, dict):
-            fill(reference, {"apiVersion": "v1"})
+        source = variable.get("valueFrom") or {}
+        if isinstance(source.get("fieldRef"), dict):
+            fill(source["fieldRef"], {"apiVersion": "v1"})
+        if isinstance(source.get("resourceFieldRef"), dict):
+            fill(source["resourceFieldRef"], {"divisor": "0"})
 
 
 def _pull_policy(image: str) -> str:
@@ -156,9 +162,13 @@ def _volume(volume: Object) -> None:
             fill(volume[name], {field: 0o644})
     if isinstance(volume.get("hostPath"), dict):
         fill(volume["hostPath"], {"type": ""})
-    for item in _items(volume.get("downwardAPI") or {}, "items"):
-        if isinstance(item.get("fieldRef"), dict):
-            fill(item["fieldRef"], {"apiVersion": "v1"})
+    projected = _items(volume.get("projected") or {}, "sources")
+    for source in (volume, *projected):
+        for item in _items(source.get("downwardAPI") or {}, "items"):
+            if isinstance(item.get("fieldRef"), dict):
+                fill(item["fieldRef"], {"apiVersion": "v1"})
+            if isinstance(item.get("resourceFieldRef"), dict):
+                fill(item["resourceFieldRef"], {"divisor": "0"})
 
 
 def quality_of_service(spec: Object) -> str:
@@ -227,7 +237,9 @@ def _stateful_set(content: Object) -> None:
     if strategy["type"] == "RollingUpdate":
         fill(_part(strategy, "rollingUpdate"), {"partition": 0})
     for claim in _items(spec, "volumeClaimTemplates"):
+        fill(claim, {"apiVersion": "v1", "kind": "PersistentVolumeClaim"})
         _claim(claim)
+    fill(_part(content, "status"), {"replicas": 0, "availableReplicas": 0})
 
 
 def _daemon_set(content: Object) -> None:
@@ -239,12 +251,39 @@ def _daemon_set(content: Object) -> None:
     fill(strategy, {"type": "RollingUpdate"})
     if strategy["type"] == "RollingUpdate":
         fill(_part(strategy, "rollingUpdate"), {"maxUnavailable": 1, "maxSurge": 0})
+    counters = (
+        "currentNumberScheduled",
+        "numberMisscheduled",
+        "desiredNumberScheduled",
+        "numberReady",
+    )
+    fill(_part(content, "status"), dict.fromkeys(counters, 0))
 
 
-def _replicas(content: Object) -> None:
+def _replica_set(content: Object) -> None:
     spec = _template(content)
     if spec is not None:
         fill(spec, {"replicas": 1})
+        fill(_part(content, "status"), {"replicas": 0})
+
+
+def _replication_controller(content: Object) -> None:
+    """Its selector, and its own labels, are those of the template."""
+    _replica_set(content)
+    labels = _template_labels(content)
+    if labels:
+        fill(content["spec"], {"selector": dict(labels)})
+        _own_labels(content, labels)
+
+
+def _template_labels(content: Object) -> Object:
+    template = (content.get("spec") or {}).get("template") or {}
+    return (template.get("metadata") or {}).get("labels") or {}
+
+
+def _own_labels(content: Object, labels: Object) -> None:
+    if not content["metadata"].get("labels"):
+        content["metadata"]["labels"] = dict(labels)
 
 
 def _job(content: Object) -> None:
@@ -275,7 +314,10 @@ def _job(content: Object) -> None:
             "job-name": name,
         }
         spec["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": uid}}
+        given = _template_labels(content)
         fill(_part(_part(_part(spec, "template"), "metadata"), "labels"), labels)
+        if given:
+            _own_labels(content, _template_labels(content))
 
 
 def _cron_job(content: Object) -> None:
@@ -308,6 +350,9 @@ def _service(content: Object) -> None:
         )
     for port in _items(spec, "ports"):
         fill(port, {"protocol": "TCP", "targetPort": port.get("port")})
+    if spec["sessionAffinity"] == "ClientIP":
+        config = _part(_part(spec, "sessionAffinityConfig"), "clientIP")
+        fill(config, {"timeoutSeconds": AFFINITY_SECONDS})
     fill(_part(content, "status"), {"loadBalancer": {}})
 
 
@@ -359,6 +404,8 @@ def _volume_object(content: Object) -> None:
         _part(content, "spec"),
         {"persistentVolumeReclaimPolicy": "Retain", "volumeMode": "Filesystem"},
     )
+    if isinstance(content["spec"].get("hostPath"), dict):
+        fill(content["spec"]["hostPath"], {"type": ""})
     fill(_part(content, "status"), {"phase": "Pending"})
 
 
@@ -385,6 +432,27 @@ def _network_policy(content: Object) -> None:
     spec = _part(content, "spec")
     kinds = ["Ingress", "Egress"] if spec.get("egress") else ["Ingress"]
     fill(spec, {"policyTypes": kinds})
+    for rule in _items(spec, "ingress", "egress"):
+        for port in _items(rule, "ports"):
+            fill(port, {"protocol": "TCP"})
+
+
+def _disruption_budget(content: Object) -> None:
+    counters = ("disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods")
+    fill(_part(content, "status"), dict.fromkeys(counters, 0))
+
+
+def _event(content: Object) -> None:
+    """Events always say who reported them, were it no one."""
+    fill(content, {"reportingComponent": "", "reportingInstance": ""})
+
+
+def _limit_range(content: Object) -> None:
+    for limit in _items(content.get("spec") or {}, "limits"):
+        if limit.get("type") == "Container":
+            for field, source in (("default", "max"), ("defaultRequest", "default")):
+                fill(_part(limit, field), limit.get(source) or {})
+            fill(limit["defaultRequest"], limit.get("min") or {})
 
 
 DEFAULTS: dict[str, Callable[[Object], None]] = {
@@ -393,8 +461,8 @@ DEFAULTS: dict[str, Callable[[Object], None]] = {
     "deployments.apps": _deployment,
     "statefulsets.apps": _stateful_set,
     "daemonsets.apps": _daemon_set,
-    "replicasets.apps": _replicas,
-    "replicationcontrollers": _replicas,
+    "replicasets.apps": _replica_set,
+    "replicationcontrollers": _replication_controller,
     "jobs.batch": _job,
     "cronjobs.batch": _cron_job,
     "services": _service,
@@ -410,5 +478,8 @@ DEFAULTS: dict[str, Callable[[Object], None]] = {
     "rolebindings.rbac.authorization.k8s.io": _binding,
     "clusterrolebindings.rbac.authorization.k8s.io": _binding,
     "networkpolicies.networking.k8s.io": _network_policy,
+    "poddisruptionbudgets.policy": _disruption_budget,
+    "events": _event,
+    "limitranges": _limit_range,
 }
 """By resource."""

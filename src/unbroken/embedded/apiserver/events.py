@@ -22,8 +22,11 @@ _FROM_CORE = {core: name for name, core in _TO_CORE.items()}
 
 def to_storage(kind: Kind, content: Object) -> Object:
     """The object in the form that is stored; it shares its parts with `content`."""
-    if kind.stored_as is None:
-        return content
+    return content if kind.stored_as is None else stored_form(content)
+
+
+def stored_form(content: Object) -> Object:
+    """An event of either form in that of core/v1."""
     return {_TO_CORE.get(name, name): value for name, value in content.items()}
 
 

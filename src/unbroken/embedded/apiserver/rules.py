@@ -16,6 +16,7 @@ from unbroken.kube.quantity import QuantityError, parse_quantity
 
 from . import names, workloadrules
 from .constraints import forbidden, invalid_value, required_value
+from .events import stored_form
 from .fieldrules import (
     ACCESS_MODES,
     EFFECTS,
@@ -450,7 +451,8 @@ def _event_origin(content: Object) -> list[Cause]:
 
 
 def _new_event(content: Object) -> list[Cause]:
-    """Of events.k8s.io/v1, in the form in which events are stored."""
+    """Of events.k8s.io/v1; a new one comes in the form in which events are stored."""
+    content = stored_form(content)
     causes = _event_place(content)
     if content.get("eventTime"):
         causes += _event_origin(content)
