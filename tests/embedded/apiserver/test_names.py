@@ -1,0 +1,135 @@
+"""Names and the rest of metadata, beside what `recorded/refusals` holds to the real server."""
+
+from __future__ import annotations
+
+import pytest
+
+from unbroken.embedded.apiserver import names
+from unbroken.embedded.apiserver.builtins import BUILTINS
+from unbroken.embedded.apiserver.kinds import Kind
+from unbroken.embedded.apiserver.status import Object
+
+KINDS = {kind.resource: kind for kind in BUILTINS}
+RBAC = "rbac.authorization.k8s.io"
+CUSTOM = Kind("x.dev", "Thing", "things", "thing", True, {}, "v1", is_custom=True)
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        (
+            names.dns_label,
+            ["a", "0", "a-b", "a" * 63],
+            ["", "A", "a.b", "-a", "a-", "a" * 64, "a\n"],
+        ),
+        (names.dns_subdomain, ["a", "a.b-c.0", "a" * 253], ["", ".a", "a..b", "a_b", "a" * 254]),
+        (names.dns_1035_label, ["a", "a-0"], ["0a", "a.b", "A", "a" * 64]),
+        (names.path_segment, ["a:b", "A_B", "system:x", "..."], [".", "..", "a/b", "a%b"]),
+        (
+            names.qualified_name,
+            ["a", "A_b.c", "x.dev/a", "x/" + "a" * 63],
+            ["", "/a", "x/", "X/a", "a/b/c", "-a", "a b", "x/" + "a" * 64],
+        ),
+        (names.label_value, ["", "a", "A_b.c", "a" * 63], ["-", "a b", "a/b", "a" * 64, "a-"]),
+        (names.config_key, ["a", ".a", "A_b-c.d", "..."[:1] + "x"], ["", "a b", ".", "..", "..a"]),
+        (names.environment_name, ["A", "_a", "a.b-c"], ["", "1a", "a=b", "..", "..a"]),
+        (names.port_name, ["http", "a1", "1a"], ["", "A", "1", "-a", "a-", "a--b", "a" * 16]),
+        (names.cron_job_name, ["a" * 52], ["a" * 53, "A"]),
+    ],
+)
+def test_a_rule_takes_what_it_should_and_nothing_else(
+    rule: names.NameRule, good: list[str], bad: list[str]
+) -> None:
+    assert {text: rule(text) for text in good if rule(text)} == {}
+    assert [text for text in bad if not rule(text)] == []
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "is_good"),
+    [
+        ("namespaces", "a.b", False),
+        ("pods", "a.b", True),
+        ("pods", "a:b", False),
+        ("services", "0a", False),
+        ("configmaps", "0a", True),
+        (f"roles.{RBAC}", "system:A_b", True),
+        (f"clusterrolebindings.{RBAC}", "a/b", False),
+        ("cronjobs.batch", "a" * 53, False),
+        ("jobs.batch", "a" * 63, True),
+    ],
+)
+def test_each_kind_has_its_rule(resource: str, name: str, is_good: bool) -> None:
+    kind = KINDS[resource]
+    meta = {"name": name, **({"namespace": "n"} if kind.namespaced else {})}
+    assert (not names.validate_metadata(meta, kind)) is is_good
+
+
+@pytest.mark.parametrize(
+    ("meta", "field"),
+    [
+        ({"name": "a"}, "metadata.namespace"),
+        ({"name": "a", "namespace": "N"}, "metadata.namespace"),
+        ({"namespace": "n"}, "metadata.name"),
+        ({"generateName": "AB-", "name": "a", "namespace": "n"}, "metadata.generateName"),
+        (
+            {"name": "a", "namespace": "n", "annotations": {"k": "x" * 2**18}},
+            "metadata.annotations",
+        ),
+        ({"name": "a", "namespace": "n", "finalizers": ["a b"]}, "metadata.finalizers"),
+        (
+            {
+                "name": "a",
+                "namespace": "n",
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Event", "name": "a", "uid": "b"}],
+            },
+            "metadata.ownerReferences",
+        ),
+    ],
+)
+def test_the_field_that_is_wrong_is_told(meta: Object, field: str) -> None:
+    assert [cause.field for cause in names.validate_metadata(meta, CUSTOM)] == [field]
+
+
+def test_what_is_just_right_is_taken() -> None:
+    meta = {
+        "name": "a",
+        "namespace": "n",
+        "generateName": "a-",
+        "annotations": {"K/a": "x" * (2**18 - 3)},
+        "finalizers": ["plain"],
+        "labels": {"x.dev/A": ""},
+    }
+    assert names.validate_metadata(meta, CUSTOM) == []
+
+
+def test_finalizers_of_built_in_kinds_need_a_prefix() -> None:
+    meta = {"name": "a", "namespace": "n", "finalizers": ["kubernetes", "x.dev/a", "plain"]}
+    causes = names.validate_metadata(meta, KINDS["pods"])
+    assert [(cause.field, cause.message.split(": ", 1)[1]) for cause in causes] == [
+        (
+            "metadata.finalizers[2]",
+            '"plain": name is neither a standard finalizer name nor is it fully qualified',
+        )
+    ]
+
+
+@pytest.mark.parametrize("field", names.IMMUTABLE)
+def test_identity_does_not_change(field: str) -> None:
+    old = {"name": "a", "uid": "u", field: "x"}
+    assert names.validate_metadata_update(old, old) == []
+    causes = names.validate_metadata_update(old, {**old, field: "y"})
+    assert [(c.field, c.message) for c in causes] == [
+        (f"metadata.{field}", 'Invalid value: "y": field is immutable')
+    ]
+
+
+@pytest.mark.parametrize(
+    ("is_going", "finalizers", "is_good"),
+    [(False, ["a", "b"], True), (True, ["a", "b"], False), (True, [], True)],
+)
+def test_what_is_going_gets_no_new_finalizer(
+    is_going: bool, finalizers: list[str], is_good: bool
+) -> None:
+    old: Object = {"finalizers": ["a"], **({"deletionTimestamp": "t"} if is_going else {})}
+    causes = names.validate_metadata_update(old, {**old, "finalizers": finalizers})
+    assert (not causes) is is_good
