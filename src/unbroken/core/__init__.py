@@ -1,0 +1,1 @@
+"""Every decision, as pure machines: `step(event, now) -> effects`, `deadline() -> time or None`."""

@@ -1,0 +1,235 @@
+"""What the job machine is told and what it orders.
+
+All times are seconds since the epoch by the operator's one clock, which never goes back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+
+from unbroken.spec.incident import Incident
+from unbroken.spec.job import JobSpec, JobStatus
+from unbroken.wire.agent import AgentReport, StartCommand, StopCommand
+
+PodUid = NewType("PodUid", str)
+PodName = NewType("PodName", str)
+NodeName = NewType("NodeName", str)
+
+
+class PodPhase(Enum):
+    """`status.phase` of a pod."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """What the operator needs to know of a pod."""
+
+    name: PodName
+    uid: PodUid
+    replica_spec: str
+    index: int
+    phase: PodPhase
+    node: NodeName | None = None
+    address: str | None = None
+    is_deleting: bool = False
+    has_been_ready: bool = False
+    """Its containers have started at least once (kubelet's ContainersReady or a restart count)."""
+    reason: str = ""
+    message: str = ""
+    """Why it is pending, waiting or failed, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What the operator needs to know of a node."""
+
+    name: NodeName
+    is_ready: bool
+    is_fenced: bool = False
+    """Proven to run nothing: tainted node.kubernetes.io/out-of-service."""
+    is_healthy: bool = True
+    """False: its health label or a condition says that it must not be used or must be left."""
+    topology: tuple[str, ...] = ()
+    """Values of the topology labels, widest first; pods are ordered by it at first assignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """The job object was read; comes first, and again whenever its spec changed."""
+
+    spec: JobSpec
+    is_deleting: bool = False
+    restart_request: str = ""
+    """Value of the annotation `unbroken.dev/restart`; a new value asks for a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    pod: PodView
+
+
+@dataclass(frozen=True, slots=True)
+class PodGone:
+    """The pod object no longer exists: its containers have ended, or its deletion was forced."""
+
+    name: PodName
+    uid: PodUid
+
+
+@dataclass(frozen=True, slots=True)
+class PodRefused:
+    """A pod could not be created; `reason` is the API's.  `is_final`: asking again cannot help."""
+
+    name: PodName
+    reason: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeen:
+    node: NodeView
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    name: NodeName
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReported:
+    """The agent in the pod said what it does; also sent as a heartbeat."""
+
+    pod: PodUid
+    report: AgentReport
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLost:
+    """The agent cannot be reached: link closed and not back at once, or silent too long."""
+
+    pod: PodUid
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentSeen:
+    """An incident found in the API when the operator (re)started."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """All pods, nodes and incidents that existed when the operator started have been told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; nothing else happened."""
+
+
+Event = (
+    JobSeen
+    | PodSeen
+    | PodGone
+    | PodRefused
+    | NodeSeen
+    | NodeGone
+    | AgentReported
+    | AgentLost
+    | IncidentSeen
+    | Synced
+    | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create the pod `<job>-<replica spec>-<index>`, away from the nodes in `avoid`."""
+
+    name: PodName
+    replica_spec: str
+    index: int
+    avoid: frozenset[NodeName] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete the pod with this uid, and no other of the same name.  `force`: grace 0; only for pods
+    that are proven not to run."""
+
+    name: PodName
+    uid: PodUid
+    reason: str
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FenceNode:
+    """Ask for proof that nothing runs on the node: its power off, or its pods killed."""
+
+    node: NodeName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    pod: PodUid
+    command: StartCommand
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorkers:
+    pod: PodUid
+    command: StopCommand
+
+
+@dataclass(frozen=True, slots=True)
+class WriteStatus:
+    """The job's status is now this; the newest replaces the older ones that are still unwritten."""
+
+    status: JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RecordEvent:
+    """A Kubernetes event on the job, sent after the status write that it belongs to."""
+
+    reason: str
+    message: str
+    is_warning: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteIncident:
+    """Create or replace the Incident object of this number."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Its time after the end is over."""
+
+    reason: str
+
+
+Effect = (
+    CreatePod
+    | DeletePod
+    | FenceNode
+    | StartWorkers
+    | StopWorkers
+    | WriteStatus
+    | RecordEvent
+    | WriteIncident
+    | DeleteJob
+)

@@ -1,0 +1,154 @@
+"""What the operator and the agent in each pod say to each other.
+
+Two ways, one meaning.  The documented HTTP endpoints (HyperPod agent 1.1.3) carry `StartCommand`,
+`StopCommand` and the status; the link (`/v1/link`, WebSocket) carries the same commands down and
+`AgentReport` up, whenever it changes and as a heartbeat.  A command states what should be and is
+repeated while that matters; a report states what is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+PORT = 8080
+LINK_PATH = "/v1/link"
+HEARTBEAT_SECONDS = 1.0
+"""Longest silence of a healthy agent on the link."""
+
+
+class AgentState(Enum):
+    """States of the agent; lower case on the wire."""
+
+    INIT = "init"
+    READY = "ready"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAULTED = "faulted"
+    STOPPING = "stopping"
+    SHUTDOWN = "shutdown"
+
+
+class FaultKind(Enum):
+    """Why a worker, or an agent's attempt to run one, failed."""
+
+    EXCEPTION = "PythonException"
+    EXIT_CODE = "ExitCode"
+    OUT_OF_MEMORY = "OutOfMemory"
+    SEGMENTATION_FAULT = "SegmentationFault"
+    SHARED_MEMORY_FULL = "SharedMemoryFull"
+    SIGNAL = "Signal"
+    STORE_PORT_TAKEN = "StorePortTaken"
+    PEER_LOST = "PeerLost"
+    """The worker only noticed that another one was gone; never a first cause."""
+    EARLY_EXIT = "EarlyExit"
+    """The worker ended with 0 while others of its attempt still ran, and they failed for it."""
+    NOT_STARTED = "NotStarted"
+    """The program could not be started at all."""
+    PRE_TRAIN = "PreTrainScript"
+    POST_TRAIN = "PostTrainScript"
+    LOG_RULE = "LogRule"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFault:
+    """How one worker ended badly."""
+
+    kind: FaultKind
+    local_rank: int
+    rank: int
+    pid: int
+    at: float
+    """Seconds since the epoch, when the agent learned of it."""
+    exit_code: int | None = None
+    """None: ended by `signal`, or never started."""
+    signal: int | None = None
+    message: str = ""
+    fingerprint: str = ""
+    """Same for the same error at the same place; empty where there was no exception."""
+    lines: tuple[str, ...] = ()
+    """Last lines of the traceback, or of the output; bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """One worker as it is now."""
+
+    local_rank: int
+    rank: int
+    pid: int
+    state: str
+    """running, succeeded, failed, stopped."""
+    started_at: float
+    ended_at: float | None = None
+    first_output_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartCommand:
+    """Run the workers of an attempt.  The agent refuses one older than the newest it has seen."""
+
+    attempt: int
+    """`faultCount` on the wire."""
+    rank: int
+    """Node rank, 0..nnodes-1; a worker's rank is rank * nproc + local rank."""
+    nnodes: int
+    master_addr: str
+    master_port: int
+    log_rules: tuple[Mapping[str, Any], ...] = ()
+    """With the CRD's own keys."""
+    spare: bool = False
+    ip_version: str | None = None
+    rank_ips: tuple[tuple[int, str], ...] | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StopCommand:
+    """Let no worker of `attempt` or of an earlier one live, and be ready for the next.
+
+    `attempt` None (a stranger's plain `/stop`): whatever runs."""
+
+    attempt: int | None = None
+    restart_mode: str = "process_level_restart"
+    is_graceful: bool = False
+    timeout_seconds: float | None = None
+    """None: the agent's own `--shutdown-timeout`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownCommand:
+    """End the workers and the agent."""
+
+
+Command = StartCommand | StopCommand | ShutdownCommand
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """The whole state of an agent.  `attempt` and `newest_attempt` fence: a report says of which
+    attempt it speaks, and in READY that no worker of `newest_attempt` or an earlier one lives."""
+
+    agent_id: str
+    """Made anew by each agent process; another one means that the old one's workers are gone."""
+    state: AgentState
+    newest_attempt: int | None = None
+    """Newest attempt that it was told to start or to stop; None: none yet, or a stock agent."""
+    attempt: int | None = None
+    """Attempt whose workers run, have completed or have failed; None in READY."""
+    rank: int | None = None
+    """Node rank last assigned; kept over stops."""
+    master_addr: str | None = None
+    master_port: int | None = None
+    nproc: int | None = None
+    offered_port: int | None = None
+    """A port found free on the agent's host, for the store of the next attempt should this agent
+    get rank 0; a new one for each attempt.  None: a stock agent."""
+    workers: tuple[WorkerReport, ...] = ()
+    faults: tuple[WorkerFault, ...] = ()
+    reason: str = ""
+    message: str = ""
+    agent_version: str = ""
+    progress: Mapping[str, Any] = field(default_factory=dict)
