@@ -67,8 +67,8 @@ class JobSeen:
 
     spec: JobSpec
     is_deleting: bool = False
-    restart_request: str = ""
-    """Value of the annotation `unbroken.dev/restart`; a new value asks for a restart."""
+    restart_requested_at: float | None = None
+    """Time in the annotation `unbroken.dev/restart`; one later than the last it led to asks anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,8 @@ class AgentReport:
     master_addr: str | None = None
     master_port: int | None = None
     nproc: int | None = None
+    pid: int | None = None
+    """Of the agent, in its own pod's view."""
     offered_port: int | None = None
     """A port found free on the agent's host, for the store of the next attempt should this agent
     get rank 0; a new one for each attempt.  None: a stock agent."""
