@@ -68,7 +68,7 @@ class JobSeen:
     spec: JobSpec
     is_deleting: bool = False
     restart_requested_at: float | None = None
-    """Time in the annotation `unbroken.dev/restart`; one later than the last it led to asks anew."""
+    """Time in the annotation `unbroken.dev/restart`; a later one than the last asks anew."""
 
 
 @dataclass(frozen=True, slots=True)
