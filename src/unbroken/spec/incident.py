@@ -34,6 +34,8 @@ class Signal:
     """Global rank; None: the sign is of a whole pod or node."""
     evidence: tuple[str, ...] = ()
     """Last lines of the traceback or the log; bounded."""
+    exit_code: int | None = None
+    """Of the worker, as a shell shows it: 128 + n where signal n ended it.  None: none ended."""
 
 
 @dataclass(frozen=True, slots=True)
