@@ -1,0 +1,143 @@
+"""Pods and nodes of the API as the job machine sees them.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from lightkube.models.core_v1 import ContainerStatus, PodStatus
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.core.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
+from unbroken.wire.agent import PORT
+
+from .pods import INDEX_LABEL, REPLICA_LABEL
+
+HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
+LEAVING = frozenset({"UnschedulablePendingReboot", "UnschedulablePendingReplacement"})
+"""Values of it that want the node empty.  Plain `Unschedulable` is a check that is under way: it
+keeps new pods off by a taint and must not interrupt what runs."""
+
+FAULTS = frozenset(
+    {
+        *("NvidiaGPUUnhealthy", "NvidiaErrorReboot", "NvidiaErrorTerminate"),
+        *("EfaError", "InstanceUnreachable"),
+    }
+)
+"""Conditions that are True while a node is faulty (HyperPod's health monitoring agent)."""
+
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+"""Taint of a node that is proven to run nothing."""
+
+TOPOLOGY = (
+    "topology.kubernetes.io/zone",
+    "topology.k8s.aws/network-node-layer-1",
+    "topology.k8s.aws/network-node-layer-2",
+    "topology.k8s.aws/network-node-layer-3",
+)
+"""Widest first."""
+
+MESSAGE_MAX = 500
+STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
+"""Reasons for waiting that are none."""
+
+
+def pod_view(pod: Pod) -> PodView | None:
+    """What the machine needs of a pod; None for one that this operator did not make."""
+    metadata, status = pod.metadata, pod.status or PodStatus()
+    labels = (metadata and metadata.labels) or {}
+    index = labels.get(INDEX_LABEL, "")
+    if metadata is None or not index.isdecimal() or REPLICA_LABEL not in labels:
+        return None
+    reason, message = _trouble(status)
+    node = pod.spec.nodeName if pod.spec else None
+    return PodView(
+        name=PodName(metadata.name or ""),
+        uid=PodUid(metadata.uid or ""),
+        replica_spec=labels[REPLICA_LABEL],
+        index=int(index),
+        phase=_phase(status.phase),
+        node=NodeName(node) if node else None,
+        address=status.podIP or None,
+        is_deleting=metadata.deletionTimestamp is not None,
+        has_been_ready=_has_started(status),
+        reason=reason,
+        message=message[:MESSAGE_MAX],
+    )
+
+
+def agent_port(pod: Pod) -> int:
+    """Where the pod's agent listens: AGENT_PORT as a template may set it."""
+    for container in (pod.spec and pod.spec.containers) or ():
+        for entry in container.env or ():
+            if entry.name == "AGENT_PORT" and (entry.value or "").isdecimal():
+                return int(entry.value or PORT)
+    return PORT
+
+
+def _phase(phase: str | None) -> PodPhase:
+    try:
+        return PodPhase(phase or "Pending")
+    except ValueError:
+        return PodPhase.UNKNOWN
+
+
+def _has_started(status: PodStatus) -> bool:
+    containers = status.containerStatuses or ()
+    return bool(containers) and all(
+        one.restartCount > 0 or (one.state and (one.state.running or one.state.terminated))
+        for one in containers
+    )
+
+
+def _trouble(status: PodStatus) -> tuple[str, str]:
+    """Why the pod is not well, in the API's words: the nearest cause first."""
+    if status.reason:
+        return status.reason, status.message or ""
+    for one in _containers(status):
+        found = _container_trouble(one)
+        if found is not None:
+            return found
+    for condition in status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            return condition.reason or "Unschedulable", condition.message or ""
+    return "", ""
+
+
+def _containers(status: PodStatus) -> Iterator[ContainerStatus]:
+    yield from status.initContainerStatuses or ()
+    yield from status.containerStatuses or ()
+
+
+def _container_trouble(one: ContainerStatus) -> tuple[str, str] | None:
+    state = one.state
+    if state is None:
+        return None
+    waiting, ended = state.waiting, state.terminated
+    if waiting is not None and (waiting.reason or "") not in STARTING:
+        last = one.lastState.terminated if one.lastState else None
+        before = f"; it ended with exit code {last.exitCode}" if last else ""
+        return waiting.reason or "", f"container {one.name}: {waiting.message or ''}{before}"
+    if ended is not None and (ended.exitCode or ended.signal):
+        said = f": {ended.message.strip()}" if ended.message else ""
+        text = f"container {one.name} ended with exit code {ended.exitCode}{said}"
+        return ended.reason or "Error", text
+    return None
+
+
+def node_view(node: Node) -> NodeView:
+    """What the machine needs of a node."""
+    metadata = node.metadata
+    labels = (metadata and metadata.labels) or {}
+    conditions = {one.type: one.status for one in (node.status and node.status.conditions) or ()}
+    taints = (node.spec and node.spec.taints) or ()
+    return NodeView(
+        name=NodeName((metadata and metadata.name) or ""),
+        is_ready=conditions.get("Ready") == "True",
+        is_fenced=any(one.key == OUT_OF_SERVICE for one in taints),
+        is_healthy=labels.get(HEALTH_LABEL) not in LEAVING and not _any_true(conditions, FAULTS),
+        topology=tuple(labels.get(key, "") for key in TOPOLOGY),
+    )
+
+
+def _any_true(conditions: dict[str, str], names: Iterable[str]) -> bool:
+    return any(conditions.get(name) == "True" for name in names)

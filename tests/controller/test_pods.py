@@ -1,0 +1,169 @@
+"""The pods of a job, as built and as both API servers take them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from apiclient import Api
+from apiservers import Cluster
+from unbroken.controller.pods import (
+    JobIdentity,
+    build_pod,
+    job_identity,
+    token_secret,
+    training_container,
+)
+from unbroken.core.events import CreatePod, NodeName, PodName
+from unbroken.spec.job import JobSpec, ReplicaSpec
+
+Object = dict[str, Any]
+JOB = JobIdentity("default", "lm", "0a1b2c3d-0000-0000-0000-000000000000")
+
+
+def spec(template: Object, replicas: int = 2, nproc: str = "auto") -> JobSpec:
+    """A job of one replica spec named `pods`."""
+    return JobSpec((ReplicaSpec("pods", template, replicas),), nproc)
+
+
+def order(index: int = 0, *avoid: str) -> CreatePod:
+    """Create pod `lm-pods-<index>`."""
+    nodes = frozenset(NodeName(name) for name in avoid)
+    return CreatePod(PodName(f"lm-pods-{index}"), "pods", index, nodes)
+
+
+def template(*containers: Object, **more: Any) -> Object:
+    """A pod template; one container named `main` where none is given."""
+    main = {"name": "main", "image": "any", "command": ["hyperpodrun", "train.py"]}
+    return {"spec": {"containers": list(containers) or [main], **more}}
+
+
+def variables(container: Object) -> dict[str, Any]:
+    """Name -> value, or the field that it is taken from."""
+    return {
+        entry["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"]
+        for entry in container["env"]
+    }
+
+
+def test_a_pod_carries_its_job_and_what_the_agent_needs() -> None:
+    pod = build_pod(JOB, spec(template()), order(1))
+    assert pod["metadata"]["name"] == "lm-pods-1"
+    assert pod["metadata"]["labels"] == {
+        "HPJob": "lm",
+        "job-name": "lm",
+        "unbroken.dev/replica-spec": "pods",
+        "unbroken.dev/index": "1",
+    }
+    owner = pod["metadata"]["ownerReferences"][0]
+    assert (owner["kind"], owner["uid"], owner["controller"]) == (
+        "HyperPodPyTorchJob",
+        JOB.uid,
+        True,
+    )
+    container = pod["spec"]["containers"][0]
+    assert variables(container) == {
+        "AGENT_HOST": "status.podIP",
+        "NNODES": "2",
+        "NPROC_PER_NODE": "auto",
+        "AGENT_PORT": "8080",
+        "UNBROKEN_JOB": "lm",
+        "UNBROKEN_POD": "lm-pods-1",
+        "UNBROKEN_AGENT_TOKEN_FILE": "/var/run/unbroken/token",
+    }
+    assert container["ports"] == [{"containerPort": 8080, "protocol": "TCP"}]
+    assert container["volumeMounts"][0]["mountPath"] == "/var/run/unbroken"
+    assert pod["spec"]["volumes"][0]["secret"]["secretName"] == "lm-agent"
+    assert pod["spec"]["restartPolicy"] == "Always"
+    assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_the_template_wins_where_it_says_something() -> None:
+    main = {
+        "name": "main",
+        "image": "any",
+        "env": [{"name": "NNODES", "value": "9"}, {"name": "MINE", "value": "$(AGENT_HOST)"}],
+        "ports": [{"containerPort": 8080, "name": "agent"}],
+    }
+    given = template(main, restartPolicy="OnFailure", serviceAccountName="mine")
+    given["metadata"] = {"labels": {"job-name": "theirs", "HPJob": "no"}, "annotations": {"a": "b"}}
+    pod = build_pod(JOB, spec(given), order())
+    assert pod["metadata"]["labels"]["job-name"] == "theirs"
+    assert pod["metadata"]["labels"]["HPJob"] == "lm"
+    assert pod["metadata"]["annotations"] == {"a": "b"}
+    container = pod["spec"]["containers"][0]
+    assert variables(container)["NNODES"] == "9"
+    names = [entry["name"] for entry in container["env"]]
+    assert names.index("AGENT_HOST") < names.index("MINE")
+    assert len(container["ports"]) == 1
+    assert pod["spec"]["restartPolicy"] == "OnFailure"
+    assert "automountServiceAccountToken" not in pod["spec"]
+    assert "env" in main
+    assert len(main["env"]) == 2, "the job's own template is left as it was"
+
+
+def test_a_job_without_tokens_mounts_nothing() -> None:
+    job = JobIdentity("default", "lm", "u", {"unbroken.dev/agent-auth": "none"})
+    pod = build_pod(job, spec(template()), order())
+    assert "volumes" not in pod["spec"]
+    container = pod["spec"]["containers"][0]
+    assert "volumeMounts" not in container
+    assert variables(container)["UNBROKEN_AGENT_AUTH"] == "none"
+    assert "UNBROKEN_AGENT_TOKEN_FILE" not in variables(container)
+
+
+@pytest.mark.parametrize(
+    ("names", "trains"),
+    [(["a", "b"], "a"), (["sidecar", "pytorch"], "pytorch"), (["x", "pytorch-job-container"], -1)],
+)
+def test_the_port_is_the_training_containers(names: list[str], trains: str | int) -> None:
+    wanted = names[trains] if isinstance(trains, int) else trains
+    containers = [{"name": name, "image": "any"} for name in names]
+    pod = build_pod(JOB, spec(template(*containers)), order())
+    assert training_container(pod["spec"]) == wanted
+    assert [c["name"] for c in pod["spec"]["containers"] if c.get("ports")] == [wanted]
+    assert all(variables(c)["NNODES"] == "2" for c in pod["spec"]["containers"])
+
+
+def test_avoided_nodes_are_ruled_out_in_every_alternative() -> None:
+    expression = {"key": "gpu", "operator": "Exists"}
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": [expression]}, {"matchExpressions": []}]
+            }
+        },
+        "podAntiAffinity": {"kept": True},
+    }
+    pod = build_pod(JOB, spec(template(affinity=affinity)), order(0, "b", "a"))
+    rules = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("a", "b")]
+    found = pod["spec"]["affinity"]
+    assert found["podAntiAffinity"] == {"kept": True}
+    assert found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"] == {
+        "nodeSelectorTerms": [
+            {"matchExpressions": [expression], "matchFields": rules},
+            {"matchExpressions": []},
+        ]
+    }
+    plain = build_pod(JOB, spec(template()), order(0, "a"))["spec"]["affinity"]["nodeAffinity"]
+    terms = plain["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms == [{"matchFields": rules[:1]}]
+
+
+def test_both_servers_take_the_pod_and_its_secret(cluster: Cluster) -> None:
+    with closing(Api(cluster, "default")) as api:
+        take_pod(api, f"lm-{cluster.name}")
+
+
+def take_pod(api: Api, name: str) -> None:
+    """Create a pod and the secret that it mounts."""
+    anchor = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
+    uid = api.post("configmaps", anchor).made["metadata"]["uid"]
+    job = job_identity({"metadata": {"namespace": "default", "name": name, "uid": uid}})
+    secret = api.post("secrets", token_secret(job, "s3cret")).made
+    assert secret["data"]["token"] == "czNjcmV0"
+    made = api.post("pods", build_pod(job, spec(template()), order(0, "node-7"))).made
+    assert made["spec"]["containers"][0]["ports"][0]["containerPort"] == 8080
+    assert made["metadata"]["ownerReferences"][0]["uid"] == uid

@@ -1,0 +1,176 @@
+"""Pods and nodes as the machine sees them, as tables of objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.controller.views import agent_port, node_view, pod_view
+from unbroken.core.events import NodeName, PodPhase, PodView
+
+Object = dict[str, Any]
+
+
+def pod(status: Object, **metadata: Any) -> Pod:
+    """A pod of replica spec `pods`, index 3."""
+    labels = {"unbroken.dev/replica-spec": "pods", "unbroken.dev/index": "3"}
+    content = {
+        "metadata": {"name": "lm-pods-3", "uid": "u", "labels": labels, **metadata},
+        "spec": {"containers": [{"name": "c"}], "nodeName": "n"},
+        "status": status,
+    }
+    return msgspec.convert(content, Pod)
+
+
+def view(status: Object, **metadata: Any) -> PodView:
+    """The view of such a pod."""
+    found = pod_view(pod(status, **metadata))
+    assert found is not None
+    return found
+
+
+def container(restarts: int = 0, **state: Object) -> Object:
+    """The status of container `c`."""
+    base = {"name": "c", "image": "", "imageID": "", "ready": False, "restartCount": restarts}
+    return {**base, "state": state}
+
+
+def test_a_running_pod() -> None:
+    running = container(running={"startedAt": "2026-01-01T00:00:00Z"})
+    status = {"phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [running]}
+    found = view(status)
+    assert (found.replica_spec, found.index, found.phase) == ("pods", 3, PodPhase.RUNNING)
+    assert (found.node, found.address) == (NodeName("n"), "10.0.0.1")
+    assert found.has_been_ready
+    assert not found.is_deleting
+    assert (found.reason, found.message) == ("", "")
+    assert view(status, deletionTimestamp="2026-01-01T00:00:00Z").is_deleting
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "said", "started"),
+    [
+        ({}, "", "", False),
+        (
+            {
+                "conditions": [
+                    {
+                        "type": "PodScheduled",
+                        "status": "False",
+                        "reason": "Unschedulable",
+                        "message": "0/3 nodes",
+                    }
+                ]
+            },
+            "Unschedulable",
+            "0/3 nodes",
+            False,
+        ),
+        (
+            {"containerStatuses": [container(waiting={"reason": "ContainerCreating"})]},
+            "",
+            "",
+            False,
+        ),
+        (
+            {
+                "containerStatuses": [
+                    container(waiting={"reason": "ImagePullBackOff", "message": "no such image"})
+                ]
+            },
+            "ImagePullBackOff",
+            "container c: no such image",
+            False,
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        **container(2, waiting={"reason": "CrashLoopBackOff", "message": "back"}),
+                        "lastState": {"terminated": {"exitCode": 137}},
+                    }
+                ]
+            },
+            "CrashLoopBackOff",
+            "container c: back; it ended with exit code 137",
+            True,
+        ),
+        (
+            {
+                "phase": "Failed",
+                "containerStatuses": [
+                    container(terminated={"exitCode": 3, "reason": "Error", "message": "boom\n"})
+                ],
+            },
+            "Error",
+            "container c ended with exit code 3: boom",
+            True,
+        ),
+        ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, "Evicted", "disk", False),
+    ],
+)
+def test_why_a_pod_is_not_well(status: Object, reason: str, said: str, started: bool) -> None:
+    found = view(status)
+    assert (found.reason, found.message, found.has_been_ready) == (reason, said, started)
+
+
+@pytest.mark.parametrize("labels", [{}, {"unbroken.dev/index": "x"}, {"unbroken.dev/index": "1"}])
+def test_a_strangers_pod_is_none_of_ours(labels: dict[str, str]) -> None:
+    assert pod_view(pod({}, labels=labels)) is None
+
+
+@pytest.mark.parametrize(
+    ("env", "port"), [([], 8080), (["9090"], 9090), ([None], 8080), (["x"], 8080)]
+)
+def test_the_agents_port_is_the_templates(env: list[str | None], port: int) -> None:
+    entries = [{"name": "AGENT_PORT", **({"value": value} if value else {})} for value in env]
+    found = msgspec.convert({"spec": {"containers": [{"name": "c", "env": entries}]}}, Pod)
+    assert agent_port(found) == port
+
+
+def node(**parts: Any) -> Node:
+    """A ready node `n`; `conditions` adds to its conditions."""
+    conditions = {"Ready": "True", **parts.pop("conditions", {})}
+    content = {
+        "metadata": {"name": "n", "labels": parts.pop("labels", {})},
+        "spec": {"taints": parts.pop("taints", [])},
+        "status": {"conditions": [{"type": k, "status": v} for k, v in conditions.items()]},
+    }
+    return msgspec.convert(content, Node)
+
+
+HEALTH = "sagemaker.amazonaws.com/node-health-status"
+
+
+@pytest.mark.parametrize(
+    ("parts", "ready", "fenced", "healthy"),
+    [
+        ({}, True, False, True),
+        ({"conditions": {"Ready": "Unknown"}}, False, False, True),
+        (
+            {"taints": [{"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}]},
+            *(True, True, True),
+        ),
+        ({"labels": {HEALTH: "Schedulable"}}, True, False, True),
+        ({"labels": {HEALTH: "Unschedulable"}}, True, False, True),
+        ({"labels": {HEALTH: "UnschedulablePendingReboot"}}, True, False, False),
+        ({"labels": {HEALTH: "UnschedulablePendingReplacement"}}, True, False, False),
+        ({"conditions": {"NvidiaGPUUnhealthy": "True"}}, True, False, False),
+        ({"conditions": {"NvidiaGPUUnhealthy": "False"}}, True, False, True),
+    ],
+)
+def test_what_a_node_is_good_for(parts: Object, ready: bool, fenced: bool, healthy: bool) -> None:
+    found = node_view(node(**parts))
+    assert (found.is_ready, found.is_fenced, found.is_healthy) == (ready, fenced, healthy)
+
+
+def test_topology_is_told_widest_first() -> None:
+    labels = {
+        "topology.k8s.aws/network-node-layer-3": "c",
+        "topology.k8s.aws/network-node-layer-1": "a",
+        "topology.kubernetes.io/zone": "z",
+    }
+    assert node_view(node(labels=labels)).topology == ("z", "a", "", "c")
