@@ -1,0 +1,220 @@
+"""What a worker died of: from its exit status, its last words and what the kernel says.
+
+Nothing here is certain, so the rules are ordered: what the kernel says beats what the worker wrote,
+and a text is believed only where it names the library that would write it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from unbroken.wire.agent import FaultKind, WorkerFault
+
+LINES_MAX = 24
+"""Lines of evidence kept with a fault."""
+LINE_CHARACTERS = 500
+SIGBUS, SIGKILL, SIGSEGV = 7, 9, 11
+# signal(7), Linux on all architectures that torch runs on.
+SIGNAL_NAMES = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS",
+    8: "SIGFPE", 9: "SIGKILL", 10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE",
+    14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ", 31: "SIGSYS",
+}  # fmt: skip
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
+# Addresses, sizes and counters differ from one time to the next; the error is the same.
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
+_COMMUNICATION = re.compile(
+    r"gloo|nccl|tcpstore|c10d|processgroup|distnetworkerror|distbackenderror|diststoreerror"
+    r"|client socket|collective",
+    re.IGNORECASE,
+)
+# Texts of gloo's pair.cc, NCCL's socket.cc and torch's TCPStore when the other side has gone.
+_PEER_GONE = re.compile(
+    r"connection closed|connection reset|broken pipe|connection refused|remote ?error"
+    r"|connection was likely closed|communicator was aborted|socket has failed to connect"
+    r"|waiting for clients|failed to recv|socket closed|timed out waiting|operation timeout",
+    re.IGNORECASE,
+)
+_ADDRESS_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
+_PORT = re.compile(r"port: (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnd:
+    """How a process ended, and what was found beside it."""
+
+    exit_code: int | None = None
+    """None: ended by `signal`."""
+    signal: int | None = None
+    lines: tuple[str, ...] = ()
+    """Last lines of its standard error, or of its output where it wrote none."""
+    error_file: str = ""
+    """What torch's `@record` wrote (TORCHELASTIC_ERROR_FILE); empty: nothing."""
+    is_out_of_memory: bool = False
+    """The kernel counted an OOM kill in the container's memory group while it ran."""
+    is_shared_memory_full: bool = False
+    """/dev/shm had no room left when it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Which worker it was, and when it ended."""
+
+    local_rank: int
+    rank: int
+    pid: int
+    at: float
+    master_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedError:
+    """A Python exception as it was printed."""
+
+    type: str
+    message: str
+    fingerprint: str
+    lines: tuple[str, ...]
+
+
+def has_failed(end: WorkerEnd) -> bool:
+    """Whether it ended other than by exit code 0."""
+    return end.exit_code != 0
+
+
+def judge(end: WorkerEnd, place: Place) -> WorkerFault:
+    """Name the fault of a worker that has failed."""
+    error = recorded_error(end.error_file) or printed_error(end.lines)
+    kind = _kind(end, error, place)
+    text = f"{error.type}: {error.message}".rstrip(": ") if error else ""
+    if end.signal is not None and kind is not FaultKind.PEER_LOST:
+        text = _signal_text(end, kind)
+    return WorkerFault(
+        kind=kind,
+        local_rank=place.local_rank,
+        rank=place.rank,
+        pid=place.pid,
+        at=place.at,
+        exit_code=end.exit_code,
+        signal=end.signal,
+        message=(text or f"exit code {end.exit_code}")[:LINE_CHARACTERS],
+        fingerprint=error.fingerprint if error else "",
+        lines=last_lines(error.lines if error else end.lines),
+    )
+
+
+def _kind(end: WorkerEnd, error: RaisedError | None, place: Place) -> FaultKind:
+    text = "\n".join(error.lines) if error else "\n".join(end.lines)
+    if end.signal is not None:
+        return _signal_kind(end, text)
+    if error is None:
+        return FaultKind.EXIT_CODE
+    if _is_port_taken(text, place):
+        return FaultKind.STORE_PORT_TAKEN
+    if _is_peer_lost(text):
+        return FaultKind.PEER_LOST
+    if error.type.rpartition(".")[2] in ("MemoryError", "OutOfMemoryError"):
+        return FaultKind.OUT_OF_MEMORY
+    return FaultKind.EXCEPTION
+
+
+def _signal_kind(end: WorkerEnd, text: str) -> FaultKind:
+    if end.signal == SIGKILL and end.is_out_of_memory:
+        return FaultKind.OUT_OF_MEMORY
+    if end.signal == SIGSEGV:
+        return FaultKind.SEGMENTATION_FAULT
+    if end.signal == SIGBUS and end.is_shared_memory_full:
+        return FaultKind.SHARED_MEMORY_FULL
+    # SIGABRT: the watchdog of NCCL and uncaught C++ errors of gloo end so.
+    return FaultKind.PEER_LOST if end.signal == 6 and _is_peer_lost(text) else FaultKind.SIGNAL
+
+
+def _is_port_taken(text: str, place: Place) -> bool:
+    if place.rank != 0 or not _ADDRESS_TAKEN.search(text):
+        return False
+    ports = _PORT.findall(text)
+    return not ports or place.master_port is None or str(place.master_port) in ports
+
+
+def _is_peer_lost(text: str) -> bool:
+    return bool(_COMMUNICATION.search(text) and _PEER_GONE.search(text))
+
+
+def _signal_text(end: WorkerEnd, kind: FaultKind) -> str:
+    assert end.signal is not None
+    why = {
+        FaultKind.OUT_OF_MEMORY: ": the container ran out of memory",
+        FaultKind.SHARED_MEMORY_FULL: ": /dev/shm is full; mount a larger one",
+    }
+    return f"killed by {signal_name(end.signal)}{why.get(kind, '')}"
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, or `signal 35`."""
+    return SIGNAL_NAMES.get(number, f"signal {number}")
+
+
+def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
+    """The end of a text, bounded."""
+    return tuple(line[:LINE_CHARACTERS] for line in lines[-LINES_MAX:])
+
+
+def printed_error(lines: Sequence[str]) -> RaisedError | None:
+    """The last traceback in a text; None: there is none."""
+    plain = [_RANK_PREFIX.sub("", line) for line in lines]
+    starts = [i for i, line in enumerate(plain) if line.strip() == _TRACEBACK]
+    if not starts:
+        return None
+    return _parse(plain[starts[-1] :])
+
+
+def recorded_error(text: str) -> RaisedError | None:
+    """The exception in a file of torch's `@record`; None: it holds none."""
+    try:
+        message = json.loads(text)["message"]
+        stack = message["extraInfo"]["py_callstack"].splitlines()
+        said = str(message["message"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    found = printed_error(stack)
+    if found is not None:
+        return found
+    kind, _, rest = said.partition(": ")
+    return RaisedError(kind, rest, _fingerprint(kind, rest, ()), last_lines(said.splitlines()))
+
+
+def _parse(lines: Sequence[str]) -> RaisedError | None:
+    frames: list[tuple[str, str, str]] = []
+    for index, line in enumerate(lines[1:], 1):
+        frame = _FRAME.match(line)
+        if frame:
+            frames.append((frame["file"], frame["line"], frame["function"] or ""))
+        elif line and not line[0].isspace():
+            return _raised(lines[:index], lines[index:], frames)
+    return None
+
+
+def _raised(
+    stack: Sequence[str], rest: Sequence[str], frames: Sequence[tuple[str, str, str]]
+) -> RaisedError | None:
+    found = _EXCEPTION.match(rest[0])
+    if found is None:
+        return None
+    message = (found["message"] or "").strip()
+    # An exception's text may have more lines; what else follows it in the output does no harm.
+    kept = [*stack[-LINES_MAX // 2 :], *rest[: LINES_MAX // 2]]
+    place = [":".join(frame) for frame in frames[-3:]]
+    fingerprint = _fingerprint(found["type"], message, place)
+    return RaisedError(found["type"], message, fingerprint, last_lines(kept))
+
+
+def _fingerprint(kind: str, message: str, place: Sequence[str]) -> str:
+    text = "\n".join([kind, _VARIABLE.sub("#", message), *place])
+    return hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]

@@ -1,0 +1,348 @@
+"""The documented HTTP bodies of the agent (HyperPod agent 1.1.3): requests and the status.
+
+A request that is not understood is refused with what FastAPI would say of it (`Unprocessable`), all
+of its problems at once.  Where the stock agent answers 500 to nonsense, this answers 422.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from unbroken.errors import PeerError
+
+from .agent import AgentReport, AgentState, StartCommand, StopCommand
+
+TEXT_MAX = 4096
+RANKS_MAX = 100_000
+RULES_MAX = 1000
+NUMBER_MAX = 2**53
+RESTART_MODE = "process_level_restart"
+_TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
+_FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
+
+T = TypeVar("T")
+Problem = dict[str, Any]
+
+
+class Unprocessable(PeerError):
+    """A request body that is not what the endpoint takes; `problems` go into the 422 answer."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        paths = ("/".join(str(part) for part in problem["loc"]) for problem in problems)
+        told = zip(paths, problems, strict=True)
+        super().__init__("; ".join(f"{path}: {problem['msg']}" for path, problem in told))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `/status` says beyond the report."""
+
+    transitions: Mapping[AgentState, float] = field(default_factory=dict)
+    """Latest entry of each state."""
+    ip_version: str | None = None
+    spare: bool = True
+    """True before the first start, as with the stock agent."""
+
+
+def parse_json(body: bytes) -> object:
+    """The value of a request body; Unprocessable."""
+    try:
+        value: object = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        is_syntax = isinstance(error, json.JSONDecodeError)
+        text, at = (error.msg, error.pos) if is_syntax else ("not JSON", 0)  # type: ignore[union-attr]
+        problem = _problem("json_invalid", ["body", at], "JSON decode error", {})
+        raise Unprocessable([{**problem, "ctx": {"error": text}}]) from None
+    return value
+
+
+def start_command(value: object) -> StartCommand:
+    """What `/start` and `/update` carry; Unprocessable."""
+    reader = Reader(value)
+    rank = reader.required("rank", _count, 0)
+    nnodes = reader.required("nnodes", _count, 1)
+    attempt = reader.required("faultCount", _count, 0)
+    master_addr = reader.required("master_addr", _filled_text, "")
+    master_port = reader.required("master_port", _port, 0)
+    spare = reader.optional("spare", _flag, False)
+    if not reader.problems and rank >= nnodes and not spare:
+        reader.fail("value_error", "rank", "Value error, rank must be less than nnodes", rank)
+    ranks = reader.optional("rankIps", _rank_ips, None)
+    command = StartCommand(
+        attempt=attempt,
+        rank=rank,
+        nnodes=nnodes,
+        master_addr=master_addr,
+        master_port=master_port,
+        log_rules=reader.optional("log_monitoring_configuration", _rules, ()),
+        spare=spare,
+        ip_version=reader.optional("ipVersion", _text, None),
+        rank_ips=None if ranks is None else tuple(pair for pair in ranks if pair[0] < nnodes),
+        progress=reader.optional("progress", _object, {}),
+    )
+    reader.finish()
+    return command
+
+
+def stop_command(value: object) -> StopCommand:
+    """What `/stop` carries: the documented keys, and `attempt` from those who know it."""
+    reader = Reader({} if value is None else value)
+    command = StopCommand(
+        attempt=reader.optional("attempt", _count, None),
+        restart_mode=reader.optional("restart_mode", _text, "ipr"),
+        is_graceful=reader.optional("is_graceful", _flag, False),
+        timeout_seconds=reader.optional("timeout", _seconds, None),
+    )
+    reader.finish()
+    return command
+
+
+def start_body(command: StartCommand) -> dict[str, Any]:
+    """`/start` as documented; what has its default is left out where the default is null."""
+    body: dict[str, Any] = {
+        "rank": command.rank,
+        "nnodes": command.nnodes,
+        "faultCount": command.attempt,
+        "master_addr": command.master_addr,
+        "master_port": command.master_port,
+        "spare": command.spare,
+        "progress": dict(command.progress),
+    }
+    if command.log_rules:
+        body["log_monitoring_configuration"] = [dict(rule) for rule in command.log_rules]
+    if command.ip_version is not None:
+        body["ipVersion"] = command.ip_version
+    if command.rank_ips is not None:
+        body["rankIps"] = [{"rank": rank, "ip": ip} for rank, ip in command.rank_ips]
+    return body
+
+
+def stop_body(command: StopCommand) -> dict[str, Any]:
+    """`/stop` as documented, and the attempt, which a stock agent passes over."""
+    body: dict[str, Any] = {"restart_mode": command.restart_mode}
+    if command.attempt is not None:
+        body["attempt"] = command.attempt
+    if command.is_graceful:
+        body["is_graceful"] = True
+    if command.timeout_seconds is not None:
+        # The stock agent takes whole seconds, and 0 for its default.
+        body["timeout"] = max(1, math.ceil(command.timeout_seconds))
+    return body
+
+
+def status_body(report: AgentReport, status: Status) -> dict[str, Any]:
+    """The documented status, keys in the documented order, what is empty left out."""
+    entered = {state.name: _iso(at) for state, at in status.transitions.items()}
+    body: dict[str, Any] = {"status": report.state.value, "transitions": entered}
+    if report.reason:
+        body["reason"] = report.reason
+    if report.message:
+        body["message"] = report.message
+    body["restartMode"] = RESTART_MODE
+    if status.ip_version:
+        body["ipversion"] = status.ip_version
+    if report.progress:
+        body["progress"] = dict(report.progress)
+    body["agent_version"] = report.agent_version
+    if report.rank is not None:
+        body["assigned_rank"] = str(report.rank)
+    body["spare"] = str(status.spare)
+    return body
+
+
+def report_of_status(value: object) -> AgentReport:
+    """What a stock agent's status says; PeerError.
+
+    It names neither itself nor the attempt: the time of its entry into INIT stands for its
+    identity, and the attempt stays None.
+    """
+    reader = Reader(value)
+    state = reader.required("status", _state, AgentState.INIT)
+    entered: Mapping[str, Any] = reader.optional("transitions", _object, {})
+    report = AgentReport(
+        agent_id=f"stock-{str(entered.get('INIT', ''))[:64]}",
+        state=state,
+        rank=reader.optional("assigned_rank", _count, None),
+        reason=reader.optional("reason", _cut, ""),
+        message=reader.optional("message", _cut, ""),
+        agent_version=reader.optional("agent_version", _cut, ""),
+        progress=reader.optional("progress", _object, {}),
+    )
+    reader.finish()
+    return report
+
+
+class _WrongError(ValueError):
+    """A value of the wrong kind; the caller knows where it is."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Reader:
+    """Takes fields out of an object and collects what is wrong with them."""
+
+    def __init__(self, value: object) -> None:
+        self.problems: list[Problem] = []
+        self._value: Mapping[str, Any] = value if isinstance(value, dict) else {}
+        self._is_object = isinstance(value, dict)
+        if value is None:
+            self.problems.append(_problem("missing", ["body"], "Field required", None))
+        elif not self._is_object:
+            text = "Input should be a valid dictionary or object to extract fields from"
+            self.problems.append(_problem("model_attributes_type", ["body"], text, value))
+
+    def required(self, name: str, read: Callable[[Any], T], empty: T) -> T:
+        """The field, read; `empty` stands in for one that is missing or wrong."""
+        if name in self._value:
+            return self._read(name, read, empty)
+        if self._is_object:
+            self.fail("missing", name, "Field required", self._value)
+        return empty
+
+    def optional(self, name: str, read: Callable[[Any], T], empty: T) -> T:
+        """The field, read; `empty` where it is absent or null."""
+        return empty if self._value.get(name) is None else self._read(name, read, empty)
+
+    def fail(self, kind: str, name: str, text: str, value: object) -> None:
+        """Note a problem."""
+        problem = _problem(kind, ["body", name], text, value)
+        if kind == "value_error":
+            problem["ctx"] = {"error": {}}
+        self.problems.append(problem)
+
+    def finish(self) -> None:
+        """Raise Unprocessable if anything was wrong."""
+        if self.problems:
+            raise Unprocessable(self.problems)
+
+    def _read(self, name: str, read: Callable[[Any], T], empty: T) -> T:
+        value = self._value[name]
+        try:
+            return read(value)
+        except _WrongError as error:
+            self.fail(error.kind, name, str(error), value)
+            return empty
+
+
+def _problem(kind: str, loc: list[str | int], text: str, value: object) -> Problem:
+    return {"type": kind, "loc": loc, "msg": text, "input": value}
+
+
+def _integer(value: object) -> int:
+    if isinstance(value, str):
+        digits = value.strip()
+        if len(digits) > 20 or not digits.lstrip("+-").isascii() or not _is_integer(digits):
+            text = "Input should be a valid integer, unable to parse string as an integer"
+            raise _WrongError("int_parsing", text)
+        value = int(digits)
+    if isinstance(value, float) and not value.is_integer():
+        text = "Input should be a valid integer, got a number with a fractional part"
+        raise _WrongError("int_from_float", text)
+    if not isinstance(value, int | float):
+        raise _WrongError("int_type", "Input should be a valid integer")
+    return int(value)
+
+
+def _is_integer(digits: str) -> bool:
+    return digits[1:].isdigit() if digits[:1] in ("+", "-") else digits.isdigit()
+
+
+def _count(value: object) -> int:
+    number = _integer(value)
+    if not 0 <= number <= NUMBER_MAX:
+        raise _WrongError("value_error", "Value error, out of range")
+    return number
+
+
+def _port(value: object) -> int:
+    number = 0 if value == "" else _count(value)
+    if number > 65535:
+        raise _WrongError("value_error", "Value error, not a port")
+    return number
+
+
+def _seconds(value: object) -> float | None:
+    """0 counts as absent, as with the stock agent."""
+    if isinstance(value, float) and not value.is_integer():
+        if not math.isfinite(value) or value < 0:
+            raise _WrongError("value_error", "Value error, out of range")
+        return value
+    return float(_count(value)) or None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise _WrongError("string_type", "Input should be a valid string")
+    if len(value) > TEXT_MAX:
+        text = f"String should have at most {TEXT_MAX} characters"
+        raise _WrongError("string_too_long", text)
+    return value
+
+
+def _filled_text(value: object) -> str:
+    if not _text(value).strip():
+        raise _WrongError("value_error", "Value error, must not be empty")
+    return _text(value)
+
+
+def _cut(value: object) -> str:
+    return str(value)[:TEXT_MAX]
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool) or (isinstance(value, int | float) and value in (0, 1)):
+        return bool(value)
+    if isinstance(value, str) and value.lower() in _TRUE | _FALSE:
+        return value.lower() in _TRUE
+    if isinstance(value, str | int):
+        text = "Input should be a valid boolean, unable to interpret input"
+        raise _WrongError("bool_parsing", text)
+    raise _WrongError("bool_type", "Input should be a valid boolean")
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise _WrongError("dict_type", "Input should be a valid dictionary")
+    return value
+
+
+def _list(value: object, longest: int) -> list[Any]:
+    if not isinstance(value, list):
+        raise _WrongError("list_type", "Input should be a valid list")
+    if len(value) > longest:
+        raise _WrongError("too_long", f"List should have at most {longest} items")
+    return value
+
+
+def _rules(value: object) -> tuple[Mapping[str, Any], ...]:
+    return tuple(_object(rule) for rule in _list(value, RULES_MAX))
+
+
+def _rank_ips(value: object) -> tuple[tuple[int, str], ...]:
+    found = []
+    for item in _list(value, RANKS_MAX):
+        pair = _object(item)
+        rank, ip = pair.get("rank"), pair.get("ip")
+        if type(rank) is not int or not 0 <= rank <= RANKS_MAX or not isinstance(ip, str):
+            raise _WrongError("value_error", "Value error, items are {rank: int, ip: str}")
+        found.append((rank, _text(ip)))
+    return tuple(found)
+
+
+def _state(value: object) -> AgentState:
+    try:
+        return AgentState(value)
+    except ValueError:
+        raise _WrongError("enum", "not a state of an agent") from None
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="microseconds")
