@@ -1,0 +1,256 @@
+"""The operator's side of one agent: commands go down, reports come up, a loss is told once.
+
+With agents that offer `/v1/link` it keeps a WebSocket; others are sent the documented requests and
+asked for their status again and again.  A command is what should be: a newer one replaces an older
+one that is still unsent, and one that may have been lost with its link is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+from yarl import URL
+
+from unbroken.errors import PeerError
+from unbroken.wire.agent import (
+    HEARTBEAT_SECONDS,
+    LINK_PATH,
+    AgentReport,
+    Command,
+    ShutdownCommand,
+    StartCommand,
+)
+from unbroken.wire.agent_bodies import (
+    parse_json,
+    report_of_status,
+    start_body,
+    stop_body,
+)
+from unbroken.wire.agent_codec import FRAME_BYTES_MAX, decode_report, encode_command
+
+logger = logging.getLogger(__name__)
+
+SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
+"""After so long without a word the agent is lost, whatever its connection looks like."""
+CONNECT_SECONDS = 1.0
+CLOSE_SECONDS = 0.1
+POLL_SECONDS = 0.15
+"""Between two questions to an agent without a link; the stock agent's own tick is 0.1 s."""
+RETRY_FIRST_SECONDS, RETRY_LIMIT_SECONDS = 0.02, 1.0
+_ERRORS = (aiohttp.ClientError, TimeoutError, OSError, PeerError)
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Why the agent could not be heard; `is_stock`: it answers, and has no link."""
+
+    why: str
+    is_stock: bool = False
+
+
+class AgentLink:
+    """Keeps in touch with the agent at an address until `run` is cancelled.
+
+    `on_report` gets every report, heartbeats too.  `on_lost` is called once for each loss of an
+    agent that had reported: it did not answer at once when its link had gone, or was silent.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        token: str | None,
+        on_report: Callable[[AgentReport], None],
+        on_lost: Callable[[str], None],
+        session: aiohttp.ClientSession | None = None,
+    ) -> None:
+        self._base = URL.build(scheme="http", host=address, port=port)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._on_report = on_report
+        self._on_lost = on_lost
+        self._session = session
+        self._random = random.Random()
+        self._pending: Command | None = None
+        self._unconfirmed: Command | None = None
+        """Sent on this connection, on which nothing has been heard since."""
+        self._has_command = asyncio.Event()
+        self._is_up = False
+        self._failures = 0
+
+    def send(self, command: Command) -> None:
+        """Hand a command over; it goes out as soon as the agent can be reached."""
+        self._pending = command
+        self._has_command.set()
+
+    async def run(self) -> None:
+        """Connect, and connect again whenever that ends; returns only by cancellation."""
+        if self._session is not None:
+            await self._run(self._session)
+            return
+        async with aiohttp.ClientSession() as session:
+            await self._run(session)
+
+    async def _run(self, session: aiohttp.ClientSession) -> None:
+        is_stock = False
+        while True:
+            broken = await (self._poll(session) if is_stock else self._link(session))
+            is_stock = broken.is_stock
+            self._return_unconfirmed()
+            if is_stock:
+                continue
+            self._failures += 1
+            # The first failure after a good time may be the connection's only: look again at once.
+            if self._failures > 1:
+                self._lose(broken.why)
+                await self._pause()
+
+    def _lose(self, why: str) -> None:
+        if self._is_up:
+            self._is_up = False
+            logger.info("agent=%s lost reason=%r", self._base.authority, why)
+            self._on_lost(why)
+
+    async def _pause(self) -> None:
+        grown = RETRY_FIRST_SECONDS * 2.0 ** min(self._failures - 2, 16)
+        delay = min(RETRY_LIMIT_SECONDS, grown) * (1.0 - self._random.random() / 2)
+        await _first(asyncio.Event(), delay)
+
+    def _heard(self, report: AgentReport) -> None:
+        if not self._is_up:
+            logger.info("agent=%s up id=%s", self._base.authority, report.agent_id)
+        self._is_up = True
+        self._failures = 0
+        self._unconfirmed = None
+        self._on_report(report)
+
+    def _take(self) -> Command | None:
+        self._has_command.clear()
+        command, self._pending = self._pending, None
+        return command
+
+    def _return_unconfirmed(self) -> None:
+        command, self._unconfirmed = self._unconfirmed, None
+        # Only what names an attempt may come twice: anything else could hit a later one.
+        is_fenced = not isinstance(command, ShutdownCommand | None) and command.attempt is not None
+        if is_fenced and self._pending is None:
+            self._pending = command
+            self._has_command.set()
+
+    async def _link(self, session: aiohttp.ClientSession) -> Broken:
+        """Talk over one WebSocket until it ends."""
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                socket = await session.ws_connect(
+                    self._base.with_path(LINK_PATH),
+                    headers=self._headers,
+                    max_msg_size=FRAME_BYTES_MAX,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
+                )
+        except aiohttp.WSServerHandshakeError as error:
+            is_stock = error.status == 404
+            return Broken(f"{LINK_PATH} is answered with {error.status}", is_stock)
+        except _ERRORS as error:
+            return Broken(_text(error))
+        async with socket, asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(self._send_all(socket))
+            try:
+                return Broken(await self._receive_all(socket))
+            finally:
+                sending.cancel()
+
+    async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> str:
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    message = await socket.receive()
+                if message.type is not aiohttp.WSMsgType.TEXT:
+                    return "the link was closed"
+                report = decode_report(message.data)
+            except TimeoutError:
+                self._failures += 1  # Three heartbeats are missing: no second look is needed.
+                return f"silent for {SILENCE_SECONDS:g} s"
+            except _ERRORS as error:
+                return _text(error)
+            self._heard(report)
+
+    async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await self._has_command.wait()
+            command = self._take()
+            if command is None:
+                continue
+            self._unconfirmed = command
+            try:
+                await socket.send_str(encode_command(command))
+            except _ERRORS:
+                return  # The receiving side hears of it too, and ends the link.
+
+    async def _poll(self, session: aiohttp.ClientSession) -> Broken:
+        """Talk by the documented requests until one fails."""
+        while True:
+            try:
+                async with asyncio.timeout(SILENCE_SECONDS):
+                    await self._post_pending(session)
+                    report = await self._status(session)
+            except _ERRORS as error:
+                return Broken(_text(error))
+            self._heard(report)
+            await _first(self._has_command, POLL_SECONDS)
+
+    async def _post_pending(self, session: aiohttp.ClientSession) -> None:
+        command = self._take()
+        if command is None:
+            return
+        self._unconfirmed = command
+        path, body = _request(command)
+        url = self._base.with_path(path)
+        async with session.post(url, json=body, headers=self._headers) as answer:
+            if answer.status != 200:
+                text = (await _read(answer)).decode(errors="replace")[:500]
+                logger.warning(
+                    "agent=%s path=%s status=%d answer=%r",
+                    self._base.authority, path, answer.status, text,
+                )  # fmt: skip
+
+    async def _status(self, session: aiohttp.ClientSession) -> AgentReport:
+        url = self._base.with_path("/status")
+        async with session.get(url, headers=self._headers) as answer:
+            body = await _read(answer)
+            if answer.status != 200:
+                raise PeerError(f"/status is answered with {answer.status}")
+        return report_of_status(parse_json(body))
+
+
+def _request(command: Command) -> tuple[str, dict[str, object]]:
+    if isinstance(command, ShutdownCommand):
+        return "/shutdown", {}
+    if isinstance(command, StartCommand):
+        return "/start", start_body(command)
+    return "/stop", stop_body(command)
+
+
+async def _read(answer: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for chunk in answer.content.iter_any():
+        body += chunk
+        if len(body) > FRAME_BYTES_MAX:
+            raise PeerError(f"{answer.url.path} is answered with more than {FRAME_BYTES_MAX} bytes")
+    return bytes(body)
+
+
+async def _first(event: asyncio.Event, seconds: float) -> None:
+    """Return at the event, or after so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _text(error: BaseException) -> str:
+    return str(error) or type(error).__name__
