@@ -1,0 +1,212 @@
+"""A byte-level transformer language model, trained on the source of the Python standard library.
+
+Data parallel over however many ranks there are: gloo on CPUs, nccl on GPUs.  Start it with
+`unbroken run --nproc-per-node 4 examples/train_lm.py`, or with torchrun.
+
+It can be killed at any moment.  Rank 0 writes a checkpoint every few steps, which becomes visible
+whole or not at all, and a new start goes on from the newest.  A batch is a function of seed, step
+and rank, so the step is all there is to know of the position in the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sysconfig
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+VOCABULARY = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to train and how; every field is a command-line option."""
+
+    steps: int = 600
+    batch: int = 16
+    """Sequences per rank and step."""
+    context: int = 64
+    width: int = 96
+    layers: int = 2
+    heads: int = 4
+    learning_rate: float = 3e-3
+    warmup: int = 20
+    seed: int = 0
+    print_every: int = 10
+    checkpoint_dir: str = ""
+    """Shared by all ranks; without one, a new start begins at step 0."""
+    checkpoint_every: int = 25
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward layer; both normalized at their entry and added."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_attention = nn.RMSNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.projection = nn.Linear(width, width, bias=False)
+        self.norm_feed = nn.RMSNorm(width)
+        self.feed = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: float[batch, time, width]; the same shape comes out."""
+        batch, time, width = x.shape
+        qkv = self.qkv(self.norm_attention(x)).view(batch, time, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).reshape(batch, time, width))
+        fed: Tensor = self.feed(self.norm_feed(x))
+        return x + fed
+
+
+class LanguageModel(nn.Module):
+    """A GPT over bytes, with learned positions and tied embeddings."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, options.width)
+        self.position = nn.Embedding(options.context, options.width)
+        blocks = (Block(options.width, options.heads) for _ in range(options.layers))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.RMSNorm(options.width)
+        for embedding in (self.token, self.position):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """tokens, targets: int64[batch, time].  The mean loss in nats per byte."""
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.norm(self.blocks(self.token(tokens) + self.position(places)))
+        return F.cross_entropy((x @ self.token.weight.T).flatten(0, 1), targets.flatten())
+
+
+def read_corpus(limit_bytes: int = 8 << 20) -> Tensor:
+    """The standard library's own source: uint8[bytes], the same on every rank."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    text = b"".join(path.read_bytes() for path in files)
+    return torch.frombuffer(bytearray(text[:limit_bytes]), dtype=torch.uint8)
+
+
+def read_batch(corpus: Tensor, options: Options, step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Tokens and what follows each of them: int64[batch, context], twice."""
+    generator = torch.Generator().manual_seed(hash((options.seed, step, rank)) & (2**63 - 1))
+    starts = torch.randint(len(corpus) - options.context, (options.batch,), generator=generator)
+    windows = torch.stack([corpus[s : s + options.context + 1] for s in starts.tolist()]).long()
+    return windows[:, :-1], windows[:, 1:]
+
+
+def learning_rate(options: Options, step: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth."""
+    if step < options.warmup:
+        return options.learning_rate * (step + 1) / options.warmup
+    done = (step - options.warmup) / max(1, options.steps - options.warmup)
+    return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done)))
+
+
+class Checkpoints:
+    """One file in a shared folder, replaced as a whole."""
+
+    def __init__(self, directory: str) -> None:
+        self._file = Path(directory) / "checkpoint.pt" if directory else None
+
+    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """On disk when this returns; a kill before that leaves the one before."""
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._file.with_suffix(".draft")
+        with draft.open("wb") as file:
+            state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._file)
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+        """The next step to do: 0 where there is no checkpoint."""
+        if self._file is None or not self._file.exists():
+            return 0
+        state = torch.load(self._file, map_location=device)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        return int(state["step"])
+
+
+def train(options: Options, device: torch.device) -> None:
+    """Train from where the checkpoint ends to the last step."""
+    rank = dist.get_rank()
+    torch.manual_seed(options.seed)
+    model = LanguageModel(options).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
+    checkpoints = Checkpoints(options.checkpoint_dir)
+    first_step = checkpoints.load(model, optimizer, device)
+    require_same_step(first_step, device)
+    if rank == 0 and first_step:
+        print(f"resumed at step {first_step}", flush=True)
+    parallel = DistributedDataParallel(model)
+    corpus = read_corpus()
+    is_gpu = device.type == "cuda"
+    for step in range(first_step, options.steps):
+        tokens, targets = (part.to(device) for part in read_batch(corpus, options, step, rank))
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(options, step)
+        with torch.autocast("cuda", torch.bfloat16) if is_gpu else nullcontext():
+            loss = parallel(tokens, targets)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % options.print_every == 0 or step == options.steps - 1:
+            mean = loss.detach()
+            dist.all_reduce(mean)
+            if rank == 0:
+                print(f"step {step} loss {mean.item() / dist.get_world_size():.3f}", flush=True)
+        if rank == 0 and (step + 1) % options.checkpoint_every == 0:
+            checkpoints.save(step + 1, model, optimizer)
+
+
+def require_same_step(step: int, device: torch.device) -> None:
+    """A checkpoint folder that not all ranks share would train two models and say nothing."""
+    bounds = torch.tensor([step, -step], device=device)
+    dist.all_reduce(bounds, dist.ReduceOp.MAX)
+    if bounds.sum() != 0:
+        raise RuntimeError("ranks would start at different steps: let them share --checkpoint-dir")
+
+
+def parse_options() -> Options:
+    """The command line, made from the fields of Options."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for name, default in asdict(Options()).items():
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=type(default), default=default, help=" ")
+    return Options(**vars(parser.parse_args()))
+
+
+def main() -> None:
+    """Join the other ranks, train, leave."""
+    options = parse_options()
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        train(options, device)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
