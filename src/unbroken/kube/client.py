@@ -191,14 +191,17 @@ class KubeClient(AsyncClient):
             return content
 
 
-def connect(kubeconfig: Path | str | None = None, *, manager: str = "unbroken") -> KubeClient:
+def connect(
+    kubeconfig: Path | str | None = None, *, context: str | None = None, manager: str = "unbroken"
+) -> KubeClient:
     """A client for the cluster of `kubeconfig`; nothing is sent yet.
 
     Without a file: that of KUBECONFIG, else the pod's own service account, else ~/.kube/config.
-    `manager` is the field manager of every write.  SpecError where no usable configuration is.
+    `context` None: the file's current one.  `manager` is the field manager of every write.
+    SpecError where no usable configuration is.
     """
     try:
-        config = _configuration(kubeconfig).get()
+        config = _configuration(kubeconfig).get(context)
         if config is None:
             raise SpecError("the kubeconfig has no current context")
         config = config._replace(user=config.user or User())
