@@ -12,6 +12,9 @@ import msgspec
 
 from unbroken.errors import WorldError
 
+BEATS_MAX = 25
+"""Heartbeats of all nodes together that one machine takes each second; each is a write to disk."""
+
 
 class ClusterOptions(msgspec.Struct, frozen=True):
     """What a person chooses for a cluster; kept in DIR/cluster.json for the next `up`."""
@@ -25,6 +28,19 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """Per node, as nvidia.com/gpu."""
     labels: dict[str, str] = {}
     port: int = 0
+    operator: bool = True
+    """Run the operator too; False: somebody runs it as a process of its own."""
+    heartbeat_seconds: float = 1.0
+    """How often each node says that it lives."""
+    grace_seconds: float = 4.0
+    """A node that was silent for so long is not ready.  Far below Kubernetes' 40 s: nodes, API
+    server and controllers share one event loop, so only its own standstill could delay a sign of
+    life, and that is told from silence (controllers/node_lifecycle)."""
+
+    def for_nodes(self) -> tuple[float, float]:
+        """Heartbeat and grace; longer where many nodes would keep one machine busy with them."""
+        factor = max(1.0, self.nodes * self.heartbeat_seconds / BEATS_MAX)
+        return self.heartbeat_seconds * factor, self.grace_seconds * factor
 
 
 class State(msgspec.Struct, frozen=True):

@@ -11,21 +11,22 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 
 import msgspec
 
 from unbroken.embedded.apiserver.driver import Serving, serving
 from unbroken.errors import WorldError
-from unbroken.kube.client import connect
+from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import wall
 from unbroken.kube.informers import Informers
 
 from . import networks
 from .controllers import ControllerOptions, run_controllers
-from .node import NodeOptions, run_node, stop_pods
+from .node import NodeOptions, stop_pods
 from .node.addresses import NODES_MAX
+from .power import NodePower
 from .scheduler import run_scheduler
 from .state import ClusterOptions, Paths, State, process_started
 
@@ -78,30 +79,39 @@ async def _run_parts(
     started = process_started(os.getpid())
     assert started is not None
     state = State(os.getpid(), started, server.url, str(server.kubeconfig), wall())
-    controllers = ControllerOptions(volume_directory=paths.directory / "volumes")
     informers = Informers(client)
     first_index = networks.claim(paths.directory) * NODES_MAX
+    nodes = {
+        name: _node_options(paths, options, server, first_index + index, name)
+        for index, name in enumerate(f"node-{number}" for number in range(options.nodes))
+    }
+    power = NodePower(client, informers, nodes)
     try:
         async with asyncio.TaskGroup() as parts:
-            running_parts = [
-                parts.create_task(informers.run(), name="informers"),
-                parts.create_task(run_controllers(client, controllers, informers)),
-                parts.create_task(run_scheduler(client, informers), name="scheduler"),
+            first = [parts.create_task(informers.run()), parts.create_task(power.run())]
+            # Those that judge nodes come after: after a restart, no node is late because of it.
+            await power.settled()
+            others = [
+                parts.create_task(part) for part in _programs(paths, options, client, informers)
             ]
-            registered = [asyncio.Event() for _ in range(options.nodes)]
-            for index, event in enumerate(registered):
-                node = _node_options(paths, options, server, first_index + index, f"node-{index}")
-                part = run_node(client, node, on_registered=event.set)
-                running_parts.append(parts.create_task(part, name=node.name))
-            for event in registered:
-                await event.wait()
             paths.state.write_bytes(msgspec.json.encode(state))
             on_ready(state)
             await stopped.wait()
-            for part_task in running_parts:
-                part_task.cancel()
+            for task in (*first, *others):
+                task.cancel()
     finally:
         await client.close()
+
+
+def _programs(
+    paths: Paths, options: ClusterOptions, client: KubeClient, informers: Informers
+) -> Iterator[Coroutine[None, None, None]]:
+    """What runs beside the API server and the nodes."""
+    controllers = ControllerOptions(
+        volume_directory=paths.directory / "volumes", node_grace_seconds=options.for_nodes()[1]
+    )
+    yield run_controllers(client, controllers, informers)
+    yield run_scheduler(client, informers)
 
 
 def _node_options(
@@ -117,6 +127,7 @@ def _node_options(
         gpus=options.gpus,
         labels=options.labels,
         kubelet_token=server.kubelet_token,
+        heartbeat_seconds=options.for_nodes()[0],
     )
 
 

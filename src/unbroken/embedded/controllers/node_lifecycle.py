@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
+STALLED_SECONDS = 1.0
+"""A check that comes so late means that this program stood still, not the nodes: what they sent
+meanwhile is still to be read."""
+
 
 @dataclass(slots=True)
 class _Life:
@@ -142,6 +146,10 @@ class NodeLifecycle:
         life = self._lives.setdefault(name, _Life("", monotonic()))
         left = life.seen + self._grace - monotonic()
         conditions = silence(node, wall()) if left <= 0 else []
+        if conditions and left < -STALLED_SECONDS:
+            life.seen = monotonic() - self._grace / 2
+            log.warning("node=%s stalled_seconds=%.1f", name, -left)
+            return self._grace / 2
         if conditions:
             log.warning("node=%s ready=Unknown silent_seconds=%.0f", name, self._grace - left)
             body: Object = {"status": {"conditions": conditions}}
