@@ -1,0 +1,103 @@
+"""Figures of a recovery, out of the times at which things were seen.  No clock, no process."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+STAGES = ("detect", "stop", "ready", "start", "first_step")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One kill and what followed.  Times are seconds since the epoch, None: not seen."""
+
+    mode: str
+    rank: int
+    killed_at: float
+    detected_at: float | None = None
+    """The launcher knows: it has collected the exit status of the worker."""
+    stopped_at: float | None = None
+    """No worker of the broken attempt lives."""
+    ready_at: float | None = None
+    """Every agent may start the next attempt."""
+    started_at: float | None = None
+    """Every process of the next attempt exists."""
+    stepped_at: float | None = None
+    """Every rank has completed a step again."""
+    why_not: str = ""
+    """Why it never went on."""
+    details: Mapping[str, float] = field(default_factory=dict)
+    """Further lengths in seconds, only some launchers'."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Kill to first completed step of the whole job."""
+        return None if self.stepped_at is None else self.stepped_at - self.killed_at
+
+    @property
+    def detect_to_ready(self) -> float | None:
+        """Length of the launcher's own work before it may start."""
+        if self.detected_at is None or self.ready_at is None:
+            return None
+        return self.ready_at - self.detected_at
+
+
+def stage_seconds(recovery: Recovery) -> dict[str, float]:
+    """Length of each stage; a stage whose end was not seen is left out and counts to the next one.
+
+    The stages of a launcher may overlap (a worker may die before its launcher knows): each begins
+    where the latest end before it lies, so that they add up to the whole.
+    """
+    ends = (
+        recovery.detected_at,
+        recovery.stopped_at,
+        recovery.ready_at,
+        recovery.started_at,
+        recovery.stepped_at,
+    )
+    lengths: dict[str, float] = {}
+    reached = recovery.killed_at
+    for stage, end in zip(STAGES, ends, strict=True):
+        if end is not None:
+            lengths[stage] = max(0.0, end - reached)
+            reached = max(reached, end)
+    return lengths
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Value at `share` (0..1) of the sorted values, linear between neighbours; NaN of none."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def summary(mode: str, recoveries: Sequence[Recovery]) -> dict[str, object]:
+    """The mode's entry in the JSON: medians over the kills that it recovered from."""
+    good = [one for one in recoveries if one.seconds is not None]
+    seconds = [one.seconds for one in good if one.seconds is not None]
+    spans = [one.detect_to_ready for one in good if one.detect_to_ready is not None]
+    entry: dict[str, object] = {
+        "mode": mode,
+        "p50_seconds": percentile(seconds, 0.5) if seconds else None,
+        "p95_seconds": percentile(seconds, 0.95) if seconds else None,
+        "stages": medians([stage_seconds(one) for one in good]),
+        "detect_to_ready_p50_seconds": statistics.median(spans) if spans else None,
+        "details": medians([one.details for one in good]),
+        "kills": len(recoveries),
+        "recovered": len(good),
+    }
+    whys = sorted({one.why_not for one in recoveries if one.why_not})
+    return {**entry, "not_recovered": whys} if whys else entry
+
+
+def medians(lengths: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Median of each name over those that have it, in the order of first appearance."""
+    names = dict.fromkeys(name for one in lengths for name in one)
+    return {name: statistics.median(one[name] for one in lengths if name in one) for name in names}

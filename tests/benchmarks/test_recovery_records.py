@@ -1,0 +1,76 @@
+"""The figures of `benchmarks/recovery.py` from times that were recorded in runs of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from recovery_records import Recovery, percentile, stage_seconds, summary
+
+KILL = Recovery(
+    mode="torchrun-fresh-store",
+    rank=1,
+    killed_at=1795245776.000,
+    detected_at=1795245776.072,
+    stopped_at=1795245777.021,
+    ready_at=1795245778.200,
+    started_at=1795245778.220,
+    stepped_at=1795245786.148,
+    details={"import_torch": 3.2},
+)
+
+
+def test_stages_add_up_to_the_whole() -> None:
+    stages = stage_seconds(KILL)
+    assert list(stages) == ["detect", "stop", "ready", "start", "first_step"]
+    assert stages["stop"] == pytest.approx(0.949, abs=1e-6)
+    assert sum(stages.values()) == pytest.approx(KILL.seconds)
+
+
+def test_a_stage_that_was_not_seen_counts_to_the_next() -> None:
+    stages = stage_seconds(replace(KILL, ready_at=None))
+    assert "ready" not in stages
+    assert stages["start"] == pytest.approx(1.199, abs=1e-6)
+
+
+def test_a_stage_that_ended_before_the_one_before_it_took_no_time() -> None:
+    stages = stage_seconds(replace(KILL, stopped_at=KILL.killed_at + 0.01))
+    assert stages["stop"] == 0.0
+    assert stages["ready"] == pytest.approx(2.128, abs=1e-6)
+    assert sum(stages.values()) == pytest.approx(KILL.seconds)
+
+
+@pytest.mark.parametrize(
+    ("values", "share", "expected"),
+    [
+        ([3.0, 1.0, 2.0], 0.5, 2.0),
+        ([1.0, 2.0], 0.5, 1.5),
+        ([float(n) for n in range(1, 21)], 0.95, 19.05),
+        ([7.0], 0.95, 7.0),
+        ([1.0, 5.0], 1.0, 5.0),
+    ],
+)
+def test_percentile(values: list[float], share: float, expected: float) -> None:
+    assert percentile(values, share) == pytest.approx(expected)
+
+
+def test_percentile_of_nothing_is_no_number() -> None:
+    assert math.isnan(percentile([], 0.5))
+
+
+def test_a_kill_that_nothing_followed_counts_as_not_recovered_and_in_no_figure() -> None:
+    lost = Recovery(KILL.mode, 2, 0.0, detected_at=0.1, why_not="no step in 60 s")
+    entry = summary(KILL.mode, [KILL, lost, replace(KILL, stepped_at=1795245788.148)])
+    assert (entry["kills"], entry["recovered"]) == (3, 2)
+    assert entry["p50_seconds"] == pytest.approx(11.148)
+    assert entry["detect_to_ready_p50_seconds"] == pytest.approx(2.128)
+    assert entry["details"] == {"import_torch": 3.2}
+    assert entry["not_recovered"] == ["no step in 60 s"]
+
+
+def test_a_mode_that_never_recovered_has_no_figures() -> None:
+    entry = summary("torchrun", [Recovery("torchrun", 0, 0.0, why_not="no step in 60 s")])
+    assert entry["p50_seconds"] is None
+    assert entry["p95_seconds"] is None
+    assert entry["stages"] == {}
