@@ -157,6 +157,29 @@ class KubeClient(AsyncClient):
             finally:
                 await response.aclose()
 
+    async def text_lines(
+        self, path: str, parameters: Mapping[str, str]
+    ) -> AsyncGenerator[str, None]:
+        """Lines of an answer that goes on until the server ends it, such as a followed log.
+
+        Waits for the next line as long as it takes; raises as `api_errors`.
+        """
+        endless = httpx2.Timeout(None, connect=5.0)
+        request = BasicRequest("GET", path, params=dict(parameters), timeout=endless)
+        with api_errors(f"GET {path}"):
+            response = await self._send(request, stream=True)
+            try:
+                await _raise_for_status(response)
+                rest = b""
+                async for chunk in response.aiter_bytes():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield line.decode(errors="replace")
+                if rest:
+                    yield rest.decode(errors="replace")
+            finally:
+                await response.aclose()
+
     async def _send(self, request: BasicRequest, *, stream: bool = False) -> httpx2.Response:
         send: Callable[..., Awaitable[httpx2.Response]] = self._client.send
         return await send(self._client.build_adapter_request(request), stream=stream)
