@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
+
+from .fields import Limits
 
 GROUP, VERSION, KIND, PLURAL = "unbroken.dev", "v1", "Incident", "incidents"
+
+Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
+"""Seconds since the epoch; RFC 3339 in microseconds on the wire."""
 
 
 class Remedy(Enum):
@@ -22,8 +28,7 @@ class Remedy(Enum):
 class Signal:
     """One sign of the fault, as it came in."""
 
-    at: float
-    """Seconds since the epoch."""
+    at: Time
     fault: str
     """Class of the fault: `wire.agent.FaultKind` or one of the operator's own (AgentLost, NodeLost,
     PodFailed, PodDeleted, StartTimeout)."""
@@ -53,15 +58,15 @@ class Incident:
     remedy: Remedy
     reason: str
     """Why this remedy."""
-    detected_at: float
-    stopped_at: float | None = None
+    detected_at: Time
+    stopped_at: Time | None = None
     """No worker of the attempt lives any more."""
-    ready_at: float | None = None
+    ready_at: Time | None = None
     """Every agent of the next attempt is ready to start."""
-    started_at: float | None = None
+    started_at: Time | None = None
     """Every agent runs the next attempt."""
-    progress_at: float | None = None
+    progress_at: Time | None = None
     """A worker of the next attempt has made its first output."""
-    ended_at: float | None = None
+    ended_at: Time | None = None
     outcome: str = ""
     """`recovered`, or why not; empty while open."""

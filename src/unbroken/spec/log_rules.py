@@ -1,0 +1,70 @@
+"""What must hold of the rules of `logMonitoringConfiguration` (HyperPod agent 1.1.3).
+
+The stock agent drops all rules when one is bad, and says so in a file of its own; here each is
+checked before the job runs.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+
+from .job import LogRule
+from .problems import Report
+
+
+def check_log_rules(rules: Sequence[LogRule], path: str, report: Report) -> None:
+    """Report what makes a rule fail, or find nothing."""
+    for index, rule in enumerate(rules):
+        place = f"{path}.logMonitoringConfiguration[{index}]"
+        if report.has(place):
+            continue
+        groups = _groups(rule.log_pattern, f"{place}.logPattern", report)
+        if rule.stop_pattern is not None:
+            _groups(rule.stop_pattern, f"{place}.stopPattern", report)
+        _check_metric(rule, groups, place, report)
+        _warn(rule, place, report)
+    if rules:
+        report.warn(
+            f"{path}.logMonitoringConfiguration: log rules are passed to the agent; unbroken's own "
+            "agent does not evaluate them yet"
+        )
+
+
+def _groups(pattern: str, path: str, report: Report) -> int:
+    """Capture groups of a pattern; reports one that is no regular expression."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        report.invalid(path, pattern, f"is no regular expression: {str(error)[:120]}")
+        return 1
+
+
+def _check_metric(rule: LogRule, groups: int, path: str, report: Report) -> None:
+    has_threshold, has_operator = rule.metric_threshold is not None, rule.operator is not None
+    if has_threshold and not has_operator:
+        report.required(f"{path}.operator", "a metricThreshold needs one")
+    elif has_operator and not has_threshold:
+        report.required(f"{path}.metricThreshold", "an operator needs one")
+    elif has_threshold and groups == 0:
+        why = "a metricThreshold needs a group in parentheses that holds the number"
+        report.invalid(f"{path}.logPattern", rule.log_pattern, why)
+    elif not has_threshold and rule.metric_evaluation_data_points > 1:
+        report.required(f"{path}.metricThreshold", "metricEvaluationDataPoints needs one")
+
+
+def _warn(rule: LogRule, path: str, report: Report) -> None:
+    numbers = {
+        "expectedStartCutOffInSeconds": rule.expected_start_cut_off_in_seconds,
+        "expectedRecurringFrequencyInSeconds": rule.expected_recurring_frequency_in_seconds,
+        "metricThreshold": rule.metric_threshold,
+    }
+    for key, number in numbers.items():
+        if number is not None and number != int(number):
+            report.warn(f"{path}.{key}: the stock agent and client know whole numbers only")
+    if rule.fault_on_match:
+        report.warn(f"{path}.faultOnMatch: sagemaker-hyperpod 3.12 cannot list jobs that have it")
+    elif all(number is None for number in numbers.values()):
+        report.warn(f"{path}: finds nothing: it has no time limit, threshold or faultOnMatch")

@@ -1,0 +1,169 @@
+"""A HyperPodPyTorchJob from what a user wrote: the spec, the options, every problem, the warnings.
+
+What is accepted is acted upon; all else is refused here with its place and a reason, or named in a
+warning where a job can run without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .job import GROUP, KIND, VERSION, AgentAuth, JobOptions, JobSpec
+from .problems import ManifestError, Problem, Report, Verdict, shown
+from .read import blank_record, read_record
+from .rules import check_names, check_spec
+from .times import time_seconds
+
+OTHER_KIND = "HyperPodPytorchJob"
+"""Spelling of older samples; the API has one kind, `KIND`."""
+TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
+OPTIONS_PREFIX = "unbroken.dev/"
+AGENT_AUTH, RESTART = "unbroken.dev/agent-auth", "unbroken.dev/restart"
+QUEUE = "kueue.x-k8s.io/queue-name"
+KUEUE_PREFIX = "kueue.x-k8s.io/"
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A manifest as understood.  With `problems`, the values are what could be made of it."""
+
+    name: str
+    """Empty when the API is to make one of `metadata.generateName`."""
+    namespace: str
+    """Empty when the manifest names none."""
+    spec: JobSpec
+    options: JobOptions
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """For the user: what is accepted and yet not as they may think."""
+
+
+def parse_job(manifest: Any) -> Parsed:
+    """Read a manifest or an object of the API; never raises for bad input."""
+    report = Report()
+    if not isinstance(manifest, Mapping):
+        report.invalid("", manifest, f"must be an object of kind {KIND}")
+        return Parsed("", "", blank_record(JobSpec), JobOptions(), tuple(report.problems))
+    _check_identity(manifest, report)
+    metadata = _mapping(manifest.get("metadata"), "metadata", report)
+    spec = _spec(manifest.get("spec"), report)
+    options = _options(metadata, report)
+    _warn_of_queues(metadata, report)
+    name, prefix = (_name(metadata, key, report) for key in ("name", "generateName"))
+    if name or prefix:
+        # The API adds five characters to a prefix.
+        check_names(name or f"{prefix}xxxxx", spec, report)
+    elif not report.has_below("metadata"):
+        report.required("metadata.name", "name or generateName is required")
+    namespace = _name(metadata, "namespace", report)
+    return Parsed(name, namespace, spec, options, tuple(report.problems), tuple(report.warnings))
+
+
+def load_job(manifest: Any) -> Parsed:
+    """`parse_job` for who can only go on with a good manifest; ManifestError with all problems."""
+    parsed = parse_job(manifest)
+    if parsed.problems:
+        raise ManifestError(f"{KIND} {shown(parsed.name)}", parsed.problems)
+    return parsed
+
+
+def admit_job(job: Mapping[str, Any]) -> Verdict:
+    """Whether the API may store a job; for an API server's admission."""
+    parsed = parse_job(job)
+    return Verdict(parsed.problems, parsed.warnings)
+
+
+def normalized(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest with the kind as the API knows it; for commands that send what users wrote."""
+    return {**manifest, "kind": KIND} if manifest.get("kind") == OTHER_KIND else dict(manifest)
+
+
+def _check_identity(manifest: Mapping[str, Any], report: Report) -> None:
+    kind, api_version = manifest.get("kind"), manifest.get("apiVersion")
+    if kind is None:
+        report.required("kind", f"must be {KIND}")
+    elif kind not in (KIND, OTHER_KIND):
+        report.unsupported("kind", kind, [KIND])
+    if api_version is None:
+        report.required("apiVersion", f"must be {GROUP}/{VERSION}")
+    elif api_version != f"{GROUP}/{VERSION}":
+        report.unsupported("apiVersion", api_version, [f"{GROUP}/{VERSION}"])
+    for key in manifest:
+        if key not in TOP_LEVEL:
+            report.unknown("", str(key), TOP_LEVEL)
+
+
+def _spec(given: Any, report: Report) -> JobSpec:
+    if given is None:
+        report.required("spec")
+        return blank_record(JobSpec)
+    if not isinstance(given, Mapping):
+        return read_record(JobSpec, given, "spec", report)
+    nproc = given.get("nprocPerNode")
+    if isinstance(nproc, int | float):
+        report.warn(
+            "spec.nprocPerNode: sagemaker-hyperpod 3.12 cannot list jobs with a number here; write "
+            f'"{shown(nproc)}"'
+        )
+    return check_spec(read_record(JobSpec, given, "spec", report), report)
+
+
+def _mapping(value: Any, path: str, report: Report) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    if value is not None:
+        report.invalid(path, value, "must be an object")
+    return {}
+
+
+def _name(metadata: Mapping[str, Any], key: str, report: Report) -> str:
+    value = metadata.get(key)
+    if isinstance(value, str):
+        return value
+    if value is not None:
+        report.invalid(f"metadata.{key}", value, "must be text")
+    return ""
+
+
+def _options(metadata: Mapping[str, Any], report: Report) -> JobOptions:
+    path = "metadata.annotations"
+    annotations = _mapping(metadata.get("annotations"), path, report)
+    for key in annotations:
+        if str(key).startswith(OPTIONS_PREFIX) and key not in (AGENT_AUTH, RESTART):
+            known = f"known annotations are {AGENT_AUTH} and {RESTART}"
+            report.forbidden(f"{path}[{str(key)[:80]}]", f"unknown; {known}")
+    auth, restart = AgentAuth.TOKEN, None
+    given = annotations.get(AGENT_AUTH)
+    choices = {member.value: member for member in AgentAuth}
+    if isinstance(given, str) and given in choices:
+        auth = choices[given]
+    elif given is not None:
+        report.unsupported(f"{path}[{AGENT_AUTH}]", given, choices)
+    asked = annotations.get(RESTART)
+    if asked is not None:
+        try:
+            restart = time_seconds(str(asked))
+        except (ValueError, OverflowError):
+            why = "must be an RFC 3339 time with a zone, such as 2026-01-31T12:00:00Z"
+            report.invalid(f"{path}[{RESTART}]", asked, why)
+    return JobOptions(auth, restart)
+
+
+def _warn_of_queues(metadata: Mapping[str, Any], report: Report) -> None:
+    """Kueue is not spoken to: say so of everything that is meant for it."""
+    labels = _mapping(metadata.get("labels"), "metadata.labels", report)
+    annotations = metadata.get("annotations")
+    if labels.get(QUEUE) is not None:
+        report.warn(
+            f"metadata.labels[{QUEUE}]: no Kueue is known to this operator: the job runs without "
+            "waiting for the queue"
+        )
+    for place, found in (("labels", labels), ("annotations", annotations)):
+        for key in found if isinstance(found, Mapping) else ():
+            if str(key).startswith(KUEUE_PREFIX) and key != QUEUE:
+                report.warn(
+                    f"metadata.{place}[{str(key)[:80]}]: no Kueue is known to this operator: "
+                    "it has no effect"
+                )

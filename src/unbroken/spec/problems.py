@@ -1,0 +1,129 @@
+"""What is wrong with a manifest: every problem with its place, in Kubernetes' words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from unbroken.errors import SpecError
+
+SHOWN_LENGTH = 80
+"""Of a bad value in a message; the rest is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with one field."""
+
+    path: str
+    """As Kubernetes writes it: `spec.replicaSpecs[0].name`; empty: the whole."""
+    message: str
+    reason: str = "FieldValueInvalid"
+    """Of a `metav1.StatusCause`: FieldValueRequired, FieldValueForbidden, ..."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether an object may be stored: not if there are problems."""
+
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class ManifestError(SpecError):
+    """A manifest with problems; the text lists all of them, one a line."""
+
+    def __init__(self, title: str, problems: Sequence[Problem]) -> None:
+        super().__init__("\n  ".join([f"{title} is invalid:", *map(str, problems)]))
+        self.problems = tuple(problems)
+
+
+@dataclass(slots=True)
+class Report:
+    """Problems and warnings found so far; the first of each place counts."""
+
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    _places: set[str] = field(default_factory=set)
+
+    def _add(self, path: str, message: str, reason: str) -> None:
+        if path not in self._places:
+            self._places.add(path)
+            self.problems.append(Problem(path, message, reason))
+
+    def required(self, path: str, why: str = "") -> None:
+        """Something must be here."""
+        self._add(path, "Required value" + (f": {why}" if why else ""), "FieldValueRequired")
+
+    def invalid(self, path: str, value: Any, why: str) -> None:
+        """`value` cannot be here."""
+        self._add(path, f"Invalid value: {shown(value)}: {why}", "FieldValueInvalid")
+
+    def unsupported(self, path: str, value: Any, supported: Iterable[str]) -> None:
+        """`value` is none of those that there are."""
+        listed = ", ".join(f'"{item}"' for item in supported)
+        text = f"Unsupported value: {shown(value)}: supported values: {listed}"
+        self._add(path, text, "FieldValueNotSupported")
+
+    def duplicate(self, path: str, value: Any) -> None:
+        """`value` is there twice."""
+        self._add(path, f"Duplicate value: {shown(value)}", "FieldValueDuplicate")
+
+    def forbidden(self, path: str, why: str) -> None:
+        """Nothing may be here."""
+        self._add(path, f"Forbidden: {why}", "FieldValueForbidden")
+
+    def unknown(self, path: str, key: str, known: Sequence[str]) -> None:
+        """Nothing called `key` is known at `path`."""
+        key = key[:SHOWN_LENGTH]
+        near = get_close_matches(key.lower(), by_lower := {k.lower(): k for k in known}, 1)
+        hint = (
+            f"did you mean {by_lower[near[0]]}?"
+            if near
+            else f"known here: {', '.join(sorted(known))}"
+        )
+        self.forbidden(below(path, key), f"unknown field; {hint}")
+
+    def warn(self, text: str) -> None:
+        """Tell the user something that refuses nothing; once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def has(self, path: str) -> bool:
+        """Whether a problem of just this place is known."""
+        return path in self._places
+
+    def has_below(self, path: str) -> bool:
+        """Whether something at or below `path` is wrong."""
+        return any(
+            place == path or place.startswith((f"{path}.", f"{path}[")) for place in self._places
+        )
+
+
+def below(path: str, key: str) -> str:
+    """Path of the field `key` of what is at `path`."""
+    return f"{path}.{key}" if path else key
+
+
+def shown(value: Any) -> str:
+    """A bad value in a message: scalars as JSON, cut; of lists and objects the type."""
+    match value:
+        case str():
+            text = value if len(value) <= SHOWN_LENGTH else value[:SHOWN_LENGTH] + "..."
+            return json.dumps(text, ensure_ascii=False)
+        case bool() | None:
+            return json.dumps(value)
+        case int() if abs(value) >= 1 << 64:
+            return "a number too large"  # Python refuses to print the largest
+        case int() | float():
+            return f"{value:g}" if isinstance(value, float) else str(value)
+        case list() | tuple():
+            return '"array"'
+        case _:
+            return '"object"'
