@@ -194,8 +194,8 @@ REFUSED = [
     (
         changed(f"{REPLICA}/template/spec/containers/0/name", "Main"),
         (
-            'spec.replicaSpecs[0].template.spec.containers[0].name: Invalid value: "Main": must be lower '
-            "case letters, digits and '-', and start and end with a letter or digit"
+            'spec.replicaSpecs[0].template.spec.containers[0].name: Invalid value: "Main": must be '
+            "lower case letters, digits and '-', and start and end with a letter or digit"
         ),
     ),
     (
@@ -341,8 +341,8 @@ def test_elastic_policy_is_validated_before_it_is_refused() -> None:
     }
     assert problems(job(elasticPolicy=policy)) == [
         (
-            "spec.elasticPolicy.replicaDiscreteValues[1]: Invalid value: 0: must be greater than or "
-            "equal to 1"
+            "spec.elasticPolicy.replicaDiscreteValues[1]: Invalid value: 0: must be greater than "
+            "or equal to 1"
         ),
         (
             "spec.elasticPolicy.replicaDiscreteValues: Forbidden: replicaIncrementStep and "
@@ -429,15 +429,15 @@ WARNED = [
     (
         changed("metadata/labels", {"kueue.x-k8s.io/queue-name": "q"}),
         (
-            "metadata.labels[kueue.x-k8s.io/queue-name]: no Kueue is known to this operator: the job runs "
-            "without waiting for the queue"
+            "metadata.labels[kueue.x-k8s.io/queue-name]: no Kueue is known to this operator: the "
+            "job runs without waiting for the queue"
         ),
     ),
     (
         changed("metadata/annotations", {"kueue.x-k8s.io/podset-required-topology": "x"}),
         (
-            "metadata.annotations[kueue.x-k8s.io/podset-required-topology]: no Kueue is known to this "
-            "operator: it has no effect"
+            "metadata.annotations[kueue.x-k8s.io/podset-required-topology]: no Kueue is known to "
+            "this operator: it has no effect"
         ),
     ),
     (
@@ -472,8 +472,8 @@ WARNED = [
     (
         changed(f"{REPLICA}/template/metadata", {"creationTimestamp": None}),
         (
-            "spec.replicaSpecs[0].template.metadata.creationTimestamp: sagemaker-hyperpod 3.12 cannot "
-            "list jobs that have it; remove it"
+            "spec.replicaSpecs[0].template.metadata.creationTimestamp: sagemaker-hyperpod 3.12 "
+            "cannot list jobs that have it; remove it"
         ),
     ),
     (

@@ -147,7 +147,8 @@ def job_definition() -> dict[str, Any]:
     del status["properties"][OTHER]
     status["properties"].update(OTHERS)
     columns = [
-        _column("State", '.status.conditions[?(@.status=="True")].type', "The state it is in."),
+        # Of the true conditions the last is the state; a path can name the last, not the last true.
+        _column("State", ".status.conditions[-1:].type", "The state it is in."),
         _column(
             "Ready",
             '.status.conditions[?(@.type=="PodsRunning")].message',

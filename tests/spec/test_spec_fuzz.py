@@ -1,0 +1,147 @@
+"""Whatever is given, reading never raises; what we write we read back as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from job_samples import changed, job, published
+
+from unbroken.spec import codec
+from unbroken.spec.fields import INT_MAX, Base, Shape, fields_of
+from unbroken.spec.incident import Incident
+from unbroken.spec.job import JobSpec, JobStatus
+from unbroken.spec.parse import parse_job
+from unbroken.spec.problems import Report
+from unbroken.spec.read import read_record
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+JSON = st.recursive(
+    SCALARS | st.integers(10**30, 10**31).map(lambda n: n**200),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | SCALARS, inner)
+    ),
+    max_leaves=12,
+)
+PLACES = [
+    *("apiVersion", "kind", "metadata", "metadata/name", "metadata/labels", "metadata/annotations"),
+    *("spec", "spec/nprocPerNode", "spec/elasticPolicy"),
+    *("spec/replicaSpecs", "spec/replicaSpecs/0", "spec/replicaSpecs/0/replicas"),
+    *("spec/replicaSpecs/0/template", "spec/replicaSpecs/0/template/spec/containers"),
+    *("spec/runPolicy", "spec/runPolicy/restartPolicy", "spec/runPolicy/suspend"),
+    *("spec/runPolicy/logMonitoringConfiguration", "spec/runPolicy/cleanPodPolicy"),
+    "spec/runPolicy/logMonitoringConfiguration/0/logPattern",
+]
+WORDS = st.text(st.characters(codec="utf-8"), max_size=9)
+
+
+def values(shape: Shape) -> st.SearchStrategy[Any]:
+    """Values that a field of the shape may hold."""
+    limits = shape.limits
+    least = -9 if limits.minimum is None else limits.minimum
+    simple: dict[Base, st.SearchStrategy[Any]] = {
+        Base.STRING: st.text(min_size=limits.min_length, max_size=9),
+        Base.INTEGER: st.integers(least, INT_MAX),
+        Base.NUMBER: st.floats(least, 1e9),
+        Base.TIME: st.integers(0, 2**32).map(float),
+        Base.BOOLEAN: st.booleans(),
+    }
+    match shape.base:
+        case Base.RECORD:
+            return records(shape.of)
+        case Base.LIST:
+            assert shape.item is not None
+            return st.lists(values(shape.item), min_size=limits.min_length, max_size=2).map(tuple)
+        case Base.ENUM:
+            return st.sampled_from(list(shape.of))
+        case Base.STRING if limits.choices:
+            return st.sampled_from(limits.choices)
+        case Base.TIME if limits.has_microseconds:
+            return st.integers(0, 2**52).map(lambda at: at / 1e6)
+        case base:
+            return simple.get(base, st.dictionaries(WORDS, WORDS, max_size=2))
+
+
+def records(record: type[Any], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Instances of one of our dataclasses; `fixed` gives fields in the place of the general."""
+    found = {}
+    for field in fields_of(record):
+        plain = values(field.shape)
+        is_optional = field.default is not None and field.default() is None
+        found[field.name] = fixed.get(field.name, st.none() | plain if is_optional else plain)
+    return st.builds(record, **found)
+
+
+OTHERS = st.dictionaries(st.sampled_from(codec.OTHERS), st.dictionaries(WORDS, WORDS), max_size=3)
+JOB = {"name": "llm", "namespace": "default", "uid": "u-1"}
+
+
+@given(JSON)
+def test_parsing_anything_never_raises(manifest: Any) -> None:
+    parsed = parse_job(manifest)
+    assert parsed.problems
+    assert all(str(problem) for problem in parsed.problems)
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(PLACES), JSON)
+def test_parsing_a_job_with_anything_in_one_place_never_raises(path: str, value: Any) -> None:
+    base = published("fsdp-llama3-8b")
+    parsed = parse_job(changed(path, value, base))
+    assert parsed.problems == () or all(problem.path for problem in parsed.problems)
+    assert isinstance(parsed.spec, JobSpec)
+
+
+@given(st.text(max_size=9) | st.just("restart") | st.just("agent-auth"), JSON)
+def test_parsing_any_annotation_of_ours_never_raises(name: str, value: Any) -> None:
+    parse_job(changed("metadata/annotations", {f"unbroken.dev/{name}": value}))
+
+
+@given(st.text(max_size=30))
+def test_any_pattern_is_judged_without_an_error(pattern: str) -> None:
+    rule = {"name": "r", "logPattern": pattern, "stopPattern": pattern}
+    parse_job(job(runPolicy={"logMonitoringConfiguration": [rule]}))
+
+
+def test_deeply_nested_patterns_are_refused() -> None:
+    rule = {"name": "r", "logPattern": "(" * 2000 + ")" * 2000, "faultOnMatch": True}
+    parsed = parse_job(job(runPolicy={"logMonitoringConfiguration": [rule]}))
+    assert "is no regular expression" in str(parsed.problems[0])
+
+
+@given(records(JobSpec))
+def test_spec_survives_the_wire(spec: JobSpec) -> None:
+    report = Report()
+    assert read_record(JobSpec, codec.spec_to_object(spec), "spec", report) == spec
+    assert report.problems == []
+
+
+@given(records(JobStatus, other=OTHERS))
+def test_status_survives_the_wire(status: JobStatus) -> None:
+    assert codec.job_status_from(codec.job_status_to(status)) == (status, ())
+
+
+@given(records(Incident))
+def test_incident_survives_the_wire(incident: Incident) -> None:
+    assert codec.incident_from(codec.incident_to(incident, JOB)) == (incident, ())
+
+
+@given(JSON)
+def test_garbled_status_and_incident_give_defaults(value: Any) -> None:
+    status, _ = codec.job_status_from(value)
+    incident, _ = codec.incident_from({"spec": value})
+    assert isinstance(status, JobStatus)
+    assert isinstance(incident, Incident)
+    codec.job_status_to(dataclasses.replace(status))
+
+
+@given(st.sampled_from([field.key for field in fields_of(JobStatus)]), JSON)
+def test_garbled_field_of_a_status_costs_no_other(key: str, value: Any) -> None:
+    good = {"startTime": "2026-01-31T12:00:00Z", "restartCount": 3, "masterPort": "29500"}
+    status, _ = codec.job_status_from({**good, key: value})
+    if key != "restartCount":
+        assert status.restart_count == 3
+    if key != "startTime":
+        assert status.start_time == 1769860800.0
