@@ -9,7 +9,7 @@ import typer
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
-from . import down, status, up
+from . import change, describe, down, explain, jobs, logs, status, up
 
 app = typer.Typer(
     name="unbroken",
@@ -18,9 +18,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up")(up.command)
-app.command("down")(down.command)
-app.command("status")(status.command)
+for name, command in (
+    ("jobs", jobs.command),
+    ("describe", describe.command),
+    ("logs", logs.command),
+    ("explain", explain.command),
+    ("restart", change.restart),
+    ("suspend", change.suspend),
+    ("resume", change.resume),
+    ("delete", change.delete),
+    ("up", up.command),
+    ("down", down.command),
+    ("status", status.command),
+):
+    app.command(name)(command)
 
 
 def _show_version(asked: bool) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from unbroken.embedded import state
 
-from .place import DEFAULT, Directory, resolve
+from .place import DEFAULT, Directory, Form, Output, resolve
+from .show import print_json
 
 if TYPE_CHECKING:
     from lightkube.resources.core_v1 import Node, Pod
@@ -22,16 +21,9 @@ NOT_RUNNING = 3
 """Exit status, as that of `systemctl status` for a stopped unit."""
 
 
-class Output(StrEnum):
-    """Forms of the answer."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 def command(
     directory: Directory = DEFAULT,
-    output: Annotated[Output, typer.Option("-o", "--output", help="text or json.")] = Output.TEXT,
+    output: Form = Output.TEXT,
 ) -> None:
     """Show whether a cluster runs, where its API is, and its nodes. Exit status 3: it does not."""
     paths = state.Paths(resolve(directory))
@@ -41,7 +33,7 @@ def command(
         report.update(pid=found.pid, url=found.url, kubeconfig=found.kubeconfig, since=found.since)
         report["nodes"] = asyncio.run(_nodes(found.kubeconfig))
     if output is Output.JSON:
-        print(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+        print_json(report)
     else:
         _show(report)
     raise typer.Exit(0 if found is not None else NOT_RUNNING)

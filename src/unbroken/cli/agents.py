@@ -1,0 +1,82 @@
+"""What the agents of a job say of themselves and their workers.
+
+Only where their pods can be reached from here: on the embedded cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from unbroken.errors import PeerError
+from unbroken.wire.agent import PORT, AgentReport
+from unbroken.wire.agent_codec import decode_report
+
+from .cluster import SECRETS, Cluster, Object
+
+if TYPE_CHECKING:
+    import aiohttp
+
+ANSWER_SECONDS = 2.0
+"""An agent that takes longer is busy or gone; what it would say is left out."""
+
+
+async def job_token(cluster: Cluster, job: str) -> str | None:
+    """The token that the job's agents want; None: they want none."""
+    from unbroken.kube.client import ApiRefusal
+
+    try:
+        secret = await cluster.get(SECRETS, f"{job}-agent")
+    except ApiRefusal as refusal:
+        if refusal.code != 404:
+            raise
+        return None
+    return base64.b64decode(secret["data"]["token"]).decode()
+
+
+async def reports(cluster: Cluster, job: str, pods: Iterable[Object]) -> dict[str, AgentReport]:
+    """The report of each pod's agent that answers, by the pod's name."""
+    if cluster.place.paths is None:
+        return {}
+    import aiohttp
+
+    token = await job_token(cluster, job)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        addresses = {
+            pod["metadata"]["name"]: address
+            for pod in pods
+            if (address := (pod.get("status") or {}).get("podIP"))
+        }
+        answers = await asyncio.gather(*(_report(session, one) for one in addresses.values()))
+    return {name: one for name, one in zip(addresses, answers, strict=True) if one is not None}
+
+
+async def _report(session: aiohttp.ClientSession, address: str) -> AgentReport | None:
+    import aiohttp
+
+    try:
+        async with session.get(f"http://{address}:{PORT}/v1/report") as answer:
+            if answer.status != 200:
+                return None
+            return decode_report(await answer.read())
+    except (aiohttp.ClientError, TimeoutError, OSError, PeerError):
+        return None  # no agent, or one that does not speak with us: as good as absent
+
+
+def agent_value(report: AgentReport) -> dict[str, Any]:
+    """What `describe` says of an agent."""
+    workers = [
+        {"rank": one.rank, "localRank": one.local_rank, "pid": one.pid, "state": one.state}
+        for one in report.workers
+    ]
+    return {
+        "state": report.state.value,
+        "attempt": report.attempt,
+        "nodeRank": report.rank,
+        "pid": report.pid,
+        "workers": workers,
+    }

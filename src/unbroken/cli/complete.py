@@ -1,0 +1,36 @@
+"""The JOB argument, and its completion in the shell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unbroken.errors import UnbrokenError
+
+from .cluster import Cluster, on_cluster
+from .place import find
+
+
+def job_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of jobs that start so; nothing where no cluster answers."""
+
+    async def read(cluster: Cluster) -> list[dict[str, Any]]:
+        return await cluster.jobs()
+
+    given = ctx.params
+    directory = Path(given["directory"]) if given.get("directory") else None
+    try:
+        place = find(directory, given.get("context"))
+        jobs = on_cluster(place, given.get("namespace") or "", read)
+    except UnbrokenError:
+        return []  # the shell shows no errors while a person types
+    names = [str(job["metadata"]["name"]) for job in jobs]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+JobName = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=job_names),
+]

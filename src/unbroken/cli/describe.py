@@ -1,0 +1,112 @@
+"""`unbroken describe`: a job with its pods, ranks, incidents and events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from .agents import agent_value, reports
+from .cluster import EVENTS, Cluster, on_cluster
+from .complete import JobName
+from .explain import as_value
+from .place import Context, Embedded, Form, Namespace, Output, find
+from .show import print_json, print_table
+from .views import incident_line, job_summary, pod_summary
+
+EVENTS_SHOWN = 12
+
+
+def command(
+    job: JobName,
+    namespace: Namespace = "",
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+) -> None:
+    """Show a job: state, pods and their ranks, incidents, latest events."""
+
+    async def read(cluster: Cluster) -> dict[str, Any]:
+        return await describe(cluster, job)
+
+    found = on_cluster(find(directory, context), namespace, read)
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        _show(found)
+
+
+async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Everything that the command shows, for a program."""
+    job = await cluster.job(name)
+    pods = await cluster.pods(name)
+    agents = await reports(cluster, name, pods)
+    incidents = await cluster.incidents(job)
+    events = [
+        event
+        for event in await cluster.select(EVENTS)
+        if (event.get("involvedObject") or {}).get("uid") == job["metadata"]["uid"]
+    ]
+    events.sort(key=_event_time)
+    shown = [pod_summary(pod) for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"]))]
+    return {
+        **job_summary(job, pods),
+        "conditions": (job.get("status") or {}).get("conditions") or [],
+        "pods": [
+            {**pod, "agent": agent_value(agents[pod["name"]]) if pod["name"] in agents else None}
+            for pod in shown
+        ],
+        "incidents": [{**as_value(one), "summary": incident_line(one)} for one in incidents],
+        "events": [
+            {key: event.get(key) or "" for key in ("type", "reason", "message")}
+            | {"time": _event_time(event), "count": event.get("count") or 1}
+            for event in events
+        ],
+    }
+
+
+def _event_time(event: dict[str, Any]) -> str:
+    times = (event.get("lastTimestamp"), event.get("eventTime"))
+    return str(next((one for one in times if one), event["metadata"]["creationTimestamp"]))
+
+
+def _show(found: dict[str, Any]) -> None:
+    fields = {
+        "name": f"{found['namespace']}/{found['name']}",
+        "state": " ".join(filter(None, (found["state"], _in_brackets(found["message"])))),
+        "pods": f"{found['ready']} ready, {found['replicas']} train, {found['spares']} spare",
+        "restarts": found["restarts"],
+        "created": found["created"],
+        "completed": found["completed"] or "-",
+    }
+    for name, value in fields.items():
+        print(f"{name + ':':<12}{value}")
+    if found["pods"]:
+        print()
+        rows = map(_pod_row, found["pods"])
+        print_table(["POD", "NODE", "PHASE", "RESTARTS", "AGENT", "RANKS (PIDS)"], rows)
+    for title, lines in (("incidents", _incidents(found)), ("events", _events(found))):
+        listed = list(lines)
+        if listed:
+            print(f"\n{title}:")
+            print("\n".join(f"  {line}" for line in listed))
+
+
+def _in_brackets(text: str) -> str:
+    return f"({text})" if text else ""
+
+
+def _pod_row(pod: dict[str, Any]) -> list[object]:
+    agent = pod["agent"] or {"state": "-", "workers": []}
+    ranks = " ".join(f"{one['rank']} ({one['pid']})" for one in agent["workers"])
+    phase = pod["phase"] + (f" {_in_brackets(pod['reason'])}" if pod["reason"] else "")
+    return [pod["name"], pod["node"] or "-", phase, pod["restarts"], agent["state"], ranks or "-"]
+
+
+def _incidents(found: dict[str, Any]) -> Iterator[str]:
+    return (one["summary"] for one in found["incidents"])
+
+
+def _events(found: dict[str, Any]) -> Iterator[str]:
+    for one in found["events"][-EVENTS_SHOWN:]:
+        times = f" (x{one['count']})" if one["count"] > 1 else ""
+        yield f"{one['time']}  {one['type']:<7}  {one['reason']}: {one['message']}{times}"

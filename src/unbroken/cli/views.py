@@ -1,0 +1,158 @@
+"""Jobs, pods and incidents as commands show them: values and text from objects.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from unbroken.spec.codec import incident_from, job_status_from, seconds_lost
+from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.job import KIND
+from unbroken.spec.times import time_seconds
+
+Object = Mapping[str, Any]
+
+STATES = ("Failed", "Completed", "Suspended", "Faulted", "Running", "PodsRunning", "Created")
+"""Types of conditions; the first of these that is True is the job's state."""
+ENDED = ("Completed", "Failed")
+
+DONE = {
+    Remedy.IN_PROCESS: "went on in the same processes",
+    Remedy.PROCESS: "restarted the processes in their pods",
+    Remedy.POD: "replaced the pod, restarted the processes of the others",
+    Remedy.JOB: "recreated all pods",
+    Remedy.FAIL: "gave up",
+}
+RECOVERED = "recovered"
+STAGES = (
+    ("detected", "detected_at"),
+    ("stopped", "stopped_at"),
+    ("ready", "ready_at"),
+    ("started", "started_at"),
+    ("first output", "progress_at"),
+)
+
+
+def condition(job: Object) -> Object:
+    """The condition that is the job's state; empty where it has none yet."""
+    found = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or ()}
+    for kind in STATES:
+        if (found.get(kind) or {}).get("status") == "True":
+            return dict(found[kind])
+    return {}
+
+
+def state(job: Object) -> str:
+    """Running, Completed, ...; Pending before the operator has seen the job."""
+    return str(condition(job).get("type", "Pending"))
+
+
+def replicas(job: Object, field: str = "replicas") -> int:
+    """Pods that train at a time, or another number of the replica specs."""
+    return sum(int(one.get(field) or 0) for one in job["spec"].get("replicaSpecs") or ())
+
+
+def job_summary(job: Object, pods: Iterable[Object]) -> dict[str, Any]:
+    """What `unbroken jobs` says of a job."""
+    metadata, status = job["metadata"], job.get("status") or {}
+    faulty = status.get("latestFaultyPodInstanceList") or {}
+    fault: Object = next((c for c in status.get("conditions") or () if c["type"] == "Faulted"), {})
+    now = condition(job)
+    return {
+        "name": metadata["name"],
+        "namespace": metadata["namespace"],
+        "state": state(job),
+        "reason": now.get("reason", ""),
+        "message": now.get("message", ""),
+        "replicas": replicas(job),
+        "ready": sum(1 for pod in pods if is_ready(pod)),
+        "spares": replicas(job, "spares"),
+        "restarts": int(status.get("restartCount") or 0),
+        "lastFault": fault.get("reason", ""),
+        "faultyPods": faulty.get("faultyPodList") or [],
+        "created": metadata["creationTimestamp"],
+        "started": status.get("startTime"),
+        "completed": status.get("completionTime"),
+    }
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether all of the pod's containers run and answer."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def pod_summary(pod: Object) -> dict[str, Any]:
+    """What `unbroken describe` says of a pod."""
+    status, metadata = pod.get("status") or {}, pod["metadata"]
+    containers = status.get("containerStatuses") or ()
+    waiting: Object = next(
+        (c["state"]["waiting"] for c in containers if "waiting" in c["state"]), {}
+    )
+    phase = "Terminating" if metadata.get("deletionTimestamp") else status.get("phase", "Unknown")
+    return {
+        "name": metadata["name"],
+        "node": pod["spec"].get("nodeName", ""),
+        "address": status.get("podIP", ""),
+        "phase": phase,
+        "ready": is_ready(pod),
+        "restarts": sum(c.get("restartCount", 0) for c in containers),
+        "reason": status.get("reason") or waiting.get("reason", ""),
+    }
+
+
+def read_incidents(objects: Iterable[Object]) -> list[Incident]:
+    """Incidents from their objects, oldest first."""
+    return sorted((incident_from(one)[0] for one in objects), key=lambda one: one.number)
+
+
+def culprit_text(culprit: Signal) -> str:
+    """Who it was: `rank 3 (train-pods-1 on node-1)`."""
+    place = " on ".join(part for part in (culprit.pod, culprit.node) if part)
+    if culprit.rank is None:
+        return f"pod {place}" if culprit.pod else (f"node {culprit.node}" if place else KIND)
+    return f"rank {culprit.rank} ({place})" if place else f"rank {culprit.rank}"
+
+
+def incident_line(incident: Incident) -> str:
+    """One line: what broke, what was done, what it cost."""
+    cost = seconds_lost(incident)
+    what = f"incident {incident.number}: {culprit_text(incident.culprit)}: {incident.culprit.text}"
+    did = DONE[incident.remedy]
+    if cost is None:
+        return f"{what}; being repaired"
+    if incident.remedy is Remedy.FAIL or incident.outcome not in ("", RECOVERED):
+        why = incident.reason if incident.remedy is Remedy.FAIL else incident.outcome
+        return f"{what}; {did}: {why}"
+    return f"{what}; {did}; {cost:.3f} s lost"
+
+
+def stages(incident: Incident) -> Iterator[tuple[str, float, float]]:
+    """(stage, seconds since the epoch, seconds since it was detected) of those reached."""
+    for name, field in STAGES:
+        at = getattr(incident, field)
+        if at is not None:
+            yield name, at, at - incident.detected_at
+
+
+def exit_code(job: Object, incidents: Sequence[Incident]) -> int:
+    """What a command that ran the job ends with: 0, or that of the worker that failed it."""
+    if state(job) == "Completed":
+        return 0
+    code = incidents[-1].culprit.exit_code if incidents else None
+    return code or 1
+
+
+def restarts_text(job: Object) -> str:
+    """`2 restarts`."""
+    count = job_status_from(job.get("status"))[0].restart_count
+    return f"{count} restart{'' if count == 1 else 's'}"
+
+
+def age(created: str, now: float) -> str:
+    """How long ago, as kubectl writes it."""
+    seconds = max(0, int(now - time_seconds(created)))
+    for unit, size, most in (("s", 1, 120), ("m", 60, 120), ("h", 3600, 48)):
+        if seconds < size * most:
+            return f"{seconds // size}{unit}"
+    return f"{seconds // 86400}d"
