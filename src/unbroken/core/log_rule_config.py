@@ -1,0 +1,161 @@
+"""Log rules from what users write to what the evaluator runs: patterns, watched ranks.
+
+A rule that cannot be used is a problem of its own and leaves the others alone.
+
+**Watched ranks** (`unbroken.dev/log-rule-ranks` on the job: `RULE=WORD; RULE=WORD`, RULE `*` for
+all others; in a start command the rule's key `ranks`):
+
+- `some`, the default of our operator: the job as a whole must log.  A match of any rank of any node
+  feeds the rule, and it hangs only when no node hears it any more.  So a loss that rank 0 alone
+  logs, or the last rank alone as in Megatron, is no hang of the silent nodes.
+- `node`, the meaning of the HyperPod agent, which reads local rank 0 of each node: some rank of
+  each node must log.  Taken where nobody said anything, that is under an operator not ours.
+- `every`: each rank must log.
+- `0,8,16`: each of these ranks must log; lines of other ranks do not count.
+
+Values and `faultOnMatch` need no agreement: they count on whatever watched rank they appear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from unbroken.errors import SpecError
+from unbroken.spec.job import LogRule
+from unbroken.spec.problems import Report, below
+from unbroken.spec.read import read_record
+
+from .log_patterns import Pattern, compile_pattern
+from .log_values import Meter
+
+RANKS_ANNOTATION = "unbroken.dev/log-rule-ranks"
+RANKS_KEY = "ranks"
+
+
+class Scope(Enum):
+    """Who must log so that a rule does not hang."""
+
+    JOB = "some"
+    NODE = "node"
+    RANK = "every"
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Whose lines feed a rule, and who of them must log."""
+
+    scope: Scope = Scope.NODE
+    ranks: frozenset[int] | None = None
+    """None: all."""
+
+    def __str__(self) -> str:
+        return self.scope.value if self.ranks is None else ",".join(map(str, sorted(self.ranks)))
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledRule:
+    """A rule that can be run."""
+
+    spec: LogRule
+    pattern: Pattern
+    stop: Pattern | None = None
+    watch: Watch = Watch()
+
+    def meter(self) -> Meter | None:
+        """For the values that it captures; None where they are not compared."""
+        spec = self.spec
+        if spec.metric_threshold is None or spec.operator is None or not self.pattern.groups:
+            return None
+        return Meter(spec.operator, spec.metric_threshold, spec.metric_evaluation_data_points)
+
+
+def read_watch(text: str) -> Watch:
+    """`some`, `node`, `every`, or ranks with commas.  Raises SpecError."""
+    word = text.strip()
+    if word in {scope.value for scope in Scope}:
+        return Watch(Scope(word))
+    parts = [part.strip() for part in word.split(",")]
+    if all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        return Watch(Scope.RANK, frozenset(map(int, parts)))
+    raise SpecError(f"{text!r} is none of some, node, every, or ranks such as 0,8")
+
+
+def read_watches(annotation: str) -> dict[str, Watch]:
+    """The annotation's text by rule name.  Raises SpecError."""
+    watches = {}
+    for part in filter(None, map(str.strip, annotation.split(";"))):
+        name, is_pair, word = part.rpartition("=")
+        if not is_pair or not name.strip():
+            raise SpecError(f"{part!r} is not RULE=RANKS")
+        watches[name.strip()] = read_watch(word)
+    return watches
+
+
+def watch_of(name: str, watches: Mapping[str, Watch]) -> Watch:
+    """Who is watched for the rule, by our operator's default."""
+    return watches.get(name) or watches.get("*") or Watch(Scope.JOB)
+
+
+def read_rules(entries: Sequence[object], report: Report) -> tuple[CompiledRule, ...]:
+    """The usable rules of a start command, with the CRD's keys and perhaps `ranks`."""
+    rules = []
+    for index, entry in enumerate(entries):
+        path = f"logMonitoringConfiguration[{index}]"
+        fields = dict(entry) if isinstance(entry, Mapping) else entry
+        ranks = fields.pop(RANKS_KEY, None) if isinstance(fields, dict) else None
+        problems_before = len(report.problems)
+        spec = read_record(LogRule, fields, path, report)
+        try:
+            watch = Watch() if ranks is None else read_watch(str(ranks))
+        except SpecError as error:
+            report.invalid(below(path, RANKS_KEY), ranks, str(error))
+            continue
+        rule = compile_rule(spec, path, report)
+        if rule and len(report.problems) == problems_before:
+            rules.append(replace(rule, watch=watch))
+    return tuple(rules)
+
+
+def compile_rule(spec: LogRule, path: str, report: Report) -> CompiledRule | None:
+    """A rule made runnable; None where it cannot be, with the problem in `report`."""
+    pattern = _compile(spec.log_pattern, below(path, "logPattern"), report)
+    stop = spec.stop_pattern and _compile(spec.stop_pattern, below(path, "stopPattern"), report)
+    if pattern is None or (spec.stop_pattern and not stop):
+        return None
+    rule = CompiledRule(spec, pattern, stop or None)
+    _warn(rule, path, report)
+    return rule
+
+
+def _compile(source: str, path: str, report: Report) -> Pattern | None:
+    try:
+        pattern = compile_pattern(source)
+    except SpecError as error:
+        report.invalid(path, source, str(error))
+        return None
+    if not pattern.is_linear:
+        report.warn(
+            f"{path}: RE2 cannot express this pattern; it runs on Python's re, "
+            "which an unlucky line can stall"
+        )
+    return pattern
+
+
+def _warn(rule: CompiledRule, path: str, report: Report) -> None:
+    """Tell what is accepted and yet does nothing, or not what it seems."""
+    spec = rule.spec
+    times = (spec.expected_start_cut_off_in_seconds, spec.expected_recurring_frequency_in_seconds)
+    wants_value = spec.metric_threshold is not None or spec.operator is not None
+    if wants_value and not rule.meter():
+        report.warn(
+            f"{path}: values are compared only with metricThreshold, operator "
+            "and a capture group in logPattern"
+        )
+    if 0 in times:
+        report.warn(f"{path}: 0 seconds is taken as no limit")
+    if not (any(times) or rule.meter() or spec.fault_on_match):
+        report.warn(f"{path}: this rule can never find a fault")
+    if rule.pattern.is_match(b""):
+        report.warn(f"{path}.logPattern: matches every line, even an empty one")

@@ -1,0 +1,147 @@
+"""What the log rules are told and what they say.
+
+Times are of the driver's one clock, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from .log_rule_config import Scope
+
+
+class RuleState(Enum):
+    """How a rule stands; the worst of what its ranks show."""
+
+    WAITING = "Waiting"
+    HEALTHY = "Healthy"
+    SLOW = "Slow"
+    HANGING = "Hanging"
+    FAULTED = "Faulted"
+    STOPPED = "Stopped"
+    """Its stopPattern was seen."""
+
+
+class Violation(Enum):
+    """What a rule found; part of the agent's reason `Log<kind>_<rule>`."""
+
+    HANG = "Hang"
+    SLOW = "Slow"
+    FAULT = "Fault"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Workers run: first or, after `Paused`, again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """No worker runs for now (between stages); the time until `Started` does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of a worker, as a `LineAssembler` gives them; of unknown ranks nothing is heard."""
+
+    rank: int
+    stream: str
+    lines: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """The rank's worker ended well; nothing more will come from it."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed, and everything that could be read was handed over."""
+
+
+Event = Started | Paused | Lines | RankEnded | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class RuleViolated:
+    """The rule found a fault.
+
+    `is_decisive` False: only this node's part of a rule that the job keeps as a whole; a fault if
+    `hanging_rules` says so of all nodes."""
+
+    rule: str
+    kind: Violation
+    at: float
+    """When it came to be, which for a hang is the deadline."""
+    why: str
+    rank: int | None = None
+    """Of a hang: the silent rank, or who was heard last; None: nobody ever."""
+    stream: str | None = None
+    line: str = ""
+    """The newest matching one."""
+    value: float | None = None
+    is_decisive: bool = True
+
+    @property
+    def reason(self) -> str:
+        """In the words of the HyperPod agent."""
+        return f"Log{self.kind.value}_{self.rule}"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRecovered:
+    """What was found is over: a line came, or a good value."""
+
+    rule: str
+    kind: Violation
+    at: float
+    rank: int | None = None
+
+
+Effect = RuleViolated | RuleRecovered
+
+
+@dataclass(frozen=True, slots=True)
+class RuleView:
+    """One rule for display, and for the operator's `hanging_rules`."""
+
+    name: str
+    state: RuleState
+    ranks: str
+    """`some`, `node`, `every`, or ranks."""
+    matches: int = 0
+    bad_points: int = 0
+    """In a row, on the worst rank."""
+    unreadable: int = 0
+    """Captured texts that are no numbers."""
+    last_match_at: float | None = None
+    last_rank: int | None = None
+    last_stream: str = ""
+    last_line: str = ""
+    last_value: str = ""
+    """As logged."""
+
+
+def hanging_rules(nodes: Sequence[Sequence[RuleView]]) -> tuple[str, ...]:
+    """Rules kept by the job as a whole (`some`) that hang on all of it, from every node's views.
+
+    Nodes that heard the rule must all have lost it; where none ever did, all must be past the start
+    cut-off.  A node that never heard it says nothing against one that did."""
+    by_rule: dict[tuple[str, int], list[RuleView]] = {}
+    for views in nodes:
+        seen: Counter[str] = Counter()
+        for view in views:
+            if view.ranks == Scope.JOB.value:
+                by_rule.setdefault((view.name, seen[view.name]), []).append(view)
+                seen[view.name] += 1
+    return tuple(
+        name
+        for (name, _), views in by_rule.items()
+        if len(views) == len(nodes)
+        and all(v.state is RuleState.HANGING for v in [v for v in views if v.matches] or views)
+    )
