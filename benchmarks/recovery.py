@@ -111,7 +111,7 @@ def kill_once(contestant: Contestant, rank: int, bound: float, rng: random.Rando
         return replace(recovery, why_not=why)
     watch.pause()
     seen = outcome(recovery, list(old.values()), watch.workers[before:], watch.newest)
-    return replace(seen, **job.stages(seen))
+    return job.told(seen)
 
 
 def outcome(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -10,18 +11,23 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from recovery_records import Recovery
+from recovery_records import Recovery, with_incidents
 from recovery_watch import Watch
+
+from unbroken.spec.codec import incident_from
+from unbroken.spec.incident import Incident
 
 AGENTS, RANKS_PER_AGENT = 2, 2
 RANKS = AGENTS * RANKS_PER_AGENT
 SCRIPT = Path(__file__).with_name("train_step.py")
+INCIDENT_SECONDS, INCIDENT_LOOK_SECONDS = 10.0, 0.1
 RESTARTS_MAX = 1_000_000
 NVRX = "nvidia-resiliency-ext==0.6.0"
 NVRX_NEEDS = (
@@ -109,11 +115,11 @@ class Torchrun:
         ends = [f"agent {i} ended with {code}" for i, code in enumerate(codes) if code is not None]
         return ", ".join(ends)
 
-    def stages(self, recovery: Recovery) -> dict[str, Any]:
-        """Times that only the launcher tells of."""
+    def told(self, recovery: Recovery) -> Recovery:
+        """The recovery with what only the launcher tells of."""
         last = recovery.stepped_at or 0.0
         marks = [at for at in self.ready_at if recovery.killed_at < at < last]
-        return {"ready_at": max(marks)} if marks else {}
+        return replace(recovery, ready_at=max(marks, default=None))
 
     def stop(self) -> None:
         """End the agents; they end their workers, and the caller makes sure."""
@@ -245,9 +251,21 @@ class Unbroken:
         """Why the job can never go on; here only the bound tells."""
         return ""
 
-    def stages(self, recovery: Recovery) -> dict[str, Any]:
-        """From the newest Incident."""
-        return {}
+    def told(self, recovery: Recovery) -> Recovery:
+        """What the operator wrote of it: when it knew, and when all agents were ready."""
+        deadline = time.monotonic() + INCIDENT_SECONDS
+        while time.monotonic() < deadline:
+            found = [one for one in self.incidents() if one.detected_at >= recovery.killed_at]
+            if found and all(one.started_at is not None for one in found):
+                return with_incidents(recovery, found)
+            time.sleep(INCIDENT_LOOK_SECONDS)
+        raise Unavailable(f"no incident tells of the kill after {INCIDENT_SECONDS:.0f} s")
+
+    def incidents(self) -> list[Incident]:
+        """All of the job, in order."""
+        listed = json.loads(self.kubectl("get", "incidents.unbroken.dev", "-o", "json"))
+        found = [incident_from(content)[0] for content in listed["items"]]
+        return sorted(found, key=lambda one: one.number)
 
     def stop(self) -> None:
         """Take the cluster away."""

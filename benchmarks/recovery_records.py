@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from unbroken.spec.incident import Incident
 
 STAGES = ("detect", "stop", "ready", "start", "first_step")
 
@@ -46,11 +48,7 @@ class Recovery:
 
 
 def stage_seconds(recovery: Recovery) -> dict[str, float]:
-    """Length of each stage; a stage whose end was not seen is left out and counts to the next one.
-
-    The stages of a launcher may overlap (a worker may die before its launcher knows): each begins
-    where the latest end before it lies, so that they add up to the whole.
-    """
+    """Length of each stage, in order."""
     ends = (
         recovery.detected_at,
         recovery.stopped_at,
@@ -58,13 +56,45 @@ def stage_seconds(recovery: Recovery) -> dict[str, float]:
         recovery.started_at,
         recovery.stepped_at,
     )
-    lengths: dict[str, float] = {}
-    reached = recovery.killed_at
-    for stage, end in zip(STAGES, ends, strict=True):
+    return lengths(recovery.killed_at, dict(zip(STAGES, ends, strict=True)))
+
+
+def lengths(start: float, ends: Mapping[str, float | None]) -> dict[str, float]:
+    """Length of each part; one whose end was not seen is left out and counts to the next.
+
+    Parts may overlap (a worker may die before its launcher knows): each begins where the latest
+    end before it lies, so that they add up to the whole.
+    """
+    found: dict[str, float] = {}
+    reached = start
+    for name, end in ends.items():
         if end is not None:
-            lengths[stage] = max(0.0, end - reached)
+            found[name] = max(0.0, end - reached)
             reached = max(reached, end)
-    return lengths
+    return found
+
+
+def with_incidents(recovery: Recovery, found: Sequence[Incident]) -> Recovery:
+    """The recovery with what our operator wrote of it; more than one incident: restarts in vain."""
+    first, last = found[0], found[-1]
+    told = {
+        "reaped": recovery.detected_at,
+        "operator_detected": first.detected_at,
+        "operator_stopped": last.stopped_at,
+        "operator_ready": last.ready_at,
+        "operator_started": last.started_at,
+        "operator_progress": last.progress_at,
+    }
+    return replace(
+        recovery,
+        detected_at=first.detected_at,
+        ready_at=last.ready_at,
+        details={
+            **recovery.details,
+            "incidents": len(found),
+            **lengths(recovery.killed_at, told),
+        },
+    )
 
 
 def percentile(values: Sequence[float], share: float) -> float:

@@ -6,7 +6,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from recovery_records import Recovery, percentile, stage_seconds, summary
+from recovery_records import Recovery, percentile, stage_seconds, summary, with_incidents
+
+from unbroken.spec.incident import Incident, Remedy, Signal
 
 KILL = Recovery(
     mode="torchrun-fresh-store",
@@ -74,3 +76,40 @@ def test_a_mode_that_never_recovered_has_no_figures() -> None:
     assert entry["p50_seconds"] is None
     assert entry["p95_seconds"] is None
     assert entry["stages"] == {}
+
+
+def incident(number: int, detected_after: float, ready_after: float) -> Incident:
+    """As the operator writes it; times after the kill."""
+    at = KILL.killed_at + detected_after
+    culprit = Signal(at, "Signal", "rank 1: killed by SIGKILL", rank=1)
+    return Incident(
+        number,
+        number - 1,
+        culprit,
+        (culprit,),
+        Remedy.PROCESS,
+        "workers of healthy pods",
+        detected_at=at,
+        stopped_at=at + 0.02,
+        ready_at=KILL.killed_at + ready_after,
+        started_at=KILL.killed_at + ready_after + 0.01,
+    )
+
+
+def test_incidents_tell_when_the_operator_knew_and_when_agents_were_ready() -> None:
+    seen = replace(KILL, detected_at=KILL.killed_at + 0.002)
+    told = with_incidents(seen, [incident(4, 0.005, 0.045)])
+    assert told.detected_at == pytest.approx(KILL.killed_at + 0.005)
+    assert told.detect_to_ready == pytest.approx(0.04, abs=1e-6)
+    assert told.details["incidents"] == 1
+    assert told.details["import_torch"] == 3.2
+    names = ("reaped", "operator_detected", "operator_stopped", "operator_ready")
+    parts = [told.details[name] for name in names]
+    assert parts == pytest.approx([0.002, 0.003, 0.02, 0.02], abs=1e-6)
+    assert "operator_progress" not in told.details
+
+
+def test_two_incidents_of_one_kill_count_from_the_first_to_the_last() -> None:
+    told = with_incidents(KILL, [incident(4, 0.005, 0.045), incident(5, 3.0, 3.1)])
+    assert told.details["incidents"] == 2
+    assert told.detect_to_ready == pytest.approx(3.095, abs=1e-6)
