@@ -1,0 +1,59 @@
+"""Sees to it that the cluster knows our kinds."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+from unbroken.errors import WorldError
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.spec import incident, job
+from unbroken.spec.schema import definitions
+
+from .kinds import INCIDENTS, JOBS
+from .requests import APPLY, NOT_FOUND, persist
+
+log = logging.getLogger(__name__)
+
+PATH = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+FORBIDDEN = 403
+
+
+async def install(client: KubeClient) -> None:
+    """Apply the definitions of our kinds, and wait until the API serves them.
+
+    Where that is not allowed, what somebody else has installed will do; SpecError if nobody has.
+    """
+    for definition in definitions():
+        name = definition["metadata"]["name"]
+        try:
+            await persist(f"definition={name} write=apply", partial(_apply, client, definition))
+        except ApiRefusal as error:
+            if error.code != FORBIDDEN:
+                raise
+            log.info('definition=%s not_installed="%s"', name, error)
+    for kind in (f"{JOBS}/{job.PLURAL}", f"{INCIDENTS}/{incident.PLURAL}"):
+        await persist(f"kind={kind} wait=served", partial(_serve, client, kind))
+
+
+async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
+    path = f"{PATH}/{quote(definition['metadata']['name'])}"
+    await client.raw("PATCH", path, body=definition, headers=APPLY, parameters={"force": "true"})
+
+
+async def _serve(client: KubeClient, path: str) -> None:
+    """Return if the API serves the kind; WorldError while it may be about to."""
+    try:
+        await client.raw("GET", path, parameters={"limit": "1"})
+    except ApiRefusal as error:
+        if error.code == NOT_FOUND:
+            raise WorldError(
+                f"the cluster does not serve {path}; an administrator installs it with: "
+                "kubectl apply --server-side -f deploy/crds",
+                1.0,
+            ) from error
+        # Listing in all namespaces may be more than an operator of one namespace is allowed.
+        if error.code != FORBIDDEN:
+            raise

@@ -1,0 +1,270 @@
+"""One job's machine, carried out: feeds it with what happens and does what it orders.
+
+Orders to agents go out at once.  What goes to the API server is done beside that, each order once
+at a time: the machine says it again while it matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+from lightkube.resources.core_v1 import Pod
+
+from unbroken.core.events import (
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    Effect,
+    Event,
+    FenceNode,
+    JobSeen,
+    PodGone,
+    PodName,
+    PodRefused,
+    PodSeen,
+    PodUid,
+    RecordEvent,
+    StartWorkers,
+    StopWorkers,
+    Tick,
+    WriteIncident,
+    WriteStatus,
+)
+from unbroken.errors import UnbrokenError
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import pause
+from unbroken.kube.events import EventRecorder
+from unbroken.spec.job import Condition, JobSpec, JobStatus
+
+from .links import AgentLinks
+from .pods import JobIdentity, build_pod
+from .requests import CONFLICT, JobRequests, persist
+from .views import agent_port, pod_view
+from .writer import JobWriter
+
+log = logging.getLogger(__name__)
+
+FINAL = frozenset({400, 422})
+"""Refusals of an object that no waiting makes good."""
+TOKEN_RETRY_SECONDS = 5.0
+
+
+class Machine(Protocol):
+    """What decides about a job."""
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """What is to be done about an event."""
+
+    def deadline(self) -> float | None:
+        """When to `step` a Tick if nothing happens before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all jobs of one operator share."""
+
+    client: KubeClient
+    recorder: EventRecorder
+    session: aiohttp.ClientSession
+    clock: Callable[[], float]
+    """Seconds since the epoch that never go back."""
+    new_token: Callable[[], str]
+    slots: asyncio.Semaphore
+    """Orders to the API server that are under way at a time, of all jobs together."""
+
+
+class JobRunner:
+    """Runs one job; `run` in a task of its own, and tell it what happens."""
+
+    def __init__(self, around: Surroundings, job: JobIdentity, machine: Machine) -> None:
+        self.job = job
+        self.title = f"{job.namespace}/{job.name}"
+        self._around = around
+        self._machine = machine
+        self._requests = JobRequests(around.client, job)
+        self._writer = JobWriter(self._requests, around.recorder, job)
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._tasks = asyncio.TaskGroup()
+        self._under_way: set[Hashable] = set()
+        self._ports: dict[PodUid, int] = {}
+        self._gone: set[PodUid] = set()
+        self._seen: JobSeen | None = None
+        self._conditions: tuple[Condition, ...] = ()
+
+    # --- what others tell
+
+    def tell(self, event: Event) -> None:
+        """Something happened."""
+        if isinstance(event, JobSeen):
+            if event == self._seen:
+                return
+            self._seen = event
+        self._inbox.put_nowait(event)
+
+    def pod_changed(self, pod: Pod, *, is_gone: bool = False) -> None:
+        """A pod of the job as it is now, or was last."""
+        view = pod_view(pod)
+        if view is None or view.uid in self._gone:
+            return
+        if is_gone:
+            self._tell_gone(view.name, view.uid)
+        else:
+            self._ports[view.uid] = agent_port(pod)
+            self.tell(PodSeen(view))
+
+    def _tell_gone(self, name: PodName, uid: PodUid) -> None:
+        # A watch may lag behind what a deletion has told already.
+        if uid not in self._gone:
+            self._gone.add(uid)
+            self.tell(PodGone(name, uid))
+
+    def complain(self, reason: str, message: str) -> None:
+        """Record a warning on the job."""
+        self._writer.event(RecordEvent(reason, message, is_warning=True))
+
+    # --- life
+
+    async def run(self) -> None:
+        """Live until cancelled."""
+        async with self._tasks:
+            self._tasks.create_task(self._writer.run())
+            token = await self._token() if self.job.wants_token else None
+            links = AgentLinks(self._around.session, token, self.tell, self._tasks)
+            while True:
+                self._step(await self._next(), links)
+
+    async def _token(self) -> str:
+        doing, new_token = f"job={self.title} read=token", self._around.new_token
+        while True:
+            try:
+                return await persist(doing, lambda: self._requests.token(new_token))
+            except UnbrokenError as error:
+                log.warning('%s failed="%s"', doing, error)
+                self.complain("NoAgentToken", str(error))
+            await pause(TOKEN_RETRY_SECONDS)
+
+    async def _next(self) -> Event:
+        deadline = self._machine.deadline()
+        seconds = None if deadline is None else max(0.0, deadline - self._around.clock())
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._inbox.get()
+        except TimeoutError:
+            return Tick()
+
+    def _step(self, event: Event, links: AgentLinks) -> None:
+        match event:
+            case PodSeen(view):
+                links.follow(view, self._ports[view.uid])
+            case PodGone(_, uid):
+                links.drop(uid)
+            case _:
+                pass
+        for effect in self._machine.step(event, self._around.clock()):
+            self._carry_out(effect, links)
+
+    # --- effects
+
+    def _carry_out(self, effect: Effect, links: AgentLinks) -> None:
+        match effect:
+            case StartWorkers(uid, command) | StopWorkers(uid, command):
+                is_sent = links.send(uid, command)
+                log.debug("job=%s pod=%s sent=%s command=%s", self.title, uid, is_sent, command)
+            case WriteStatus(status):
+                self._log_status(status)
+                self._writer.status(status)
+            case RecordEvent(reason, message):
+                log.info('job=%s event=%s message="%s"', self.title, reason, message)
+                self._writer.event(effect)
+            case WriteIncident(incident):
+                self._writer.incident(incident)
+            case CreatePod() | DeletePod() | FenceNode() | DeleteJob():
+                self._order(effect)
+
+    def _order(self, effect: CreatePod | DeletePod | FenceNode | DeleteJob) -> None:
+        requests = self._requests
+        match effect:
+            case CreatePod(name, _, _, avoid):
+                if self._begin(("create", name), self._create(effect)):
+                    log.info("job=%s pod=%s create avoid=%s", self.title, name, ",".join(avoid))
+            case DeletePod(name, uid, reason, force):
+                if self._begin(("delete", uid, force), self._delete(effect)):
+                    text = 'job=%s pod=%s delete force=%s reason="%s"'
+                    log.info(text, self.title, name, force, reason)
+            case FenceNode(node, reason):
+                if self._begin(("fence", node), requests.fence(effect)):
+                    log.warning('job=%s node=%s fence reason="%s"', self.title, node, reason)
+            case DeleteJob(reason):
+                if self._begin("delete", requests.delete_job()):
+                    log.info('job=%s delete reason="%s"', self.title, reason)
+
+    def _begin(self, key: Hashable, work: Coroutine[Any, Any, None]) -> bool:
+        """Carry an order out beside the others, unless the same is under way."""
+        if key in self._under_way:
+            work.close()
+            return False
+        self._under_way.add(key)
+        self._tasks.create_task(self._finish(key, work))
+        return True
+
+    async def _finish(self, key: Hashable, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with self._around.slots:
+                await work
+        except UnbrokenError as error:
+            # The machine orders it again while it matters.
+            log.warning('job=%s order=%s failed="%s"', self.title, key, error)
+        finally:
+            self._under_way.discard(key)
+
+    async def _delete(self, order: DeletePod) -> None:
+        if not await self._requests.delete_pod(order):
+            self._tell_gone(order.name, order.uid)
+
+    async def _create(self, order: CreatePod) -> None:
+        try:
+            body = build_pod(self.job, self._spec(), order)
+            made = await self._requests.create_pod(body)
+        except ApiRefusal as error:
+            if error.code == CONFLICT and await self._is_there(order):
+                return
+            log.warning('job=%s pod=%s refused="%s"', self.title, order.name, error)
+            self.tell(PodRefused(order.name, str(error), error.code in FINAL))
+        else:
+            self._first_seen(made)
+
+    async def _is_there(self, order: CreatePod) -> bool:
+        """Whether the pod of this name is the job's, so that nothing is left to do."""
+        found = await self._requests.pod(order.name)
+        owners = (found.metadata.ownerReferences if found and found.metadata else None) or ()
+        if found is None or not any(owner.uid == self.job.uid for owner in owners):
+            return False
+        self._first_seen(found)
+        return True
+
+    def _first_seen(self, pod: Pod) -> None:
+        # The watch may have told more of it by now: only what it has not told of is news.
+        uid = pod.metadata.uid if pod.metadata else None
+        if uid and PodUid(uid) not in self._ports:
+            self.pod_changed(pod)
+
+    def _spec(self) -> JobSpec:
+        assert self._seen is not None
+        return self._seen.spec
+
+    def _log_status(self, status: JobStatus) -> None:
+        """One line for each condition that has changed."""
+        before = {(one.type, one.status, one.reason) for one in self._conditions}
+        self._conditions = status.conditions
+        for one in status.conditions:
+            if (one.type, one.status, one.reason) not in before:
+                log.info(
+                    'job=%s attempt=%d condition=%s status=%s reason=%s message="%s"',
+                    self.title, status.restart_count,
+                    *(one.type, one.status, one.reason, one.message[:500]),
+                )  # fmt: skip

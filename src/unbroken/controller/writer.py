@@ -1,0 +1,108 @@
+"""Writes what a job has become: the status, then its events, then its incidents.
+
+One write at a time.  Of several statuses the newest is written; while the API server is away all
+waits here, and is written when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from lightkube.models.core_v1 import ObjectReference
+
+from unbroken.core.events import RecordEvent
+from unbroken.kube.client import ApiRefusal
+from unbroken.kube.events import EventRecorder
+from unbroken.spec.incident import Incident
+from unbroken.spec.job import GROUP, KIND, VERSION, JobStatus
+
+from .pods import JobIdentity
+from .requests import CONFLICT, NOT_FOUND, JobRequests, persist
+
+log = logging.getLogger(__name__)
+
+EVENTS_MAX = 1000
+"""Events that wait for the API server; older ones are dropped."""
+
+
+class JobWriter:
+    """The writes of one job, in order; `run` makes them."""
+
+    def __init__(self, requests: JobRequests, recorder: EventRecorder, job: JobIdentity) -> None:
+        self._requests = requests
+        self._recorder = recorder
+        self._job = job
+        self._status: JobStatus | None = None
+        self._events: list[RecordEvent] = []
+        self._incidents: dict[int, Incident] = {}
+        self._wake = asyncio.Event()
+        self.about = ObjectReference(
+            apiVersion=f"{GROUP}/{VERSION}",
+            kind=KIND,
+            name=job.name,
+            namespace=job.namespace,
+            uid=job.uid,
+        )
+
+    def status(self, status: JobStatus) -> None:
+        """The status is now this."""
+        self._status = status
+        self._wake.set()
+
+    def event(self, event: RecordEvent) -> None:
+        """Record an event after the status that was given last."""
+        self._events = [*self._events, event][-EVENTS_MAX:]
+        self._wake.set()
+
+    def incident(self, incident: Incident) -> None:
+        """Write an incident; only its newest state counts."""
+        self._incidents[incident.number] = incident
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            events, self._events = self._events, []
+            incidents, self._incidents = self._incidents, {}
+            await self._write_status()
+            for event in events:
+                kind = "Warning" if event.is_warning else "Normal"
+                self._recorder.record(self.about, kind, event.reason, event.message)
+            for incident in incidents.values():
+                await self._write_incident(incident)
+
+    async def _write_status(self) -> None:
+        written: JobStatus | None = None
+
+        async def write() -> None:
+            # At each try the newest there is.
+            nonlocal written
+            written = self._status
+            assert written is not None
+            await self._requests.write_status(written)
+
+        if self._status is None:
+            return
+        try:
+            await persist(f"job={self._title} write=status", write)
+        except ApiRefusal as error:
+            # The watch will tell that the job is gone; anything else is a status that was never
+            # meant to be refused.
+            level = logging.DEBUG if error.code in (NOT_FOUND, CONFLICT) else logging.ERROR
+            log.log(level, 'job=%s write=status refused="%s"', self._title, error)
+        if self._status is written:
+            self._status = None
+
+    async def _write_incident(self, incident: Incident) -> None:
+        doing = f"job={self._title} write=incident-{incident.number}"
+        try:
+            await persist(doing, lambda: self._requests.write_incident(incident))
+        except ApiRefusal as error:
+            log.warning('%s refused="%s"', doing, error)
+
+    @property
+    def _title(self) -> str:
+        return f"{self._job.namespace}/{self._job.name}"
