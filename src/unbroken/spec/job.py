@@ -15,6 +15,7 @@ from .fields import INT_MAX, Limits
 
 GROUP, VERSION, KIND = "sagemaker.amazonaws.com", "v1", "HyperPodPyTorchJob"
 PLURAL = "hyperpodpytorchjobs"
+RESOURCE = f"{PLURAL}.{GROUP}"
 
 Object = Mapping[str, Any]
 """A part of a Kubernetes object that is passed on as it is."""

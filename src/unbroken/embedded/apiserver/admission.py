@@ -3,14 +3,20 @@
 A fixed list, as the default admission plugins of kube-apiserver: NamespaceLifecycle,
 ServiceAccount (the name only: pods here get no API token), Priority.  Services are headless: there
 is no proxy that could serve a cluster address, so none is given out.
+
+Custom kinds may have a judge, in the place of a validating webhook.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from unbroken.spec.problems import Verdict
+
 from .catalogue import Catalogue
 from .kinds import Kind
 from .requests import Target
-from .status import ApiError, Object, not_found
+from .status import ApiError, Cause, Object, not_found
 from .store import Store
 
 WITH_GENERATION = {
@@ -29,6 +35,9 @@ WITH_GENERATION = {
 }
 KEEPS_STATUS = {"nodes", "persistentvolumes", "events", "namespaces"}
 """Built-in kinds whose status may be given at creation (kubelet registers nodes so)."""
+
+Admit = Callable[[Object], Verdict]
+"""Judges whole objects of one kind before they are stored; their status is not looked at."""
 
 
 def has_generation(kind: Kind) -> bool:
@@ -67,6 +76,17 @@ def check_namespace(store: Store, target: Target) -> None:
             ],
         }
         raise ApiError(403, "Forbidden", message, details=details)
+
+
+def judge(admit: Admit, old: Object | None, new: Object) -> tuple[list[Cause], tuple[str, ...]]:
+    """What is wrong with `new`, and warnings.
+
+    What was wrong with `old` already refuses no update: else nobody could repair or delete it.
+    """
+    found = admit(new)
+    known = admit(old).problems if old is not None and found.problems else ()
+    causes = [Cause(p.reason, p.path, p.message) for p in found.problems if p not in known]
+    return causes, found.warnings
 
 
 def complete_new(store: Store, catalogue: Catalogue, kind: Kind, content: Object) -> None:

@@ -16,7 +16,7 @@ import ssl
 import time
 import uuid
 from asyncio import Task
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from aiohttp.web_protocol import RequestHandler
 from unbroken.errors import WorldError
 
 from . import access, bootstrap
+from .admission import Admit
 from .builtins import BUILTINS
 from .catalogue import Catalogue
 from .proxy import NodeProxy
@@ -57,10 +58,13 @@ class Serving:
 
 
 @asynccontextmanager
-async def serving(directory: Path, port: int = 0) -> AsyncIterator[Serving]:
+async def serving(
+    directory: Path, port: int = 0, admissions: Mapping[str, Admit] | None = None
+) -> AsyncIterator[Serving]:
     """Serve from `directory` until the block is left.
 
-    Port 0: the port used last time if it is still free.  WorldError when another process serves
+    Port 0: the port used last time if it is still free.  `admissions` are the judges of custom
+    kinds by resource, such as widgets.example.com.  WorldError when another process serves
     the directory, or when the port or the files cannot be used.
     """
     with _locked(directory):
@@ -69,8 +73,9 @@ async def serving(directory: Path, port: int = 0) -> AsyncIterator[Serving]:
         store.open()
         proxy = NodeProxy(identity.kubelet_token)
         catalogue = Catalogue(BUILTINS)
-        server = ApiServer(store, catalogue, _surroundings(), identity.token, proxy)
-        bootstrap.create_defaults(store, catalogue, _surroundings())
+        around = _surroundings(admissions or {})
+        server = ApiServer(store, catalogue, around, identity.token, proxy)
+        bootstrap.create_defaults(store, catalogue, around)
         runner = web.ServerRunner(
             web.Server(
                 server.handle,
@@ -93,12 +98,13 @@ async def serving(directory: Path, port: int = 0) -> AsyncIterator[Serving]:
             store.close()
 
 
-def _surroundings() -> Surroundings:
+def _surroundings(admissions: Mapping[str, Admit]) -> Surroundings:
     source = random.Random(secrets.randbits(128))
     return Surroundings(
         clock=time.time,
         new_uid=lambda: str(uuid.UUID(int=source.getrandbits(128), version=4)),
         new_suffix=lambda: "".join(source.choices(SUFFIX_LETTERS, k=5)),
+        admissions=admissions,
     )
 
 

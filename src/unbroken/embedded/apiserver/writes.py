@@ -7,7 +7,7 @@ stores nothing.  What a kind needs beyond this path is data in its `Kind` or a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -56,6 +56,8 @@ class Surroundings:
     new_uid: Callable[[], str]
     new_suffix: Callable[[], str]
     """Five random letters and digits for generateName."""
+    admissions: Mapping[str, admission.Admit] = field(default_factory=dict)
+    """Judges of custom kinds by resource, such as widgets.example.com."""
 
     def timestamp(self) -> str:
         """Now, as Kubernetes writes times: whole seconds, UTC."""
@@ -117,7 +119,7 @@ class Writer:
         if admission.has_generation(target.kind):
             meta["generation"] = 1
         admission.complete_new(self._store, self._catalogue, target.kind, content)
-        self._check(target, None, content)
+        self._check(target, None, content, warnings)
         key = (target.namespace, meta["name"])
         if key in self._store.collection(target.kind.storage).entries:
             raise already_exists(target.kind.group, target.kind.plural, meta["name"])
@@ -183,7 +185,7 @@ class Writer:
         for name in ("apiVersion", "kind"):
             if not applied.get(name):
                 raise bad_request(f"Object '{name.capitalize()}' is missing in the applied object")
-        applied = self._understood(target, applied, options, warnings)
+        applied = self._understood(target, applied, options, warnings, is_part=True)
         old = self._present(target, live) if live is not None else None
         meta = applied["metadata"]
         if meta.get("name") not in (None, target.name):
@@ -257,7 +259,7 @@ class Writer:
             meta["generation"] = old["metadata"].get("generation", 0) + 1
         if not meta.get("managedFields"):
             meta.pop("managedFields", None)
-        self._check(target, old, content)
+        self._check(target, old, content, warnings)
         if content == old:
             return Result(live, warnings=warnings)
         content = to_storage(target.kind, content)
@@ -269,9 +271,18 @@ class Writer:
         return Result(self._commit(target, live.key, content, options), warnings=warnings)
 
     def _understood(
-        self, target: Target, content: Object, options: WriteOptions, warnings: list[str]
+        self,
+        target: Target,
+        content: Object,
+        options: WriteOptions,
+        warnings: list[str],
+        *,
+        is_part: bool = False,
     ) -> Object:
-        """The object without what its kind does not know; ApiError 400 for wrong types."""
+        """The object without what its kind does not know; ApiError 400 for wrong types.
+
+        `is_part`: of an object, to be applied.
+        """
         _check_identity(target, content)
         schema, is_custom = target.version.schema, target.kind.is_custom
         if not is_custom:
@@ -282,7 +293,13 @@ class Writer:
                 f'{target.kind.kind} in version "{target.version.name}" cannot be handled '
                 f"as a {target.kind.kind}: {problem}"
             )
+        whole = content
         content, dropped = structural.prune(content, schema)
+        if dropped and options.validation != "Ignore" and not is_part:
+            # A judge knows what the unknown fields may have meant.
+            causes, _ = self._judge(target, None, whole)
+            if causes:
+                raise _invalid(target, whole, causes)
         content.setdefault("metadata", {})
         unknown = [f'unknown field "{path}"' for path in dropped]
         if unknown and options.validation == "Strict":
@@ -415,12 +432,25 @@ class Writer:
         else:
             apply_defaults(target.kind, content)
 
-    def _check(self, target: Target, old: Object | None, new: Object) -> None:
+    def _judge(
+        self, target: Target, old: Object | None, new: Object
+    ) -> tuple[list[Cause], tuple[str, ...]]:
+        """Causes and warnings of the kind's own judge, if it has one."""
+        admit = self._around.admissions.get(target.kind.resource)
+        if admit is None or target.subresource == "status":
+            return [], ()
+        return admission.judge(admit, old, new)
+
+    def _check(self, target: Target, old: Object | None, new: Object, warnings: list[str]) -> None:
         """ApiError 422 with every rule that `new` breaks."""
         kind = target.kind
         causes = validate_metadata(new["metadata"], kind)
         if kind.is_custom:
-            causes += structural.validate(new, target.version.schema)
+            judged, told = self._judge(target, old, new)
+            places = {cause.field for cause in judged}
+            found = structural.validate(new, target.version.schema)
+            causes += [*judged, *(cause for cause in found if cause.field not in places)]
+            warnings.extend(told)
         elif kind.resource == CRD_RESOURCE:
             causes += crds.validate_update(new, old) if old is not None else []
         else:
@@ -428,8 +458,7 @@ class Writer:
             before = None if target.subresource == "binding" else old
             causes += rules.validate(kind, before, new)
         if causes:
-            name = new["metadata"].get("name") or new["metadata"].get("generateName", "")
-            raise invalid(kind.group, kind.kind, name, causes)
+            raise _invalid(target, new, causes)
 
     def _commit(
         self, target: Target, key: tuple[str, str], content: Object, options: WriteOptions
@@ -455,6 +484,12 @@ def _check_identity(target: Target, content: Object) -> None:
         )
     if not isinstance(content.get("metadata", {}), dict | None):
         raise bad_request("json: cannot unmarshal metadata into an object of type ObjectMeta")
+
+
+def _invalid(target: Target, content: Object, causes: list[Cause]) -> ApiError:
+    meta = content.get("metadata") or {}
+    name = meta.get("name") or meta.get("generateName", "")
+    return invalid(target.kind.group, target.kind.kind, name, causes)
 
 
 def _name_mismatch(given: object, expected: str) -> ApiError:

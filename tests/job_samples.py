@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-MANIFESTS = Path(__file__).parent / "manifests"
+MANIFESTS = Path(__file__).parent / "spec/manifests"
 Object = dict[str, Any]
 
 
