@@ -48,6 +48,8 @@ class Status:
     ip_version: str | None = None
     spare: bool = True
     """True before the first start, as with the stock agent."""
+    warning: str = ""
+    """Stands in for a message where there is none."""
 
 
 def parse_json(body: bytes) -> object:
@@ -142,8 +144,8 @@ def status_body(report: AgentReport, status: Status) -> dict[str, Any]:
     body: dict[str, Any] = {"status": report.state.value, "transitions": entered}
     if report.reason:
         body["reason"] = report.reason
-    if report.message:
-        body["message"] = report.message
+    if report.message or status.warning:
+        body["message"] = report.message or status.warning
     body["restartMode"] = RESTART_MODE
     if status.ip_version:
         body["ipversion"] = status.ip_version

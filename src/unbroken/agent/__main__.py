@@ -1,0 +1,7 @@
+"""`python -m unbroken.agent`."""
+
+from __future__ import annotations
+
+from .main import script
+
+script()

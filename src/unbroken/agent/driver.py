@@ -1,0 +1,236 @@
+"""The agent's loop: the clock, the machine, and everything that it orders."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import unbroken
+from unbroken.agent_http.server import AgentServer
+from unbroken.core.workers import (
+    Commanded,
+    Effect,
+    Event,
+    Exit,
+    KillAll,
+    OfferPort,
+    PortFound,
+    Prepared,
+    Publish,
+    Settings,
+    SignalWorkers,
+    Spawn,
+    Stage,
+    Terminated,
+    Tick,
+    Workers,
+)
+from unbroken.errors import WorldError
+from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand
+from unbroken.wire.agent_bodies import Status
+
+from . import facts
+from .environment import programs
+from .options import Options
+from .processes import Processes
+from .rank_table import DIRECTORY, DIRECTORY_VARIABLE, RankTable
+
+logger = logging.getLogger(__name__)
+
+PORTS_REMEMBERED = 1000
+
+
+class Driver:
+    """Runs the machine; is what the HTTP server speaks for."""
+
+    def __init__(self, options: Options, token: str | None, has_link: bool = True) -> None:
+        self._options = options
+        self._machine = Workers(settings(options))
+        self._server = AgentServer(self, token, has_link)
+        self._processes = Processes(options, self.feed)
+        self._table = RankTable(Path(os.environ.get(DIRECTORY_VARIABLE, DIRECTORY)))
+        self._directories = log_directories(options)
+        self._random = random.Random()
+        self._offered: collections.deque[int] = collections.deque(maxlen=PORTS_REMEMBERED)
+        self._is_spare = True
+        self._inbox: collections.deque[Event] = collections.deque()
+        self._is_stepping = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[int] = self._loop.create_future()
+        self._began_at, self._began = time.time(), time.monotonic()
+
+    async def run(self, keeper: int) -> int:
+        """Listen and work until told to end; returns the exit code.  WorldError."""
+        self._table.load()
+        self._processes.start()
+        for number in self._options.signals:
+            self._loop.add_signal_handler(number, self.feed, Terminated(number))
+        self._loop.add_reader(keeper, self._keeper_ended, keeper)
+        port = await self._server.start(self._options.host, self._options.port)
+        self.feed(Prepared())
+        self._announce(port)
+        code = await self._end
+        await self._server.close()
+        self._processes.close()
+        return code
+
+    def refusal(self, command: Command) -> str:
+        """Why the command cannot be followed now; empty: it can."""
+        return self._machine.refusal(command)
+
+    def command(self, command: Command) -> None:
+        """Follow a command."""
+        is_ready = self._machine.state is AgentState.READY
+        if isinstance(command, StartCommand) and is_ready and not self.refusal(command):
+            self.update(command)
+        self.feed(Commanded(command))
+
+    def update(self, command: StartCommand) -> None:
+        """Take over the addresses of the ranks and whether this is a spare."""
+        self._is_spare = command.spare
+        self._table.take(command)
+
+    def report(self) -> AgentReport:
+        """How the agent stands."""
+        return self._machine.report()
+
+    def status(self) -> Status:
+        """The rest of the documented status."""
+        return Status(
+            transitions=self._machine.entered,
+            ip_version=self._table.version,
+            spare=self._is_spare,
+            warning=self._table.warning,
+        )
+
+    def feed(self, event: Event) -> None:
+        """Let the machine take an event and carry out what it orders, in order."""
+        self._inbox.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._inbox:
+                taken = self._inbox.popleft()
+                for effect in self._machine.step(taken, self._now()):
+                    self._act(effect)
+        finally:
+            self._is_stepping = False
+        self._arm()
+
+    def _act(self, effect: Effect) -> None:
+        match effect:
+            case Spawn(stage, command):
+                directory = f"{self._directories[stage]}/attempt_{command.attempt}"
+                chosen = programs(self._options, stage, command, directory)
+                self._processes.spawn(command.attempt, stage, chosen)
+            case SignalWorkers(number):
+                self._processes.signal(number)
+            case KillAll():
+                self._processes.kill_all()
+            case OfferPort():
+                self._offer_port()
+            case Publish(report):
+                self._publish(report)
+            case Exit(code):
+                self._end.set_result(code)
+
+    def _publish(self, report: AgentReport) -> None:
+        logger.debug("state=%s attempt=%s", report.state.value, report.attempt)
+        self._server.publish(report)
+        if report.state is AgentState.SHUTDOWN:
+            # After the answer to whoever asked for it.
+            self._loop.call_soon(self._server.stop_listening)
+
+    def _offer_port(self) -> None:
+        try:
+            port = facts.free_port(self._offered, self._random)
+        except WorldError as error:
+            logger.warning("reason=%r", str(error))
+            return
+        self._offered.append(port)
+        self.feed(PortFound(port))
+
+    def _keeper_ended(self, keeper: int) -> None:
+        """Nobody would end what this left behind, so it is ended now."""
+        self._loop.remove_reader(keeper)
+        logger.error("the parent of the agent was killed; everything is ended")
+        self.feed(Terminated(signal.SIGKILL))
+
+    def _now(self) -> float:
+        """Seconds since the epoch that never go back."""
+        return self._began_at + time.monotonic() - self._began
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._machine.deadline()
+        if due is not None:
+            delay = max(0.0, due - self._now())
+            self._timer = self._loop.call_later(delay, self.feed, Tick())
+
+    def _announce(self, port: int) -> None:
+        options = self._options
+        text = (
+            f"unbrokenrun: waits for an operator at http://{options.host}:{port} "
+            f"({options.nproc} workers; output in {self._directories[Stage.TRAIN]})"
+        )
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def settings(options: Options) -> Settings:
+    """What the machine needs to know."""
+    return Settings(
+        agent_id=uuid.uuid4().hex,
+        nproc=options.nproc,
+        pid=os.getpid(),
+        has_pre_train=options.pre_train is not None,
+        has_post_train=options.post_train is not None,
+        stop_signal=options.stop_signal,
+        shutdown_timeout_seconds=options.shutdown_timeout_seconds,
+        agent_version=f"unbroken {unbroken.__version__}",
+    )
+
+
+def log_directories(options: Options) -> dict[Stage, str]:
+    """Make this run's directory for each stage; WorldError."""
+    stages = {Stage.TRAIN: ""}
+    if options.pre_train is not None:
+        stages[Stage.PRE_TRAIN] = "pre_train_"
+    if options.post_train is not None:
+        stages[Stage.POST_TRAIN] = "post_train_"
+    base = options.log_dir or tempfile.gettempdir()
+    try:
+        os.makedirs(base, exist_ok=True)
+        if not options.log_dir:
+            base = tempfile.mkdtemp(prefix="unbroken_")
+        return {
+            stage: tempfile.mkdtemp(prefix=f"{prefix}{options.run_id}_", dir=base)
+            for stage, prefix in stages.items()
+        }
+    except OSError as error:
+        raise WorldError(f"cannot write in {base}: {error.strerror}; choose --log-dir") from error
+
+
+def run(options: Options, token: str | None, keeper: int, has_link: bool = True) -> int:
+    """The agent's process, from here to its end."""
+
+    logging.basicConfig(
+        level=options.log_level, format="%(levelname)s %(name)s %(message)s", force=True
+    )
+
+    async def main() -> int:
+        return await Driver(options, token, has_link).run(keeper)
+
+    return asyncio.run(main())

@@ -1,0 +1,98 @@
+"""What the kernel and the file system know about a worker's end."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import socket
+from collections.abc import Collection
+from pathlib import Path
+
+from unbroken.errors import WorldError
+
+ERROR_FILE_BYTES_MAX = 256 * 1024
+SHARED_MEMORY_FREE_MIN = 64 * 1024
+FIRST_PORT, LAST_PORT = 20_000, 29_999
+"""Below Kubernetes' node ports (30000-32767) and Linux' default ephemeral range (from 32768)."""
+
+
+def oom_kills(cgroups: str | None = None, root: Path = Path("/sys/fs/cgroup")) -> int:
+    """OOM kills that the kernel has counted in this process's memory group; 0: it cannot be told.
+
+    Inside a container with a cgroup namespace the own group is the root of the mount.
+    """
+    listed = Path("/proc/self/cgroup").read_text() if cgroups is None else cgroups
+    for line in listed.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            files = [root / path.lstrip("/") / "memory.events", root / "memory.events"]
+        elif "memory" in controllers.split(","):
+            base = root / "memory"
+            files = [base / path.lstrip("/") / "memory.oom_control", base / "memory.oom_control"]
+        else:
+            continue
+        for file in files:
+            found = _counted(file)
+            if found is not None:
+                return found
+    return 0
+
+
+def _counted(file: Path) -> int | None:
+    try:
+        text = file.read_text()
+    except OSError:
+        return None
+    match = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def is_shared_memory_full(path: str = "/dev/shm") -> bool:
+    """Whether /dev/shm has no room for another allocation."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return False
+    return found.f_bavail * found.f_frsize < SHARED_MEMORY_FREE_MIN
+
+
+def error_file(directory: str) -> str:
+    """What `@record` left there; empty: nothing, or nothing that can be read."""
+    try:
+        with open(f"{directory}/error.json", encoding="utf-8", errors="replace") as file:
+            return file.read(ERROR_FILE_BYTES_MAX)
+    except OSError:
+        return ""
+
+
+def free_port(taken: Collection[int], source: random.Random) -> int:
+    """A port on which nothing listens at any address; none of `taken`.  WorldError."""
+    for _ in range(1000):
+        port = source.randint(FIRST_PORT, min(LAST_PORT, _ephemeral() - 1))
+        if port not in taken and _can_bind(port):
+            return port
+    raise WorldError(f"no free port between {FIRST_PORT} and {LAST_PORT}")
+
+
+def _ephemeral() -> int:
+    try:
+        first = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    except OSError:
+        return LAST_PORT + 1
+    return int(first) if int(first) > FIRST_PORT else LAST_PORT + 1
+
+
+def _can_bind(port: int) -> bool:
+    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                if family is socket.AF_INET6:
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
+        except OSError:
+            # A host without IPv6 cannot tell, and needs not.
+            if family is socket.AF_INET:
+                return False
+            return not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6")
+    return True

@@ -1,0 +1,82 @@
+"""Processes below this one: finding them, killing them, adopting those whose parents died."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent ends, daemons included."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Be killed when the thread that started this process ends."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl {option}: {os.strerror(number)}")
+
+
+def children() -> list[int]:
+    """Processes whose parent this is, the ended ones that are not yet reaped among them."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
+                found += map(int, file.read().split())
+    except FileNotFoundError:
+        # A kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended.
+        return _scan()
+    return found
+
+
+def _scan() -> list[int]:
+    own = os.getpid()
+    numbers = [name for name in os.listdir("/proc") if name.isdecimal()]
+    return [int(name) for name in numbers if _parent(name) == own]
+
+
+def _parent(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name in parentheses may hold anything, so count fields from its end.
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal a child, which may have ended but cannot have been replaced: we have not reaped it."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def kill_group(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal the process group of a child that leads one and is not reaped yet."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def kill_children() -> None:
+    """Kill every descendant and wait for the end of each: for a parent that must adopt orphans."""
+    while True:
+        for pid in children():
+            kill(pid)
+        try:
+            # The killed ones' children become ours, so look again after each end.
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return

@@ -1,0 +1,67 @@
+"""`unbrokenrun`: the agent's command.  What is slow to import waits until the options are good."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from unbroken.errors import SpecError, UnbrokenError
+
+from .keeper import keep
+from .options import Options, parse
+
+TOKEN_VARIABLE, AUTH_VARIABLE = "UNBROKEN_AGENT_TOKEN_FILE", "UNBROKEN_AGENT_AUTH"
+TOKEN_BYTES_MAX = 4096
+USAGE_ERROR = 2
+LINK_VARIABLE = "UNBROKEN_AGENT_LINK"
+"""`off`: speak only what the stock agent speaks."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the agent until it is told to end; returns its exit code."""
+    try:
+        options = parse(sys.argv[1:] if arguments is None else arguments)
+        token = read_token(os.environ)
+    except UnbrokenError as error:
+        print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
+        return USAGE_ERROR
+    has_link = os.environ.get(LINK_VARIABLE) != "off"
+    return keep(lambda keeper: run_agent(options, token, keeper, has_link), options.signals)
+
+
+def run_agent(options: Options, token: str | None, keeper: int, has_link: bool) -> int:
+    """The agent's own process."""
+    from . import driver
+
+    try:
+        return driver.run(options, token, keeper, has_link)
+    except UnbrokenError as error:
+        print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+
+
+def read_token(environ: Mapping[str, str]) -> str | None:
+    """The job's token; None where the job asks for none.  SpecError."""
+    path = environ.get(TOKEN_VARIABLE)
+    if path:
+        try:
+            with open(path, encoding="utf-8") as file:
+                token = file.read(TOKEN_BYTES_MAX).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(f"cannot read the token in {path}: {error}") from None
+        if not token:
+            raise SpecError(f"the token in {path} is empty")
+        return token
+    if environ.get(AUTH_VARIABLE) == "none":
+        return None
+    raise SpecError(
+        f"no token: set {TOKEN_VARIABLE} to a file that holds the job's token (the operator mounts "
+        f"one into its pods), or {AUTH_VARIABLE}=none to take commands from everyone who can "
+        "reach the port (annotation unbroken.dev/agent-auth: none on the job)"
+    )
+
+
+def script() -> None:
+    """The console script."""
+    sys.exit(main())

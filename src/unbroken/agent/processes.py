@@ -1,0 +1,227 @@
+"""The one owner of the agent's child processes: starts, signals, kills and reaps them.
+
+The agent adopts every orphan below it, so "has no children" is the proof that nothing of any worker
+lives.  Workers are watched by pidfd; SIGCHLD tells of what was adopted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.core.faults import SIGBUS, SIGKILL, WorkerEnd
+from unbroken.core.workers import (
+    Event,
+    FirstOutput,
+    NothingLives,
+    SpawnFailed,
+    Stage,
+    StageStarted,
+    WorkerEnded,
+)
+
+from . import facts, lineage
+from .environment import Program
+from .options import Options, streams_of
+from .output import Output, Stream, tail_text
+from .spawn import Child, NotStartedError, spawn_all
+
+logger = logging.getLogger(__name__)
+
+LAST_WORDS_SECONDS = 0.1
+"""How long the output of a worker that has ended may delay the news; it takes 1 ms as a rule."""
+UNKILLABLE_SECONDS = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker whose end has not been reported."""
+
+    attempt: int
+    stage: Stage
+    program: Program
+    pid: int
+    pidfd: int
+    streams: tuple[Stream, ...]
+    oom_kills: int
+    """Counted by the kernel before it started."""
+
+
+class Processes:
+    """Carries out the machine's orders to processes; `feed` takes what comes of them."""
+
+    def __init__(self, options: Options, feed: Callable[[Event], None]) -> None:
+        self._options = options
+        self._feed = feed
+        self._output = Output()
+        self._workers: dict[int, Worker] = {}
+        self._last_words = 0
+        """Workers that have ended and whose output is still being read."""
+        self._is_killing = False
+        self._loop = asyncio.get_running_loop()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Take charge of this process's children."""
+        lineage.adopt_orphans()
+        self._output.start()
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def close(self) -> None:
+        """Write out what there is."""
+        self._output.stop(seconds=1.0)
+
+    def spawn(self, attempt: int, stage: Stage, programs: tuple[Program, ...]) -> None:
+        """Start the workers of a stage; feeds `StageStarted` or `SpawnFailed`."""
+        self._is_killing = False
+        for program in programs:
+            _prepare(program.directory)
+        oom_kills = facts.oom_kills()
+        try:
+            children, failure = spawn_all(programs), None
+        except NotStartedError as error:
+            children, failure = error.children, error
+        for program, child in zip(programs, children, strict=False):
+            streams = self._streams(attempt, program, child)
+            pidfd = os.pidfd_open(child.pid)
+            self._workers[child.pid] = Worker(
+                attempt, stage, program, child.pid, pidfd, streams, oom_kills
+            )
+            self._loop.add_reader(pidfd, self._reap)
+        if failure is None:
+            self._feed(StageStarted(attempt, stage, tuple(child.pid for child in children)))
+        else:
+            self._feed(SpawnFailed(attempt, stage, failure.local_rank, str(failure)))
+
+    def signal(self, number: int) -> None:
+        """Signal the process group of every worker that lives."""
+        for pid in self._workers:
+            lineage.kill_group(pid, number)
+
+    def kill_all(self) -> None:
+        """Kill everything below; feeds `NothingLives` when nothing is left, at once if so."""
+        self._is_killing = True
+        self.signal(SIGKILL)
+        if self._alarm is None:
+            self._alarm = self._loop.call_later(UNKILLABLE_SECONDS, self._complain)
+        self._reap()
+
+    def _reap(self) -> None:
+        while True:
+            if self._is_killing:
+                for child in lineage.children():
+                    lineage.kill(child)
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                return
+            worker = self._workers.pop(pid, None)
+            if worker is not None:
+                self._ended(worker, os.waitstatus_to_exitcode(status))
+        self._nothing_lives()
+
+    def _nothing_lives(self) -> None:
+        if self._is_killing and not self._last_words and not lineage.children():
+            self._is_killing = False
+            if self._alarm is not None:
+                self._alarm.cancel()
+                self._alarm = None
+            self._feed(NothingLives())
+
+    def _complain(self) -> None:
+        self._alarm = None
+        if self._is_killing:
+            left = lineage.children()
+            logger.warning("killed, and still there after %g s: %s", UNKILLABLE_SECONDS, left)
+
+    def _ended(self, worker: Worker, code: int) -> None:
+        self._loop.remove_reader(worker.pidfd)
+        os.close(worker.pidfd)
+        self._last_words += 1
+        is_told = False
+
+        def tell() -> None:
+            nonlocal is_told
+            if is_told:
+                return
+            is_told = True
+            patience.cancel()
+            self._last_words -= 1
+            self._feed(
+                WorkerEnded(
+                    worker.attempt, worker.stage, worker.program.local_rank, _end(worker, code)
+                )
+            )
+            self._nothing_lives()
+
+        patience = self._loop.call_later(LAST_WORDS_SECONDS, tell)
+        self._output.finish(worker.streams, lambda: _call_soon(self._loop, tell))
+
+    def _streams(self, attempt: int, program: Program, child: Child) -> tuple[Stream, ...]:
+        ranks = self._options.local_ranks
+        is_shown = ranks is None or program.local_rank in ranks
+        kept_only = streams_of(self._options.redirects, program.local_rank)
+
+        def first() -> None:
+            _call_soon(self._loop, lambda: self._feed(FirstOutput(attempt, program.local_rank)))
+
+        streams = []
+        for number, (name, source) in enumerate(
+            (("stdout", child.stdout), ("stderr", child.stderr)), 1
+        ):
+            stream = Stream(
+                source=source,
+                file=_open(f"{program.directory}/{name}.log"),
+                console=number if is_shown and not kept_only & number else None,
+                prefix=program.prefix,
+                on_first=first,
+            )
+            self._output.add(stream)
+            streams.append(stream)
+        return tuple(streams)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    """From another thread; the loop may have ended, and then nobody waits for it."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback)
+
+
+def _end(worker: Worker, code: int) -> WorkerEnd:
+    if code == 0:
+        return WorkerEnd(exit_code=0)
+    stdout, stderr = worker.streams
+    number = -code if code < 0 else None
+    return WorkerEnd(
+        exit_code=code if code > 0 else None,
+        signal=number,
+        lines=tail_text(stderr) or tail_text(stdout),
+        error_file=facts.error_file(worker.program.directory),
+        is_out_of_memory=number == SIGKILL and facts.oom_kills() > worker.oom_kills,
+        is_shared_memory_full=number == SIGBUS and facts.is_shared_memory_full(),
+    )
+
+
+def _prepare(directory: str) -> None:
+    """Make the directory of a worker's files, without what an earlier run has left in it."""
+    try:
+        os.makedirs(directory, exist_ok=True)
+        Path(directory, "error.json").unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("cannot write in %s: %s", directory, error.strerror)
+
+
+def _open(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        logger.warning("cannot write %s: %s", path, error.strerror)
+        return None

@@ -1,0 +1,286 @@
+"""The agent's HTTP API: the documented endpoints of the HyperPod agent 1.1.3, and ours under /v1.
+
+Where the stock agent answers 200 to what it drops, so does this, unless the caller asks for the
+truth with `Unbroken-Strict: 1`.  Unlike it, a command is applied whole or not at all, and a
+doubled one never overwrites what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
+
+from unbroken.errors import PeerError, WorldError
+from unbroken.wire.agent import (
+    HEARTBEAT_SECONDS,
+    LINK_PATH,
+    AgentReport,
+    Command,
+    ShutdownCommand,
+    StartCommand,
+)
+from unbroken.wire.agent_bodies import (
+    Status,
+    Unprocessable,
+    parse_json,
+    start_command,
+    status_body,
+    stop_command,
+)
+from unbroken.wire.agent_codec import FRAME_BYTES_MAX, decode_command, encode_report
+
+logger = logging.getLogger(__name__)
+
+STRICT_HEADER = "Unbroken-Strict"
+LINKS_MAX = 32
+KEEP_ALIVE_SECONDS = 5.0
+"""As the stock agent's server."""
+UNSENT_MILLISECONDS = 10_000
+"""An operator's machine that acknowledges nothing for so long is gone (TCP_USER_TIMEOUT)."""
+_RESTATE_SECONDS = 0.8 * HEARTBEAT_SECONDS
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Agent(Protocol):
+    """What the server speaks for."""
+
+    def refusal(self, command: Command) -> str:
+        """Why the command cannot be followed now; empty: it can."""
+
+    def command(self, command: Command) -> None:
+        """Follow it, or drop it if it cannot be followed."""
+
+    def update(self, command: StartCommand) -> None:
+        """Take over the addresses of the ranks, and nothing else."""
+
+    def report(self) -> AgentReport:
+        """How the agent stands."""
+
+    def status(self) -> Status:
+        """The rest of the documented status."""
+
+
+class AgentServer:
+    """Serves an agent from `start` to `close`; `publish` says that its report has changed."""
+
+    def __init__(self, agent: Agent, token: str | None, has_link: bool = True) -> None:
+        self._agent = agent
+        self._token = None if token is None else token.encode()
+        self._changes: set[asyncio.Event] = set()
+        self._frame = ""
+        self._server: asyncio.Server | None = None
+        self._runner = web.AppRunner(
+            self._application(has_link),
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            shutdown_timeout=0.5,
+        )
+
+    def _application(self, has_link: bool) -> web.Application:
+        application = web.Application(middlewares=[self._guard], client_max_size=FRAME_BYTES_MAX)
+        application.on_response_prepare.append(_drop_content_type)
+        routes: list[tuple[str, str, Handler]] = [
+            ("GET", "/status", self._status),
+            ("POST", "/start", self._start),
+            ("POST", "/stop", self._stop),
+            ("POST", "/update", self._update),
+            ("POST", "/shutdown", self._shutdown),
+            ("GET", "/v1/report", self._report),
+            ("GET", "/v1/health", self._health),
+        ]
+        if has_link:
+            routes.append(("GET", LINK_PATH, self._link))
+        for method, path, handler in routes:
+            application.router.add_route(method, path, handler)
+        return application
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port, which is new for port 0.  WorldError."""
+        self.publish(self._agent.report())
+        await self._runner.setup()
+        listener = listening_socket(host, port)
+        factory = self._runner.server
+        assert factory is not None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(factory, sock=listener)
+        return int(listener.getsockname()[1])
+
+    def stop_listening(self) -> None:
+        """Close the port; what is connected stays."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def close(self) -> None:
+        """End all connections."""
+        self.stop_listening()
+        await self._runner.cleanup()
+
+    def publish(self, report: AgentReport) -> None:
+        """Send the report to everyone linked; of several at once the newest."""
+        self._frame = encode_report(report)
+        for change in self._changes:
+            change.set()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let in who has the token, and answer errors in the documented form."""
+        try:
+            if request.path != "/v1/health" and not self._is_allowed(request):
+                text = "the agent takes commands only with its job's token"
+                headers = {"WWW-Authenticate": "Bearer"}
+                return _detail(401, text, headers)
+            return await handler(request)
+        except Unprocessable as error:
+            return _detail(422, error.problems)
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return _detail(405, error.reason, {"Allow": allowed})
+        except web.HTTPClientError as error:
+            return _detail(error.status, error.reason)
+
+    def _is_allowed(self, request: web.Request) -> bool:
+        if self._token is None:
+            return True
+        given = request.headers.get(hdrs.AUTHORIZATION, "")
+        scheme, _, token = given.partition(" ")
+        found = token.strip().encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(found, self._token) and scheme.lower() == "bearer"
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return self._status_answer()
+
+    def _status_answer(self) -> web.Response:
+        return _raw(status_body(self._agent.report(), self._agent.status()))
+
+    async def _start(self, request: web.Request) -> web.Response:
+        return self._apply(request, start_command(parse_json(await request.read())))
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        return self._apply(request, stop_command(parse_json(body) if body.strip() else None))
+
+    async def _shutdown(self, request: web.Request) -> web.Response:
+        return self._apply(request, ShutdownCommand())
+
+    def _apply(self, request: web.Request, command: Command) -> web.Response:
+        refusal = self._agent.refusal(command)
+        if refusal:
+            logger.info("path=%s refused reason=%r", request.path, refusal)
+            is_strict = request.headers.get(STRICT_HEADER) == "1"
+            return _detail(409, refusal) if is_strict else web.Response()
+        self._agent.command(command)
+        return web.Response()
+
+    async def _update(self, request: web.Request) -> web.Response:
+        self._agent.update(start_command(parse_json(await request.read())))
+        return self._status_answer()
+
+    async def _report(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._frame, content_type="application/json")
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def _link(self, request: web.Request) -> web.StreamResponse:
+        if len(self._changes) >= LINKS_MAX:
+            return _detail(503, f"{LINKS_MAX} operators are linked already")
+        channel = web.WebSocketResponse(max_msg_size=FRAME_BYTES_MAX, timeout=0.5, compress=False)
+        await channel.prepare(request)
+        _bound_unsent(request)
+        change = asyncio.Event()
+        change.set()
+        self._changes.add(change)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                sending = tasks.create_task(self._send_reports(channel, change))
+                await self._receive_commands(channel, change)
+                sending.cancel()
+        finally:
+            self._changes.discard(change)
+        return channel
+
+    async def _send_reports(self, channel: web.WebSocketResponse, change: asyncio.Event) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RESTATE_SECONDS):
+                    await change.wait()
+            change.clear()
+            try:
+                await channel.send_str(self._frame)
+            except (ClientConnectionError, ConnectionError):
+                return  # The receiving side hears of it too, and ends the link.
+
+    async def _receive_commands(
+        self, channel: web.WebSocketResponse, change: asyncio.Event
+    ) -> None:
+        async for message in channel:
+            if message.type is not WSMsgType.TEXT:
+                continue
+            try:
+                command = decode_command(message.data)
+            except PeerError as error:
+                logger.warning("path=%s dropped reason=%r", LINK_PATH, str(error))
+                continue
+            refusal = self._agent.refusal(command)
+            if refusal:
+                logger.info("path=%s refused reason=%r", LINK_PATH, refusal)
+            self._agent.command(command)
+            # Answer with how things stand, even where the command has changed nothing.
+            change.set()
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens on the address; WorldError with what to do."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        raise WorldError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; "
+            "choose another with --server-host and --server-port"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _bound_unsent(request: web.Request) -> None:
+    transport = request.transport
+    found = transport.get_extra_info("socket") if transport is not None else None
+    if found is not None:
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSENT_MILLISECONDS)
+
+
+def _raw(value: dict[str, Any]) -> web.Response:
+    return web.Response(body=_compact(value))
+
+
+def _detail(status: int, detail: object, headers: dict[str, str] | None = None) -> web.Response:
+    answer = web.Response(status=status, headers=headers, body=_compact({"detail": detail}))
+    answer.content_type = "application/json"
+    return answer
+
+
+def _compact(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+async def _drop_content_type(_: web.Request, response: web.StreamResponse) -> None:
+    """The stock agent names no type for its status, nor for empty answers."""
+    response.headers[hdrs.SERVER] = "unbroken"
+    if response.headers.get(hdrs.CONTENT_TYPE) == "application/octet-stream":
+        del response.headers[hdrs.CONTENT_TYPE]
