@@ -20,6 +20,8 @@ PASSED_ON = (
     "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
 )  # fmt: skip
 """Variables of the host that stand in for those of an image."""
+STAND_INS = Path(__file__).parent / "bin"
+"""Commands that pods find where nothing else has their names: `hyperpodrun`, for `unbrokenrun`."""
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class NodeContext:
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables that every container starts from; our own commands are on its PATH, last."""
     found = {name: environ[name] for name in PASSED_ON if name in environ}
+    path = found.get("PATH", os.defpath).split(os.pathsep)
     own = str(Path(sys.executable).parent)
-    path = found.get("PATH", os.defpath)
-    found["PATH"] = path if own in path.split(os.pathsep) else f"{path}{os.pathsep}{own}"
+    found["PATH"] = os.pathsep.join([*path, *([] if own in path else [own]), str(STAND_INS)])
     return found
