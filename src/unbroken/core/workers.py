@@ -308,7 +308,7 @@ class Workers:
                 rank = self._global_rank(run, local_rank)
                 kind = FaultKind.NOT_STARTED
                 run.faults.append(WorkerFault(kind, local_rank, rank, 0, now, message=message))
-                return self._fail(now)
+                return self._fail(now) if self.state is AgentState.RUNNING else []
             case WorkerEnded(local_rank=local_rank, end=end):
                 return self._worker_ended(run, local_rank, end, now)
             case FirstOutput(local_rank=local_rank):

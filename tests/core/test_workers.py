@@ -1,0 +1,437 @@
+"""The agent's machine: what it orders, and which commands it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbroken.core.faults import WorkerEnd
+from unbroken.core.workers import (
+    Commanded,
+    Effect,
+    Event,
+    Exit,
+    FirstOutput,
+    KillAll,
+    NothingLives,
+    OfferPort,
+    PortFound,
+    Prepared,
+    Publish,
+    Settings,
+    SignalWorkers,
+    Spawn,
+    SpawnFailed,
+    Stage,
+    StageStarted,
+    Terminated,
+    Tick,
+    WorkerEnded,
+    Workers,
+)
+from unbroken.wire.agent import (
+    AgentState,
+    FaultKind,
+    ShutdownCommand,
+    StartCommand,
+    StopCommand,
+)
+
+SETTINGS = Settings("agent", nproc=2, shutdown_timeout_seconds=15.0)
+GENTLE = replace(SETTINGS, stop_signal=15)
+STAGES = replace(SETTINGS, has_pre_train=True, has_post_train=True)
+KILLED, CRASHED, DONE = WorkerEnd(signal=9), WorkerEnd(exit_code=1), WorkerEnd(exit_code=0)
+RESET = WorkerEnd(
+    exit_code=1,
+    lines=(
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:4",
+    ),
+)
+
+Step = tuple[Event, str]
+
+
+def command(attempt: int = 0, **changes: object) -> StartCommand:
+    """A start of an attempt on the first of two nodes."""
+    plain = StartCommand(attempt, rank=0, nnodes=2, master_addr="10.0.0.1", master_port=2000)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def start(attempt: int = 0, **changes: object) -> Event:
+    return Commanded(command(attempt, **changes))
+
+
+def stop(attempt: int | None = 0, **changes: object) -> Event:
+    return Commanded(replace(StopCommand(attempt), **changes))  # type: ignore[arg-type]
+
+
+def started(attempt: int = 0, stage: Stage = Stage.TRAIN, count: int = 2) -> Event:
+    return StageStarted(attempt, stage, tuple(range(100, 100 + count)))
+
+
+def ended(local_rank: int, end: WorkerEnd, attempt: int = 0, stage: Stage = Stage.TRAIN) -> Event:
+    return WorkerEnded(attempt, stage, local_rank, end)
+
+
+def short(effect: Effect) -> str:
+    match effect:
+        case Spawn(stage, given):
+            return f"spawn {stage.value} {given.attempt}"
+        case SignalWorkers(number):
+            return f"signal {number}"
+        case KillAll():
+            return "kill"
+        case OfferPort():
+            return "port"
+        case Publish(report):
+            return f"say {report.state.value}"
+        case Exit(code):
+            return f"exit {code}"
+
+
+def check(*steps: Step, settings: Settings = SETTINGS) -> Workers:
+    """Tell a machine that is ready the events, one a second, and compare what it orders."""
+    machine = Workers(settings)
+    machine.step(Prepared(), 0.0)
+    for second, (event, expected) in enumerate(steps, 1):
+        effects = machine.step(event, float(second))
+        assert ", ".join(map(short, effects)) == expected, f"step {second}: {event}"
+    return machine
+
+
+RUNNING: tuple[Step, ...] = (
+    (start(), "spawn train 0, port, say running"),
+    (started(), "say running"),
+)
+READY_AGAIN: tuple[Step, ...] = (
+    *RUNNING,
+    (ended(0, KILLED), "kill, say faulted"),
+    (ended(1, KILLED), "say faulted"),
+    (NothingLives(), ""),
+    (stop(), "kill, say stopping"),
+    (NothingLives(), "say ready"),
+)
+
+
+def test_it_is_ready_and_offers_a_port_when_it_listens() -> None:
+    machine = Workers(SETTINGS)
+    effects = machine.step(Prepared(), 1.0)
+    assert [short(effect) for effect in effects] == ["port", "say ready"]
+    assert short(machine.step(PortFound(25000), 1.0)[0]) == "say ready"
+    assert machine.report().offered_port == 25000
+    assert machine.entered == {AgentState.INIT: 1.0, AgentState.READY: 1.0}
+
+
+def test_all_workers_succeed_and_it_stays_completed() -> None:
+    machine = check(
+        *RUNNING,
+        (FirstOutput(0, 1), "say running"),
+        (ended(0, DONE), "say running"),
+        (ended(1, DONE), "say completed"),
+        (start(), ""),
+        (Tick(), ""),
+    )
+    report = machine.report()
+    assert [(w.rank, w.pid, w.state, w.first_output_at) for w in report.workers] == [
+        (0, 100, "succeeded", None),
+        (1, 101, "succeeded", 3.0),
+    ]
+    assert (report.attempt, report.faults, report.reason) == (0, (), "")
+
+
+def test_one_failure_kills_the_others_and_is_told_at_once() -> None:
+    report = check(*READY_AGAIN[:4]).report()
+    (fault,) = report.faults
+    assert (fault.kind, fault.local_rank, fault.signal, fault.at) == (FaultKind.SIGNAL, 0, 9, 3.0)
+    assert [worker.state for worker in report.workers] == ["failed", "stopped"]
+    assert report.reason == "WorkerCrash"
+    assert report.message.splitlines()[1] == "local rank 0 (exit code -9): killed by SIGKILL"
+
+
+def test_a_worker_that_failed_by_itself_before_it_was_killed_is_told_as_well() -> None:
+    machine = check(*READY_AGAIN[:3], (ended(1, CRASHED), "say faulted"))
+    assert [fault.local_rank for fault in machine.report().faults] == [0, 1]
+
+
+def test_it_is_ready_only_when_nothing_lives() -> None:
+    check(
+        *RUNNING,
+        (stop(), "kill, say stopping"),
+        (stop(), "kill"),
+        (ended(0, KILLED), "say stopping"),
+        (ended(1, KILLED), "say stopping"),
+        (start(1), ""),
+        (NothingLives(), "say ready"),
+        (start(1), "spawn train 1, port, say running"),
+    )
+
+
+def test_a_stop_while_workers_are_being_started_ends_them_all() -> None:
+    check(
+        RUNNING[0],
+        (stop(is_graceful=True), "kill, say stopping"),
+        (started(), "say stopping"),
+        (ended(0, KILLED), "say stopping"),
+        (ended(1, KILLED), "say stopping"),
+        (NothingLives(), "say ready"),
+    )
+
+
+def test_a_program_that_cannot_start_while_it_is_stopped_is_no_fault() -> None:
+    failed = SpawnFailed(0, Stage.TRAIN, 0, "no such file")
+    check(
+        RUNNING[0],
+        (stop(), "kill, say stopping"),
+        (failed, "say stopping"),
+        (NothingLives(), "say ready"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "refusal"),
+    [
+        (READY_AGAIN, command(0), "attempt 0 is over; the newest is 0"),
+        (((stop(5), "say ready"),), command(4), "attempt 4 is over; the newest is 5"),
+        (((stop(5), "say ready"),), command(5), "attempt 5 is over; the newest is 5"),
+        (((stop(5), "say ready"),), command(6), ""),
+        (RUNNING, command(0), ""),
+        (RUNNING, command(1), "cannot start attempt 1 in state running"),
+        (RUNNING, command(0, rank=1), "attempt 0 was started with another rank or address"),
+        (RUNNING, command(0, master_port=1), "attempt 0 was started with another rank or address"),
+        (RUNNING, StopCommand(7), ""),
+        (READY_AGAIN[:3], command(1), "cannot start attempt 1 in state faulted"),
+        (READY_AGAIN[:6], command(1), "cannot start attempt 1 in state stopping"),
+        (READY_AGAIN[:6], command(0), "attempt 0 is over; the newest is 0"),
+        (((Commanded(ShutdownCommand()), "kill, say shutdown"),), StopCommand(), "the agent is"),
+    ],
+)
+def test_commands_are_fenced(
+    before: tuple[Step, ...], given: StartCommand | StopCommand, refusal: str
+) -> None:
+    machine = check(*before)
+    found = machine.refusal(given)
+    assert found.startswith(refusal)
+    assert bool(found) == bool(refusal)
+    if refusal:
+        report = machine.report()
+        assert machine.step(Commanded(given), 99.0) == []
+        assert machine.report() == report
+
+
+def test_a_doubled_start_changes_nothing_of_what_runs() -> None:
+    machine = check(*RUNNING, (start(), ""), (start(0, rank=1), ""), (start(9), ""))
+    assert (machine.report().rank, machine.report().newest_attempt) == (0, 0)
+
+
+def test_a_stop_of_an_older_attempt_stops_nothing_newer() -> None:
+    check(
+        *READY_AGAIN,
+        (start(3), "spawn train 3, port, say running"),
+        (started(3), "say running"),
+        (stop(2), ""),
+        (stop(3), "kill, say stopping"),
+    )
+
+
+def test_a_stop_of_a_newer_attempt_stops_what_runs() -> None:
+    machine = check(*RUNNING, (stop(4), "kill, say stopping"))
+    assert machine.report().newest_attempt == 4
+
+
+def test_a_strangers_plain_stop_lets_the_same_attempt_start_again() -> None:
+    check(
+        *RUNNING,
+        (stop(None), "kill, say stopping"),
+        (ended(0, KILLED), "say stopping"),
+        (ended(1, KILLED), "say stopping"),
+        (NothingLives(), "say ready"),
+        (stop(None), ""),
+        (start(0), "spawn train 0, port, say running"),
+    )
+
+
+def test_a_graceful_stop_asks_and_then_kills() -> None:
+    machine = check(
+        *RUNNING, (stop(is_graceful=True, timeout_seconds=4.0), "signal 10, say stopping")
+    )
+    assert machine.deadline() == 7.0
+    assert machine.step(stop(is_graceful=True, timeout_seconds=4.0), 5.0) == []
+    assert machine.deadline() == 7.0
+    assert machine.step(Tick(), 6.9) == []
+    assert machine.step(Tick(), 7.0) == [KillAll()]
+    assert machine.deadline() is None
+
+
+def test_a_stop_that_kills_overtakes_a_graceful_one() -> None:
+    check(
+        *RUNNING,
+        (stop(is_graceful=True, timeout_seconds=60.0), "signal 10, say stopping"),
+        (stop(), "kill"),
+    )
+
+
+def test_workers_that_follow_a_graceful_stop_leave_nothing_behind() -> None:
+    machine = check(
+        *RUNNING,
+        (stop(is_graceful=True), "signal 10, say stopping"),
+        (ended(0, DONE), "say stopping"),
+        (ended(1, CRASHED), "kill, say stopping"),
+        (NothingLives(), "say ready"),
+    )
+    assert machine.report().faults == ()
+    assert machine.deadline() is None
+
+
+def test_shutdown_signal_term_gives_the_workers_their_time() -> None:
+    machine = check(*RUNNING, (stop(), "signal 15, say stopping"), settings=GENTLE)
+    assert machine.deadline() == 18.0
+
+
+def test_stages_follow_one_another() -> None:
+    check(
+        (start(), "spawn pre_train 0, port, say running"),
+        (started(stage=Stage.PRE_TRAIN, count=1), "say running"),
+        (ended(0, DONE, stage=Stage.PRE_TRAIN), "spawn train 0, say running"),
+        (started(), "say running"),
+        (ended(0, DONE, stage=Stage.PRE_TRAIN), ""),
+        (ended(1, DONE), "say running"),
+        (ended(0, DONE), "spawn post_train 0, say running"),
+        (started(stage=Stage.POST_TRAIN, count=1), "say running"),
+        (ended(0, DONE, stage=Stage.POST_TRAIN), "say completed"),
+        settings=STAGES,
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "kind"),
+    [(Stage.PRE_TRAIN, FaultKind.PRE_TRAIN), (Stage.POST_TRAIN, FaultKind.POST_TRAIN)],
+)
+def test_a_failing_script_is_a_fault_of_its_own_kind(stage: Stage, kind: FaultKind) -> None:
+    training = (
+        (ended(0, DONE, stage=Stage.PRE_TRAIN), "spawn train 0, say running"),
+        (started(), "say running"),
+        (ended(0, DONE), "say running"),
+        (ended(1, DONE), "spawn post_train 0, say running"),
+        (started(stage=Stage.POST_TRAIN, count=1), "say running"),
+    )
+    machine = check(
+        (start(), "spawn pre_train 0, port, say running"),
+        (started(stage=Stage.PRE_TRAIN, count=1), "say running"),
+        *(training if stage is Stage.POST_TRAIN else ()),
+        (ended(0, WorkerEnd(exit_code=3), stage=stage), "kill, say faulted"),
+        settings=STAGES,
+    )
+    (fault,) = machine.report().faults
+    assert (fault.kind, fault.exit_code) == (kind, 3)
+
+
+def test_a_program_that_cannot_start_is_a_fault() -> None:
+    machine = check(
+        RUNNING[0], (SpawnFailed(0, Stage.TRAIN, 1, "no such file"), "kill, say faulted")
+    )
+    (fault,) = machine.report().faults
+    assert (fault.kind, fault.rank, fault.message) == (FaultKind.NOT_STARTED, 1, "no such file")
+    assert "local rank 1 (not started): no such file" in machine.report().message
+
+
+def test_one_that_left_early_is_named_before_those_who_miss_it() -> None:
+    machine = check(
+        *RUNNING, (ended(1, DONE), "say running"), (ended(0, RESET), "kill, say faulted")
+    )
+    kinds = [(fault.kind, fault.local_rank, fault.at) for fault in machine.report().faults]
+    assert kinds == [(FaultKind.EARLY_EXIT, 1, 3.0), (FaultKind.PEER_LOST, 0, 4.0)]
+
+
+def test_one_that_was_done_is_not_blamed_for_another_ones_own_error() -> None:
+    machine = check(
+        *RUNNING, (ended(1, DONE), "say running"), (ended(0, CRASHED), "kill, say faulted")
+    )
+    assert [fault.local_rank for fault in machine.report().faults] == [0]
+
+
+@pytest.mark.parametrize(
+    ("before", "orders", "code"),
+    [
+        ((), "kill, say shutdown", 143),
+        (RUNNING, "signal 15, say shutdown", 143),
+        ((*RUNNING, (ended(0, DONE), "say running"), (ended(1, DONE), "say completed")),
+         "kill, say shutdown", 0),
+        (READY_AGAIN[:5], "kill, say shutdown", 143),
+    ],
+)  # fmt: skip
+def test_a_signal_to_the_agent_ends_it(before: tuple[Step, ...], orders: str, code: int) -> None:
+    machine = check(*before, (Terminated(15), orders), (Terminated(2), ""))
+    if before == RUNNING:
+        assert machine.deadline() == 18.0
+        assert machine.step(Tick(), 18.0) == [KillAll()]
+    assert machine.step(NothingLives(), 20.0) == [Exit(code)]
+
+
+def test_shutdown_asks_the_workers_whatever_the_stop_signal_is() -> None:
+    check(
+        *RUNNING,
+        (Commanded(ShutdownCommand()), "signal 15, say shutdown"),
+        (Commanded(ShutdownCommand()), ""),
+        (ended(0, WorkerEnd(signal=15)), "say shutdown"),
+        (ended(1, WorkerEnd(exit_code=1)), "kill, say shutdown"),
+        (NothingLives(), "exit 0"),
+    )
+
+
+def test_what_is_told_of_an_attempt_that_is_over_is_passed_over() -> None:
+    check(
+        *READY_AGAIN,
+        (ended(0, KILLED), ""),
+        (started(), ""),
+        (FirstOutput(0, 0), ""),
+        (start(1), "spawn train 1, port, say running"),
+        (ended(0, KILLED), ""),
+        (SpawnFailed(0, Stage.TRAIN, 0, "late"), ""),
+    )
+
+
+EVENTS = st.one_of(
+    st.builds(start, st.integers(0, 3)),
+    st.builds(stop, st.integers(0, 3) | st.none(), is_graceful=st.booleans()),
+    st.builds(started, st.integers(0, 3), st.sampled_from(Stage)),
+    st.builds(
+        ended,
+        st.integers(0, 1),
+        st.sampled_from([KILLED, CRASHED, DONE, RESET]),
+        st.integers(0, 3),
+        st.sampled_from(Stage),
+    ),
+    st.just(NothingLives()),
+    st.just(Tick()),
+    st.just(Commanded(ShutdownCommand())),
+)
+
+
+@given(st.lists(EVENTS, max_size=60), st.sampled_from([SETTINGS, GENTLE, STAGES]))
+def test_no_order_of_events_starts_an_attempt_twice_or_out_of_turn(
+    events: list[Event], settings: Settings
+) -> None:
+    machine = Workers(settings)
+    machine.step(Prepared(), 0.0)
+    stopped, spawned = -1, set[tuple[int, Stage]]()
+    for second, event in enumerate(events, 1):
+        effects = machine.step(event, float(second))
+        match event:
+            case Commanded(StopCommand(attempt=attempt)) if attempt is not None:
+                stopped = max(stopped, attempt)
+            case Commanded(StopCommand()):
+                spawned.clear()
+        for effect in effects:
+            if isinstance(effect, Spawn):
+                key = (effect.command.attempt, effect.stage)
+                assert effect.command.attempt > stopped
+                assert key not in spawned
+                spawned.add(key)
+        report = machine.report()
+        if report.state is AgentState.READY:
+            assert (report.workers, report.attempt, machine.deadline()) == ((), None, None)
