@@ -67,6 +67,29 @@ def test_published_elastic_job_is_refused_in_one_clear_line() -> None:
     ]
 
 
+def test_job_of_the_stock_client_is_accepted() -> None:
+    """What `hyp create hyp-pytorch-job --max-retry 3` sends (sagemaker-hyperpod 3.12)."""
+    container = {
+        "name": "pytorch-job-container",
+        "image": "train",
+        "resources": {"requests": {"nvidia.com/gpu": "0"}, "limits": {"nvidia.com/gpu": "0"}},
+    }
+    pod = {"metadata": {"name": "hyp", "namespace": "ns"}, "spec": {"containers": [container]}}
+    manifest = job(
+        nprocPerNode="auto",
+        replicaSpecs=[{"name": "pod", "replicas": 1, "spares": 0, "template": pod}],
+        runPolicy={
+            "cleanPodPolicy": "None",
+            "jobMaxRetryCount": 3,
+            "ttlSecondsAfterFinished": 0,
+            "restartPolicy": {"evalPeriodSeconds": 3600, "scaleUpSnoozeTimeInSeconds": 0},
+        },
+    )
+    parsed = load_job(manifest)
+    assert parsed.spec.run_policy.job_max_retry_count == 3
+    assert parsed.spec.run_policy.ttl_seconds_after_finished == -1
+
+
 REFUSED = [
     (
         changed("kind", "PyTorchJob"),

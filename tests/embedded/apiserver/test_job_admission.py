@@ -16,15 +16,17 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from apiclient import Api
 from apiservers import Cluster
 from job_samples import changed, job, published
 from samples import define
+from unbroken.embedded.admissions import ADMISSIONS
 from unbroken.embedded.apiserver.admission import Admit
 from unbroken.embedded.apiserver.driver import Serving, serving
 from unbroken.spec.job import RESOURCE
-from unbroken.spec.parse import admit_job
 from unbroken.spec.schema import job_definition
 
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
@@ -71,7 +73,7 @@ def client(served: Serving) -> Api:
 @pytest.fixture(scope="module")
 def judging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """Client of a server that knows and judges jobs."""
-    with running(tmp_path_factory.mktemp("judging"), **{RESOURCE: admit_job}) as api:
+    with running(tmp_path_factory.mktemp("judging"), **ADMISSIONS) as api:
         define(api, job_definition())
         yield api
 
@@ -121,6 +123,53 @@ def test_elastic_job_is_refused_and_told_why(here: Api) -> None:
     answer = here.post(JOBS, published("elastic"))
     assert answer.failure == (422, "Invalid")
     assert answer.message.endswith(f"is invalid: spec.elasticPolicy: Forbidden: {ELASTIC}")
+
+
+@pytest.mark.parametrize("name", ["fsdp-llama3-8b", "log-monitoring", "spares"])
+def test_published_manifest_is_stored(here: Api, name: str) -> None:
+    here.post(JOBS, published(name)).done()
+
+
+CONTAINER = "spec/replicaSpecs/0/template/spec/containers/0"
+TEMPLATES = [
+    (f"{CONTAINER}/image", ..., "containers[0].image"),
+    (f"{CONTAINER}/comand", ["train"], "containers[0].comand"),
+    (f"{CONTAINER}/volumeMounts", [{"name": "v", "mountPath": "/v"}], "containers[0].volumeMounts"),
+    (f"{CONTAINER}/resources", {"requests": {"cpu": "many"}}, ""),
+    (f"{CONTAINER}/env", [{"name": "A", "value": 1}], ""),
+    ("spec/replicaSpecs/0/template/spec/volumes", [{"name": "V"}], "volumes[0].name"),
+    ("spec/replicaSpecs/0/template/metadata", {"labels": {"a": "b c"}}, "labels"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "place"), TEMPLATES)
+def test_template_whose_pods_could_not_be_created_is_refused(
+    here: Api, path: str, value: Any, place: str
+) -> None:
+    answer = here.post(JOBS, local(changed(path, value)))
+    assert answer.failure == (422, "Invalid")
+    fields = [field for _, field in answer.causes]
+    assert fields
+    assert all(field.startswith("spec.replicaSpecs[0].template") for field in fields)
+    assert any(place in field for field in fields)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(["metadata", "spec", "spec/volumes", "spec/affinity", "spec/containers/0/env"]),
+    JSON,
+)
+def test_any_template_is_judged_without_an_error(path: str, value: Any) -> None:
+    manifest = changed(f"spec/replicaSpecs/0/template/{path}", value)
+    for problem in ADMISSIONS[RESOURCE](manifest).problems:
+        assert problem.path.startswith("spec.replicaSpecs[0].template")
 
 
 @pytest.mark.parametrize("validation", ["Strict", "Warn"])
@@ -183,7 +232,7 @@ def test_job_that_was_bad_before_can_be_changed_and_deleted(tmp_path: Path) -> N
     with running(tmp_path) as api:
         define(api, job_definition())
         api.within("default").post(JOBS, manifest).done()
-    with running(tmp_path, **{RESOURCE: admit_job}) as api:
+    with running(tmp_path, **ADMISSIONS) as api:
         here = api.within("default")
         labelled = here.patch("merge", f"{JOBS}/llm", {"metadata": {"labels": {"a": "b"}}})
         assert labelled.made["metadata"]["labels"] == {"a": "b"}
