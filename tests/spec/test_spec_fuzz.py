@@ -7,8 +7,8 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from job_samples import changed, job, published
 
+from job_samples import changed, job, published
 from unbroken.spec import codec
 from unbroken.spec.fields import INT_MAX, Base, Shape, fields_of
 from unbroken.spec.incident import Incident
@@ -34,6 +34,7 @@ PLACES = [
     *("spec/runPolicy/logMonitoringConfiguration", "spec/runPolicy/cleanPodPolicy"),
     "spec/runPolicy/logMonitoringConfiguration/0/logPattern",
 ]
+BASE = published("fsdp-llama3-8b")
 WORDS = st.text(st.characters(codec="utf-8"), max_size=9)
 
 
@@ -78,6 +79,7 @@ OTHERS = st.dictionaries(st.sampled_from(codec.OTHERS), st.dictionaries(WORDS, W
 JOB = {"name": "llm", "namespace": "default", "uid": "u-1"}
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_parsing_anything_never_raises(manifest: Any) -> None:
     parsed = parse_job(manifest)
@@ -85,20 +87,21 @@ def test_parsing_anything_never_raises(manifest: Any) -> None:
     assert all(str(problem) for problem in parsed.problems)
 
 
-@settings(max_examples=400)
+@settings(max_examples=400, deadline=None)
 @given(st.sampled_from(PLACES), JSON)
 def test_parsing_a_job_with_anything_in_one_place_never_raises(path: str, value: Any) -> None:
-    base = published("fsdp-llama3-8b")
-    parsed = parse_job(changed(path, value, base))
+    parsed = parse_job(changed(path, value, BASE))
     assert parsed.problems == () or all(problem.path for problem in parsed.problems)
     assert isinstance(parsed.spec, JobSpec)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=9) | st.just("restart") | st.just("agent-auth"), JSON)
 def test_parsing_any_annotation_of_ours_never_raises(name: str, value: Any) -> None:
     parse_job(changed("metadata/annotations", {f"unbroken.dev/{name}": value}))
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_pattern_is_judged_without_an_error(pattern: str) -> None:
     rule = {"name": "r", "logPattern": pattern, "stopPattern": pattern}
@@ -111,6 +114,7 @@ def test_deeply_nested_patterns_are_refused() -> None:
     assert "is no regular expression" in str(parsed.problems[0])
 
 
+@settings(deadline=None)
 @given(records(JobSpec))
 def test_spec_survives_the_wire(spec: JobSpec) -> None:
     report = Report()
@@ -118,16 +122,19 @@ def test_spec_survives_the_wire(spec: JobSpec) -> None:
     assert report.problems == []
 
 
+@settings(deadline=None)
 @given(records(JobStatus, other=OTHERS))
 def test_status_survives_the_wire(status: JobStatus) -> None:
     assert codec.job_status_from(codec.job_status_to(status)) == (status, ())
 
 
+@settings(deadline=None)
 @given(records(Incident))
 def test_incident_survives_the_wire(incident: Incident) -> None:
     assert codec.incident_from(codec.incident_to(incident, JOB)) == (incident, ())
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_garbled_status_and_incident_give_defaults(value: Any) -> None:
     status, _ = codec.job_status_from(value)
@@ -137,6 +144,7 @@ def test_garbled_status_and_incident_give_defaults(value: Any) -> None:
     codec.job_status_to(dataclasses.replace(status))
 
 
+@settings(deadline=None)
 @given(st.sampled_from([field.key for field in fields_of(JobStatus)]), JSON)
 def test_garbled_field_of_a_status_costs_no_other(key: str, value: Any) -> None:
     good = {"startTime": "2026-01-31T12:00:00Z", "restartCount": 3, "masterPort": "29500"}

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from job_samples import MANIFESTS, changed, job, published, rule, template
 
+from job_samples import MANIFESTS, changed, job, published, rule, template
 from unbroken.errors import SpecError
 from unbroken.spec.job import AgentAuth, CleanPodPolicy, JobOptions
 from unbroken.spec.parse import admit_job, load_job, normalized, parse_job

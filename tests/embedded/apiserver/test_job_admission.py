@@ -161,7 +161,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(["metadata", "spec", "spec/volumes", "spec/affinity", "spec/containers/0/env"]),
     JSON,
