@@ -1,0 +1,190 @@
+"""What a new operator makes of what it finds: go on, join a start that was under way, or restart.
+
+The status and the agents' answers hold all that is needed.  A job that runs is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from unbroken.spec.incident import Signal
+from unbroken.wire.agent import AgentReport, AgentState
+
+from . import signals
+from .conditions import Standing
+from .events import PodPhase, PodUid
+from .gang import Stage
+from .incidents import OPERATOR_RESTARTED
+from .life import Life
+from .recovery import Recovery
+from .roster import Member
+from .state import JobState, Phase
+
+ADOPT_SECONDS = 10.0
+"""How long agents that may run something are waited for after a start of the operator."""
+
+_BEGUN = (AgentState.RUNNING, AgentState.COMPLETED)
+_BROKEN = (AgentState.FAULTED, AgentState.STOPPING)
+
+
+@dataclass(slots=True)
+class Finding:
+    """What the agents say of the newest attempt that any of them knows."""
+
+    attempt: int
+    running: list[Member] = field(default_factory=list)
+    """Those that run or have completed it."""
+    broken: list[Member] = field(default_factory=list)
+    """Those that have failed in it, or are stopping."""
+    stopped: list[Member] = field(default_factory=list)
+    """Those that ran none of it and never will."""
+    masters: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no agent has ever been told of the attempt."""
+        return not (self.running or self.broken or self.stopped)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the attempt can go on where it runs."""
+        return bool(self.running) and not self.broken and not self.stopped and self._is_one
+
+    @property
+    def _is_one(self) -> bool:
+        ranks = [m.report.rank for m in self.running if m.report]
+        return len(self.masters) <= 1 and len(set(ranks)) == len(ranks) and None not in ranks
+
+
+def find(members: Iterable[Member], status_attempt: int) -> Finding:
+    """Sort the members by what their agents say."""
+    heard = [(member, member.report) for member in members if member.report is not None]
+    newest = (attempt for _, report in heard for attempt in (report.newest_attempt, report.attempt))
+    finding = Finding(max((a for a in newest if a is not None), default=status_attempt))
+    finding.attempt = max(finding.attempt, status_attempt)
+    for member, report in heard:
+        if (
+            report.state in (*_BEGUN, *_BROKEN)
+            and member.ordered is None
+            and report.attempt is None
+        ):
+            member.ordered = status_attempt  # a stock agent names no attempt
+        _sort(finding, member, report)
+    return finding
+
+
+def _sort(finding: Finding, member: Member, report: AgentReport) -> None:
+    if report.state in (*_BEGUN, *_BROKEN):
+        if member.attempt_of(report) != finding.attempt:
+            return
+        (finding.running if report.state in _BEGUN else finding.broken).append(member)
+        if report.master_addr is not None and report.master_port is not None:
+            finding.masters.add((report.master_addr, report.master_port))
+    elif report.newest_attempt is not None and report.newest_attempt >= finding.attempt:
+        finding.stopped.append(member)
+
+
+class Adoption:
+    """The way of one job from UNKNOWN to where it was when its last operator went."""
+
+    def __init__(self, state: JobState, life: Life, recovery: Recovery) -> None:
+        self._state = state
+        self._life = life
+        self._recovery = recovery
+        self._unheard: set[PodUid] = set()
+        self._by: float | None = None
+
+    def deadline(self) -> float | None:
+        return self._by
+
+    def begin(self, now: float) -> None:
+        """Ask every agent that may run something; nobody is presumed lost at once."""
+        state = self._state
+        state.phase = Phase.ADOPTING
+        for uid, member in state.roster.members.items():
+            is_up = member.view.phase is PodPhase.RUNNING and not member.view.is_deleting
+            if is_up and member.report is None and not state.roster.is_cut_off(member):
+                self._unheard.add(uid)
+        self._by = now + ADOPT_SECONDS
+
+    def heard(self, uid: PodUid) -> None:
+        """The agent has answered, or cannot any more."""
+        self._unheard.discard(uid)
+
+    def go_on(self, now: float) -> None:
+        """Adopt once everybody was heard, or the time for it is over."""
+        due = self._by is not None and now >= self._by
+        if self._state.phase is Phase.ADOPTING and (due or not self._unheard):
+            self._by = None
+            self._unheard.clear()
+            self._adopt(now)
+
+    def _adopt(self, now: float) -> None:
+        state = self._state
+        finding = find(state.roster.members.values(), state.status.restart_count)
+        state.attempt = finding.attempt
+        self._life.reshape(now)
+        if state.standing in (None, Standing.SUSPENDED):
+            self._life.mark_created(now)
+        others = (m for m in state.roster.members.values() if m not in finding.running)
+        for member in (*finding.running, *others):
+            if member.report is not None and member.report.rank is not None:
+                state.ranks.restore(member, member.report.rank)
+        if not self._continues(finding, now):
+            self._restart(finding, now)
+        state.objects += state.plan.create(now)
+        self._recovery.judge(list(state.roster.members.values()), now)
+
+    def _continues(self, finding: Finding, now: float) -> bool:
+        """Whether the attempt goes on, or is prepared as it was."""
+        state = self._state
+        if finding.is_untouched and state.standing is not Standing.RUNNING:
+            self._life.prepare(now)
+            return True
+        if not finding.is_sound:
+            return False
+        ranked = {m.uid: state.ranks.rank_of.get(m.uid) for m in finding.running}
+        if None in ranked.values():
+            return False
+        if len(ranked) < state.nnodes:
+            if state.standing is Standing.RUNNING:
+                return False
+            state.commands += state.gang.halt(state.attempt - 1, now)
+            ready = (state.roster.members[uid] for uid in state.gang.ready)
+            state.ranks.fill(ready, state.roster)
+            able = state.gang.ready | ranked.keys()
+            if (
+                state.gang.unclear
+                or not state.ranks.is_full
+                or not state.ranks.rank_of.keys() <= able
+            ):
+                return False
+        self._resume(finding, now)
+        return True
+
+    def _resume(self, finding: Finding, now: float) -> None:
+        state = self._state
+        old = (state.status.master_addr or "", int(state.status.master_port or 0))
+        order = self._life.train(now, next(iter(finding.masters), old))
+        done = [m.uid for m in finding.running if m.state is AgentState.COMPLETED]
+        ranks = state.ranks.rank_of
+        state.commands += state.gang.resume(order, ranks, now, completed=done)
+        if state.gang.stage is Stage.RUNNING:
+            is_told = state.standing is Standing.RUNNING and state.incidents.open is None
+            if not is_told:
+                self._life.say_running(now)
+
+    def _restart(self, finding: Finding, now: float) -> None:
+        """Stop what is left of the attempt, and name who broke it."""
+        state = self._state
+        found = []
+        for member in finding.broken:
+            assert member.report is not None
+            if member.state is AgentState.FAULTED:
+                found += signals.of_workers(member, member.report, now)
+        if not found:
+            text = f"attempt {finding.attempt} was not found whole after a restart of the operator"
+            found = [Signal(now, OPERATOR_RESTARTED, text)]
+        state.phase = Phase.TRAINING
+        self._recovery.open(found, now)

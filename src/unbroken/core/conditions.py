@@ -1,0 +1,63 @@
+"""The status conditions, as a function of where the job stands.
+
+Created comes first and stays true: the stock client takes the job's age from it, and its state
+from the last condition that is true.  Of the others exactly one is true, and it is the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+
+from unbroken.spec.job import Condition
+
+MESSAGE_CHARACTERS = 4000
+"""Of a condition's message at most; the API refuses more than 32768."""
+
+
+class Standing(Enum):
+    """Condition types; what a job can be said to be."""
+
+    CREATED = "Created"
+    PODS_RUNNING = "PodsRunning"
+    RUNNING = "Running"
+    SUSPENDED = "Suspended"
+    FAULTED = "Faulted"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+
+
+ENDS = (Standing.COMPLETED, Standing.FAILED)
+
+
+def standing(conditions: Sequence[Condition]) -> Standing | None:
+    """Where the job stands by its conditions; None: nowhere yet."""
+    known = {value.value for value in Standing}
+    true = [c for c in conditions if c.status == "True" and c.type in known]
+    return Standing(true[-1].type) if true else None
+
+
+def advance(
+    conditions: Sequence[Condition], to: Standing, reason: str, message: str, now: float
+) -> tuple[Condition, ...]:
+    """The conditions of a job that now stands at `to`."""
+    message = message[:MESSAGE_CHARACTERS]
+    kept = []
+    for old in conditions:
+        if old.type == to.value and to is not Standing.CREATED:
+            continue
+        is_true = old.type == Standing.CREATED.value
+        if not is_true and old.status == "True":
+            kept.append(replace(old, status="False", last_transition_time=now))
+        elif is_true and to is Standing.CREATED:
+            kept.append(replace(old, reason=reason, message=message))
+        else:
+            kept.append(old)
+    previous = next((c for c in conditions if c.type == to.value), None)
+    if to is Standing.CREATED and previous is not None:
+        return tuple(kept)
+    since = now
+    if previous is not None and previous.status == "True":
+        since = previous.last_transition_time
+    return (*kept, Condition(to.value, "True", reason, message, since))

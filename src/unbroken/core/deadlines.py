@@ -1,0 +1,51 @@
+"""Limits of time in a job's life: which one has passed, and when the next one is due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unbroken.spec.job import RunPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """When what is limited began; None: it is not going on."""
+
+    active: float | None = None
+    starting: float | None = None
+    faulted: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One limit and when it is reached."""
+
+    at: float
+    reason: str
+    message: str
+
+
+def limit(policy: RunPolicy, since: Since) -> Limit | None:
+    """The limit that is reached first; None: there is none."""
+    rows = (
+        (since.active, policy.active_deadline_seconds, "DeadlineExceeded", "active"),
+        (since.starting, policy.startup_deadline_seconds, "StartupDeadlineExceeded", "startup"),
+        (since.faulted, policy.fault_deadline_seconds, "FaultDeadlineExceeded", "fault"),
+    )
+    found = [
+        Limit(start + seconds, reason, f"{name}DeadlineSeconds: {seconds} s have passed")
+        for start, seconds, reason, name in rows
+        if start is not None and seconds is not None
+    ]
+    return min(found, key=lambda found: found.at, default=None)
+
+
+def expiry(policy: RunPolicy, ended_at: float | None) -> float | None:
+    """When a job that has ended is to be deleted; None: never."""
+    seconds = policy.ttl_seconds_after_finished
+    return None if ended_at is None or seconds <= 0 else ended_at + seconds
+
+
+def earliest(*times: float | None) -> float | None:
+    """The first of the times; None stands for never."""
+    return min((time for time in times if time is not None), default=None)

@@ -1,0 +1,204 @@
+"""Start and stop barrier of one job's agents.
+
+All agents of an attempt start together or not at all.  Workers of an attempt may start only after
+every pod is proven to hold no worker of an earlier one: its agent said so in READY, or the pod is
+gone, or its node is fenced.  An agent that cannot be asked counts as alive; a pod that was never
+told to start anything holds nothing.
+
+Commands say what should be and are repeated until a report shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from unbroken.wire.agent import AgentState, StartCommand, StopCommand
+
+from .events import Effect, PodUid, StartWorkers, StopWorkers
+from .roster import Member, Roster, is_stock
+
+RESEND_SECONDS = 1.0
+
+
+class Stage(Enum):
+    """What the gang is being brought to."""
+
+    HALTED = "Halted"
+    """No worker of the fenced attempts lives; the next one is prepared, if there is to be one."""
+    STARTING = "Starting"
+    RUNNING = "Running"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What all agents of an attempt are told alike; rank and the like are filled in."""
+
+    attempt: int
+    nnodes: int
+    master_addr: str
+    master_port: int
+    log_rules: tuple[Mapping[str, object], ...] = ()
+
+
+class Gang:
+    """Barrier over the members of a roster."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self.stage = Stage.HALTED
+        self.fence = -1
+        """In HALTED: newest attempt of which no worker may live before the next one starts."""
+        self.unclear: set[PodUid] = set()
+        self.ready: set[PodUid] = set()
+        self.awaited: set[PodUid] = set()
+        self.completed: set[PodUid] = set()
+        self.ranks: dict[PodUid, int] = {}
+        self.order: Order | None = None
+        self._is_graceful = False
+        self._resend_at: float | None = None
+
+    def deadline(self) -> float | None:
+        return self._resend_at
+
+    def halt(self, through: int, now: float, *, is_graceful: bool = False) -> list[Effect]:
+        """Stop every attempt up to `through`, on every agent that may still run one."""
+        self.stage, self.fence, self._is_graceful = Stage.HALTED, through, is_graceful
+        self.awaited.clear()
+        self.completed.clear()
+        self.ranks, self._resend_at = {}, None
+        members = self._roster.members
+        self.unclear = {uid for uid, m in members.items() if not self._roster.is_clear(m, through)}
+        self.ready = {uid for uid, member in members.items() if self._is_ready(member)}
+        return self._stop(self.unclear, now)
+
+    def start(self, order: Order, ranks: Mapping[PodUid, int], now: float) -> list[Effect]:
+        """Start the attempt on these pods; the caller has seen that `may_start` holds."""
+        assert self.stage is Stage.HALTED
+        assert not self.unclear
+        self._enter_start(order, ranks)
+        return self._start(now)
+
+    def resume(
+        self, order: Order, ranks: Mapping[PodUid, int], now: float, *, completed: Iterable[PodUid]
+    ) -> list[Effect]:
+        """Take over an attempt that an earlier operator has started."""
+        self._enter_start(order, ranks)
+        for uid in ranks:
+            self._roster.members[uid].ordered = order.attempt
+        self.completed = set(completed)
+        for uid in list(self.awaited):
+            self._observe_start(self._roster.members[uid])
+        return self._start(now) if self.awaited else []
+
+    def observe(self, member: Member, now: float) -> list[Effect]:
+        """Take what has become known of a member: its report, its loss, its node."""
+        if self.stage is not Stage.HALTED:
+            self._observe_start(member)
+            return self._stop_stranger(member, now)
+        uid = member.uid
+        if self._roster.is_clear(member, self.fence):
+            self.unclear.discard(uid)
+            self._resend_at = self._resend_at if self.unclear else None
+        else:
+            self.unclear.add(uid)
+        if self._is_ready(member):
+            self.ready.add(uid)
+        else:
+            self.ready.discard(uid)
+        return self._stop([uid], now) if uid in self.unclear and member.asked < self.fence else []
+
+    def forget(self, uid: PodUid) -> None:
+        """The pod is gone, or must not be used any more."""
+        self.ready.discard(uid)
+        if uid not in self._roster.members:
+            self.unclear.discard(uid)
+            self.awaited.discard(uid)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Repeat what is due."""
+        if self._resend_at is None or now < self._resend_at:
+            return []
+        self._resend_at = None
+        return self._stop(self.unclear, now) if self.stage is Stage.HALTED else self._start(now)
+
+    def is_training(self, uid: PodUid) -> bool:
+        """Whether the pod's workers should live now."""
+        return self.stage is not Stage.HALTED and uid in self.ranks and uid not in self.completed
+
+    def check(self) -> None:
+        """Invariants; cheap enough to stay on in production."""
+        if self.stage is Stage.HALTED:
+            assert not self.awaited
+            return
+        assert self.order is not None
+        assert self.order.attempt > self.fence
+        assert (self.stage is Stage.RUNNING) == (not self.awaited)
+
+    def _enter_start(self, order: Order, ranks: Mapping[PodUid, int]) -> None:
+        self.stage, self.order, self.ranks = Stage.STARTING, order, dict(ranks)
+        self.fence = order.attempt - 1
+        self.awaited = set(ranks)
+        self.completed.clear()
+
+    def _observe_start(self, member: Member) -> None:
+        report, uid = member.report, member.uid
+        if report is None or self.order is None or uid not in self.ranks:
+            return
+        if member.attempt_of(report) == self.order.attempt:
+            if report.state is AgentState.COMPLETED:
+                self.completed.add(uid)
+            if report.state in (AgentState.RUNNING, AgentState.COMPLETED):
+                self.awaited.discard(uid)
+        if self.stage is Stage.STARTING and not self.awaited:
+            self.stage, self._resend_at = Stage.RUNNING, None
+
+    def _stop_stranger(self, member: Member, now: float) -> list[Effect]:
+        """Stop one that runs something without having been told to."""
+        assert self.order is not None
+        uid, report = member.uid, member.report
+        if report is None or uid in self.ranks or self._roster.is_clear(member, self.fence + 1):
+            return []
+        attempt = member.attempt_of(report)
+        if report.state is AgentState.READY or attempt is None or member.asked >= attempt:
+            return []
+        member.asked = attempt
+        return [StopWorkers(uid, StopCommand(attempt))]
+
+    def _is_ready(self, member: Member) -> bool:
+        report = member.report
+        if report is None or member.lost_why or member.condemned or member.view.is_deleting:
+            return False
+        can_start = report.offered_port is not None or is_stock(report)
+        is_free = self._roster.is_clear(member, self.fence)
+        return report.state is AgentState.READY and can_start and is_free
+
+    def _stop(self, uids: Iterable[PodUid], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        command = StopCommand(self.fence, is_graceful=self._is_graceful)
+        for uid in sorted(uids):
+            member = self._roster.members[uid]
+            if member.report is not None:
+                member.asked = max(member.asked, self.fence)
+                effects.append(StopWorkers(uid, command))
+        if self._resend_at is None and self.unclear:
+            self._resend_at = now + RESEND_SECONDS
+        return effects
+
+    def _start(self, now: float) -> list[Effect]:
+        order = self.order
+        assert order is not None
+        command = StartCommand(
+            order.attempt, 0, order.nnodes, order.master_addr, order.master_port, order.log_rules
+        )
+        effects: list[Effect] = []
+        for uid in sorted(self.awaited, key=lambda uid: self.ranks[uid]):
+            member = self._roster.members.get(uid)
+            if member is None or member.lost_why:
+                continue
+            member.ordered = order.attempt
+            member.clear_through = min(member.clear_through, order.attempt - 1)
+            effects.append(StartWorkers(uid, replace(command, rank=self.ranks[uid])))
+        self._resend_at = now + RESEND_SECONDS
+        return effects

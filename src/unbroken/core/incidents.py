@@ -1,0 +1,128 @@
+"""The incidents of one job: opened by the first sign, joined by what follows, closed by the end.
+
+The culprit is the first cause by time.  That a peer was lost never is one, and a rank that ended
+early beats the errors of those who waited for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.wire.agent import FaultKind
+
+from .events import Effect, NodeName, WriteIncident
+
+RESTART_REQUESTED = "RestartRequested"
+OPERATOR_RESTARTED = "OperatorRestarted"
+UNCHARGED = (RESTART_REQUESTED, OPERATOR_RESTARTED)
+"""Causes that are nobody's fault: the restart costs no budget."""
+SIGNALS_MAX = 64
+"""Kept with an incident; an object of the API may not grow with the job's size."""
+
+
+def _weight(signal: Signal) -> tuple[int, float]:
+    if signal.fault == FaultKind.PEER_LOST.value:
+        return (2, signal.at)
+    if signal.fault in UNCHARGED:
+        return (3, signal.at)
+    return (0 if signal.fault == FaultKind.EARLY_EXIT.value else 1, signal.at)
+
+
+def culprit(signals: Sequence[Signal]) -> Signal:
+    """The first cause among signs of one fault."""
+    return min(signals, key=_weight)
+
+
+class Incidents:
+    """All incidents of a job; at most one is open."""
+
+    def __init__(self) -> None:
+        self.open: Incident | None = None
+        self.offences: Counter[NodeName] = Counter()
+        """How often a node held the culprit."""
+        self.uncharged = 0
+        self.last_request: float | None = None
+        """Time of the newest restart request that led to an incident."""
+        self._numbers: dict[int, Incident | None] = {}
+        self._seen: set[tuple[str, int | None, str]] = set()
+        self._is_dirty = False
+
+    def remember(self, incident: Incident) -> None:
+        """Take one that an earlier operator has written."""
+        if incident.number in self._numbers:
+            return
+        if not incident.outcome and (self.open is None or incident.number > self.open.number):
+            self.open = incident
+        self._numbers[incident.number] = None
+        if incident.outcome:
+            self._count(incident)
+
+    def begin(
+        self, attempt: int, signals: Iterable[Signal], remedy: Remedy, reason: str, now: float
+    ) -> Incident:
+        """Open one; the one that is open must have been closed."""
+        assert self.open is None
+        found = tuple(signals)
+        assert found, "an incident has a sign"
+        number = max(self._numbers, default=0) + 1
+        self._numbers[number] = None
+        self._seen = {(s.pod, s.rank, s.fault) for s in found}
+        kept = sorted(found, key=lambda s: s.at)[:SIGNALS_MAX]
+        first = culprit(found)
+        self.open = Incident(number, attempt, first, tuple(kept), remedy, reason, detected_at=now)
+        self._is_dirty = True
+        return self.open
+
+    def join(self, signals: Iterable[Signal]) -> bool:
+        """Add signs to the open incident; whether there was a new one."""
+        assert self.open is not None
+        new = [s for s in signals if (s.pod, s.rank, s.fault) not in self._seen]
+        if not new:
+            return False
+        self._seen |= {(s.pod, s.rank, s.fault) for s in new}
+        kept = sorted((*self.open.signals, *new), key=lambda s: s.at)[:SIGNALS_MAX]
+        first = culprit((self.open.culprit, *new))
+        if first not in kept:
+            kept[-1] = first
+        # What only adds to the story is written with the next stage.
+        self._is_dirty |= first != self.open.culprit
+        self.open = replace(self.open, culprit=first, signals=tuple(kept))
+        return True
+
+    def knows(self, signal: Signal) -> bool:
+        """Whether the open incident has such a sign already."""
+        key = (signal.pod, signal.rank, signal.fault)
+        return self.open is not None and key in self._seen
+
+    def change(self, **changes: object) -> None:
+        """Set stages or the remedy of the open incident; without one, nothing."""
+        if self.open is not None:
+            self.open = replace(self.open, **changes)  # type: ignore[arg-type]
+            self._is_dirty = True
+
+    def close(self, outcome: str, now: float) -> list[Effect]:
+        """End the open incident; without one, nothing."""
+        if self.open is None:
+            return []
+        ended = replace(self.open, outcome=outcome, ended_at=now)
+        self._count(ended)
+        self.open, self._is_dirty = None, False
+        return [WriteIncident(ended)]
+
+    def writes(self) -> list[Effect]:
+        """What has to be written of the open incident."""
+        if not self._is_dirty or self.open is None:
+            return []
+        self._is_dirty = False
+        return [WriteIncident(self.open)]
+
+    def _count(self, incident: Incident) -> None:
+        fault, node = incident.culprit.fault, incident.culprit.node
+        self.uncharged += fault in UNCHARGED
+        if node and fault not in UNCHARGED:
+            self.offences[NodeName(node)] += 1
+        if fault == RESTART_REQUESTED:
+            self.last_request = max(self.last_request or 0.0, incident.culprit.at)

@@ -1,0 +1,399 @@
+"""The machine of one job: from its first sight to its end.
+
+Feed `step`, carry out what it returns in order, and step `Tick` at `deadline()`.  Nothing is
+ordered before the job, its pods, nodes and incidents are known (`JobSeen`, `Synced`).
+
+Here events become facts and signs; what is done about them is decided in `life`, `recovery` and
+`adoption`.
+"""
+
+from __future__ import annotations
+
+from unbroken.spec.incident import Signal
+from unbroken.spec.job import JobSpec, JobStatus
+from unbroken.wire.agent import AgentReport, AgentState
+
+from . import signals
+from .adoption import Adoption
+from .conditions import ENDS, Standing
+from .deadlines import earliest
+from .events import (
+    AgentLost,
+    AgentReported,
+    Effect,
+    Event,
+    IncidentSeen,
+    JobSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodPhase,
+    PodRefused,
+    PodSeen,
+    PodUid,
+    PodView,
+    Synced,
+    Tick,
+)
+from .gang import Stage
+from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
+from .life import Life, Verdict, pod_trouble
+from .recovery import Recovery
+from .roster import Member, is_stock
+from .state import JobState, Phase
+
+AGENT_BACK_SECONDS = 20.0
+"""An agent that stays away so long, with its pod and node well, has its pod replaced."""
+
+_LIVE = (Phase.PREPARING, Phase.TRAINING)
+_OVER = (Phase.ENDING, Phase.SUSPENDED, Phase.ENDED)
+_DEAD_POD = (PodPhase.FAILED, PodPhase.SUCCEEDED)
+
+
+class Job:
+    """One job.  `status` is what was found in the API at the start."""
+
+    def __init__(self, name: str, status: JobStatus) -> None:
+        self.state = JobState(name, status)
+        self._life = Life(self.state)
+        self._recovery = Recovery(self.state, self._life)
+        self._adoption = Adoption(self.state, self._life, self._recovery)
+        self._is_synced = False
+        self._restart_asked: float | None = None
+
+    @property
+    def status(self) -> JobStatus:
+        return self.state.status
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that runs, or is to start next."""
+        return self.state.attempt
+
+    @property
+    def phase(self) -> Phase:
+        return self.state.phase
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; return what must be done, in order."""
+        state = self.state
+        if state.phase is Phase.DELETED:
+            return []
+        self._take(event, now)
+        if self._is_awake():
+            self._adoption.go_on(now)
+            self._follow_request(now)
+            self._pass_time(now)
+            self._life.go_on(now)
+            self._resume_if_clean(now)
+        self.check()
+        return state.flush()
+
+    def _is_awake(self) -> bool:
+        return self.state.phase not in (Phase.UNKNOWN, Phase.DELETED)
+
+    def deadline(self) -> float | None:
+        """When `Tick` is due; None: time changes nothing."""
+        state = self.state
+        if state.phase in (Phase.UNKNOWN, Phase.DELETED):
+            return None
+        back = next(iter(state.lost.values()), None) if state.phase in _LIVE else None
+        return earliest(
+            state.gang.deadline(),
+            state.plan.deadline(),
+            self._adoption.deadline(),
+            self._life.deadline(),
+            None if back is None else back + AGENT_BACK_SECONDS,
+        )
+
+    def check(self) -> None:
+        """Invariants; cheap enough to stay on in production."""
+        state = self.state
+        state.gang.check()
+        assert len(state.ranks.pod_of) == len(state.ranks.rank_of) <= state.nnodes
+        if state.phase is Phase.TRAINING:
+            assert state.gang.stage is not Stage.HALTED
+        if state.phase in (Phase.PREPARING, Phase.SUSPENDED, Phase.ENDING):
+            assert state.gang.stage is Stage.HALTED
+
+    def _take(self, event: Event, now: float) -> None:
+        match event:
+            case AgentReported(pod, report):
+                self._agent_reported(pod, report, now)
+            case AgentLost(pod, why):
+                self._agent_lost(pod, why, now)
+            case PodSeen() | PodGone() | PodRefused():
+                self._take_pod(event, now)
+            case NodeSeen() | NodeGone():
+                self._node_changed(event, now)
+            case JobSeen():
+                self._job_seen(event, now)
+            case IncidentSeen(incident):
+                self.state.incidents.remember(incident)
+            case Synced():
+                self._is_synced = True
+                self._begin(now)
+            case Tick():
+                pass
+
+    def _take_pod(self, event: PodSeen | PodGone | PodRefused, now: float) -> None:
+        match event:
+            case PodSeen(view):
+                self._pod_seen(view, now)
+            case PodGone(_, uid):
+                self._pod_gone(uid, now)
+            case PodRefused():
+                self._pod_refused(event, now)
+
+    def _job_seen(self, event: JobSeen, now: float) -> None:
+        state, old = self.state, self.state.spec
+        state.spec = event.spec
+        if event.is_deleting:
+            state.phase = Phase.DELETED
+            return
+        self._restart_asked = event.restart_requested_at
+        if state.phase is Phase.UNKNOWN:
+            self._begin(now)
+            return
+        if old is not None and _shape(old) != _shape(event.spec):
+            text = "replicaSpecs and nprocPerNode take effect at the next full start of the job"
+            state.tell("SpecChanged", text, is_warning=True)
+        if event.spec.run_policy.suspend and state.phase in (*_LIVE, Phase.ADOPTING):
+            self._suspend("JobSuspended", now)
+
+    def _begin(self, now: float) -> None:
+        state = self.state
+        if not self._is_synced or state.spec is None or state.phase is not Phase.UNKNOWN:
+            return
+        if state.standing in ENDS:
+            state.phase = Phase.ENDED
+            self._life.clean(now)
+        elif state.spec.run_policy.suspend:
+            is_new = state.standing is None
+            self._suspend("JobInitiallySuspended" if is_new else "JobSuspended", now)
+        elif state.standing in (None, Standing.SUSPENDED) and not state.roster.members:
+            self._life.create(now)
+        else:
+            self._adoption.begin(now)
+
+    def _suspend(self, reason: str, now: float) -> None:
+        state = self.state
+        heard = [m.report.newest_attempt or 0 for m in state.roster.members.values() if m.report]
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            state.attempt = max([state.attempt, *heard])
+            state.commands += state.gang.halt(state.attempt, now, is_graceful=True)
+        if state.standing is None:
+            state.stand(Standing.CREATED, "Created", "job is created", now)
+        text = "the job is suspended" if reason == "JobSuspended" else "the job begins suspended"
+        self._life.end(Verdict(Standing.SUSPENDED, reason, text), now)
+
+    def _resume_if_clean(self, now: float) -> None:
+        """Resume once every old pod is gone: the attempt may then have the same number."""
+        state = self.state
+        if state.phase is not Phase.SUSPENDED or state.roster.members or state.spec is None:
+            return
+        if not state.spec.run_policy.suspend:
+            self._life.create(now)
+
+    def _follow_request(self, now: float) -> None:
+        """Restart on request, unless that request was followed already."""
+        state, asked = self.state, self._restart_asked
+        if asked is None or state.phase is Phase.ADOPTING:
+            return
+        self._restart_asked = None
+        since = max(state.status.start_time or 0.0, state.incidents.last_request or 0.0)
+        if asked <= since:
+            return
+        state.incidents.last_request = asked
+        if state.phase is Phase.TRAINING:
+            text = "a restart was asked for"
+            self._recovery.fault([Signal(asked, RESTART_REQUESTED, text)], now)
+        else:
+            text = f"nothing runs to be restarted: the job is {state.phase.value.lower()}"
+            state.tell("RestartIgnored", text)
+
+    def _agent_reported(self, uid: PodUid, report: AgentReport, now: float) -> None:
+        state = self.state
+        member = state.roster.members.get(uid)
+        if member is None:
+            return
+        before, was_ordered = member.report, member.ordered is not None
+        if not member.take(report):
+            return
+        state.lost.pop(uid, None)
+        heard = (report.newest_attempt, report.attempt, state.newest_seen)
+        state.newest_seen = max(attempt for attempt in heard if attempt is not None)
+        self._adoption.heard(uid)
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            return
+        self._life.clean_pod(member, now)
+        state.commands += state.gang.observe(member, now)
+        state.trouble.pop(member.view.name, None)
+        is_same = before is not None and before.agent_id == report.agent_id
+        if not is_same or before is None or before.state is not report.state:
+            state.has_changed = True
+        if state.gang.is_training(uid):
+            self._recovery.fault(self._signs(member, report, is_same or not was_ordered, now), now)
+            if report.state in (AgentState.RUNNING, AgentState.COMPLETED):
+                self._life.progressed(report, now)
+        elif report.state is AgentState.FAULTED and state.gang.stage is Stage.HALTED:
+            incident = state.incidents.open
+            if incident is not None and member.attempt_of(report) == incident.attempt:
+                self._recovery.fault(signals.of_workers(member, report, now), now)
+
+    def _signs(
+        self, member: Member, report: AgentReport, is_same: bool, now: float
+    ) -> list[Signal]:
+        """What is wrong with a report of a pod whose workers should live."""
+        state, attempt = self.state, self.state.attempt
+        of, newest = member.attempt_of(report), report.newest_attempt
+        fault, text = "", ""
+        if not is_same:
+            fault, text = signals.AGENT_LOST, "the agent was restarted in its pod"
+        elif max(of or 0, newest or 0) > attempt:
+            fault, text = OPERATOR_RESTARTED, "another operator has moved on to a newer attempt"
+        elif report.state is AgentState.FAULTED:
+            return signals.of_workers(member, report, now) if of == attempt else []
+        elif report.state is AgentState.SHUTDOWN:
+            fault, text = signals.AGENT_LOST, "the agent was shut down"
+        elif report.state in (AgentState.READY, AgentState.STOPPING):
+            is_over = is_stock(report) and member.uid not in state.gang.awaited
+            if is_over or (newest is not None and newest >= attempt):
+                fault, text = signals.STOPPED, "the workers were stopped by somebody else"
+        elif of == attempt and not self._follows(report):
+            fault, text = OPERATOR_RESTARTED, "the agent follows another operator's start"
+        return [signals.of_pod(fault, text, member, now)] if fault else []
+
+    def _follows(self, report: AgentReport) -> bool:
+        order = self.state.gang.order
+        if order is None or report.master_addr is None:
+            return True
+        return (report.master_addr, report.master_port) == (order.master_addr, order.master_port)
+
+    def _agent_lost(self, uid: PodUid, why: str, now: float) -> None:
+        state = self.state
+        member = state.roster.members.get(uid)
+        if member is None or member.report is None or member.lost_why:
+            return  # one that was never reached is waited for: it may still be starting
+        member.lost_why = why or "cannot be reached"
+        state.lost[uid] = now
+        self._adoption.heard(uid)
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            return
+        state.commands += state.gang.observe(member, now)
+        if state.roster.is_cut_off(member):
+            self._recovery.lose_all([member], signals.NODE_LOST, why, now)
+        elif state.gang.is_training(uid):
+            sign = signals.of_pod(signals.AGENT_LOST, member.lost_why, member, now)
+            self._recovery.fault([sign], now)
+
+    def _pod_seen(self, view: PodView, now: float) -> None:
+        state = self.state
+        older = state.roster.named(view.name)
+        member = state.roster.see_pod(view)
+        if member is None:
+            return
+        if older is not None and older.uid != view.uid:
+            self._pod_gone(older.uid, now)  # a name has one pod at a time
+        state.plan.occupied(view.name)
+        state.has_changed = True
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            return
+        state.commands += state.gang.observe(member, now)
+        if view.reason and view.phase is not PodPhase.SUCCEEDED and member.report is None:
+            self._trouble(view)
+        self._life.clean_pod(member, now)
+        self._recovery.judge([member], now)
+
+    def _trouble(self, view: PodView) -> None:
+        state, text = self.state, pod_trouble(view.name, view.reason, view.message)
+        if state.trouble.get(view.name) != text:
+            if not state.trouble:
+                state.tell(signals.as_reason(view.reason), text, is_warning=True)
+            state.trouble[view.name] = text
+
+    def _pod_gone(self, uid: PodUid, now: float) -> None:
+        state = self.state
+        known = state.roster.members.get(uid)
+        was_training = known is not None and state.gang.is_training(uid)
+        member = state.roster.remove_pod(uid)
+        self._adoption.heard(uid)
+        state.lost.pop(uid, None)
+        if member is None:
+            return
+        state.has_changed = True
+        state.trouble.pop(member.view.name, None)
+        state.ranks.release(uid)
+        state.gang.forget(uid)
+        state.plan.vacated(member)
+        if was_training:
+            sign = signals.of_pod(signals.POD_DELETED, "the pod is gone", member, now)
+            self._recovery.fault([sign], now)
+        if state.phase in _LIVE:
+            state.objects += state.plan.create(now, [member.view.name])
+
+    def _pod_refused(self, event: PodRefused, now: float) -> None:
+        state = self.state
+        text = f"pod {event.name} cannot be created: {event.reason}"
+        if event.name not in state.trouble:
+            state.tell("PodRefused", text, is_warning=True)
+        state.trouble[event.name] = text
+        if event.is_final and state.phase in _LIVE:
+            self._life.end(Verdict(Standing.FAILED, "PodRefused", text), now)
+
+    def _node_changed(self, event: NodeSeen | NodeGone, now: float) -> None:
+        state, roster = self.state, self.state.roster
+        if isinstance(event, NodeGone):
+            name = event.name
+            roster.remove_node(name)
+        else:
+            name = event.node.name
+            if roster.nodes.get(name) == event.node:
+                return
+            roster.see_node(event.node)
+        members = roster.on_node(name)
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            return
+        state.has_changed = True
+        for member in members:
+            state.commands += state.gang.observe(member, now)
+        state.objects += state.plan.press(members, now)
+        self._recovery.judge(members, now)
+
+    def _pass_time(self, now: float) -> None:
+        state = self.state
+        state.commands += state.gang.tick(now)
+        state.objects += state.plan.tick(now)
+        if state.phase in (*_LIVE, Phase.ENDED):
+            self._life.overdue(now)
+        if state.phase not in _LIVE:
+            return
+        away = [uid for uid, at in _first_while(state.lost, now - AGENT_BACK_SECONDS)]
+        for uid in away:
+            del state.lost[uid]
+            if uid not in state.gang.completed:
+                why = f"the agent stays away: {state.roster.members[uid].lost_why}"
+                self._recovery.lose_all([state.roster.members[uid]], signals.AGENT_LOST, why, now)
+        if self._life.is_stop_overdue(now):
+            stuck = [state.roster.members[uid] for uid in state.gang.unclear]
+            self._life.mark_preparing(now)
+            self._recovery.lose_all(stuck, "StopTimeout", "the workers do not end", now)
+        if self._life.is_start_overdue(now):
+            waiting = [state.roster.members[uid] for uid in state.gang.awaited]
+            text = "the agent has not started its workers"
+            fault = signals.START_TIMEOUT
+            self._recovery.fault([signals.of_pod(fault, text, m, now) for m in waiting], now)
+
+
+def _shape(spec: JobSpec) -> tuple[object, ...]:
+    return (spec.replica_specs, spec.nproc_per_node)
+
+
+def _first_while(since: dict[PodUid, float], until: float) -> list[tuple[PodUid, float]]:
+    """Entries not later than `until`; the oldest come first."""
+    found = []
+    for uid, at in since.items():
+        if at > until:
+            break
+        found.append((uid, at))
+    return found

@@ -1,0 +1,129 @@
+"""Which pods should exist, and what must be ordered so that they do.
+
+A pod that is condemned is deleted, again and again until it is gone; on a node that cannot be
+asked the fence is asked for, and once it is given the deletion is forced.  A pod is created under
+its name when no pod has the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from unbroken.spec.job import ReplicaSpec
+
+from .events import CreatePod, DeletePod, Effect, FenceNode, NodeName, PodName, PodUid
+from .roster import Member, Roster
+
+RETRY_SECONDS = 5.0
+"""From an order to the API server that has shown no effect to its repetition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A pod that should exist."""
+
+    name: PodName
+    replica_spec: str
+    index: int
+
+
+def slots(job: str, shape: Sequence[ReplicaSpec]) -> dict[PodName, Slot]:
+    """Every pod of the job by name: for each replica spec those that train and the spares."""
+    found = {}
+    for spec in shape:
+        for index in range(spec.replicas + spec.spares):
+            name = PodName(f"{job}-{spec.name}-{index}")
+            found[name] = Slot(name, spec.name, index)
+    return found
+
+
+class PodPlan:
+    """Pods wanted and pods condemned."""
+
+    def __init__(self, job: str, roster: Roster) -> None:
+        self._job = job
+        self._roster = roster
+        self.slots: dict[PodName, Slot] = {}
+        self.condemned: dict[PodUid, Member] = {}
+        self._empty: dict[PodName, None] = {}
+        self._retry_at: float | None = None
+        self.avoid: frozenset[NodeName] = frozenset()
+        """Nodes to be avoided beside those that are unusable now."""
+
+    def deadline(self) -> float | None:
+        return self._retry_at
+
+    def reshape(self, shape: Sequence[ReplicaSpec]) -> None:
+        """These pods are wanted from now on; none: an empty shape."""
+        self.slots = slots(self._job, shape)
+        self._empty = dict.fromkeys(n for n in self.slots if self._roster.named(n) is None)
+
+    def occupied(self, name: PodName) -> None:
+        """A pod has the name."""
+        self._empty.pop(name, None)
+        self._settle()
+
+    def vacated(self, member: Member) -> None:
+        """The pod is gone."""
+        self.condemned.pop(member.uid, None)
+        name = member.view.name
+        if name in self.slots and self._roster.named(name) is None:
+            self._empty[name] = None
+        self._settle()
+
+    def create(self, now: float, names: Iterable[PodName] | None = None) -> list[Effect]:
+        """Order the pods that are missing, or those of them that are named."""
+        chosen = [name for name in names or self._empty if name in self._empty]
+        if not chosen:
+            return []
+        avoid = self.avoid | frozenset(self._roster.unusable_nodes())
+        self._retry_later(now)
+        orders = (self.slots[name] for name in chosen)
+        return [CreatePod(slot.name, slot.replica_spec, slot.index, avoid) for slot in orders]
+
+    def condemn(self, member: Member, reason: str, now: float) -> list[Effect]:
+        """Let the pod go; it is deleted until it is gone."""
+        if member.condemned:
+            return []
+        member.condemned = reason
+        self.condemned[member.uid] = member
+        return self._end(member, now)
+
+    def press(self, members: Iterable[Member], now: float) -> list[Effect]:
+        """A node has changed: fence it or force what was waiting for the fence."""
+        fenced = set[NodeName]()
+        effects: list[Effect] = []
+        for member in members:
+            if member.uid in self.condemned:
+                effects += self._end(member, now, fenced)
+        return effects
+
+    def tick(self, now: float) -> list[Effect]:
+        """Repeat every order that has shown no effect."""
+        if self._retry_at is None or now < self._retry_at:
+            return []
+        self._retry_at = None
+        return self.press(list(self.condemned.values()), now) + self.create(now)
+
+    def _end(self, member: Member, now: float, fenced: set[NodeName] | None = None) -> list[Effect]:
+        self._retry_later(now)
+        view, node = member.view, member.view.node
+        if self._roster.is_fenced(member):
+            return [DeletePod(view.name, view.uid, member.condemned, force=True)]
+        effects: list[Effect] = []
+        if not view.is_deleting:
+            effects.append(DeletePod(view.name, view.uid, member.condemned))
+        asked = fenced if fenced is not None else set[NodeName]()
+        if node is not None and node not in asked and self._roster.is_cut_off(member):
+            asked.add(node)
+            effects.append(FenceNode(node, f"pod {view.name}: {member.condemned}"))
+        return effects
+
+    def _settle(self) -> None:
+        if not self._empty and not self.condemned:
+            self._retry_at = None
+
+    def _retry_later(self, now: float) -> None:
+        if self._retry_at is None:
+            self._retry_at = now + RETRY_SECONDS

@@ -1,0 +1,194 @@
+"""What is done about a fault: stop the attempt, say who did it, choose the rung, replace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.job import FaultyPods, RestartStatus
+
+from . import budgets, ladder, signals
+from .conditions import Standing
+from .events import NodeName, PodPhase
+from .gang import Stage
+from .incidents import UNCHARGED, culprit
+from .life import Life, Verdict
+from .roster import Member
+from .state import JobState, Phase
+
+FAULTY_MAX = 32
+"""Pods, nodes and ranks named in the status."""
+REPEATED = 2
+"""A node that held so many culprits is a repeat offender."""
+
+
+class Recovery:
+    """Faults of one job."""
+
+    def __init__(self, state: JobState, life: Life) -> None:
+        self._state = state
+        self._life = life
+
+    def fault(self, found: Sequence[Signal], now: float) -> None:
+        """Take signs of one fault: the first opens an incident, the others join it."""
+        state = self._state
+        if not found or state.phase not in (Phase.PREPARING, Phase.TRAINING, Phase.ENDING):
+            return
+        incident = state.incidents.open
+        if state.gang.stage is Stage.HALTED and incident is not None:
+            if state.incidents.join(found):
+                self._say(now)
+        elif state.phase is not Phase.ENDING:
+            self.open(found, now)
+
+    def open(self, found: Sequence[Signal], now: float) -> None:
+        """Open an incident for the attempt that runs, or was to start, and stop it."""
+        state = self._state
+        state.close_incident("failed again", now)
+        broken = state.attempt
+        charged = self._charge(found, now)
+        lost = [m.view.name for m in state.plan.condemned.values()]
+        remedy, reason = ladder.choose(charged.remedy, charged.reason, lost)
+        state.incidents.begin(broken, found, remedy, reason, now)
+        if remedy is not Remedy.FAIL:
+            state.attempt += 1
+        state.phase = Phase.PREPARING
+        through = broken if remedy is Remedy.FAIL else state.attempt - 1
+        state.commands += state.gang.halt(through, now)
+        faulty = _faulty(remedy, found)
+        state.set_budget(charged.status, faulty)
+        self._life.mark_preparing(now)
+        self._say(now)
+        if remedy is Remedy.JOB:
+            self._replace_all(now)
+        signal = culprit(found)
+        word = signals.NODE_FAULT if signal.fault == signals.NODE_LOST else "Faulted"
+        text = f"attempt {broken}: {signals.describe(signal)}; {remedy.value}: {reason}"
+        state.tell(word, text, is_warning=True)
+
+    def lose(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
+        """Let a pod go; the sign of a fault if its workers should live."""
+        state, uid = self._state, member.uid
+        if member.condemned:
+            return []
+        found = []
+        if state.gang.is_training(uid):
+            found = [signals.of_pod(fault, text, member, now)]
+        state.objects += state.plan.condemn(member, text, now)
+        state.ranks.release(uid)
+        state.gang.forget(uid)
+        incident = state.incidents.open
+        is_waiting = state.phase is Phase.PREPARING and incident is not None
+        if is_waiting and incident and incident.remedy is Remedy.PROCESS:
+            reason = f"lost {member.view.name}; {incident.reason}"
+            state.incidents.change(remedy=Remedy.POD, reason=reason)
+        return found
+
+    def lose_all(self, members: Iterable[Member], fault: str, text: str, now: float) -> None:
+        """Let pods go for one reason."""
+        found: list[Signal] = []
+        for member in members:
+            found += self.lose(member, fault, text, now)
+        self.fault(found, now)
+
+    def judge(self, members: Sequence[Member], now: float) -> None:
+        """Let go of the pods that have ended, are being deleted, or whose node is lost."""
+        state, roster = self._state, self._state.roster
+        if state.phase not in (Phase.PREPARING, Phase.TRAINING, Phase.ENDING):
+            return
+        for member in members:
+            self._judge_pod(member, now)
+        left = [m for m in members if roster.must_be_left(m)]
+        self.lose_all(left, signals.NODE_FAULT, "the node must not be used", now)
+        cut = [m for m in members if self._is_cut_off(m)]
+        self.lose_all(cut, signals.NODE_LOST, "the node is not ready", now)
+
+    def _judge_pod(self, member: Member, now: float) -> None:
+        state, view = self._state, member.view
+        if view.phase in (PodPhase.FAILED, PodPhase.SUCCEEDED):
+            self._pod_ended(member, now)
+        elif view.is_deleting:
+            self.lose_all([member], signals.POD_DELETED, "the pod is being deleted", now)
+        elif view.name not in state.plan.slots and view.uid not in state.ranks.rank_of:
+            self.lose_all([member], signals.POD_DELETED, "the job has no such pod", now)
+
+    def _pod_ended(self, member: Member, now: float) -> None:
+        """A pod whose containers end before they trained is a fault too: it would end again."""
+        state, view = self._state, member.view
+        text = f"{view.reason}: {view.message}" if view.reason else "its containers have ended"
+        sign = signals.of_pod(signals.POD_FAILED, text, member, now)
+        if member.condemned or member.uid in state.gang.completed:
+            return
+        is_waiting = state.phase is Phase.PREPARING
+        self.lose_all([member], signals.POD_FAILED, text, now)
+        if is_waiting and not state.incidents.knows(sign):
+            self.fault([sign], now)
+        elif is_waiting:
+            self.open([sign], now)
+
+    def _is_cut_off(self, member: Member) -> bool:
+        """Whether the pod is out of reach with its node.  An agent that answers from a node that
+        is not ready has not been lost: only the node's own daemon has."""
+        is_silent = bool(member.lost_why) or member.report is None
+        roster = self._state.roster
+        return roster.is_fenced(member) or (is_silent and roster.is_cut_off(member))
+
+    def _charge(self, found: Sequence[Signal], now: float) -> budgets.Charge:
+        state = self._state
+        assert state.spec is not None
+        budget = state.status.restart_status or RestartStatus()
+        if all(signal.fault in UNCHARGED for signal in found):
+            return budgets.Charge(budget, Remedy.PROCESS, "not charged to the budget")
+        start = now if state.status.start_time is None else state.status.start_time
+        charged = state.attempt - state.incidents.uncharged
+        return budgets.charge(budgets.limits(state.spec.run_policy), budget, charged, now - start)
+
+    def _say(self, now: float) -> None:
+        """Put the culprit, as it is known now, into the condition."""
+        state, incident = self._state, self._state.incidents.open
+        assert incident is not None
+        reason, text = signals.as_reason(incident.culprit.fault), story(incident)
+        state.stand(Standing.FAULTED, reason, text, now)
+        state.set_status(latest_faulty=_faulty(incident.remedy, incident.signals))
+        if incident.remedy is Remedy.FAIL:
+            self._life.end(Verdict(Standing.FAILED, "RetriesExhausted", text), now)
+
+    def _replace_all(self, now: float) -> None:
+        state = self._state
+        assert state.spec is not None
+        policy = state.spec.run_policy.restart_policy
+        most = (policy.max_num_repeat_offenders_to_avoid if policy else None) or 0
+        state.plan.avoid = frozenset(self._offenders()[:most])
+        for member in list(state.roster.members.values()):
+            state.objects += state.plan.condemn(member, "full job restart", now)
+            state.gang.forget(member.uid)
+        self._life.reshape(now)
+
+    def _offenders(self) -> list[NodeName]:
+        """Repeat offenders, the worst first; what is open now counts too."""
+        state = self._state
+        counts = state.incidents.offences.copy()
+        incident = state.incidents.open
+        if incident is not None and incident.culprit.node:
+            counts[NodeName(incident.culprit.node)] += 1
+        worst = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return [node for node, count in worst if count >= REPEATED]
+
+
+def story(incident: Incident) -> str:
+    """What is told of an incident in a condition: the culprit, the remedy, the evidence."""
+    first = f"{signals.describe(incident.culprit)}; {incident.remedy.value}: {incident.reason}"
+    return "\n".join((first, *incident.culprit.evidence))
+
+
+def _faulty(remedy: Remedy, found: Iterable[Signal]) -> FaultyPods:
+    causes = [signal for signal in found if signal.fault != "PeerLost"]
+    nodes = dict.fromkeys(signal.node for signal in causes if signal.node)
+    pods = dict.fromkeys(signal.pod for signal in causes if signal.pod)
+    ranks = dict.fromkeys(str(signal.rank) for signal in causes if signal.rank is not None)
+    return FaultyPods(
+        "JLR" if remedy is Remedy.JOB else "PLR",
+        tuple(nodes)[:FAULTY_MAX],
+        tuple(pods)[:FAULTY_MAX],
+        tuple(ranks)[:FAULTY_MAX],
+    )

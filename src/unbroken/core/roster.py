@@ -1,0 +1,200 @@
+"""What is known of a job's pods, their agents and their nodes.
+
+Nothing is decided here.  What is stale is dropped: a pod seen again after it was gone, a report
+from an agent process that another one has followed, a report that an agent has since outdone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from unbroken.wire.agent import AgentReport, AgentState
+
+from .events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
+
+UNHEARD = -2
+"""`Member.clear_through` of a pod that may hold anything: it ran before it was first seen."""
+NEVER_ORDERED = 1 << 62
+"""`Member.clear_through` of a pod that was never told to start anything."""
+_GONE_KEPT = 50_000
+_PHASE_ORDER = {
+    PodPhase.PENDING: 0,
+    PodPhase.UNKNOWN: 1,
+    PodPhase.RUNNING: 1,
+    PodPhase.SUCCEEDED: 2,
+    PodPhase.FAILED: 2,
+}
+# Within an attempt an agent only goes this way; READY says that the attempt is over.
+_STATE_ORDER = {
+    AgentState.INIT: 0,
+    AgentState.RUNNING: 1,
+    AgentState.COMPLETED: 2,
+    AgentState.FAULTED: 2,
+    AgentState.STOPPING: 3,
+    AgentState.READY: 4,
+    AgentState.SHUTDOWN: 5,
+}
+_BETWEEN_ATTEMPTS = (AgentState.INIT, AgentState.READY, AgentState.SHUTDOWN)
+
+
+def is_stock(report: AgentReport) -> bool:
+    """Whether the agent is one that knows neither attempts nor ports (HyperPod agent 1.1.3)."""
+    return report.nproc is None and report.newest_attempt is None and report.attempt is None
+
+
+@dataclass(slots=True)
+class Member:
+    """One pod of the job and its agent."""
+
+    view: PodView
+    clear_through: int
+    """Newest attempt of which it is proven that no worker lives here, nor will."""
+    report: AgentReport | None = None
+    """Newest one from the newest agent process."""
+    position: tuple[int, int] = (-2, 0)
+    past_agents: set[str] = field(default_factory=set)
+    ordered: int | None = None
+    """Newest attempt that its present agent process was told to start."""
+    asked: int = -1
+    """Newest attempt that its present agent process was told to stop."""
+    lost_why: str = ""
+    """Not empty: the agent cannot be reached."""
+    condemned: str = ""
+    """Not empty: why the pod must go."""
+
+    @property
+    def uid(self) -> PodUid:
+        return self.view.uid
+
+    @property
+    def state(self) -> AgentState | None:
+        return self.report.state if self.report else None
+
+    def attempt_of(self, report: AgentReport) -> int | None:
+        """The attempt that a report speaks of; a stock agent's is the one it was told to start."""
+        return report.attempt if report.attempt is not None else self.ordered
+
+    def take(self, report: AgentReport) -> bool:
+        """Whether the report is news; if so it is kept, and what it proves."""
+        old = self.report
+        if report.agent_id in self.past_agents:
+            return False
+        if old is not None and old.agent_id != report.agent_id:
+            self.past_agents.add(old.agent_id)
+            self.position, self.ordered, self.asked = (-2, 0), None, -1
+        elif not is_stock(report) and self._position(report) < self.position:
+            return False
+        self.position = self._position(report)
+        self.report, self.lost_why = report, ""
+        self._learn(report)
+        return True
+
+    def _position(self, report: AgentReport) -> tuple[int, int]:
+        of = report.newest_attempt if report.state in _BETWEEN_ATTEMPTS else self.attempt_of(report)
+        return (-1 if of is None else of, _STATE_ORDER[report.state])
+
+    def _learn(self, report: AgentReport) -> None:
+        if report.state in _BETWEEN_ATTEMPTS:
+            self.clear_through = max(self.clear_through, -1)
+        if report.state is AgentState.READY:
+            if report.newest_attempt is not None:
+                self.clear_through = max(self.clear_through, report.newest_attempt)
+            elif is_stock(report):
+                self.clear_through = max(self.clear_through, self.asked)
+        elif report.state not in _BETWEEN_ATTEMPTS:
+            attempt = self.attempt_of(report)
+            if attempt is not None:
+                self.clear_through = attempt - 1
+
+
+class Roster:
+    """Pods by uid, name and node; nodes by name."""
+
+    def __init__(self) -> None:
+        self.members: dict[PodUid, Member] = {}
+        self.nodes: dict[NodeName, NodeView] = {}
+        self._names: dict[PodName, PodUid] = {}
+        self._placed: dict[NodeName, dict[PodUid, Member]] = {}
+        self._removed_nodes: set[NodeName] = set()
+        self._gone: dict[PodUid, None] = {}
+
+    def see_pod(self, view: PodView) -> Member | None:
+        """The pod's record, or None where the view is older than what is known."""
+        if view.uid in self._gone:
+            return None
+        member = self.members.get(view.uid)
+        if member is None:
+            is_new = view.phase is PodPhase.PENDING
+            member = Member(view, NEVER_ORDERED if is_new else UNHEARD)
+            self.members[view.uid] = member
+            self._names[view.name] = view.uid
+        else:
+            old = member.view
+            is_back = (old.is_deleting and not view.is_deleting) or (old.node and not view.node)
+            if is_back or _PHASE_ORDER[view.phase] < _PHASE_ORDER[old.phase]:
+                return None
+            member.view = view
+        if view.node is not None:
+            self._placed.setdefault(view.node, {})[view.uid] = member
+        return member
+
+    def remove_pod(self, uid: PodUid) -> Member | None:
+        """Forget the pod for good; None: it was not known."""
+        self._gone[uid] = None
+        if len(self._gone) > _GONE_KEPT:
+            del self._gone[next(iter(self._gone))]
+        member = self.members.pop(uid, None)
+        if member is None:
+            return None
+        if self._names.get(member.view.name) == uid:
+            del self._names[member.view.name]
+        if member.view.node is not None:
+            self._placed[member.view.node].pop(uid, None)
+        return member
+
+    def named(self, name: PodName) -> Member | None:
+        """The pod that has the name now."""
+        uid = self._names.get(name)
+        return None if uid is None else self.members.get(uid)
+
+    def see_node(self, node: NodeView) -> None:
+        """Take a node as it is now."""
+        self.nodes[node.name] = node
+        self._removed_nodes.discard(node.name)
+
+    def remove_node(self, name: NodeName) -> None:
+        """Take note that the node is out of the cluster: nothing of ours runs there."""
+        self.nodes.pop(name, None)
+        self._removed_nodes.add(name)
+
+    def on_node(self, name: NodeName) -> list[Member]:
+        """The pods placed on a node."""
+        return list(self._placed.get(name, {}).values())
+
+    def is_fenced(self, member: Member) -> bool:
+        """Whether the pod's node is proven to run nothing."""
+        node = member.view.node
+        if node is None:
+            return False
+        return node in self._removed_nodes or (node in self.nodes and self.nodes[node].is_fenced)
+
+    def is_cut_off(self, member: Member) -> bool:
+        """Whether the pod's node is not ready, fenced or removed; an unknown node is not."""
+        node = self.nodes.get(member.view.node) if member.view.node is not None else None
+        return self.is_fenced(member) or (node is not None and not node.is_ready)
+
+    def must_be_left(self, member: Member) -> bool:
+        """Whether the pod's node runs but must not be used."""
+        node = self.nodes.get(member.view.node) if member.view.node is not None else None
+        return node is not None and not node.is_healthy
+
+    def unusable_nodes(self) -> Iterable[NodeName]:
+        """Nodes that a new pod should not be put on."""
+        for node in self.nodes.values():
+            if node.is_fenced or not node.is_ready or not node.is_healthy:
+                yield node.name
+
+    def is_clear(self, member: Member, attempt: int) -> bool:
+        """Whether no worker of `attempt` or of an earlier one can live in the pod."""
+        return member.clear_through >= attempt or self.is_fenced(member)

@@ -1,0 +1,77 @@
+"""Signs of a fault, as an incident keeps them: from agents, pods and nodes."""
+
+from __future__ import annotations
+
+import re
+
+from unbroken.spec.incident import Signal
+from unbroken.wire.agent import AgentReport, WorkerFault
+
+from .roster import Member
+
+AGENT_LOST = "AgentLost"
+NODE_LOST = "NodeLost"
+NODE_FAULT = "NodeFault"
+POD_FAILED = "PodFailed"
+POD_DELETED = "PodDeleted"
+START_TIMEOUT = "StartTimeout"
+STOPPED = "StoppedByOthers"
+WORKER_CRASH = "WorkerCrash"
+"""A stock agent's word for a worker that failed, where it gives no other."""
+
+TEXT_CHARACTERS = 500
+LINES_MAX = 24
+FAULTS_MAX = 16
+_NOT_A_REASON = re.compile(r"[^A-Za-z0-9_]+")
+
+
+def of_pod(fault: str, text: str, member: Member, at: float) -> Signal:
+    """A sign of the whole pod."""
+    view = member.view
+    return Signal(at, fault, text[:TEXT_CHARACTERS], pod=view.name, node=view.node or "")
+
+
+def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
+    """The faults that an agent reports; one made of its reason where it names none."""
+    if not report.faults:
+        text = report.message or report.reason or "the agent reports a fault without a reason"
+        return [of_pod(as_reason(report.reason or WORKER_CRASH), text, member, now)]
+    return [_of_worker(fault, member, now) for fault in report.faults[:FAULTS_MAX]]
+
+
+def as_reason(text: str) -> str:
+    """The text as a condition's reason, which the API wants to be one word."""
+    word = _NOT_A_REASON.sub("", text)[:100]
+    return word if word and word[0].isalpha() else "Fault"
+
+
+def describe(signal: Signal) -> str:
+    """One line for people: who, where, what."""
+    rank = "" if signal.rank is None else f"rank {signal.rank}"
+    pod = f"pod {signal.pod}" if signal.pod else ""
+    node = f"node {signal.node}" if signal.node else ""
+    where = ", ".join(part for part in (rank, pod, node) if part)
+    return f"{where}: {signal.fault}: {signal.text}" if where else f"{signal.fault}: {signal.text}"
+
+
+def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
+    code = fault.exit_code
+    if fault.signal is not None:
+        code = 128 + fault.signal
+    return Signal(
+        # An agent's clock may be wrong; nothing has happened after it was reported.
+        min(fault.at, now),
+        fault.kind.value,
+        (fault.message or _ending(fault))[:TEXT_CHARACTERS],
+        pod=member.view.name,
+        node=member.view.node or "",
+        rank=fault.rank,
+        evidence=tuple(line[:TEXT_CHARACTERS] for line in fault.lines[-LINES_MAX:]),
+        exit_code=code,
+    )
+
+
+def _ending(fault: WorkerFault) -> str:
+    if fault.signal is not None:
+        return f"ended by signal {fault.signal}"
+    return "not started" if fault.exit_code is None else f"exit code {fault.exit_code}"

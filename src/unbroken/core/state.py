@@ -1,0 +1,113 @@
+"""What the parts of a job's machine share: where the job is, and what is to be ordered.
+
+Effects leave in one order: commands to agents, nodes and pods, the status, events, incidents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+from unbroken.spec.job import FaultyPods, JobSpec, JobStatus, ReplicaSpec, RestartStatus
+
+from .conditions import Standing, advance, standing
+from .events import Effect, PodUid, RecordEvent, WriteStatus
+from .gang import Gang
+from .incidents import Incidents
+from .pods import PodPlan
+from .ranks import Ranks
+from .roster import Roster
+
+EVENT_CHARACTERS = 1000
+"""Of an event's message; the API takes 1024."""
+
+
+class Phase(Enum):
+    """Where a job is in its life."""
+
+    UNKNOWN = "Unknown"
+    """The operator does not know yet what there is."""
+    ADOPTING = "Adopting"
+    """Agents that may run something are being asked."""
+    PREPARING = "Preparing"
+    """Nothing runs; pods, agents and ranks of the next attempt are brought together."""
+    TRAINING = "Training"
+    """An attempt starts or runs."""
+    ENDING = "Ending"
+    """What runs is being stopped, for good or for a suspension."""
+    SUSPENDED = "Suspended"
+    ENDED = "Ended"
+    DELETED = "Deleted"
+    """The object goes, and everything with it; nothing is ordered any more."""
+
+
+class JobState:
+    """The parts of one job, and its status as it will be written."""
+
+    def __init__(self, name: str, status: JobStatus) -> None:
+        self.name = name
+        self.status = status
+        self.spec: JobSpec | None = None
+        self.shape: tuple[ReplicaSpec, ...] = ()
+        """Replica specs in force; those of the spec since the last full start."""
+        self.phase = Phase.UNKNOWN
+        self.attempt = status.restart_count
+        """The attempt that runs, or in PREPARING the one that is to start."""
+        self.newest_seen = -1
+        """Newest attempt that any agent of a living pod has heard of."""
+        self.roster = Roster()
+        self.gang = Gang(self.roster)
+        self.ranks = Ranks()
+        self.plan = PodPlan(name, self.roster)
+        self.incidents = Incidents()
+        self.lost: dict[PodUid, float] = {}
+        """Since when agents are away, the longest first."""
+        self.trouble: dict[str, str] = {}
+        """Why pods do not come up, by name."""
+        self.standing = standing(status.conditions)
+        self.has_run = any(c.type == Standing.RUNNING.value for c in status.conditions)
+        self.has_changed = False
+        """Whether something happened that may let a waiting job go on."""
+        self.commands: list[Effect] = []
+        self.objects: list[Effect] = []
+        self.last: list[Effect] = []
+        self._events: list[Effect] = []
+        self._incident_writes: list[Effect] = []
+        self._written = status
+
+    @property
+    def nnodes(self) -> int:
+        return self.ranks.nnodes
+
+    def set_status(self, **changes: object) -> None:
+        """Change the status; it is written at the end of the step."""
+        self.status = replace(self.status, **changes)  # type: ignore[arg-type]
+
+    def stand(self, to: Standing, reason: str, message: str, now: float) -> None:
+        """Let the job's conditions say that it is at `to`."""
+        self.standing = to
+        self.set_status(conditions=advance(self.status.conditions, to, reason, message, now))
+
+    def tell(self, reason: str, message: str, *, is_warning: bool = False) -> None:
+        """Record an event on the job."""
+        self._events.append(RecordEvent(reason, message[:EVENT_CHARACTERS], is_warning))
+
+    def close_incident(self, outcome: str, now: float) -> None:
+        """End the open incident, if there is one."""
+        self._incident_writes += self.incidents.close(outcome, now)
+
+    def set_budget(self, budget: RestartStatus, faulty: FaultyPods) -> None:
+        """Note what was charged, and for whom."""
+        self.set_status(restart_status=budget, latest_faulty=faulty, restart_count=self.attempt)
+
+    def flush(self) -> list[Effect]:
+        """Everything ordered in this step, in the agreed order."""
+        effects = self.commands + self.objects
+        if self.status != self._written:
+            self._written = self.status
+            effects.append(WriteStatus(self.status))
+        effects += self._events + self._incident_writes + self.incidents.writes() + self.last
+        for ordered in (self.commands, self.objects, self._events, self._incident_writes):
+            ordered.clear()
+        self.last.clear()
+        return effects
