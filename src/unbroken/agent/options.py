@@ -120,7 +120,7 @@ def _parser(environ: Mapping[str, str]) -> _Parser:
     add("shutdown-signal", "SIGKILL", choices=("SIGTERM", "SIGKILL"), help="how workers are ended")
     add("shutdown-timeout", "15", help="seconds from that signal to SIGKILL")
     add("server-host", "0.0.0.0", help="address of the agent's API")
-    add("server-port", "8080", help="port of the agent's API")
+    add("server-port", environ.get("AGENT_PORT", "8080"), help="port of the agent's API")
     add("server-log-level", "info", help="what the agent logs: error, warning, info or debug")
     for stage in ("pre-train", "post-train"):
         add(f"{stage}-script", help=f"a program to run once per node, {stage.partition('-')[0]}")
@@ -135,6 +135,11 @@ def _parser(environ: Mapping[str, str]) -> _Parser:
     parser.add_argument("training_script")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
     return parser
+
+
+def _host(asked: str, pod: str) -> str:
+    """Where to listen: all addresses of a pod that shares its machine's are the pod's one."""
+    return pod if asked in ("0.0.0.0", "::", "") and pod.startswith("127.") else asked
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
@@ -157,7 +162,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         script=script,
         nproc=workers_per_node(found.nproc_per_node, environ),
         nnodes=_nodes(found.nnodes),
-        host=found.server_host,
+        host=_host(found.server_host, environ.get("AGENT_HOST", "")),
         port=_number("server-port", found.server_port, 0, 65535),
         run_id=_file_name(found.rdzv_id),
         role=found.role,
