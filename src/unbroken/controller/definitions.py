@@ -13,7 +13,7 @@ from unbroken.spec import incident, job
 from unbroken.spec.schema import definitions
 
 from .kinds import INCIDENTS, JOBS
-from .requests import APPLY, NOT_FOUND, persist
+from .requests import MERGE, NOT_FOUND, persist
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,15 @@ async def install(client: KubeClient) -> None:
 
 
 async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
+    # Not by server-side apply: servers before 1.25 then refuse rules in CEL, which they would
+    # otherwise leave out.
     path = f"{PATH}/{quote(definition['metadata']['name'])}"
-    await client.raw("PATCH", path, body=definition, headers=APPLY, parameters={"force": "true"})
+    try:
+        await client.raw("PATCH", path, body={"spec": definition["spec"]}, headers=MERGE)
+    except ApiRefusal as error:
+        if error.code != NOT_FOUND:
+            raise
+        await client.raw("POST", PATH, body=definition)
 
 
 async def _serve(client: KubeClient, path: str) -> None:

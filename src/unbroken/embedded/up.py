@@ -16,6 +16,8 @@ from contextlib import contextmanager
 
 import msgspec
 
+from unbroken.controller import definitions
+from unbroken.controller.driver import run_operator
 from unbroken.embedded.apiserver.driver import Serving, serving
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
@@ -23,6 +25,7 @@ from unbroken.kube.clock import wall
 from unbroken.kube.informers import Informers
 
 from . import networks
+from .admissions import ADMISSIONS
 from .controllers import ControllerOptions, run_controllers
 from .node import NodeOptions, stop_pods
 from .node.addresses import NODES_MAX
@@ -61,7 +64,7 @@ async def run(paths: Paths, options: ClusterOptions, on_ready: Callable[[State],
     with _sole(paths):
         paths.options.write_bytes(msgspec.json.encode(options))
         try:
-            async with serving(paths.directory, options.port) as server:
+            async with serving(paths.directory, options.port, ADMISSIONS) as server:
                 await _run_parts(paths, options, server, stopped, on_ready)
         finally:
             paths.state.unlink(missing_ok=True)
@@ -91,6 +94,7 @@ async def _run_parts(
             first = [parts.create_task(informers.run()), parts.create_task(power.run())]
             # Those that judge nodes come after: after a restart, no node is late because of it.
             await power.settled()
+            await definitions.install(client)
             others = [
                 parts.create_task(part) for part in _programs(paths, options, client, informers)
             ]
@@ -112,6 +116,8 @@ def _programs(
     )
     yield run_controllers(client, controllers, informers)
     yield run_scheduler(client, informers)
+    if options.operator:
+        yield run_operator(client, informers)
 
 
 def _node_options(

@@ -1,0 +1,248 @@
+"""All jobs of a cluster: one runner each, told of its own pods and of every node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.core.conditions import Standing, advance
+from unbroken.core.events import (
+    IncidentSeen,
+    JobSeen,
+    NodeGone,
+    NodeName,
+    NodeSeen,
+    NodeView,
+    Synced,
+)
+from unbroken.core.job import Job
+from unbroken.kube.backoff import Backoff
+from unbroken.kube.cache import HasMetadata, Key, key_of
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import entropy, pause
+from unbroken.kube.informer import Informer
+from unbroken.kube.informers import Informers
+from unbroken.spec.codec import incident_from, job_status_from
+from unbroken.spec.job import JobStatus
+from unbroken.spec.parse import Parsed, parse_job
+from unbroken.spec.problems import Problem
+
+from .kinds import IncidentObject, JobObject
+from .pods import JOB_LABEL, job_identity
+from .requests import JobRequests, persist
+from .runner import JobRunner, Surroundings
+from .views import node_view
+
+log = logging.getLogger(__name__)
+
+INVALID = "InvalidSpec"
+"""Reason of the condition of a job that cannot be understood."""
+CRASHES = Backoff(first=1.0, limit=60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """Copies of everything that the operator looks at."""
+
+    jobs: Informer[JobObject]
+    pods: Informer[Pod]
+    nodes: Informer[Node]
+    incidents: Informer[IncidentObject]
+
+    @classmethod
+    def shared(cls, informers: Informers) -> Watches:
+        """Those that the programs of one process share, which the caller runs."""
+        of = informers.of
+        return cls(of(JobObject), of(Pod), of(Node), of(IncidentObject))
+
+    @classmethod
+    def own(cls, client: KubeClient, namespace: str | None) -> Watches:
+        """New ones, of the jobs' pods only; `namespace` None: all."""
+        return cls(
+            Informer(client, JobObject, namespace=namespace),
+            Informer(client, Pod, namespace=namespace, labels=JOB_LABEL),
+            Informer(client, Node),
+            Informer(client, IncidentObject, namespace=namespace),
+        )
+
+    def all(self) -> Iterator[Informer[Any]]:
+        """Each of them."""
+        yield from (self.jobs, self.pods, self.nodes, self.incidents)
+
+    async def synced(self) -> None:
+        """Return once all are complete."""
+        for informer in self.all():
+            await informer.synced.wait()
+
+
+class Operator:
+    """Keeps a runner for each job; `run` does everything."""
+
+    def __init__(self, around: Surroundings, watches: Watches) -> None:
+        self._around = around
+        self._watches = watches
+        self._runners: dict[Key, JobRunner] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._group = asyncio.TaskGroup()
+        self._nodes: dict[NodeName, NodeView] = {}
+        self._refused: dict[Key, tuple[Problem, ...]] = {}
+
+    async def run(self) -> None:
+        """Run the jobs until cancelled, which leaves their pods as they are."""
+        watches = self._watches
+        await watches.synced()
+        async with self._group:
+            watches.nodes.subscribe(self._on_node)
+            watches.pods.subscribe(self._on_pod)
+            watches.jobs.subscribe(self._on_job)
+            log.info("operator=running jobs=%d nodes=%d", len(self._tasks), len(self._nodes))
+            # A group without members would end.
+            await asyncio.Event().wait()
+
+    # --- what the API tells
+
+    def _on_node(self, old: Node | None, new: Node | None) -> None:
+        if new is None:
+            assert old is not None
+            name = NodeName(key_of(old).name)
+            self._nodes.pop(name, None)
+            for runner in self._runners.values():
+                runner.tell(NodeGone(name))
+            return
+        view = node_view(new)
+        if self._nodes.get(view.name) == view:
+            return
+        self._nodes[view.name] = view
+        for runner in self._runners.values():
+            runner.tell(NodeSeen(view))
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        pod = new or old
+        assert pod is not None
+        runner = self._runners.get(_job_of(pod))
+        if runner is not None and _is_owned(pod, runner.job.uid):
+            runner.pod_changed(pod, is_gone=new is None)
+
+    def _on_job(self, old: JobObject | None, new: JobObject | None) -> None:
+        item = new if new is not None else old
+        assert item is not None
+        key = key_of(item)
+        if new is None:
+            self._refused.pop(key, None)
+            self._end(key)
+            return
+        runner = self._runners.get(key)
+        if runner is not None and runner.job.uid != new["metadata"]["uid"]:
+            self._end(key)
+            runner = None
+        parsed = parse_job(new)
+        if parsed.problems:
+            self._refuse(key, new, parsed, runner)
+            return
+        self._refused.pop(key, None)
+        if runner is not None:
+            runner.tell(_seen(new, parsed))
+        elif key not in self._tasks:
+            self._tasks[key] = self._group.create_task(self._keep(key), name=str(key))
+
+    def _end(self, key: Key) -> None:
+        self._runners.pop(key, None)
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            log.info("job=%s gone", key)
+            task.cancel()
+
+    # --- jobs
+
+    async def _keep(self, key: Key) -> None:
+        """Run a job; anew, from what the API and the agents say, should its machine fail."""
+        random, failures = entropy(), 0
+        while True:
+            job = self._watches.jobs.get(key.name, key.namespace)
+            if job is None:
+                return
+            runner, began = self._make(key, job), self._around.clock()
+            try:
+                await runner.run()
+            except Exception:
+                is_old = self._around.clock() - began > CRASHES.limit
+                failures = 1 if is_old else failures + 1
+                log.exception("job=%s failures=%d", key, failures)
+            finally:
+                if self._runners.get(key) is runner:
+                    del self._runners[key]
+            await pause(CRASHES.delay(failures, random))
+
+    def _make(self, key: Key, job: JobObject) -> JobRunner:
+        """A runner that has been told of all that is there."""
+        parsed = parse_job(job)
+        status, problems = job_status_from(job.get("status"))
+        for problem in problems:
+            log.warning('job=%s status="%s"', key, problem)
+        if any(one.reason == INVALID for one in status.conditions):
+            # The spec is good by now, so the job has yet to begin.
+            status = JobStatus(other=status.other)
+        runner = JobRunner(self._around, job_identity(job), Job(key.name, status))
+        self._runners[key] = runner
+        runner.tell(_seen(job, parsed))
+        for view in self._nodes.values():
+            runner.tell(NodeSeen(view))
+        for pod in self._watches.pods.items():
+            if _job_of(pod) == key and _is_owned(pod, runner.job.uid):
+                runner.pod_changed(pod)
+        for item in self._watches.incidents.items():
+            if _is_owned(item, runner.job.uid):
+                incident, _ = incident_from(item)
+                runner.tell(IncidentSeen(incident))
+        runner.tell(Synced())
+        for warning in parsed.warnings:
+            runner.complain("SpecWarning", warning)
+        return runner
+
+    def _refuse(self, key: Key, job: JobObject, parsed: Parsed, runner: JobRunner | None) -> None:
+        """Say what is wrong, once: in the status, or as an event where the job is running."""
+        if self._refused.get(key) == parsed.problems:
+            return
+        self._refused[key] = parsed.problems
+        text = "; ".join(str(problem) for problem in parsed.problems)
+        log.warning('job=%s refused="%s"', key, text)
+        if runner is not None:
+            runner.complain(INVALID, f"the change is not taken: {text}")
+            return
+        self._group.create_task(self._write_refusal(job, text))
+
+    async def _write_refusal(self, job: JobObject, text: str) -> None:
+        now = self._around.clock()
+        status, _ = job_status_from(job.get("status"))
+        created = advance(status.conditions, Standing.CREATED, "Created", "", now)
+        failed = advance(created, Standing.FAILED, INVALID, text, now)
+        if [(c.type, c.message) for c in failed] == [
+            (c.type, c.message) for c in status.conditions
+        ]:
+            return
+        wanted = JobStatus(conditions=failed, other=status.other)
+        requests = JobRequests(self._around.client, job_identity(job))
+        try:
+            await persist(f"job={key_of(job)} write=refusal", lambda: requests.write_status(wanted))
+        except ApiRefusal as error:
+            log.warning('job=%s write=refusal refused="%s"', key_of(job), error)
+
+
+def _seen(job: JobObject, parsed: Parsed) -> JobSeen:
+    is_deleting = bool(job["metadata"].get("deletionTimestamp"))
+    return JobSeen(parsed.spec, is_deleting, parsed.options.restart)
+
+
+def _job_of(pod: Pod) -> Key:
+    labels = (pod.metadata and pod.metadata.labels) or {}
+    return Key(key_of(pod).namespace, labels.get(JOB_LABEL, ""))
+
+
+def _is_owned(item: HasMetadata, uid: str) -> bool:
+    metadata: Any = item.metadata
+    return any(owner.uid == uid for owner in (metadata and metadata.ownerReferences) or ())

@@ -1,0 +1,124 @@
+"""A namespace of a cluster with an operator of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from apiservers import Cluster
+from unbroken.controller.driver import OperatorOptions, run_operator
+from unbroken.controller.election import LeaderTerms
+from unbroken.controller.kinds import INCIDENTS, JOBS
+from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.clock import pause
+from watching import PATIENCE_SECONDS, running
+
+Object = dict[str, Any]
+NUMBERS = itertools.count(1)
+GROUPS = {
+    "hyperpodpytorchjobs": JOBS,
+    "incidents": INCIDENTS,
+    "leases": "apis/coordination.k8s.io/v1",
+}
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+class Place:
+    """A namespace, and plain requests; paths are short: `pods/a`, `incidents/lm-1`."""
+
+    def __init__(self, client: KubeClient, namespace: str) -> None:
+        self.client = client
+        self.namespace = namespace
+
+    def path(self, what: str) -> str:
+        """A path within the namespace; nodes have none."""
+        plural = what.partition("/")[0]
+        if plural == "nodes":
+            return f"api/v1/{what}"
+        return f"{GROUPS.get(plural, 'api/v1')}/namespaces/{self.namespace}/{what}"
+
+    async def call(self, method: str, what: str, **arguments: Any) -> Object:
+        """One request; its answer."""
+        found: Object = msgspec.json.decode(
+            await self.client.raw(method, self.path(what), **arguments)
+        )
+        return found
+
+    async def post(self, what: str, body: Object) -> Object:
+        """Create."""
+        return await self.call("POST", what, body=body)
+
+    async def merge(self, what: str, body: Object) -> Object:
+        """Merge patch."""
+        return await self.call("PATCH", what, body=body, headers=MERGE)
+
+    async def delete(self, what: str, **options: Any) -> None:
+        """Delete."""
+        await self.call("DELETE", what, body=options)
+
+    async def get(self, what: str) -> Object | None:
+        """The object or the list; None if it is not there."""
+        try:
+            return await self.call("GET", what)
+        except ApiRefusal as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def until(self, what: str, holds: Callable[[Object], object]) -> Object:
+        """The object once it is there and `holds` is true of it."""
+        found: Object | None = None
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while (found := await self.get(what)) is None or not holds(found):
+                    await pause(0.05)
+        except TimeoutError:
+            raise AssertionError(f"not in time: {what}: {found}") from None
+        return found
+
+    @asynccontextmanager
+    async def operator(self) -> AsyncIterator[None]:
+        """An operator of this namespace's jobs, beside the block."""
+        options = OperatorOptions(self.namespace, LeaderTerms("operator", self.namespace))
+        async with running(run_operator(self.client, None, options)):
+            await self.until("leases/operator", lambda lease: lease["spec"]["holderIdentity"])
+            yield
+
+
+@pytest.fixture
+def place(cluster: Cluster) -> Callable[[], Any]:
+    """Opens a new namespace of the cluster."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Place]:
+        name = f"operator-{next(NUMBERS)}"
+        async with connect(cluster.kubeconfig) as client:
+            await client.raw("POST", "api/v1/namespaces", body={"metadata": {"name": name}})
+            yield Place(client, name)
+
+    return opened
+
+
+def job(name: str = "lm", replicas: int = 2, **spec: Any) -> Object:
+    """A job of one replica spec `pods`."""
+    container = {"name": "main", "image": "any", "command": ["hyperpodrun", "train.py"]}
+    template = {"spec": {"containers": [container]}}
+    replica = {"name": "pods", "replicas": replicas, "template": template}
+    return {
+        "apiVersion": "sagemaker.amazonaws.com/v1",
+        "kind": "HyperPodPyTorchJob",
+        "metadata": {"name": name},
+        "spec": {"nprocPerNode": "1", "replicaSpecs": [replica], **spec},
+    }
+
+
+def conditions(found: Object) -> dict[str, Object]:
+    """Conditions of a job that are true, by type."""
+    listed = (found.get("status") or {}).get("conditions") or ()
+    return {one["type"]: one for one in listed if one["status"] == "True"}

@@ -1,0 +1,109 @@
+"""The operator against both API servers: what it makes of jobs, without nodes or agents."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from controller.conftest import conditions, job
+
+Object = dict[str, Any]
+JOBS, PODS = "hyperpodpytorchjobs", "pods"
+
+
+def pods(found: Object) -> dict[str, str]:
+    """Name -> uid."""
+    return {one["metadata"]["name"]: one["metadata"]["uid"] for one in found["items"]}
+
+
+def test_a_job_gets_its_pods_and_its_token(place: Any) -> None:
+    async def check() -> None:
+        async with place() as here, here.operator():
+            made = await here.post(JOBS, job())
+            found = await here.until(PODS, lambda listed: len(listed["items"]) == 2)
+            assert sorted(pods(found)) == ["lm-pods-0", "lm-pods-1"]
+            status = await here.until(f"{JOBS}/lm", conditions)
+            assert list(conditions(status)) == ["Created"]
+            assert status["status"]["restartCount"] == 0
+            secret = await here.get("secrets/lm-agent")
+            assert secret["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
+            assert len(base64.b64decode(secret["data"]["token"])) >= 40
+            events = await here.until("events", lambda listed: listed["items"])
+            assert events["items"][0]["involvedObject"]["name"] == "lm"
+
+    asyncio.run(check())
+
+
+def test_a_restarted_operator_doubles_nothing_and_keeps_the_token(place: Any) -> None:
+    async def check() -> None:
+        async with place() as here:
+            async with here.operator():
+                await here.post(JOBS, job())
+                before = await here.until(PODS, lambda listed: len(listed["items"]) == 2)
+                secret = await here.get("secrets/lm-agent")
+            await here.delete(f"{PODS}/lm-pods-1", gracePeriodSeconds=0)
+            async with here.operator():
+                after = await here.until(PODS, lambda listed: len(listed["items"]) == 2)
+                assert pods(after)["lm-pods-0"] == pods(before)["lm-pods-0"]
+                assert pods(after)["lm-pods-1"] != pods(before)["lm-pods-1"]
+                again = await here.get("secrets/lm-agent")
+                assert again["data"] == secret["data"]
+
+    asyncio.run(check())
+
+
+def test_a_job_that_cannot_be_understood_fails_with_every_problem(
+    place: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rule = {"name": "r", "logPattern": "("}
+    bad = job(runPolicy={"logMonitoringConfiguration": [rule]})
+    bad["metadata"]["annotations"] = {"unbroken.dev/oops": "1"}
+
+    async def check() -> None:
+        async with place() as here, here.operator():
+            await here.post(JOBS, bad)
+            found = await here.until(f"{JOBS}/lm", lambda seen: "Failed" in conditions(seen))
+            failed = conditions(found)["Failed"]
+            assert failed["reason"] == "InvalidSpec"
+            assert "spec.runPolicy.logMonitoringConfiguration[0].logPattern" in failed["message"]
+            assert "unbroken.dev/oops" in failed["message"]
+            assert (await here.get(PODS))["items"] == []
+            good = {"runPolicy": {"logMonitoringConfiguration": None}}
+            annotations = {"annotations": {"unbroken.dev/oops": None}}
+            await here.merge(f"{JOBS}/lm", {"spec": good, "metadata": annotations})
+            await here.until(PODS, lambda listed: len(listed["items"]) == 2)
+            found = await here.until(f"{JOBS}/lm", lambda seen: "Failed" not in conditions(seen))
+
+    asyncio.run(check())
+
+
+def test_a_strangers_pod_of_the_name_is_waited_for(place: Any) -> None:
+    stranger = {"metadata": {"name": "lm-pods-0"}, "spec": {"containers": [{"name": "c"}]}}
+    stranger["spec"]["containers"] = [{"name": "c", "image": "any"}]
+
+    async def check() -> None:
+        async with place() as here, here.operator():
+            made = await here.post(PODS, stranger)
+            await here.post(JOBS, job())
+            await here.until(f"{PODS}/lm-pods-1", lambda pod: pod)
+            mine = await here.get(f"{PODS}/lm-pods-0")
+            assert mine["metadata"]["uid"] == made["metadata"]["uid"]
+            await here.delete(f"{PODS}/lm-pods-0", gracePeriodSeconds=0)
+            await here.until(f"{PODS}/lm-pods-0", lambda pod: pod["metadata"]["labels"]["HPJob"])
+
+    asyncio.run(check())
+
+
+def test_of_two_operators_one_acts_and_the_other_takes_over(place: Any) -> None:
+    async def check() -> None:
+        async with place() as here:
+            async with here.operator():
+                lease = await here.until("leases/operator", lambda found: found["spec"])
+                assert lease["spec"]["holderIdentity"]
+            released = await here.get("leases/operator")
+            assert released["spec"]["holderIdentity"] == ""
+
+    asyncio.run(check())
