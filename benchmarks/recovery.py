@@ -96,11 +96,11 @@ def kill_once(contestant: Contestant, rank: int, bound: float, rng: random.Rando
     running = watch.wait(
         lambda: all(one.steps >= goals.get(one.pid, 0) for one in watch.newest.values()), bound
     )
-    old = dict(watch.newest)
-    if not running or any(one.died_at for one in old.values()):
+    old = [watch.newest[rank] for rank in range(RANKS)]
+    if not running or any(one.died_at for one in old):
         contestant.drop()
         return Recovery(job.mode, rank, time.time(), why_not="did not run on by itself")
-    pids, before = {one.pid for one in old.values()}, len(watch.workers)
+    pids, before = {one.pid for one in old}, len(watch.workers)
     killed_at = time.time()
     os.kill(old[rank].pid, signal.SIGKILL)
     watch.wait(lambda: all_stepped(watch, pids) or bool(contestant.ended), bound, reaps=old[rank])
@@ -110,7 +110,7 @@ def kill_once(contestant: Contestant, rank: int, bound: float, rng: random.Rando
         contestant.drop()
         return replace(recovery, why_not=why)
     watch.pause()
-    seen = outcome(recovery, list(old.values()), watch.workers[before:], watch.newest)
+    seen = outcome(recovery, old, watch.workers[before:], watch.newest)
     return job.told(seen)
 
 
@@ -120,17 +120,17 @@ def outcome(
     """What was seen of the workers, as times: of the `old` ones and of those `since` the kill."""
     new = list(newest.values())
     deaths = [one.died_at for one in old if one.died_at is not None]
-    process_at, began_at = max(one.process_at for one in new), max(one.began_at for one in new)
-    imported_at = max(one.imported_at or 0.0 for one in new)
+    victim_died_at = old[kill.rank].died_at or kill.killed_at
     return replace(
         kill,
         stopped_at=max(deaths) if len(deaths) == len(old) else None,
-        started_at=process_at,
+        started_at=max(one.process_at for one in new),
         stepped_at=max(one.first_step_at or 0.0 for one in new),
         details={
             "attempts": max(Counter(one.rank for one in since).values()),
-            "process_to_python": began_at - process_at,
-            "import_torch": imported_at - began_at,
+            "kernel_ends_victim": victim_died_at - kill.killed_at,
+            "process_to_python": max(one.began_at - one.process_at for one in new),
+            "import_torch": max((one.imported_at or one.began_at) - one.began_at for one in new),
         },
     )
 
