@@ -1,0 +1,118 @@
+"""`hyp list` and `hyp describe`, for jobs in every state that our operator writes.
+
+One key that the client does not know, in one job, makes `hyp list` fail for the whole namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hyp_program import Hyp, NotInstalledError, installed
+
+from apiclient import Api
+from apiservers import Cluster
+from samples import CRDS, define
+from unbroken.core.conditions import Standing, advance
+from unbroken.spec.codec import job_status_to
+from unbroken.spec.job import Condition, FaultyPods, JobStatus, RestartStatus
+from unbroken.spec.schema import job_definition
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
+T0 = 1795244800.0
+LIVES = {
+    "fresh": (),
+    "created": (Standing.CREATED,),
+    "starting": (Standing.CREATED, Standing.PODS_RUNNING),
+    "running": (Standing.CREATED, Standing.PODS_RUNNING, Standing.RUNNING),
+    "faulted": (Standing.CREATED, Standing.PODS_RUNNING, Standing.RUNNING, Standing.FAULTED),
+    "recovered": (
+        *(Standing.CREATED, Standing.PODS_RUNNING, Standing.RUNNING),
+        *(Standing.FAULTED, Standing.RUNNING),
+    ),
+    "suspended": (Standing.CREATED, Standing.PODS_RUNNING, Standing.SUSPENDED),
+    "completed": (Standing.CREATED, Standing.PODS_RUNNING, Standing.RUNNING, Standing.COMPLETED),
+    "failed": (Standing.CREATED, Standing.FAULTED, Standing.FAILED),
+}
+"""Where each job has stood, in order."""
+REFERENCE = {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "default", "uid": "u"}
+POD_SET = {"count": 2, "name": "main", "template": {"spec": {"containers": []}}}
+OTHERS = {
+    "managerPods": REFERENCE,
+    "podManagerStatuses": [REFERENCE],
+    "podSetInfos": [{"annotations": {"a": "b"}, "nodeSelector": {"c": "d"}}],
+    "podSets": [POD_SET],
+    "elasticScalingStatus": {"targetReplicas": {"pods": 2}, "podsScaled": True},
+    "elasticWorkloadRef": {"name": "w"},
+}
+
+
+def conditions(standings: tuple[Standing, ...]) -> tuple[Condition, ...]:
+    """What the operator has written by the last of them."""
+    found: tuple[Condition, ...] = ()
+    for number, standing in enumerate(standings):
+        found = advance(found, standing, standing.value, "as it is", T0 + 60 * number)
+    return found
+
+
+def full_status() -> JobStatus:
+    """A status with nothing left out."""
+    return JobStatus(
+        start_time=T0,
+        completion_time=T0 + 3600.0,
+        conditions=conditions(LIVES["completed"]),
+        restart_count=7,
+        restart_status=RestartStatus(2, 1, 3),
+        master_addr="127.0.0.1",
+        master_port="29400",
+        job_pods=(REFERENCE,),
+        latest_faulty=FaultyPods("PLR", ("node-1",), ("job-pods-0",), ("0", "1")),
+        other=OTHERS,
+    )
+
+
+@pytest.fixture
+def hyp(clusters: Callable[[str], Cluster], tmp_path: Path) -> Iterator[Hyp]:
+    """The client on an embedded API server with one job of each life, written by our codec."""
+    try:
+        program = installed()
+    except NotInstalledError as error:
+        pytest.skip(str(error))
+    cluster = clusters("embedded")
+    statuses = {name: JobStatus(conditions=conditions(life)) for name, life in LIVES.items()}
+    with closing(Api(cluster)) as api:
+        made = define(api, job_definition())
+        for name, status in {**statuses, "full": full_status()}.items():
+            write_job(api.within("default"), name, status)
+        yield Hyp(program, cluster.kubeconfig, tmp_path)
+        api.delete(f"{CRDS}/{made['metadata']['name']}").done()
+
+
+def write_job(api: Api, name: str, status: JobStatus) -> None:
+    """A job as the operator leaves it."""
+    container = {"name": "train", "image": "any", "command": ["hyperpodrun", "train.py"]}
+    replica = {"name": "pods", "replicas": 2, "template": {"spec": {"containers": [container]}}}
+    job = {
+        "apiVersion": "sagemaker.amazonaws.com/v1",
+        "kind": "HyperPodPyTorchJob",
+        "metadata": {"name": name},
+        "spec": {"nprocPerNode": "2", "replicaSpecs": [replica]},
+    }
+    api.post(JOBS, job).done()
+    written = job_status_to(status)
+    api.patch("merge", f"{JOBS}/{name}/status", {"status": written}).done()
+    assert api.get(f"{JOBS}/{name}").made.get("status", {}) == written
+
+
+def test_every_state_is_listed_and_described(hyp: Hyp) -> None:
+    shown = {
+        name: standings[-1].value if standings else "Unknown" for name, standings in LIVES.items()
+    }
+    assert hyp.states() == {**shown, "full": "Completed"}
+    described = hyp("describe", "--job-name", "full")
+    for text in ("Created", "PodsRunning", "Completed", "as it is"):
+        assert text in described
