@@ -17,7 +17,7 @@ from unbroken.wire.agent import FaultKind, WorkerFault
 LINES_MAX = 24
 """Lines of evidence kept with a fault."""
 LINE_CHARACTERS = 500
-SIGBUS, SIGKILL, SIGSEGV = 7, 9, 11
+SIGABRT, SIGBUS, SIGKILL, SIGSEGV = 6, 7, 9, 11
 # signal(7), Linux on all architectures that torch runs on.
 SIGNAL_NAMES = {
     1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS",
@@ -39,7 +39,7 @@ _COMMUNICATION = re.compile(
 _PEER_GONE = re.compile(
     r"connection closed|connection reset|broken pipe|connection refused|remote ?error"
     r"|connection was likely closed|communicator was aborted|socket has failed to connect"
-    r"|waiting for clients|failed to recv|socket closed|timed out waiting|operation timeout",
+    r"|waiting for clients|failed to recv|socket closed|timed out|operation timeout",
     re.IGNORECASE,
 )
 _ADDRESS_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
@@ -82,6 +82,9 @@ class RaisedError:
     message: str
     fingerprint: str
     lines: tuple[str, ...]
+    """The last frames of its traceback and what it says."""
+    text: str = ""
+    """What it says, all lines of it."""
 
 
 def has_failed(end: WorkerEnd) -> bool:
@@ -91,10 +94,13 @@ def has_failed(end: WorkerEnd) -> bool:
 
 def judge(end: WorkerEnd, place: Place) -> WorkerFault:
     """Name the fault of a worker that has failed."""
-    error = recorded_error(end.error_file) or printed_error(end.lines)
+    error = None
+    if end.signal is None:
+        # What a killed process had printed before is about something else.
+        error = recorded_error(end.error_file) or printed_error(end.lines)
     kind = _kind(end, error, place)
     text = f"{error.type}: {error.message}".rstrip(": ") if error else ""
-    if end.signal is not None and kind is not FaultKind.PEER_LOST:
+    if end.signal is not None:
         text = _signal_text(end, kind)
     return WorkerFault(
         kind=kind,
@@ -111,14 +117,13 @@ def judge(end: WorkerEnd, place: Place) -> WorkerFault:
 
 
 def _kind(end: WorkerEnd, error: RaisedError | None, place: Place) -> FaultKind:
-    text = "\n".join(error.lines) if error else "\n".join(end.lines)
     if end.signal is not None:
-        return _signal_kind(end, text)
+        return _signal_kind(end, "\n".join(end.lines))
     if error is None:
         return FaultKind.EXIT_CODE
-    if _is_port_taken(text, place):
+    if _is_port_taken(error.text, place):
         return FaultKind.STORE_PORT_TAKEN
-    if _is_peer_lost(text):
+    if _is_peer_lost("\n".join(error.lines), error.text):
         return FaultKind.PEER_LOST
     if error.type.rpartition(".")[2] in ("MemoryError", "OutOfMemoryError"):
         return FaultKind.OUT_OF_MEMORY
@@ -133,7 +138,8 @@ def _signal_kind(end: WorkerEnd, text: str) -> FaultKind:
     if end.signal == SIGBUS and end.is_shared_memory_full:
         return FaultKind.SHARED_MEMORY_FULL
     # SIGABRT: the watchdog of NCCL and uncaught C++ errors of gloo end so.
-    return FaultKind.PEER_LOST if end.signal == 6 and _is_peer_lost(text) else FaultKind.SIGNAL
+    is_lost = end.signal == SIGABRT and _is_peer_lost(text, text)
+    return FaultKind.PEER_LOST if is_lost else FaultKind.SIGNAL
 
 
 def _is_port_taken(text: str, place: Place) -> bool:
@@ -143,8 +149,9 @@ def _is_port_taken(text: str, place: Place) -> bool:
     return not ports or place.master_port is None or str(place.master_port) in ports
 
 
-def _is_peer_lost(text: str) -> bool:
-    return bool(_COMMUNICATION.search(text) and _PEER_GONE.search(text))
+def _is_peer_lost(whole: str, said: str) -> bool:
+    """Whether it says that somebody has gone, and is, or was raised by, a communication library."""
+    return bool(_PEER_GONE.search(said) and _COMMUNICATION.search(whole))
 
 
 def _signal_text(end: WorkerEnd, kind: FaultKind) -> str:
@@ -187,7 +194,8 @@ def recorded_error(text: str) -> RaisedError | None:
     if found is not None:
         return found
     kind, _, rest = said.partition(": ")
-    return RaisedError(kind, rest, _fingerprint(kind, rest, ()), last_lines(said.splitlines()))
+    lines = last_lines(said.splitlines())
+    return RaisedError(kind, rest, _fingerprint(kind, rest, ()), lines, said)
 
 
 def _parse(lines: Sequence[str]) -> RaisedError | None:
@@ -212,7 +220,8 @@ def _raised(
     kept = [*stack[-LINES_MAX // 2 :], *rest[: LINES_MAX // 2]]
     place = [":".join(frame) for frame in frames[-3:]]
     fingerprint = _fingerprint(found["type"], message, place)
-    return RaisedError(found["type"], message, fingerprint, last_lines(kept))
+    text = "\n".join(rest[: LINES_MAX // 2])
+    return RaisedError(found["type"], message, fingerprint, last_lines(kept), text)
 
 
 def _fingerprint(kind: str, message: str, place: Sequence[str]) -> str:

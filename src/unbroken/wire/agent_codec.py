@@ -32,6 +32,7 @@ WORKERS_MAX = 1024
 FAULTS_MAX = 1024
 LINES_MAX = 64
 TEXT_MAX = 16 * 1024
+_REQUIRED = ("agent_id", "state")
 
 
 def encode_report(report: AgentReport) -> str:
@@ -230,8 +231,8 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
     for name, item in value.items():
         if isinstance(item, Enum):
             found[name] = item.value
-        elif name in ("workers", "faults"):
+        elif name in ("workers", "faults") and item:
             found[name] = [_plain(each) for each in item]
-        elif item is not None and item != "" and item != () and item != {}:
+        elif name in _REQUIRED or item not in (None, "", (), {}):
             found[name] = item
-    return {name: item for name, item in found.items() if item != []}
+    return found

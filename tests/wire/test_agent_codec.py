@@ -1,0 +1,175 @@
+"""Reports and commands survive the wire; rubbish is refused, and news passed over."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbroken.errors import PeerError
+from unbroken.wire.agent import (
+    AgentReport,
+    AgentState,
+    Command,
+    FaultKind,
+    ShutdownCommand,
+    StartCommand,
+    StopCommand,
+    WorkerFault,
+    WorkerReport,
+)
+from unbroken.wire.agent_codec import (
+    FRAME_BYTES_MAX,
+    decode_command,
+    decode_report,
+    encode_command,
+    encode_report,
+)
+
+COUNTS = st.integers(0, 2**40)
+TIMES = st.floats(0, 1e10)
+TEXTS = st.text(max_size=50)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=10,
+)
+WORKERS = st.builds(
+    WorkerReport, COUNTS, COUNTS, COUNTS, TEXTS, TIMES, st.none() | TIMES, st.none() | TIMES
+)
+FAULTS = st.builds(
+    WorkerFault,
+    kind=st.sampled_from(FaultKind),
+    local_rank=COUNTS,
+    rank=COUNTS,
+    pid=COUNTS,
+    at=TIMES,
+    exit_code=st.none() | COUNTS,
+    signal=st.none() | COUNTS,
+    message=TEXTS,
+    fingerprint=TEXTS,
+    lines=st.lists(TEXTS, max_size=4).map(tuple),
+)
+REPORTS = st.builds(
+    AgentReport,
+    agent_id=TEXTS,
+    state=st.sampled_from(AgentState),
+    newest_attempt=st.none() | COUNTS,
+    attempt=st.none() | COUNTS,
+    rank=st.none() | COUNTS,
+    master_addr=st.none() | st.text(min_size=1, max_size=20),
+    master_port=st.none() | COUNTS,
+    nproc=st.none() | COUNTS,
+    pid=st.none() | COUNTS,
+    offered_port=st.none() | COUNTS,
+    workers=st.lists(WORKERS, max_size=3).map(tuple),
+    faults=st.lists(FAULTS, max_size=3).map(tuple),
+    reason=TEXTS,
+    message=TEXTS,
+    agent_version=TEXTS,
+    progress=st.dictionaries(TEXTS, JSON, max_size=3),
+)
+STARTS = st.builds(
+    StartCommand,
+    attempt=COUNTS,
+    rank=st.integers(0, 9),
+    nnodes=st.integers(10, 20),
+    master_addr=st.from_regex(r"[a-z0-9.:]{1,30}", fullmatch=True),
+    master_port=st.integers(0, 65535),
+    log_rules=st.lists(st.dictionaries(TEXTS, JSON, max_size=3), max_size=3).map(tuple),
+    spare=st.booleans(),
+    ip_version=st.none() | TEXTS,
+    rank_ips=st.none() | st.lists(st.tuples(st.integers(0, 9), TEXTS), max_size=3).map(tuple),
+    progress=st.dictionaries(TEXTS, JSON, max_size=3),
+)
+STOPS = st.builds(
+    StopCommand,
+    attempt=st.none() | COUNTS,
+    restart_mode=TEXTS,
+    is_graceful=st.booleans(),
+    timeout_seconds=st.none() | st.floats(0.001, 1e6),
+)
+
+
+@given(REPORTS)
+def test_reports_survive_the_wire(report: AgentReport) -> None:
+    assert decode_report(encode_report(report)) == report
+
+
+@given(STARTS | STOPS | st.just(ShutdownCommand()))
+def test_commands_survive_the_wire(command: Command) -> None:
+    assert decode_command(encode_command(command)) == command
+
+
+def test_a_start_frame_has_the_keys_of_the_documented_request() -> None:
+    frame = json.loads(encode_command(StartCommand(3, 1, 2, "10.0.0.1", 2000)))
+    assert frame == {
+        "type": "start",
+        "rank": 1,
+        "nnodes": 2,
+        "faultCount": 3,
+        "master_addr": "10.0.0.1",
+        "master_port": 2000,
+        "spare": False,
+        "progress": {},
+    }
+
+
+@given(REPORTS, st.data())
+def test_a_field_of_the_wrong_kind_is_refused_or_passed_over(
+    report: AgentReport, data: st.DataObject
+) -> None:
+    value = json.loads(encode_report(report))
+    name = data.draw(st.sampled_from(sorted(asdict(report))))
+    value[name] = data.draw(JSON)
+    try:
+        decode_report(json.dumps(value))
+    except PeerError as error:
+        assert f"report.{name}" in str(error)
+
+
+@given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()))
+def test_rubbish_is_refused(frame: bytes) -> None:
+    with pytest.raises(PeerError):
+        decode_report(frame)
+    with pytest.raises(PeerError):
+        decode_command(frame)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"state": "sleeping"}, "report.state: not a state of an agent"),
+        ({"agent_id": None}, "report.agent_id: missing"),
+        ({"attempt": True}, "report.attempt: not a natural number"),
+        ({"attempt": -1}, "report.attempt: not a natural number"),
+        ({"attempt": 10**30}, "report.attempt: not a natural number"),
+        ({"workers": {}}, "report.workers: not a list"),
+        ({"workers": [3]}, r"report.workers\[0\]: not an object"),
+        ({"faults": [{"kind": "New"}]}, r"report.faults\[0\].local_rank: missing"),
+    ],
+)
+def test_what_is_wrong_is_named(change: dict[str, object], text: str) -> None:
+    value = {"agent_id": "a", "state": "ready"} | change
+    with pytest.raises(PeerError, match=text):
+        decode_report(json.dumps(value))
+
+
+def test_a_newer_peer_is_understood() -> None:
+    fault = {"kind": "CosmicRay", "local_rank": 0, "rank": 0, "pid": 1, "at": 1.0, "colour": "red"}
+    value = {"agent_id": "a", "state": "faulted", "faults": [fault], "mood": "good"}
+    report = decode_report(json.dumps(value))
+    assert report.faults[0].kind is FaultKind.EXIT_CODE
+
+
+def test_sizes_are_bounded() -> None:
+    with pytest.raises(PeerError, match="bytes"):
+        decode_report(b" " * (FRAME_BYTES_MAX + 1))
+    value = {"agent_id": "a", "state": "ready", "message": "x" * 100_000}
+    assert len(decode_report(json.dumps(value)).message) < 20_000
+    deep = "[" * 100_000
+    with pytest.raises(PeerError, match="not JSON"):
+        decode_report(deep)
