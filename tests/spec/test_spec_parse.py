@@ -14,6 +14,7 @@ from unbroken.spec.parse import admit_job, load_job, normalized, parse_job
 from unbroken.spec.problems import ManifestError
 
 REPLICA = "spec/replicaSpecs/0"
+CONTAINERS = f"{REPLICA}/template/spec/containers"
 RUN = "spec.runPolicy"
 RULE = f"{RUN}.logMonitoringConfiguration[0]"
 NOT_YET = "elastic jobs are not supported yet; remove"
@@ -340,6 +341,38 @@ REFUSED = [
         ),
     ),
     ("a job", 'Invalid value: "a job": must be an object of kind HyperPodPyTorchJob'),
+]
+
+
+T = "spec.replicaSpecs[0].template"
+REFUSED += [
+    (
+        changed(f"{REPLICA}/template/spc", {}),
+        f"{T}.spc: Forbidden: unknown field; did you mean spec?",
+    ),
+    (
+        changed(f"{REPLICA}/template/metadata", 3),
+        f"{T}.metadata: Invalid value: 3: must be an object",
+    ),
+    (changed(f"{REPLICA}/template/spec", 3), f"{T}.spec: Invalid value: 3: must be an object"),
+    (changed(f"{CONTAINERS}", 3), f"{T}.spec.containers: Invalid value: 3: must be a list"),
+    (changed(f"{CONTAINERS}/0", 3), f"{T}.spec.containers[0]: Invalid value: 3: must be an object"),
+    (
+        changed(CONTAINERS, [{"name": "a"}] * 2),
+        f'{T}.spec.containers[1].name: Duplicate value: "a"',
+    ),
+    (changed("apiVersion", ...), "apiVersion: Required value: must be sagemaker.amazonaws.com/v1"),
+    (changed("metadata/namespace", 3), "metadata.namespace: Invalid value: 3: must be text"),
+    (changed("spec/replicaSpecs/0", None), "spec.replicaSpecs[0]: Required value"),
+    (rule(name=""), f"{RULE}.name: Required value"),
+    (
+        rule(name="r" * 254),
+        f'{RULE}.name: Invalid value: "{"r" * 80}...": must be no longer than 253',
+    ),
+    (
+        job(runPolicy={"logMonitoringConfiguration": [{}] * 65}),
+        f'{RULE[:-3]}: Invalid value: "array": must have at most 64 items',
+    ),
 ]
 
 
