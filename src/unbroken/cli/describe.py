@@ -11,7 +11,7 @@ from .complete import JobName
 from .explain import as_value
 from .place import Context, Embedded, Form, Namespace, Output, find
 from .show import print_json, print_table
-from .views import incident_line, job_summary, pod_summary
+from .views import first_line, incident_line, job_summary, pod_summary
 
 EVENTS_SHOWN = 12
 
@@ -72,7 +72,9 @@ def _event_time(event: dict[str, Any]) -> str:
 def _show(found: dict[str, Any]) -> None:
     fields = {
         "name": f"{found['namespace']}/{found['name']}",
-        "state": " ".join(filter(None, (found["state"], _in_brackets(found["message"])))),
+        "state": " ".join(
+            filter(None, (found["state"], _in_brackets(first_line(found["message"]))))
+        ),
         "pods": f"{found['ready']} ready, {found['replicas']} train, {found['spares']} spare",
         "restarts": found["restarts"],
         "created": found["created"],
@@ -109,4 +111,5 @@ def _incidents(found: dict[str, Any]) -> Iterator[str]:
 def _events(found: dict[str, Any]) -> Iterator[str]:
     for one in found["events"][-EVENTS_SHOWN:]:
         times = f" (x{one['count']})" if one["count"] > 1 else ""
-        yield f"{one['time']}  {one['type']:<7}  {one['reason']}: {one['message']}{times}"
+        what = f"{one['reason']}: {first_line(one['message'])}{times}"
+        yield f"{one['time']}  {one['type']:<7}  {what}"

@@ -16,8 +16,8 @@ from .complete import JobName
 from .place import Context, Embedded, Form, Namespace, Output, find
 from .show import note, print_json
 
-PREFIX = re.compile(r"\[[^\]\s]*?(\d+)\]: ?")
-"""Of every line of a worker, with its rank; what has none is the agent's own."""
+PREFIX = re.compile(r"\[[^\]\s]*?(\d+)\]:")
+"""Of every line of a worker, with its local rank; what has none is the agent's own."""
 
 
 def command(

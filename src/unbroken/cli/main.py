@@ -9,14 +9,19 @@ import typer
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
-from . import change, describe, down, explain, jobs, logs, status, up
+from . import change, chaos, describe, down, explain, jobs, logs, operator, status, up
+from . import run as running
 
 app = typer.Typer(
     name="unbroken",
     help="Keeps PyTorch training jobs running through failures.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run", cls=running.RunCommand, context_settings={"allow_interspersed_args": False})(
+    running.command
 )
 for name, command in (
     ("jobs", jobs.command),
@@ -30,8 +35,10 @@ for name, command in (
     ("up", up.command),
     ("down", down.command),
     ("status", status.command),
+    ("operator", operator.command),
 ):
     app.command(name)(command)
+app.add_typer(chaos.app, name="chaos")
 
 
 def _show_version(asked: bool) -> None:

@@ -43,6 +43,20 @@ def command(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Of the API.", show_default="any")
     ] = None,
+    operator: Annotated[
+        bool | None,
+        typer.Option(
+            "--operator/--no-operator",
+            help="Run the operator too, or leave it to `unbroken operator`.",
+            show_default="--operator",
+        ),
+    ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            "--node-grace", min=2, help="Seconds until a silent node is lost.", show_default="4"
+        ),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when the cluster is ready.")
     ] = False,
@@ -66,9 +80,13 @@ def command(
         gpus=saved.gpus if gpus is None else gpus,
         labels=saved.labels if label is None else _labels(label),
         port=saved.port if port is None else port,
+        operator=saved.operator if operator is None else operator,
+        grace_seconds=saved.grace_seconds if grace is None else grace,
     )
     if detach:
-        _detach(paths, options)
+        pid = start_detached(paths, options)
+        print(f"cluster with {options.nodes} node(s) is ready (pid {pid})")
+        print(_export_line(paths))
     else:
         _foreground(paths, options)
 
@@ -112,13 +130,15 @@ def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
     asyncio.run(up.run(paths, options, on_ready))
 
 
-def _detach(paths: state.Paths, options: state.ClusterOptions) -> None:
-    """Start `unbroken up` in a session of its own and wait until it is ready."""
+def start_detached(paths: state.Paths, options: state.ClusterOptions) -> int:
+    """Start `unbroken up` in a session of its own, wait until it is ready; its pid."""
     paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     arguments = [
         *("--dir", str(paths.directory), "--nodes", str(options.nodes)),
         *("--cpu-per-node", options.cpu, "--memory-per-node", options.memory),
         *("--gpu-per-node", str(options.gpus), "--port", str(options.port)),
+        "--operator" if options.operator else "--no-operator",
+        *("--node-grace", str(options.grace_seconds)),
         *(f"--label={key}={value}" for key, value in options.labels.items()),
     ]
     receive, send = os.pipe()
@@ -138,8 +158,7 @@ def _detach(paths: state.Paths, options: state.ClusterOptions) -> None:
     if answer != b"ready\n":
         process.wait()
         raise WorldError(f"the cluster did not start; {_last_line(paths.log)} (see {paths.log})")
-    print(f"cluster with {options.nodes} node(s) is ready (pid {process.pid})")
-    print(_export_line(paths))
+    return process.pid
 
 
 def _last_line(path: Path) -> str:

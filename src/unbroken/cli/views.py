@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unbroken.spec.codec import incident_from, job_status_from, seconds_lost
@@ -24,6 +24,7 @@ DONE = {
     Remedy.FAIL: "gave up",
 }
 RECOVERED = "recovered"
+LINE_LENGTH = 200
 STAGES = (
     ("detected", "detected_at"),
     ("stopped", "stopped_at"),
@@ -127,12 +128,17 @@ def incident_line(incident: Incident) -> str:
     return f"{what}; {did}; {cost:.3f} s lost"
 
 
-def stages(incident: Incident) -> Iterator[tuple[str, float, float]]:
+def stages(incident: Incident) -> list[tuple[str, float, float]]:
     """(stage, seconds since the epoch, seconds since it was detected) of those reached."""
-    for name, field in STAGES:
-        at = getattr(incident, field)
-        if at is not None:
-            yield name, at, at - incident.detected_at
+    reached = [(name, getattr(incident, field)) for name, field in STAGES]
+    # Workers may write before the last agent has said that it runs them.
+    ordered = sorted(((name, at) for name, at in reached if at is not None), key=lambda one: one[1])
+    return [(name, at, at - incident.detected_at) for name, at in ordered]
+
+
+def first_line(text: str) -> str:
+    """The first line, cut; messages may quote pages of a traceback."""
+    return text.partition("\n")[0][:LINE_LENGTH]
 
 
 def exit_code(job: Object, incidents: Sequence[Incident]) -> int:
