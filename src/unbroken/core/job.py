@@ -230,8 +230,7 @@ class Job:
         state.commands += state.gang.observe(member, now)
         state.trouble.pop(member.view.name, None)
         is_same = before is not None and before.agent_id == report.agent_id
-        if not is_same or before is None or before.state is not report.state:
-            state.has_changed = True
+        state.has_changed |= before != report
         if state.gang.is_training(uid):
             self._recovery.fault(self._signs(member, report, is_same or not was_ordered, now), now)
             if report.state in (AgentState.RUNNING, AgentState.COMPLETED):

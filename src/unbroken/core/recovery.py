@@ -18,6 +18,7 @@ from .state import JobState, Phase
 
 FAULTY_MAX = 32
 """Pods, nodes and ranks named in the status."""
+_OF_NODES = (signals.NODE_LOST, signals.NODE_FAULT)
 REPEATED = 2
 """A node that held so many culprits is a repeat offender."""
 
@@ -62,7 +63,7 @@ class Recovery:
         if remedy is Remedy.JOB:
             self._replace_all(now)
         signal = culprit(found)
-        word = signals.NODE_FAULT if signal.fault == signals.NODE_LOST else "Faulted"
+        word = signals.NODE_FAULT if signal.fault in _OF_NODES else "Faulted"
         text = f"attempt {broken}: {signals.describe(signal)}; {remedy.value}: {reason}"
         state.tell(word, text, is_warning=True)
 

@@ -1,0 +1,325 @@
+"""Faults of one job: what is stopped, replaced, fenced, charged, and said."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.drive_job import Script, spec
+from unbroken.spec.incident import Remedy
+from unbroken.spec.job import RestartPolicy, RunPolicy
+
+
+def running(replicas: int = 2, spares: int = 0, policy: RunPolicy | None = None) -> Script:
+    """A job whose attempt 0 runs."""
+    script = Script(spec(replicas, spares, policy))
+    script.up()
+    return script
+
+
+def restart(script: Script, at: float, attempt: int, fault: str = "failed w-1") -> None:
+    """Let the attempt fail, and the next one run, of a job of two pods."""
+    script.run(f"""
+        {at} {fault} {attempt}
+        {at + 0.1} ready w-0 {attempt}
+        {at + 0.1} ready w-1 {attempt}
+    """)
+    if script.job.phase.value == "Training":
+        script.run(f"{at + 0.2} runs w-0 {attempt + 1}\n{at + 0.2} runs w-1 {attempt + 1}")
+
+
+def test_spare_takes_the_rank_of_a_pod_that_is_gone() -> None:
+    running(2, 1).run("""
+        10 gone w-1       -> stop w-0 0, create w-1
+        10.1 ready w-0 0  -> start w-0 1 rank=0, start w-2 1 rank=1
+    """)
+
+
+def test_without_a_spare_the_new_pod_is_waited_for() -> None:
+    running().run("""
+        10 gone w-0                 -> stop w-1 0, create w-0
+        10.1 ready w-1 0            ->
+        11 pod w-0 uid=w-0.1 node=n2 ->
+        12 ready w-0 agent=w-0.b    -> start w-0.1 1 rank=0, start w-1 1 rank=1
+    """)
+
+
+def test_second_sign_of_one_fault_changes_nothing() -> None:
+    script = running(3)
+    script.run("""
+        10 failed w-1 0 rank=1   -> stop w-0 0, stop w-1 0, stop w-2 0
+        10 failed w-1 0 rank=1   ->
+        10.1 failed w-2 0 rank=2 kind=PeerLost at=9 ->
+        10.2 lost w-0            ->
+    """)
+    assert script.job.attempt == 1
+    assert list(script.incidents) == [1]
+
+
+def test_culprit_is_the_first_cause_and_never_a_lost_peer() -> None:
+    script = running(3)
+    script.run("""
+        10 failed w-1 0 rank=1 kind=PeerLost at=9
+        10.1 failed w-2 0 rank=2 at=9.5 -> status Faulted 1, incident 1 open
+    """)
+    assert script.incidents[1].culprit.pod == "j-w-2"
+    assert script.status.latest_faulty is not None
+    assert script.status.latest_faulty.faulty_rank_list == ("2",)
+    assert script.condition.reason == "ExitCode"
+
+
+def test_early_exit_beats_the_errors_of_its_peers() -> None:
+    script = running(3)
+    script.run("""
+        10 failed w-1 0 rank=1 at=9
+        10.1 failed w-2 0 rank=2 at=9.5 kind=EarlyExit
+    """)
+    assert script.incidents[1].culprit.rank == 2
+
+
+def test_lost_agent_counts_as_alive_until_it_says_otherwise() -> None:
+    running().run("""
+        10 lost w-1       -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0  ->
+        11 tick           -> stop w-1 0
+        11.5 runs w-1 0   ->
+        12 tick           -> stop w-1 0
+        12.2 ready w-1 0  -> start w-0 1 rank=0, start w-1 1 rank=1
+    """)
+
+
+def test_agent_that_comes_back_as_another_process_is_made_sure_of_and_started() -> None:
+    script = running()
+    script.run("""
+        10 lost w-1                -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0           ->
+        10.5 ready w-1 agent=b     -> stop w-1 0
+        10.6 ready w-1 0 agent=b   -> start w-0 1 rank=0, start w-1 1 rank=1
+    """)
+    assert script.incidents[1].remedy is Remedy.PROCESS
+
+
+def test_agent_that_was_restarted_unnoticed_is_a_fault() -> None:
+    running().run("""
+        10 ready w-1 agent=b     -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0         ->
+        10.1 ready w-1 0 agent=b -> start w-0 1 rank=0, start w-1 1 rank=1
+        10.2 ready w-1 0         ->
+    """)
+
+
+def test_agent_that_stays_away_has_its_pod_replaced() -> None:
+    script = running()
+    script.run("""
+        10 lost w-1       -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0  ->
+        29.9 tick         -> stop w-1 0
+        30 tick           -> delete w-1
+        31 gone w-1       -> create w-1
+        31 pod w-1 uid=w-1.1 node=n1
+        32 ready w-1 agent=b -> start w-0 1 rank=0, start w-1.1 1 rank=1
+    """)
+    assert script.incidents[1].remedy is Remedy.POD
+
+
+def test_pod_on_a_dead_node_is_fenced_before_its_rank_runs_again() -> None:
+    script = running(2, 1)
+    script.run("""
+        10 lost w-1           -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0      ->
+        10.2 node n1 not-ready -> delete w-1, fence n1
+        10.3 pod w-1 deleting ->
+        10.4 node n1 fenced   -> start w-0 1 rank=0, start w-2 1 rank=1, delete w-1 force
+        10.5 gone w-1         -> create w-1 avoid=n1
+    """)
+    assert script.incidents[1].remedy is Remedy.POD
+
+
+def test_node_that_must_not_be_used_is_left_at_once() -> None:
+    script = running(2, 1)
+    script.run("""
+        10 node n1 unhealthy -> stop w-0 0, stop w-1 0, delete w-1, event NodeFault
+        10.1 ready w-0 0     ->
+        10.2 ready w-1 0     -> start w-0 1 rank=0, start w-2 1 rank=1
+    """)
+
+
+def test_node_that_is_not_ready_is_no_fault_while_its_agent_answers() -> None:
+    running().run("""
+        10 node n1 not-ready  ->
+        11 runs w-1 0         ->
+        12 lost w-1           -> stop w-0 0, stop w-1 0, delete w-1, fence n1
+    """)
+
+
+def test_removed_node_is_fenced() -> None:
+    running(2, 1).run("""
+        10 node-gone n1  -> stop w-0 0, delete w-1 force
+        10.1 ready w-0 0 -> start w-0 1 rank=0, start w-2 1 rank=1
+    """)
+
+
+@pytest.mark.parametrize(
+    "sign",
+    ["pod w-1 deleting", "pod w-1 phase=Failed", "gone w-1", "shutdown w-1 0", "ready w-1 0",
+     "stopping w-1 0", "failed w-1 0"],
+)  # fmt: skip
+def test_every_sign_stops_the_others(sign: str) -> None:
+    script = running()
+    effects = len(script.effects)
+    script.run(f"10 {sign}")
+    stopped = [e for e in script.effects[effects:] if type(e).__name__ == "StopWorkers"]
+    assert "w-0.0" in [e.pod for e in stopped]
+    assert script.job.attempt == 1
+
+
+@pytest.mark.parametrize("news", ["runs w-1 0", "ready w-1", "boots w-1", "lost w-9", "gone w-9"])
+def test_old_news_and_strangers_change_nothing(news: str) -> None:
+    running().run(f"10 {news} ->")
+
+
+def test_fault_while_an_attempt_starts_is_another_incident() -> None:
+    script = running()
+    script.run("""
+        10 failed w-1 0     -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0    ->
+        10.1 ready w-1 0    -> start w-0 1 rank=0, start w-1 1 rank=1
+        10.2 runs w-0 1     ->
+        10.3 failed w-1 1   -> stop w-0 1, stop w-1 1
+    """)
+    assert script.incidents[1].outcome == "failed again"
+    assert script.incidents[2].outcome == ""
+    assert script.status.restart_count == 2
+
+
+def test_default_budget_ends_a_script_that_fails_at_once_and_shows_its_last_lines() -> None:
+    script = running()
+    for attempt in range(3):
+        restart(script, 10.0 + attempt, attempt)
+    script.run("""
+        20 failed w-1 3 lines=Traceback|ValueError:x -> stop w-0 3, stop w-1 3, status Faulted 3
+        20.1 ready w-0 3 ->
+        20.2 ready w-1 3 -> delete w-0, delete w-1, status Failed 3, event Failed
+    """)
+    assert script.condition.reason == "RetriesExhausted"
+    assert "ValueError:x" in script.condition.message
+    assert script.incidents[4].remedy is Remedy.FAIL
+    assert script.incidents[4].outcome == "RetriesExhausted"
+
+
+def test_budget_is_full_again_in_the_next_period() -> None:
+    script = running()
+    for attempt in range(9):
+        restart(script, 10.0 + 1500 * attempt, attempt)
+    assert script.job.attempt == 9
+    assert script.status.restart_status is not None
+    assert script.status.restart_status.current_eval_period == 3
+
+
+def test_retry_count_bounds_all_restarts() -> None:
+    script = running(policy=RunPolicy(job_max_retry_count=1))
+    restart(script, 10, 0)
+    script.run("99999 failed w-1 1")
+    assert script.incidents[2].remedy is Remedy.FAIL
+
+
+def test_full_job_restart_replaces_every_pod() -> None:
+    policy = RunPolicy(restart_policy=RestartPolicy(1000, 1, 1, 1))
+    script = running(policy=policy)
+    restart(script, 10, 0)
+    script.run("""
+        20 failed w-1 1   -> stop w-0 1, stop w-1 1, delete w-0, delete w-1
+        20.1 ready w-0 1  ->
+        20.2 gone w-0     -> create w-0 avoid=n1
+        20.2 gone w-1     -> create w-1 avoid=n1
+        22 pod w-0 uid=w-0.1 node=n3
+        22 pod w-1 uid=w-1.1 node=n4
+        23 ready w-0 agent=c ->
+        23 ready w-1 agent=d -> start w-0.1 2 rank=0, start w-1.1 2 rank=1
+    """)
+    assert script.status.latest_faulty is not None
+    assert script.status.latest_faulty.restart_type == "JLR"
+
+
+def test_workers_that_do_not_end_have_their_pod_replaced() -> None:
+    running().run("""
+        10 failed w-1 0     -> stop w-0 0, stop w-1 0
+        10.1 ready w-1 0    ->
+        69 stopping w-0 0   -> stop w-0 0
+        70 tick             -> stop w-0 0, delete w-0
+    """)
+
+
+def test_start_that_is_not_answered_is_a_fault() -> None:
+    script = Script()
+    script.up("ready")
+    script.run("""
+        1.5 runs w-0 0 ->
+        60 tick        -> start w-1 0 rank=1
+        61 tick        -> start w-1 0 rank=1, stop w-0 0, stop w-1 0
+    """)
+    assert script.incidents[1].culprit.fault == "StartTimeout"
+
+
+def test_all_of_a_completed_rank_runs_again_when_another_fails() -> None:
+    running().run("""
+        10 completed w-0 0 ->
+        11 failed w-1 0    -> stop w-0 0, stop w-1 0
+        11.1 ready w-0 0   ->
+        11.1 ready w-1 0   -> start w-0 1 rank=0, start w-1 1 rank=1
+    """)
+
+
+def test_loss_of_a_pod_that_has_completed_is_no_fault() -> None:
+    running().run("""
+        10 completed w-0 0 ->
+        11 lost w-0        ->
+        12 gone w-0        -> create w-0
+        13 completed w-1 0 -> delete w-1, status Completed 0
+    """)
+
+
+def test_restart_on_request_costs_no_budget_and_is_followed_once() -> None:
+    script = running(policy=RunPolicy(job_max_retry_count=1))
+    script.run("""
+        10 job restart=9  -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0  ->
+        10.1 ready w-1 0  -> start w-0 1 rank=0, start w-1 1 rank=1
+        10.2 runs w-0 1
+        10.2 runs w-1 1
+        11 job restart=9  ->
+    """)
+    restart(script, 20, 1)
+    assert script.incidents[2].remedy is Remedy.PROCESS
+    assert script.status.restart_count == 2
+
+
+def test_pod_that_fails_before_it_trains_uses_the_budget() -> None:
+    script = Script(spec(1))
+    script.run("0 job\n0 synced")
+    for number in range(4):
+        script.run(f"""
+            {number + 1} pod w-0 uid=w-0.{number} node=n0
+            {number + 1}.1 pod w-0 uid=w-0.{number} phase=Failed why=Error
+            {number + 1}.2 gone w-0
+        """)
+    assert script.condition.type == "Failed"
+    assert script.condition.reason == "RetriesExhausted"
+
+
+def test_attempt_that_agents_have_heard_of_from_others_is_skipped() -> None:
+    running().run("""
+        10 failed w-1 0   -> stop w-0 0, stop w-1 0
+        10.1 ready w-1 4  -> stop w-0 4
+        10.2 ready w-0 4  -> start w-0 5 rank=0, start w-1 5 rank=1
+    """)
+
+
+def test_spare_that_is_lost_is_replaced_without_a_fault() -> None:
+    script = running(2, 1)
+    script.run("""
+        10 gone w-2 -> create w-2
+        11 pod w-2 uid=w-2.1 node=n2 ->
+        12 ready w-2 agent=b ->
+        13 failed w-1 0 -> stop w-0 0, stop w-1 0
+    """)
+    assert len(script.incidents) == 1
