@@ -245,8 +245,7 @@ class LogRules:
             return
         was_slow = meter.is_slow
         if meter.add((rule.rank or 0, rule.stream), text):
-            points = rule.compiled.spec.metric_evaluation_data_points
-            why = f"rank {rule.rank}: {meter.what}, {points} times in a row; last: {meter.last}"
+            why = f"rank {rule.rank}: {meter.what}; newest: {shown(meter.last.encode())}"
             self._effects.append(rule.violated(Violation.SLOW, now, why))
         elif was_slow and not meter.is_slow:
             self._effects.append(RuleRecovered(rule.name, Violation.SLOW, now, rule.rank))

@@ -57,7 +57,7 @@ class Meter:
         self.last = ""
         """The newest data point, as logged."""
         self.last_value: float | None = None
-        self.what = f"not a number, or {comparison} {threshold:g}"
+        self.what = f"last {points} values {comparison} {threshold:g} or no number"
 
     @property
     def is_slow(self) -> bool:
@@ -80,9 +80,10 @@ class Meter:
                 return False
         if value is None:
             return False
-        self.last, self.last_value = text.strip(), value
-        self._has_number = self._has_number or not math.isnan(value)
-        if not (math.isnan(value) or self._is_beyond(value, self._threshold)):
+        is_nan = math.isnan(value)
+        self.last, self.last_value = text.strip(), math.nan if is_nan else value
+        self._has_number = self._has_number or not is_nan
+        if not (is_nan or self._is_beyond(value, self._threshold)):
             self._bad.pop(source, None)
             return False
         count = self._bad[source] = self._bad.get(source, 0) + 1

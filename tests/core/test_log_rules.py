@@ -1,0 +1,332 @@
+"""Log rules: what each field means, claim by claim.
+
+A script is one step a word: `+` start, `-` pause, `=R` rank R ends well, `RTEXT` or `R!TEXT` a
+line of rank R on stdout or stderr (underscores are spaces); `T:` before it is the time.  Ticks come
+by themselves, at deadlines, before whatever happens later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from unbroken.core.log_rule_config import read_rules
+from unbroken.core.log_rule_events import (
+    Effect,
+    Event,
+    Lines,
+    Paused,
+    RankEnded,
+    RuleRecovered,
+    RuleState,
+    RuleViolated,
+    Started,
+    Tick,
+)
+from unbroken.core.log_rules import LogRules
+from unbroken.spec.problems import Report
+
+RANKS = (4, 5)
+END = 1000.0
+
+
+def machine(*rules: Mapping[str, Any], nnodes: int = 2) -> LogRules:
+    """The rules on a node with ranks 4 and 5."""
+    report = Report()
+    compiled = read_rules([{"name": f"r{i}", **rule} for i, rule in enumerate(rules)], report)
+    assert report.problems == []
+    return LogRules(compiled, RANKS, nnodes)
+
+
+def run(rules: LogRules, script: str, end: float = END) -> list[Effect]:
+    """Everything that the script leads to, until `end`."""
+    effects: list[Effect] = []
+    for at, event in [*_steps(script), (end, Tick())]:
+        while (deadline := rules.deadline()) is not None and deadline < at:
+            effects += rules.step(Tick(), deadline)
+        effects += rules.step(event, at)
+    return effects
+
+
+def _steps(script: str) -> Iterator[tuple[float, Event]]:
+    for word in script.split():
+        at, text = word.split(":", 1)
+        yield float(at), _event(text)
+
+
+def _event(text: str) -> Event:
+    if text in "+-":
+        return Started() if text == "+" else Paused()
+    if text[0] == "=":
+        return RankEnded(int(text[1:]))
+    stream = "stderr" if text[1] == "!" else "stdout"
+    return Lines(int(text[0]), stream, [text[1:].lstrip("!").replace("_", " ").encode()])
+
+
+def told(effects: list[Effect]) -> str:
+    """Effects in one line: kind, rule, time and rank of each."""
+    words = []
+    for effect in effects:
+        rank = "" if effect.rank is None else f"/{effect.rank}"
+        sign = "-" if isinstance(effect, RuleRecovered) else ""
+        soft = "?" if isinstance(effect, RuleViolated) and not effect.is_decisive else ""
+        words.append(f"{sign}{effect.kind.value}:{effect.rule}@{effect.at:g}{rank}{soft}")
+    return " ".join(words)
+
+
+LOSS = {"logPattern": r".*loss=(\S+)"}
+START = {**LOSS, "expectedStartCutOffInSeconds": 60}
+OFTEN = {**LOSS, "expectedRecurringFrequencyInSeconds": 10}
+HIGH = {**LOSS, "metricThreshold": 2.5, "operator": "gt", "metricEvaluationDataPoints": 2}
+FAULT = {"logPattern": ".*(out of memory|loss)", "faultOnMatch": True}
+ALL = "every"
+
+CASES: dict[str, tuple[list[dict[str, Any]], str, str]] = {
+    # the start cut-off
+    "silent from the start hangs at the cut-off": ([START], "0:+", "Hang:r0@60"),
+    "a match in time ends the cut-off for good": ([START], "0:+ 59:4loss=1", ""),
+    "a match at the cut-off is in time": ([START], "0:+ 60:4loss=1", ""),
+    "the cut-off counts from the start": ([START], "30:+", "Hang:r0@90"),
+    "other lines do not count": ([START], "0:+ 5:4hello", "Hang:r0@60"),
+    "a match must begin at the line's start": (
+        [{**START, "logPattern": "loss"}],
+        "0:+ 5:4step_loss",
+        "Hang:r0@60",
+    ),
+    "no limits, no hang": ([HIGH], "0:+", ""),
+    "0 seconds is no limit": ([{**START, "expectedStartCutOffInSeconds": 0}], "0:+", ""),
+    "fractions of a second count": (
+        [{**START, "expectedStartCutOffInSeconds": 0.25}],
+        "0:+",
+        "Hang:r0@0.25",
+    ),
+    # the recurring frequency
+    "never matched, nothing recurs": ([OFTEN], "0:+", ""),
+    "silence after a match hangs by its frequency": ([OFTEN], "0:+ 5:4loss=1", "Hang:r0@15/4"),
+    "each match puts the hang off": ([OFTEN], "0:+ 5:4loss=1 14:4loss=1", "Hang:r0@24/4"),
+    "both limits, one after the other": (
+        [{**START, **OFTEN}],
+        "0:+ 50:4loss=1",
+        "Hang:r0@60/4",
+    ),
+    "a frequency longer than the cut-off left": (
+        [{**START, "expectedRecurringFrequencyInSeconds": 300}],
+        "0:+ 50:4loss=1",
+        "Hang:r0@350/4",
+    ),
+    "a hang ends with a match and may come again": (
+        [OFTEN],
+        "0:+ 5:4loss=1 30:4loss=1",
+        "Hang:r0@15/4 -Hang:r0@30/4 Hang:r0@40/4",
+    ),
+    "NaN still recurs": ([OFTEN], "0:+ 5:4loss=nan", "Hang:r0@15/4"),
+    # ranks and streams
+    "any rank of the node feeds the rule": ([OFTEN], "0:+ 5:4loss=1 14:5loss=1", "Hang:r0@24/5"),
+    "stderr counts": ([START], "0:+ 5:5!loss=1", ""),
+    "a rank of another node is not heard": ([START], "0:+ 5:9loss=1", "Hang:r0@60"),
+    "every rank must match": ([{**START, "ranks": ALL}], "0:+ 5:4loss=1", "Hang:r0@60/5"),
+    "every rank must go on": (
+        [{**OFTEN, "ranks": ALL}],
+        "0:+ 5:4loss=1 6:5loss=1 14:4loss=1",
+        "Hang:r0@16/5 Hang:r0@24/4",
+    ),
+    "only listed ranks are watched": ([{**START, "ranks": "5"}], "0:+ 5:4loss=1", "Hang:r0@60/5"),
+    "listed ranks of other nodes are not ours": ([{**START, "ranks": "0,8"}], "0:+", ""),
+    "the job as a whole is not for one node to judge": (
+        [{**START, "ranks": "some"}],
+        "0:+",
+        "Hang:r0@60?",
+    ),
+    "a fault is, whoever must log": ([{**FAULT, "ranks": "some"}], "0:+ 1:4loss", "Fault:r0@1/4"),
+    # the end of ranks and stages
+    "after its last voice has ended well, a rule rests": ([OFTEN], "0:+ 5:4loss=1 6:=4", ""),
+    "and wakes with another": ([OFTEN], "0:+ 5:4loss=1 6:=4 9:5loss=1", "Hang:r0@19/5"),
+    "a silent rank's end changes nothing": (
+        [OFTEN],
+        "0:+ 5:4loss=1 6:=5",
+        "Hang:r0@15/4",
+    ),
+    "a rank that ended well need not match": ([{**START, "ranks": ALL}], "0:+ 5:4loss=1 6:=5", ""),
+    "time between stages does not count": ([START], "0:+ 50:- 200:+", "Hang:r0@210"),
+    "nothing hangs while nothing runs": ([START], "0:+ 50:-", ""),
+    "a late line of an ended stage counts at its end": (
+        [OFTEN],
+        "0:+ 5:- 8:4loss=1 20:+",
+        "Hang:r0@30/4",
+    ),
+    "a second start changes nothing": ([START], "0:+ 30:+", "Hang:r0@60"),
+    # the stop pattern
+    "a stop pattern ends all expectations": (
+        [{**START, **OFTEN, "stopPattern": "done"}],
+        "0:+ 5:4loss=1 6:4done",
+        "",
+    ),
+    "it works before the first match": ([{**START, "stopPattern": "done"}], "0:+ 6:4done", ""),
+    "nothing is found after it": (
+        [{**FAULT, "stopPattern": "done"}],
+        "0:+ 5:4done 6:4loss=1",
+        "",
+    ),
+    "a line that matches and stops counts first": (
+        [{**FAULT, "stopPattern": ".*done"}],
+        "0:+ 5:4loss_done",
+        "Fault:r0@5/4",
+    ),
+    "with every rank, each stops for itself": (
+        [{**START, "ranks": ALL, "stopPattern": "done"}],
+        "0:+ 5:4done",
+        "Hang:r0@60/5",
+    ),
+    "it stops its own rule alone": (
+        [{**START, "stopPattern": "done"}, START],
+        "0:+ 5:4done",
+        "Hang:r1@60",
+    ),
+    # values
+    "the needed number of bad values is slow": (
+        [HIGH],
+        "0:+ 1:4loss=3 2:4loss=2.6",
+        "Slow:r0@2/4",
+    ),
+    "a good value between starts the count anew": (
+        [HIGH],
+        "0:+ 1:4loss=3 2:4loss=2.5 3:4loss=3",
+        "",
+    ),
+    "lines without a match leave the count": (
+        [HIGH],
+        "0:+ 1:4loss=3 2:4hello 3:4loss=3",
+        "Slow:r0@3/4",
+    ),
+    "NaN is bad": ([HIGH], "0:+ 1:4loss=3 2:4loss=nan", "Slow:r0@2/4"),
+    "a loss that is no number is bad": (
+        [HIGH],
+        "0:+ 1:4loss=1 2:4loss=None 3:4loss=None",
+        "Slow:r0@3/4",
+    ),
+    "the count is of one rank and stream": (
+        [HIGH],
+        "0:+ 1:4loss=3 2:5loss=3 3:4!loss=3",
+        "",
+    ),
+    "slow is said once, and that it is over": (
+        [HIGH],
+        "0:+ 1:4loss=3 2:4loss=3 3:4loss=3 4:4loss=1",
+        "Slow:r0@2/4 -Slow:r0@4/4",
+    ),
+    "an optional group that took no part is no value": (
+        [{**HIGH, "logPattern": r"loss(?:=(\d))?", "metricEvaluationDataPoints": 1}],
+        "0:+ 1:4loss 2:4loss=3",
+        "Slow:r0@2/4",
+    ),
+    "a threshold without an operator compares nothing": (
+        [{**LOSS, "metricThreshold": 0}],
+        "0:+ 1:4loss=3",
+        "",
+    ),
+    # several rules
+    "an unreadable value does not hide later rules": (
+        [{**HIGH}, FAULT],
+        "0:+ 1:4loss=abc",
+        "Fault:r1@1/4",
+    ),
+    "each rule judges for itself, in order": (
+        [FAULT, {**HIGH, "metricEvaluationDataPoints": 1}],
+        "0:+ 1:4loss=3",
+        "Fault:r0@1/4 Slow:r1@1/4",
+    ),
+    "a fault is said once": ([FAULT], "0:+ 1:4loss 2:5loss", "Fault:r0@1/4"),
+    "hangs come in the order of their deadlines": (
+        [{**START}, {**START, "expectedStartCutOffInSeconds": 30}],
+        "0:+",
+        "Hang:r1@30 Hang:r0@60",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rules", "script", "expected"), CASES.values(), ids=CASES)
+def test_rules(rules: list[dict[str, Any]], script: str, expected: str) -> None:
+    assert told(run(machine(*rules), script)) == expected
+
+
+def test_on_a_single_node_the_job_as_a_whole_is_the_node() -> None:
+    rules = machine({**START, "ranks": "some"}, nnodes=1)
+    assert told(run(rules, "0:+")) == "Hang:r0@60"
+
+
+def test_a_late_tick_still_tells_when_the_hang_came_to_be() -> None:
+    rules = machine(START)
+    rules.step(Started(), 0)
+    assert [effect.at for effect in rules.step(Tick(), 75)] == [60]
+
+
+def test_lines_that_were_read_late_count() -> None:
+    rules = machine(OFTEN)
+    run(rules, "0:+ 5:4loss=1", end=5)
+    assert rules.step(Lines(4, "stdout", [b"loss=1"]), 15.2) == []
+
+
+def test_a_violation_tells_the_story() -> None:
+    hang, slow, fault = machine(START, OFTEN), machine(HIGH), machine(FAULT)
+    (first, second) = run(hang, "0:+ 5:4epoch_1,_loss=1.5 70:-")[-1:] + run(machine(START), "0:+")
+    assert isinstance(first, RuleViolated)
+    assert isinstance(second, RuleViolated)
+    assert (first.reason, first.why) == ("LogHang_r1", "no match for 10 s; last on rank 4")
+    assert first.line == "epoch 1, loss=1.5"
+    assert second.why == "no match for 60 s since the start"
+    (effect,) = run(slow, "0:+ 1:4loss=3 2:4!loss=1 3:4loss=nan")
+    assert isinstance(effect, RuleViolated)
+    assert (effect.reason, effect.stream, effect.line) == ("LogSlow_r0", "stdout", "loss=nan")
+    assert effect.why == "rank 4: last 2 values gt 2.5 or no number; newest: nan"
+    (effect,) = run(fault, "0:+ 1:5!CUDA_out_of_memory")
+    assert isinstance(effect, RuleViolated)
+    assert (effect.reason, effect.rank, effect.stream) == ("LogFault_r0", 5, "stderr")
+
+
+STATES = {
+    "waiting": (START, "0:+", RuleState.WAITING),
+    "healthy": (START, "0:+ 1:4loss=1", RuleState.HEALTHY),
+    "slow": (HIGH, "0:+ 1:4loss=3 2:4loss=3", RuleState.SLOW),
+    "slow no more": (HIGH, "0:+ 1:4loss=3 2:4loss=3 3:4loss=1", RuleState.HEALTHY),
+    "hanging": ({**START, "expectedStartCutOffInSeconds": 1}, "0:+ 2:4x", RuleState.HANGING),
+    "faulted for good": (FAULT, "0:+ 1:4loss 2:4x", RuleState.FAULTED),
+    "stopped": ({**OFTEN, "stopPattern": "x"}, "0:+ 1:4loss=1 2:4x", RuleState.STOPPED),
+    "one rank of all stopped": (
+        {**OFTEN, "stopPattern": "x", "ranks": ALL},
+        "0:+ 1:4loss=1 2:4x",
+        RuleState.HEALTHY,
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "script", "state"), STATES.values(), ids=STATES)
+def test_states(rule: dict[str, Any], script: str, state: RuleState) -> None:
+    rules = machine(rule)
+    run(rules, script, end=3)
+    assert rules.views()[0].state is state
+
+
+def test_a_view_shows_what_was_seen() -> None:
+    rules = machine(HIGH)
+    run(rules, "0:+ 1:4loss=1 2:5!loss=7 3:4hello", end=4)
+    (view,) = rules.views()
+    assert (view.name, view.ranks, view.matches, view.bad_points) == ("r0", "node", 2, 1)
+    assert (view.last_match_at, view.last_rank, view.last_stream) == (2.0, 5, "stderr")
+    assert (view.last_line, view.last_value, view.unreadable) == ("loss=7", "7", 0)
+
+
+def test_long_lines_are_cut_where_they_are_shown() -> None:
+    rules = machine(FAULT)
+    rules.step(Started(), 0)
+    (effect,) = rules.step(Lines(4, "stdout", [b"loss" + "é".encode() * 30_000]), 1)
+    assert isinstance(effect, RuleViolated)
+    assert len(effect.line) == 500
+    assert len(rules.views()[0].last_line) == 500
+
+
+def test_a_late_tick_tells_the_earliest_hang_first() -> None:
+    rules = machine(START, {**START, "expectedStartCutOffInSeconds": 30})
+    rules.step(Started(), 0)
+    assert told(rules.step(Tick(), 75)) == "Hang:r1@30 Hang:r0@60"
