@@ -17,6 +17,7 @@ from unbroken.core.events import (
     Effect,
     Event,
     FenceNode,
+    IncidentSeen,
     JobSeen,
     NodeGone,
     NodeName,
@@ -101,15 +102,27 @@ class Script:
                 name = next(n for n, view in self.views.items() if view.uid == order.pod)
                 self.run(f"{now} runs {name} {newest}")
 
+    def successor(self, now: float) -> Script:
+        """A machine that knows what the API does, and has yet to hear the agents."""
+        new = Script(self.spec, self.status)
+        new.views = dict(self.views)
+        for view in self.views.values():
+            new.give(PodSeen(view), now)
+        for incident in self.incidents.values():
+            new.give(IncidentSeen(incident), now)
+        new.run(f"{now} job")
+        return new
+
     @property
     def status(self) -> JobStatus:
         """As last written."""
-        return next(e.status for e in reversed(self.effects) if isinstance(e, WriteStatus))
+        written = (e.status for e in reversed(self.effects) if isinstance(e, WriteStatus))
+        return next(written, self.job.status)
 
     @property
     def incidents(self) -> dict[int, Incident]:
         """As last written, by number."""
-        found = (e.incident for e in self.effects if isinstance(e, WriteIncident))
+        found = [e.incident for e in self.effects if isinstance(e, WriteIncident)]
         return {incident.number: incident for incident in found}
 
     @property
@@ -148,7 +161,9 @@ class Script:
             return PodSeen(self._pod(words, options))
         pod = PodName(f"j-{words[0]}")
         if name == "gone":
-            return PodGone(pod, self._uid(words))
+            event = PodGone(pod, self._uid(words))
+            self.views.pop(words[0], None)
+            return event
         return PodRefused(pod, options["why"], "final" in words)
 
     def _job(self, words: list[str], options: dict[str, str]) -> JobSeen:

@@ -1,0 +1,175 @@
+"""What a new operator makes of what it finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.drive_job import Script, spec
+from unbroken.core.adoption import ADOPT_SECONDS
+from unbroken.spec.job import JobStatus
+
+
+def left(replicas: int = 2, spares: int = 0, script: str = "") -> Script:
+    """The successor of an operator that went away from a running job, or after a script."""
+    old = Script(spec(replicas, spares))
+    old.up()
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run(script)
+    return old.successor(100)
+
+
+HELD = "master=10.0.0.0 port=29000"
+
+
+def test_running_job_is_left_alone() -> None:
+    new = left(2, 1)
+    new.run(f"""
+        100 synced               ->
+        100 runs w-1 0 rank=1 {HELD} ->
+        100 runs w-0 0 rank=0 {HELD} ->
+        100 ready w-2            ->
+        101 tick                 ->
+        102 failed w-1 0         -> stop w-0 0, stop w-1 0, stop w-2 0
+        102 ready w-0 0          ->
+        102 ready w-1 0          ->
+        102 ready w-2 0          -> start w-0 1 rank=0, start w-1 1 rank=1
+    """)
+
+
+def test_agent_not_yet_heard_of_is_waited_for_and_then_missed() -> None:
+    new = left()
+    new.run(f"""
+        100 synced ->
+        101 runs w-0 0 rank=0 {HELD} ->
+        102 lost w-1 ->
+    """)
+    assert new.job.deadline() == 100 + ADOPT_SECONDS
+    new.run("""
+        110 tick -> stop w-0 0, status Faulted 1
+        110.5 ready w-0 0 ->
+        110.6 runs w-1 0 rank=1 -> stop w-1 0
+    """)
+
+
+def test_ranks_come_from_the_agents() -> None:
+    new = left()
+    new.run(f"""
+        100 synced ->
+        100 runs w-0 0 rank=1 {HELD} ->
+        100 runs w-1 0 rank=0 {HELD} ->
+        102 failed w-1 0 -> stop w-0 0, stop w-1 0
+        102 ready w-0 0  ->
+        102 ready w-1 0  -> start w-1 1 rank=0, start w-0 1 rank=1
+    """)
+
+
+def test_start_that_was_under_way_goes_on_with_the_same_address() -> None:
+    old = Script()
+    old.up("ready")
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    new = old.successor(100)
+    new.run("""
+        100 synced ->
+        100 runs w-0 0 rank=0 master=10.9.9.9 port=777 ->
+        100 ready w-1 -> start w-1 0 rank=1
+        101 runs w-1 0 rank=1 -> status Running 0
+    """)
+    assert new.status.master_addr == "10.9.9.9"
+    assert new.status.master_port == "777"
+
+
+def test_restart_that_was_under_way_goes_on_and_is_charged_once() -> None:
+    new = left(script="10 failed w-1 0\n10.1 ready w-0 0")
+    new.run("""
+        100 synced          ->
+        100 ready w-0 0     ->
+        100 failed w-1 0 rank=1 -> stop w-1 0
+        101 ready w-1 0     -> start w-0 1 rank=0, start w-1 1 rank=1
+        102 runs w-0 1
+        102 runs w-1 1      -> status Running 1, incident 1 open
+        163 tick            -> incident 1 recovered
+    """)
+    assert new.status.restart_status is not None
+    assert new.status.restart_status.restart_count == 1
+
+
+def test_fault_of_the_meantime_is_found_and_charged() -> None:
+    new = left()
+    new.run("""
+        100 synced ->
+        100 runs w-0 0 rank=0 ->
+        100 failed w-1 0 rank=1 -> stop w-0 0, stop w-1 0, status Faulted 1, incident 1 open
+    """)
+    assert new.incidents[1].culprit.fault == "ExitCode"
+
+
+def test_two_addresses_of_one_attempt_are_stopped() -> None:
+    left().run("""
+        100 synced ->
+        100 runs w-0 0 rank=0 master=10.0.0.0 port=1 ->
+        100 runs w-1 0 rank=1 master=10.0.0.0 port=2 -> stop w-0 0, stop w-1 0, status Faulted 1
+    """)
+
+
+def test_pods_that_went_in_the_meantime_are_a_fault() -> None:
+    old = Script()
+    old.up()
+    old.views.clear()
+    new = old.successor(100)
+    new.run("100 synced -> create w-0, create w-1, status Faulted 1, incident 1 open")
+
+
+def test_newest_attempt_is_the_agents_where_the_status_is_behind() -> None:
+    new = left()
+    new.run("""
+        100 synced ->
+        100 runs w-0 7 rank=0 master=a port=1 ->
+        100 runs w-1 7 rank=1 master=a port=1 -> status Running 7
+    """)
+
+
+def test_stopped_attempt_is_not_started_again() -> None:
+    new = left()
+    new.run("""
+        100 synced ->
+        100 ready w-0 0 ->
+        100 ready w-1 0 -> start w-0 1 rank=0, start w-1 1 rank=1, status Faulted 1
+    """)
+
+
+@pytest.mark.parametrize("state", ["Completed", "Failed"])
+def test_job_that_has_ended_is_only_cleaned_up(state: str) -> None:
+    old = Script(spec(1))
+    old.up()
+    old.run("5 pod w-0 phase=Running\n10 completed w-0 0")
+    old.successor(100).run("""
+        100 synced -> delete w-0
+        101 failed w-0 0 ->
+        102 gone w-0 ->
+    """)
+
+
+def test_status_that_is_no_status_of_ours_is_no_reason_to_stop() -> None:
+    script = Script(spec(1), JobStatus(restart_count=3))
+    script.run("""
+        0 job ->
+        0 synced -> create w-0
+        1 pod w-0 node=n0
+        2 ready w-0 -> start w-0 3 rank=0
+    """)
+
+
+def test_pod_that_ran_before_and_cannot_be_asked_counts_as_alive() -> None:
+    old = Script()
+    old.up("ready")
+    for name in old.views:
+        old.run(f"1 pod {name} phase=Running")
+    new = old.successor(100)
+    new.run("""
+        100 synced  ->
+        100 ready w-0 ->
+        110 tick    ->
+        111 ready w-1 -> start w-0 0 rank=0, start w-1 0 rank=1
+    """)
