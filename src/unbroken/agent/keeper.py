@@ -31,7 +31,10 @@ def keep(run_agent: Callable[[int], int], signals: Collection[int]) -> int:
         for number in signals:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        sys.exit(run_agent(keeper))
+        code = run_agent(keeper)
+        sys.stderr.flush()
+        # Nothing is left to do that is worth the time of an orderly end.
+        os._exit(code)
     return _watch(agent, signals)
 
 

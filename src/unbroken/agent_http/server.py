@@ -43,6 +43,8 @@ STRICT_HEADER = "Unbroken-Strict"
 LINKS_MAX = 32
 KEEP_ALIVE_SECONDS = 5.0
 """As the stock agent's server."""
+CLOSE_SECONDS = 0.1
+"""For whoever is linked or is being answered when the agent ends."""
 UNSENT_MILLISECONDS = 10_000
 """An operator's machine that acknowledges nothing for so long is gone (TCP_USER_TIMEOUT)."""
 _RESTATE_SECONDS = 0.8 * HEARTBEAT_SECONDS
@@ -74,7 +76,8 @@ class AgentServer:
     def __init__(self, agent: Agent, token: str | None, has_link: bool = True) -> None:
         self._agent = agent
         self._token = None if token is None else token.encode()
-        self._changes: set[asyncio.Event] = set()
+        self._links: dict[web.WebSocketResponse, asyncio.Event] = {}
+        """Each with its sign that there is news."""
         self._frame = ""
         self._server: asyncio.Server | None = None
         self._runner = web.AppRunner(
@@ -82,7 +85,7 @@ class AgentServer:
             access_log=None,
             handle_signals=False,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
-            shutdown_timeout=0.5,
+            shutdown_timeout=CLOSE_SECONDS,
         )
 
     def _application(self, has_link: bool) -> web.Application:
@@ -123,12 +126,13 @@ class AgentServer:
     async def close(self) -> None:
         """End all connections."""
         self.stop_listening()
+        await asyncio.gather(*(link.close() for link in self._links))
         await self._runner.cleanup()
 
     def publish(self, report: AgentReport) -> None:
         """Send the report to everyone linked; of several at once the newest."""
         self._frame = encode_report(report)
-        for change in self._changes:
+        for change in self._links.values():
             change.set()
 
     @web.middleware
@@ -192,21 +196,23 @@ class AgentServer:
         return web.json_response({"status": "ok"})
 
     async def _link(self, request: web.Request) -> web.StreamResponse:
-        if len(self._changes) >= LINKS_MAX:
+        if len(self._links) >= LINKS_MAX:
             return _detail(503, f"{LINKS_MAX} operators are linked already")
-        channel = web.WebSocketResponse(max_msg_size=FRAME_BYTES_MAX, timeout=0.5, compress=False)
+        channel = web.WebSocketResponse(
+            max_msg_size=FRAME_BYTES_MAX, timeout=CLOSE_SECONDS, compress=False
+        )
         await channel.prepare(request)
         _bound_unsent(request)
         change = asyncio.Event()
         change.set()
-        self._changes.add(change)
+        self._links[channel] = change
         try:
             async with asyncio.TaskGroup() as tasks:
                 sending = tasks.create_task(self._send_reports(channel, change))
                 await self._receive_commands(channel, change)
                 sending.cancel()
         finally:
-            self._changes.discard(change)
+            del self._links[channel]
         return channel
 
     async def _send_reports(self, channel: web.WebSocketResponse, change: asyncio.Event) -> None:

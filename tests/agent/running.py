@@ -1,0 +1,264 @@
+"""A real agent in its own process, and an operator that is linked to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from unbroken.agent_http.client import AgentLink
+from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
+from unbroken.wire.agent_codec import decode_report
+
+MARK = "UNBROKEN_TEST_AGENT"
+TOKEN = "a-token-for-tests"
+
+
+class Drain:
+    """Reads a pipe to its end, so that its writer never waits for us."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self._pipe = pipe
+        self._seen = bytearray()
+        self._news = threading.Condition()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._pipe:
+            while chunk := os.read(self._pipe.fileno(), 1 << 20):
+                with self._news:
+                    self._seen += chunk
+                    self._news.notify_all()
+        with self._news:
+            self._is_over = True
+            self._news.notify_all()
+
+    def wait_for(self, pattern: str) -> re.Match[bytes]:
+        """Wait until it has been written; fails if the writer ends without."""
+        expression = re.compile(pattern.encode())
+        with self._news:
+            while True:
+                found = expression.search(bytes(self._seen))
+                if found is not None:
+                    return found
+                assert not self._is_over, f"never written: {pattern}\n{self._seen.decode()}"
+                self._news.wait()
+
+    def all(self) -> bytes:
+        """Everything, once the writer has ended."""
+        self._thread.join()
+        return bytes(self._seen)
+
+
+@dataclass
+class Running:
+    """An agent that listens."""
+
+    process: subprocess.Popen[bytes]
+    stdout: Drain
+    stderr: Drain
+    port: int
+    mark: str
+    log_dir: Path
+    token: str | None = TOKEN
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, bytes, http.client.HTTPMessage]:
+        """One request; a body that is not bytes is sent as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        with contextlib.closing(connection):
+            connection.request(method, path, data, sent | (headers or {}))
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.headers
+
+    def status(self) -> dict[str, Any]:
+        """The documented status."""
+        code, body, _ = self.request("GET", "/status")
+        assert code == 200
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    def report(self) -> AgentReport:
+        """The whole state."""
+        return decode_report(self.request("GET", "/v1/report")[1])
+
+    def wait(self) -> int:
+        """Wait for the end of the agent; its exit code."""
+        return self.process.wait()
+
+    def processes(self) -> list[int]:
+        """Everything that was started here and lives, except the command itself."""
+        return [pid for pid in marked(self.mark) if pid != self.process.pid]
+
+    def attempt_file(self, attempt: int, local_rank: int, name: str) -> Path:
+        """A file of a worker."""
+        (found,) = self.log_dir.glob(f"job_*/attempt_{attempt}/{local_rank}/{name}")
+        return found
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes with the mark in their environment, whoever their parents are."""
+    found = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if name.isdecimal() and f"{MARK}={mark}".encode() in Path(
+                f"/proc/{name}/environ"
+            ).read_bytes().split(b"\0"):
+                found.append(int(name))
+    return found
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path, *arguments: str, nproc: int = 2, link: bool = True, **environ: str
+) -> Iterator[Running]:
+    """Start an agent; at the end nothing of it may live."""
+    mark = uuid.uuid4().hex
+    token = directory / "token"
+    token.write_text(TOKEN + "\n")
+    logs = directory / "logs"
+    base = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    auth = {} if "UNBROKEN_AGENT_AUTH" in environ else {"UNBROKEN_AGENT_TOKEN_FILE": str(token)}
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "unbroken.agent"),
+            *("--server-host", "127.0.0.1", "--server-port", "0", "--rdzv-id", "job"),
+            *("--nproc-per-node", str(nproc), "--log_dir", str(logs)),
+            *arguments,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=directory,
+        env=base
+        | {
+            MARK: mark,
+            "OMP_NUM_THREADS": "1",
+            "UNBROKEN_RESOURCE_CONFIG_DIR": str(directory / "config"),
+            "UNBROKEN_AGENT_LINK": "on" if link else "off",
+        }
+        | auth
+        | environ,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    stdout, stderr = Drain(process.stdout), Drain(process.stderr)
+    try:
+        port = int(stderr.wait_for(r"waits for an operator at http://\S+:(\d+) ")[1])
+        yield Running(process, stdout, stderr, port, mark, logs, None if not auth else TOKEN)
+    finally:
+        process.terminate()
+        process.wait()
+    assert marked(mark) == []
+
+
+@dataclass
+class Operator:
+    """What one operator has heard, in order."""
+
+    reports: list[AgentReport] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    send: Callable[[Command], None] = lambda command: None
+
+    def on_report(self, report: AgentReport) -> None:
+        self.reports.append(report)
+        self.news.set()
+
+    def on_lost(self, why: str) -> None:
+        self.losses.append(why)
+        self.news.set()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait for news until it holds."""
+        while not holds():
+            self.news.clear()
+            await self.news.wait()
+
+    async def report(self, holds: Callable[[AgentReport], bool]) -> AgentReport:
+        """Wait for a newest report of which it holds."""
+        await self.until(lambda: bool(self.reports) and holds(self.reports[-1]))
+        return self.reports[-1]
+
+    async def state(self, state: AgentState, attempt: int | None = None) -> AgentReport:
+        """Wait for a state, of an attempt."""
+        return await self.report(
+            lambda r: r.state is state and (attempt is None or r.attempt == attempt)
+        )
+
+    async def workers(self, attempt: int) -> AgentReport:
+        """Wait until every worker of the attempt has written something."""
+        return await self.report(
+            lambda r: (
+                r.attempt == attempt
+                and len(r.workers) == r.nproc
+                and all(worker.first_output_at for worker in r.workers)
+            )
+        )
+
+
+@contextlib.asynccontextmanager
+async def linked(agent: Running | int, token: str | None = TOKEN) -> AsyncIterator[Operator]:
+    """An operator in touch with an agent, or with whatever listens on a port."""
+    port = agent if isinstance(agent, int) else agent.port
+    if isinstance(agent, Running):
+        token = agent.token
+    operator = Operator()
+    link = AgentLink("127.0.0.1", port, token, operator.on_report, operator.on_lost)
+    operator.send = link.send
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(link.run())
+        try:
+            yield operator
+        finally:
+            task.cancel()
+
+
+def start(attempt: int = 0, **changes: Any) -> StartCommand:
+    """Start the only node of a job."""
+    keys: dict[str, Any] = {
+        "attempt": attempt,
+        "rank": 0,
+        "nnodes": 1,
+        "master_addr": "127.0.0.1",
+        "master_port": 29400 + attempt,
+    }
+    return StartCommand(**(keys | changes))
+
+
+def stop(attempt: int = 0, **changes: Any) -> StopCommand:
+    """Stop an attempt."""
+    return StopCommand(attempt, **changes)
+
+
+def program(directory: Path, text: str, name: str = "train.py") -> str:
+    """Write a script; its path."""
+    path = directory / name
+    path.write_text(text)
+    return str(path)
+
+
+SLEEPER = """
+import os, signal
+print("up", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+signal.pause()
+"""
