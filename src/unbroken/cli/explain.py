@@ -17,7 +17,7 @@ from .cluster import Cluster, on_cluster
 from .complete import JobName
 from .place import Context, Embedded, Form, Namespace, Output, find
 from .show import print_json
-from .views import DONE, culprit_text, restarts_text, stages, state
+from .views import WORDS, culprit_text, restarts_text, stages, state
 
 WIDTH = 11
 """Of the column of names."""
@@ -69,7 +69,7 @@ def story(incident: Incident) -> Iterator[str]:
     yield _field("what", culprit.text)
     for line in culprit.evidence:
         yield _field("", f"| {line}")
-    yield _field("remedy", f"{incident.remedy.value}: {DONE[incident.remedy]}")
+    yield _field("remedy", f"{incident.remedy.value}: {WORDS[incident.remedy][0]}")
     yield _field("why", incident.reason)
     for index, (name, at, since) in enumerate(stages(incident)):
         after = "" if index == 0 else f"  +{since:.3f} s"

@@ -17,7 +17,7 @@ from unbroken.wire.agent import AgentReport
 
 from .agents import reports
 from .cluster import JOBS, Cluster, Object
-from .logs import pod_lines, split
+from .pod_logs import LogReaders, split
 from .screen import Screen
 from .views import (
     ENDED,
@@ -34,7 +34,7 @@ from .watching import Watched
 ASK_SECONDS = 10.0
 """A second Ctrl-C within this time stops the job."""
 LAST_SECONDS = 3.0
-"""What is still to come of a job that has ended, incidents and lines, may take so long each."""
+"""What the last incident of a job that has ended may take to be written."""
 SLOW_SECONDS = 2.0
 """A fault that lasts longer is told before it is mended."""
 REFRESH_SECONDS = 1.0
@@ -63,13 +63,13 @@ class Follower:
         self._told_state = ""
         self._faulted_at: float | None = None
         self._told: set[int] = set()
-        self._readers: dict[str, asyncio.Task[None]] = {}
-        """Of each container that has had rank 0, by its id."""
         self._agents: dict[str, AgentReport] = {}
         self._asked_at: float | None = None
         self._stopped_by = 0
         """Exit code for whoever wanted the job stopped; 0: nobody has."""
         self._tasks = asyncio.TaskGroup()
+        self._logs = LogReaders(cluster, self._tasks, self._output)
+        """Of each container that has had rank 0."""
 
     async def run(self) -> Outcome:
         """Return when the job has ended, was stopped, or is gone."""
@@ -84,7 +84,7 @@ class Follower:
                 await self._change()
             await self._last_incidents()
             self._tell()
-            await self._last_lines()
+            await self._logs.finish()
             if self._stopped_by and state(self._job) == "Suspended":
                 self._screen.note(f"it can go on with: unbroken resume {self._name}")
         return self._outcome()
@@ -132,24 +132,13 @@ class Follower:
 
     def _read_rank_zero(self) -> None:
         address = (self._job.get("status") or {}).get("masterAddr")
-        for pod in self._watched.pods() if address else ():
-            status = pod.get("status") or {}
-            if status.get("podIP") != address:
-                continue
-            for one in status.get("containerStatuses") or ():
-                is_there = "running" in one["state"] or "terminated" in one["state"]
-                if is_there and one["containerID"] not in self._readers:
-                    reader = self._tasks.create_task(self._read(pod))
-                    self._readers[one["containerID"]] = reader
+        pods = self._watched.pods() if address else []
+        self._logs.read(pod for pod in pods if (pod.get("status") or {}).get("podIP") == address)
 
-    async def _read(self, pod: Object) -> None:
-        try:
-            async for line in pod_lines(self._cluster, pod, follow=True):
-                local_rank, text = split(line)
-                if local_rank == 0:
-                    self._screen.output(text)
-        except UnbrokenError as error:
-            self._screen.note(f"output of {pod['metadata']['name']}: {error}")
+    async def _output(self, _: Object, line: str) -> None:
+        local_rank, text = split(line)
+        if local_rank == 0:
+            self._screen.output(text)
 
     async def _last_incidents(self) -> None:
         """They are written after the status that ends the job."""
@@ -165,13 +154,6 @@ class Follower:
                 await self._watched.until(are_told)
         except TimeoutError:
             return  # a job may fail without one, as at a deadline
-
-    async def _last_lines(self) -> None:
-        readers = set(self._readers.values())
-        if readers:
-            _, late = await asyncio.wait(readers, timeout=LAST_SECONDS)
-            for reader in late:
-                reader.cancel()
 
     def _outcome(self) -> Outcome:
         incidents, now = self._watched.incidents(), state(self._job)

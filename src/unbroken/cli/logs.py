@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import typer
 
 from unbroken.errors import SpecError, UnbrokenError
 
-from .cluster import PODS, Cluster, Object, on_cluster
+from .cluster import Cluster, Object, on_cluster
 from .complete import JobName
 from .place import Context, Embedded, Form, Namespace, Output, find
+from .pod_logs import LogReaders, Ranks, pod_lines, split
 from .show import note, print_json
+from .views import ENDED, state
 
-PREFIX = re.compile(r"\[[^\]\s]*?(\d+)\]:")
-"""Of every line of a worker, with its local rank; what has none is the agent's own."""
+OnLine = Callable[[Object, str], Awaitable[None]]
 
 
 def command(
@@ -26,7 +26,7 @@ def command(
         int | None, typer.Option(min=0, help="Lines of this rank only.", show_default="all")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on until the pods end.")
+        bool, typer.Option("-f", "--follow", help="Go on until the job ends or is suspended.")
     ] = False,
     previous: Annotated[
         bool, typer.Option("--previous", help="Of the containers before the last restart.")
@@ -36,64 +36,59 @@ def command(
     directory: Embedded = None,
     context: Context = None,
 ) -> None:
-    """Print what the job's workers have written, each line with its rank."""
+    """Print what the job's workers have written, each line with its rank.
+
+    Lines of the agents have the pod's name in its place; with --rank, only its lines are printed.
+    """
     lines: list[dict[str, Any]] = []
 
-    def show(pod: str, line: str) -> None:
-        found, text = split(line)
-        if rank is not None and found != rank:
-            return
-        if output is Output.JSON:
-            lines.append({"pod": pod, "rank": found, "text": text})
-        else:
-            print(line if rank is None else text, flush=follow)
-
     async def act(cluster: Cluster) -> None:
-        await cluster.job(job)
-        pods = await cluster.pods(job)
-        if not pods:
-            raise SpecError(f"job {job} has no pods now, and their logs went with them")
-        await read_all(cluster, pods, show, {"follow": follow, "previous": previous})
+        ranks = Ranks(cluster, await cluster.job(job))
+
+        async def show(pod: Object, line: str) -> None:
+            local_rank, text = split(line)
+            found = None if local_rank is None else await ranks.of(pod, local_rank)
+            if rank is not None and found != rank:
+                return
+            name = pod["metadata"]["name"]
+            if output is Output.JSON:
+                lines.append({"pod": name, "rank": found, "text": text})
+            elif rank is not None:
+                print(text, flush=follow)
+            else:
+                known = local_rank is None or found is None
+                print(f"[{name if known else found}]: {text}", flush=follow)
+
+        await (_follow(cluster, job, show) if follow else _print(cluster, job, show, previous))
 
     on_cluster(find(directory, context), namespace, act)
     if output is Output.JSON:
         print_json({"job": job, "lines": lines})
 
 
-def split(line: str) -> tuple[int | None, str]:
-    """The rank that wrote a line, and the line without it; None: the agent wrote it."""
-    found = PREFIX.match(line)
-    return (int(found[1]), line[found.end() :]) if found else (None, line)
-
-
-async def read_all(
-    cluster: Cluster, pods: Iterable[Object], show: Callable[[str, str], None], how: dict[str, bool]
-) -> None:
-    """Read the logs of pods: one after the other, or together where they are followed."""
-
-    async def read(pod: Object) -> None:
-        name = pod["metadata"]["name"]
+async def _print(cluster: Cluster, job: str, show: OnLine, previous: bool) -> None:
+    pods = await cluster.pods(job)
+    if not pods:
+        raise SpecError(f"job {job} has no pods now, and their logs went with them")
+    for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"])):
         try:
-            async for line in pod_lines(cluster, pod, **how):
-                show(name, line)
+            async for line in pod_lines(cluster, pod, previous=previous):
+                await show(pod, line)
         except UnbrokenError as error:
-            note(f"{name}: {error}")
-
-    if how.get("follow"):
-        async with asyncio.TaskGroup() as tasks:
-            for pod in pods:
-                tasks.create_task(read(pod))
-    else:
-        for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"])):
-            await read(pod)
+            note(f"{pod['metadata']['name']}: {error}")
 
 
-def pod_lines(
-    cluster: Cluster, pod: Object, *, follow: bool = False, previous: bool = False
-) -> AsyncIterator[str]:
-    """The log of a pod's training container."""
-    from unbroken.controller.pods import training_container
+async def _follow(cluster: Cluster, name: str, show: OnLine) -> None:
+    """All pods, those that come later too."""
+    from .watching import Watched  # slow to load
 
-    query = {"container": training_container(pod["spec"])}
-    query |= {key: "true" for key, on in (("follow", follow), ("previous", previous)) if on}
-    return cluster.client.text_lines(f"{cluster.path(PODS, pod['metadata']['name'])}/log", query)
+    async with Watched(cluster, name) as watched, asyncio.TaskGroup() as tasks:
+        readers = LogReaders(cluster, tasks, show)
+
+        def has_ended() -> bool:
+            readers.read(watched.pods())
+            job = watched.job()
+            return job is None or state(job) in (*ENDED, "Suspended")
+
+        await watched.until(has_ended)
+        await readers.finish()

@@ -16,13 +16,14 @@ STATES = ("Failed", "Completed", "Suspended", "Faulted", "Running", "PodsRunning
 """Types of conditions; the first of these that is True is the job's state."""
 ENDED = ("Completed", "Failed")
 
-DONE = {
-    Remedy.IN_PROCESS: "went on in the same processes",
-    Remedy.PROCESS: "restarted the processes in their pods",
-    Remedy.POD: "replaced the pod, restarted the processes of the others",
-    Remedy.JOB: "recreated all pods",
-    Remedy.FAIL: "gave up",
+WORDS = {
+    Remedy.IN_PROCESS: ("go on in the same processes", "went on in the same processes"),
+    Remedy.PROCESS: ("restart the processes in their pods", "restarted the processes"),
+    Remedy.POD: ("replace the pod, restart the processes of the others", "replaced the pod"),
+    Remedy.JOB: ("recreate all pods", "recreated all pods"),
+    Remedy.FAIL: ("give up", "gave up"),
 }
+"""What a remedy is, and how it is told once it has been done."""
 RECOVERED = "recovered"
 LINE_LENGTH = 200
 STAGES = (
@@ -119,9 +120,9 @@ def incident_line(incident: Incident) -> str:
     """One line: what broke, what was done, what it cost."""
     cost = seconds_lost(incident)
     what = f"incident {incident.number}: {culprit_text(incident.culprit)}: {incident.culprit.text}"
-    did = DONE[incident.remedy]
+    plan, did = WORDS[incident.remedy]
     if cost is None:
-        return f"{what}; being repaired"
+        return f"{what}; to do: {plan}"
     if incident.remedy is Remedy.FAIL or incident.outcome not in ("", RECOVERED):
         why = incident.reason if incident.remedy is Remedy.FAIL else incident.outcome
         return f"{what}; {did}: {why}"
