@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test check lock bench clean
+.PHONY: setup demo test check lock bench clean sim
 
 setup: $(VENV)/.done
 
@@ -26,6 +26,11 @@ check: setup
 	    --check 'pure%>=100' 'full_ann%>=100' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=600'
 	@$(BIN)/python tools/style_stats.py all=src/unbroken:tests \
 	    --check 'full_ann%>=100' 'fn_doc%>=80' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=600'
+
+# The job's machines in simulated worlds; each failure is printed with the command that repeats it.
+SEEDS ?= 5000
+sim: setup
+	@$(BIN)/python -m unbroken.testing --seeds $(SEEDS)
 
 bench: setup
 	@$(BIN)/python benchmarks/api.py

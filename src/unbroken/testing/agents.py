@@ -1,0 +1,211 @@
+"""The agent program of a pod: carries out what its machine orders, as the real one does.
+
+Orders that take time are carried out one after another; a crash may come between any two of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from unbroken.core import workers as machine
+from unbroken.core.faults import WorkerEnd
+from unbroken.core.workers import Stage
+from unbroken.testing.cluster import Local
+from unbroken.testing.links import Link, Quality
+from unbroken.testing.schedule import Alarm, Schedule
+from unbroken.testing.training import KILLED, Training, Worker
+from unbroken.wire.agent import AgentReport, Command, StartCommand
+
+SIGTERM = 15
+
+
+class Machine(Protocol):
+    """`core.workers.Workers`, or one that stands for a stock agent."""
+
+    def step(self, event: machine.Event, now: float) -> list[machine.Effect]:
+        """Take one event; return what must be done."""
+
+    def deadline(self) -> float | None:
+        """When `Tick` is due."""
+
+    def report(self) -> AgentReport:
+        """How it stands."""
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What all agents of a world share."""
+
+    schedule: Schedule
+    training: Training
+    quality: Quality
+    nproc: int
+    make: Callable[[str], Machine]
+    exited: Callable[[Local, bool], None]
+    noted: Callable[[str, Local], None]
+    """Tells the checkers of a fault."""
+    ports: int = 20000
+    agents: int = 0
+    kill_seconds: float = 0.02
+    stubborn: float = 0.0
+    """How often a worker takes no notice of a signal that asks."""
+    ill: float = 0.0
+    """How often a program cannot be started."""
+
+
+class Agent:
+    """One agent process."""
+
+    def __init__(self, world: Surroundings, local: Local) -> None:
+        self._world = world
+        self._schedule = world.schedule
+        world.agents += 1
+        self.id = f"agent-{world.agents}"
+        self.local = local
+        self.quality = world.quality
+        self.is_alive = True
+        self.links: list[Link] = []
+        self.workers: dict[int, Worker] = {}
+        """By local rank; those of the newest stage."""
+        self.crash_in: int | None = None
+        """Orders after which the process dies."""
+        self._machine = world.make(self.id)
+        self._alarm = Alarm(world.schedule, lambda: self.give(machine.Tick()))
+        self._todo: deque[machine.Effect] = deque()
+        self._is_busy = False
+
+    def boot(self) -> None:
+        """It listens."""
+        self.give(machine.Prepared())
+
+    def report(self) -> AgentReport:
+        """How it stands now."""
+        return self._machine.report()
+
+    def command(self, command: Command) -> None:
+        """From whoever is linked to it."""
+        self.give(machine.Commanded(command))
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.give(machine.Terminated(SIGTERM))
+
+    def kill(self) -> None:
+        """It and its workers die at once: they ask the kernel for it."""
+        self._die(is_success=False)
+
+    def give(self, event: machine.Event) -> None:
+        """One event, and what the machine orders for it."""
+        if not self.is_alive:
+            return
+        effects = self._machine.step(event, self._schedule.now)
+        if self._schedule.is_traced:
+            self._schedule.trace(f"{self.id}/{self.local.name}", f"{event} -> {effects}")
+        self._alarm.set(self._machine.deadline())
+        for effect in effects:
+            if isinstance(effect, machine.Publish):
+                for link in self.links:
+                    link.up()
+            else:
+                self._todo.append(effect)
+        self._next()
+
+    def _next(self) -> None:
+        """Carry out orders until one takes time."""
+        while self._todo and not self._is_busy and self.is_alive:
+            if self.crash_in is not None:
+                self.crash_in -= 1
+                if self.crash_in < 0:
+                    self._world.noted("agent_crash", self.local)
+                    self._die(is_success=False)
+                    return
+            self._carry_out(self._todo.popleft())
+
+    def _carry_out(self, effect: machine.Effect) -> None:
+        schedule = self._schedule
+        match effect:
+            case machine.Spawn():
+                self._is_busy = True
+                schedule.after(schedule.between(0.01, 0.3), self._spawn, effect)
+            case machine.KillAll():
+                self._is_busy = True
+                schedule.after(self._world.kill_seconds, self._kill_all)
+            case machine.SignalWorkers(signal):
+                for worker in self._living():
+                    if not schedule.chance(self._world.stubborn):
+                        end = WorkerEnd(None, signal)
+                        schedule.after(0.05, self._world.training.end, worker, end)
+            case machine.OfferPort():
+                self._world.ports += 1
+                schedule.after(0.001, self.give, machine.PortFound(self._world.ports))
+            case machine.Exit(code):
+                self._die(is_success=code == 0)
+            case machine.Publish():
+                pass  # sent already
+
+    def _spawn(self, effect: machine.Spawn) -> None:
+        if not self.is_alive:
+            return
+        command, stage = effect.command, effect.stage
+        if self._world.ill and self._schedule.chance(self._world.ill):
+            self._world.noted("not_started", self.local)
+            text = "no such file"
+            answer: machine.Event = machine.SpawnFailed(command.attempt, stage, 0, text)
+        else:
+            pids = tuple(self._fork(command, stage, i) for i in range(self._world.nproc))
+            answer = machine.StageStarted(command.attempt, stage, pids)
+        self._is_busy = False
+        self.give(answer)
+
+    def _fork(self, command: StartCommand, stage: Stage, local_rank: int) -> int:
+        world = self._world
+        worker = Worker(
+            pid=world.training.new_pid(),
+            pod=self.local.uid,
+            attempt=command.attempt,
+            rank=command.rank * world.nproc + local_rank,
+            node_rank=command.rank,
+            world_size=command.nnodes * world.nproc,
+            master=(command.master_addr, command.master_port),
+            started_at=world.schedule.now,
+            on_exit=lambda worker, how: self._ended(local_rank, stage, worker, how),
+        )
+        self.workers[local_rank] = worker
+        world.training.start(worker)
+        output = machine.FirstOutput(command.attempt, local_rank)
+        world.schedule.after(1.0, self._wrote, worker, output)
+        return worker.pid
+
+    def _wrote(self, worker: Worker, output: machine.FirstOutput) -> None:
+        if worker.exit is None:
+            self.give(output)
+
+    def _ended(self, local_rank: int, stage: Stage, worker: Worker, how: WorkerEnd) -> None:
+        event = machine.WorkerEnded(worker.attempt, stage, local_rank, how)
+        self._schedule.after(0.001, self.give, event)
+
+    def _kill_all(self) -> None:
+        if not self.is_alive:
+            return
+        for worker in self._living():
+            self._world.training.end(worker, KILLED)
+        self._schedule.after(0.002, self._nothing_lives)
+
+    def _nothing_lives(self) -> None:
+        self._is_busy = False
+        self.give(machine.NothingLives())
+
+    def _living(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.exit is None]
+
+    def _die(self, *, is_success: bool) -> None:
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self._schedule.trace(f"{self.id}/{self.local.name}", "dies")
+        for worker in self._living():
+            self._world.training.end(worker, KILLED)
+        self._world.exited(self.local, is_success)

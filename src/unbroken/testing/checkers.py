@@ -1,0 +1,302 @@
+"""Rules that hold over the whole world at every moment, judged by the truth; each names its breach.
+
+See docs/design/training-jobs.md for the rules.  `Violation` is an assertion about our own code.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from unbroken.core import events as core
+from unbroken.core.budgets import limits
+from unbroken.core.events import PodPhase, PodUid
+from unbroken.spec.incident import Incident, Remedy
+from unbroken.spec.job import JobSpec, JobStatus, RestartStatus
+from unbroken.testing.cluster import ENDED, Cluster
+from unbroken.testing.schedule import Schedule
+from unbroken.testing.training import SUCCESS, Worker
+from unbroken.testing.truth import Truth
+
+EFFECTS_PER_POD_MAX = 40
+"""In any ten seconds; more is a storm."""
+TERMINAL = ("Completed", "Failed")
+
+
+class Violation(AssertionError):
+    """A rule was broken."""
+
+
+@dataclass(eq=False, slots=True)
+class Attempt:
+    """The processes of one attempt, by global rank."""
+
+    master: tuple[str, int]
+    world_size: int
+    born: dict[int, Worker] = field(default_factory=dict)
+    pods: dict[int, PodUid] = field(default_factory=dict)
+
+
+def condition(status: JobStatus, kind: str) -> bool:
+    """Whether the condition is True."""
+    return any(c.type == kind and c.status == "True" for c in status.conditions)
+
+
+class Checkers:
+    """Watches processes, orders and writes."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        truth: Truth,
+        cluster: Cluster,
+        live: Mapping[int, Worker],
+        nproc: int,
+        planned: int,
+    ) -> None:
+        self._schedule = schedule
+        self._truth = truth
+        self._cluster = cluster
+        self._live = live
+        self._nproc = nproc
+        self._planned = planned
+        self._attempts: dict[tuple[int, int], Attempt] = {}
+        self._masters: dict[tuple[str, int], tuple[int, int]] = {}
+        self._effects: dict[int, int] = defaultdict(int)
+        self._holders: dict[int, tuple[PodUid, int]] = {}
+        """Last pod of each node rank, and how many pods had been made by then."""
+        self.newest = -1
+        """Newest attempt that was ordered to start."""
+        self.is_over = False
+        """The job was said to have ended."""
+        self.ordered_status = JobStatus()
+        self.incidents: dict[int, Incident] = {}
+
+    def require(self, holds: bool, rule: str, *facts: object) -> None:
+        """Raise unless it holds."""
+        if not holds:
+            raise Violation(rule + "".join(f"\n    {fact}" for fact in facts))
+
+    # The truth about processes.
+
+    def worker_started(self, worker: Worker) -> None:
+        """Attempts never overlap, no rank lives twice, and all of an attempt agree."""
+        require, epoch = self.require, self._truth.epochs
+        for other in self._live.values():
+            if other is not worker:
+                require(other.attempt == worker.attempt, "two attempts live", other, worker)
+                require(other.rank != worker.rank, "a rank lives twice", other, worker)
+        key = (epoch, worker.attempt)
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            attempt = self._attempts[key] = Attempt(worker.master, worker.world_size)
+            used = self._masters.setdefault(worker.master, key)
+            require(used == key, "two attempts share an address", used, key, worker)
+            require(max(self._attempts) == key, "an older attempt starts", worker)
+            require(worker.attempt <= self.newest, "nobody ordered this attempt", worker)
+        require(attempt.master == worker.master, "an attempt has two addresses", worker)
+        require(attempt.world_size == worker.world_size, "an attempt has two sizes", worker)
+        require(0 <= worker.rank < worker.world_size, "a rank is out of range", worker)
+        require(worker.rank not in attempt.born, "a rank starts twice in an attempt", worker)
+        attempt.born[worker.rank] = worker
+        holder = attempt.pods.setdefault(worker.node_rank, worker.pod)
+        require(holder == worker.pod, "two pods have one rank", worker, holder)
+        self._note_holder(worker)
+        if len(attempt.born) == attempt.world_size:
+            pods = set(attempt.pods.values())
+            require(len(pods) == len(attempt.pods), "a pod has two ranks", attempt)
+
+    def _note_holder(self, worker: Worker) -> None:
+        before = self._holders.get(worker.node_rank)
+        if before is not None and before[0] != worker.pod:
+            is_older = int(worker.pod[4:]) <= before[1]
+            self._schedule.probes["spare_takes_over" if is_older else "new_pod_takes_over"] += 1
+        self._holders[worker.node_rank] = (worker.pod, self._cluster.pods_made)
+
+    def worker_ended(self, worker: Worker) -> None:
+        """Any end is possible; what it means is judged where something is concluded from it."""
+
+    # What the operator orders.
+
+    def ordered(self, effect: core.Effect) -> None:
+        """Before it is carried out."""
+        window = int(self._schedule.now // 10)
+        self._effects[window] += 1
+        self.require(
+            self._effects[window] <= EFFECTS_PER_POD_MAX * (self._planned + 2),
+            "too many orders in ten seconds",
+            effect,
+        )
+        match effect:
+            case core.StartWorkers(pod, command):
+                self._start_ordered(pod, command.rank, command.attempt)
+            case core.StopWorkers(_, command):
+                attempt = self.newest if command.attempt is None else command.attempt
+                if attempt >= self.newest >= 0:
+                    self._ends(attempt, effect)
+            case core.WriteStatus(status):
+                self._status_ordered(status)
+            case core.FenceNode(node):
+                self._fence_ordered(node)
+            case core.WriteIncident(incident):
+                self._incident_ordered(incident)
+            case core.DeletePod():
+                self._delete_ordered(effect)
+            case core.CreatePod() | core.RecordEvent() | core.DeleteJob():
+                pass
+
+    def _start_ordered(self, pod: PodUid, rank: int, attempt: int) -> None:
+        truth = self._truth
+        self.require(not self.is_over, "workers are started after the end", attempt)
+        had = truth.rank_of.setdefault(pod, rank)
+        self.require(had == rank, "a pod changes its rank", pod, had, rank)
+        self.require(attempt >= self.newest, "an older attempt is ordered", attempt)
+        if attempt > self.newest:
+            for older in range(max(0, self.newest), attempt):
+                self._ends(older, f"start of {attempt}")
+            self.newest = attempt
+        elif truth.is_by_user(attempt):
+            del truth.ended[attempt]  # resumed
+
+    def _ends(self, attempt: int, why: object) -> None:
+        """An attempt is given up; there must be a reason, and each reason counts once."""
+        if self.is_over:
+            return
+        is_known = self._truth.end(attempt, is_begun=attempt <= self.newest)
+        self.require(is_known, f"attempt {attempt} is given up without a fault", why)
+
+    def _status_ordered(self, status: JobStatus) -> None:
+        before = self.ordered_status
+        if status.restart_count > before.restart_count:
+            for attempt in range(before.restart_count, status.restart_count):
+                self._ends(attempt, "restartCount is raised")
+        if condition(status, "Completed"):
+            self.require(self._has_succeeded(status.restart_count), "Completed is not true", status)
+        if condition(status, "Suspended") and not condition(before, "Suspended"):
+            self._truth.epochs += 1
+            self._schedule.probes["suspended"] += 1
+        for kind in TERMINAL:
+            still = condition(status, kind) or not condition(before, kind)
+            self.require(still, f"{kind} is taken back", status)
+        self.is_over = any(condition(status, kind) for kind in TERMINAL)
+        self.ordered_status = status
+
+    def _has_succeeded(self, number: int) -> bool:
+        attempt = self._attempts.get((self._truth.epochs, number))
+        return (
+            attempt is not None
+            and len(attempt.born) == attempt.world_size
+            and all(worker.exit == SUCCESS for worker in attempt.born.values())
+        )
+
+    def _fence_ordered(self, name: core.NodeName) -> None:
+        node = self._cluster.machines[name]
+        was_down = not node.is_up or (
+            node.is_repaired_at is not None and self._schedule.now - node.is_repaired_at < 30.0
+        )
+        self.require(was_down, "a healthy node is fenced", name)
+
+    def _delete_ordered(self, effect: core.DeletePod) -> None:
+        if not effect.force:
+            return
+        self._schedule.probes["forced_deletion"] += 1
+        pod = self._cluster.pods.objects.get(effect.name)
+        if pod is None or pod.uid != effect.uid or pod.node is None or pod.phase in ENDED:
+            return
+        node = self._cluster.nodes.objects.get(pod.node)
+        is_proven = node is None or node.is_fenced
+        self.require(is_proven, "a pod is force-deleted without proof of its death", pod)
+        lives = [worker for worker in self._live.values() if worker.pod == effect.uid]
+        self.require(not lives, "a pod is force-deleted while it lives", pod, *lives)
+
+    def _incident_ordered(self, incident: Incident) -> None:
+        before = self.incidents.get(incident.number)
+        require = self.require
+        if before is not None and before.ended_at is not None:
+            require(incident.ended_at is not None, "a closed incident is opened", incident)
+        require(incident.culprit in incident.signals, "the culprit is no signal", incident)
+        times = [
+            at
+            for at in (
+                incident.detected_at,
+                incident.stopped_at,
+                incident.ready_at,
+                incident.started_at,
+                incident.progress_at,
+                incident.ended_at,
+            )
+            if at is not None
+        ]
+        in_order = times[:-1] if incident.ended_at is not None else times
+        require(in_order == sorted(in_order), "stages are out of order", incident)
+        if before is None or before.remedy is not incident.remedy:
+            self._schedule.probes[f"remedy_{incident.remedy.value}"] += 1
+        if len(incident.signals) >= 3:
+            self._schedule.probes["many_signals"] += 1
+        self.incidents[incident.number] = incident
+
+    # The end.
+
+    def ended(self, status: JobStatus, spec: JobSpec, kept: Iterable[Incident]) -> None:
+        """The job has ended and all is quiet: what is told of it is true."""
+        require, truth = self.require, self._truth
+        incidents = {incident.number: incident for incident in kept}
+        is_failed = condition(status, "Failed")
+        if is_failed:
+            require(self._may_fail(status, spec), "Failed is not true", status)
+        never_started = is_failed and status.restart_count == self.newest + 1
+        counted = status.restart_count == max(self.newest, 0) or never_started
+        require(counted, "restartCount is not the newest attempt", status, self.newest)
+        for incident in incidents.values():
+            require(incident.ended_at is not None, "an incident stays open", incident)
+            require(bool(incident.outcome), "an incident has no outcome", incident)
+            require(self._is_culprit_real(incident), "the culprit did nothing", incident)
+        restarts = [i for i in incidents.values() if i.remedy is not Remedy.FAIL]
+        if truth.is_undisturbed:
+            require(sorted(incidents) == list(range(1, len(incidents) + 1)), "a number is missing")
+            require(len(restarts) == status.restart_count, "an incident a restart", *restarts)
+
+    def _may_fail(self, status: JobStatus, spec: JobSpec) -> bool:
+        """Whether the budget is used up, and there was one fault more."""
+        policy = spec.run_policy
+        used = limits(policy)
+        if not self._truth.end(status.restart_count, is_begun=status.restart_count <= self.newest):
+            return False
+        if used.total is not None and status.restart_count >= used.total:
+            return True
+        period = status.restart_status or RestartStatus()
+        return (
+            used.restarts is not None
+            and used.full_restarts is not None
+            and period.restart_count >= used.restarts
+            and period.full_job_restart_count >= used.full_restarts
+        )
+
+    def _is_culprit_real(self, incident: Incident) -> bool:
+        """Whether something was done to the culprit; late messages may point at its peers."""
+        culprit, truth = incident.culprit, self._truth
+        happened = [fault for fault in truth.faults if fault.at <= incident.detected_at + 60.0]
+        if not truth.is_clear or any(fault.is_anyones for fault in happened):
+            return bool(happened)
+        return any(
+            culprit.pod in fault.pods or (fault.node is not None and culprit.node == fault.node)
+            for fault in happened
+        )
+
+    # What the API holds.
+
+    def written(self, effect: core.Effect) -> None:
+        """A write reaches the API."""
+        if isinstance(effect, core.CreatePod) and effect.name not in self._cluster.pods.objects:
+            nodes = self._cluster.nodes.objects
+            wanted = [
+                pod
+                for pod in self._cluster.pods.objects.values()
+                if not pod.is_deleting
+                and pod.phase in (PodPhase.PENDING, PodPhase.RUNNING)
+                and (pod.node is None or (pod.node in nodes and nodes[pod.node].is_ready))
+            ]
+            few = len(wanted) < self._planned
+            self.require(few, "more pods than planned", effect, *wanted)
+            self.require(not self.is_over, "a pod is created after the end", effect)

@@ -1,0 +1,278 @@
+"""The faults: what each does to the world, and what the checkers are told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from unbroken.core.events import PodPhase
+from unbroken.core.faults import SIGKILL, WorkerEnd
+from unbroken.testing.agents import Agent
+from unbroken.testing.cluster import Local, Node
+from unbroken.testing.operators import SILENCE_SECONDS
+from unbroken.testing.scenario import NOISE
+from unbroken.testing.training import Worker, raised
+from unbroken.testing.truth import Fault
+
+if TYPE_CHECKING:
+    from unbroken.testing.world import World
+
+ENDS = (
+    raised("ValueError: loss is nan"),
+    WorkerEnd(3),
+    WorkerEnd(None, 11),
+    WorkerEnd(None, SIGKILL),
+    WorkerEnd(None, SIGKILL, is_out_of_memory=True),
+)
+
+
+def happen(world: World, name: str) -> None:
+    """Let a fault of that name happen, if there is anything that it can happen to."""
+    world.schedule.trace("FAULT", name)
+    if name in NOISE:
+        world.schedule.probes[name] += 1
+    ACTIONS[name](world)
+
+
+def note(
+    world: World,
+    kind: str,
+    locals_: Iterable[Local],
+    node: Node | None = None,
+    *,
+    is_prompt: bool = False,
+    is_anyones: bool = False,
+) -> None:
+    """Let the checkers know."""
+    pods = list(locals_)
+    world.schedule.probes[kind] += 1
+    world.truth.faults.append(
+        Fault(
+            at=world.schedule.now,
+            kind=kind,
+            uids=frozenset(local.uid for local in pods),
+            pods=frozenset(local.name for local in pods),
+            node=node.name if node else None,
+            is_prompt=is_prompt,
+            is_anyones=is_anyones,
+            ends_pod=kind == "pod_fail"
+            or (kind == "agent_crash" and not world.cluster.manners.restarts_containers),
+        )
+    )
+
+
+def _locals(world: World) -> list[Local]:
+    return [
+        local for node in world.cluster.machines.values() for local in node.locals.values()
+    ]  # fmt: skip
+
+
+def _worker(world: World) -> Worker | None:
+    """One whose attempt is still wanted."""
+    live = [w for w in world.training.live.values() if w.attempt not in world.truth.ended]
+    return world.schedule.random.choice(live) if live else None
+
+
+def _agent(world: World) -> Agent | None:
+    agents = [
+        local.process
+        for local in _locals(world)
+        if isinstance(local.process, Agent) and not local.is_ending
+    ]
+    return world.schedule.random.choice(agents) if agents else None
+
+
+def _node(world: World) -> Node | None:
+    nodes = [node for node in world.cluster.machines.values() if node.is_up]
+    return world.schedule.random.choice(nodes) if nodes else None
+
+
+def _worker_note(world: World, kind: str, worker: Worker, *, is_anyones: bool = False) -> None:
+    local = world.cluster.local(worker.pod)
+    pods = [local] if local else []
+    note(world, kind, pods, is_prompt=True, is_anyones=is_anyones)
+
+
+def worker_crash(world: World) -> None:
+    """A worker ends badly; sometimes several in the same moment."""
+    for _ in range(world.schedule.random.choice([1, 1, 1, 2, 4])):
+        worker = _worker(world)
+        if worker is not None:
+            _worker_note(world, "worker_crash", worker)
+            world.training.end(worker, world.schedule.random.choice(ENDS))
+
+
+def early_exit(world: World) -> None:
+    """A worker ends with 0 while its peers train."""
+    worker = _worker(world)
+    if worker is not None and worker.world_size > 1 and not world.training.is_work_done:
+        # Its agent calls it a success, so that only the peers' failures tell of it.
+        _worker_note(world, "early_exit", worker, is_anyones=True)
+        world.training.exit_early(worker)
+
+
+def hang(world: World) -> None:
+    """A worker stands still, until the watchdogs of its peers end them."""
+    worker = _worker(world)
+    if worker is not None and world.training.hang(worker):
+        _worker_note(world, "hang", worker, is_anyones=True)
+
+
+def port_taken(world: World) -> None:
+    """The next store finds its port taken."""
+    world.training.is_port_taken = True
+
+
+def not_started(world: World) -> None:
+    """For a while some programs cannot be started."""
+    world.surroundings.ill = 0.3
+    world.schedule.after(5.0, _can_start, world)
+
+
+def _can_start(world: World) -> None:
+    world.surroundings.ill = 0.0
+
+
+def agent_crash(world: World) -> None:
+    """An agent is killed."""
+    agent = _agent(world)
+    if agent is not None:
+        note(world, "agent_crash", [agent.local], is_prompt=True)
+        agent.kill()
+
+
+def agent_crash_soon(world: World) -> None:
+    """An agent dies between two of its next orders."""
+    agent = _agent(world)
+    if agent is not None:
+        agent.crash_in = world.schedule.random.randint(0, 4)
+
+
+def pod_delete(world: World) -> None:
+    """Somebody deletes a pod."""
+    locals_ = [local for local in _locals(world) if local.process and not local.is_ending]
+    if locals_ and not world.cluster.is_away:
+        local = world.schedule.random.choice(locals_)
+        note(world, "pod_delete", [local])
+        world.cluster.delete_pod(local.name, local.uid, force=False)
+
+
+def pod_fail(world: World) -> None:
+    """A kubelet evicts a pod: its containers are killed and do not come back."""
+    locals_ = [local for local in _locals(world) if local.process and not local.is_ending]
+    if locals_:
+        local = world.schedule.random.choice(locals_)
+        note(world, "pod_fail", [local])
+        local.phase = PodPhase.FAILED
+        if local.process:
+            local.process.kill()
+
+
+def node_power(world: World) -> None:
+    """A machine stops, perhaps for a moment."""
+    node = _node(world)
+    if node is not None:
+        note(world, "node_power", node.locals.values(), node)
+        world.cluster.power_off(node)
+        _perhaps_repair(world, node, 3.0, 40.0)
+
+
+def node_cut(world: World) -> None:
+    """A machine runs on, but nobody can reach it."""
+    node = _node(world)
+    if node is not None:
+        note(world, "node_cut", node.locals.values(), node)
+        world.cluster.cut_off(node)
+        world.look_at(node)
+        _perhaps_repair(world, node, SILENCE_SECONDS, 40.0)
+
+
+def node_cut_short(world: World) -> None:
+    """A machine cannot be reached for a moment that nobody should care for."""
+    node = _node(world)
+    if node is not None and not world.has_cuts:
+        world.cluster.cut_off(node)
+        world.look_at(node)
+        seconds = min(SILENCE_SECONDS, world.cluster.manners.not_ready_after)
+        world.schedule.after(seconds * 0.5, world.repair, node)
+
+
+def _perhaps_repair(world: World, node: Node, least: float, most: float) -> None:
+    if world.schedule.chance(0.4):
+        world.schedule.after(world.schedule.between(least, most), world.repair, node)
+
+
+def node_unhealthy(world: World) -> None:
+    """A node is found to be bad; what runs there should leave it."""
+    node = _node(world)
+    if node is not None and not world.cluster.is_away:
+        view = world.cluster.nodes.objects.get(node.name)
+        if view is not None and view.is_healthy:
+            note(world, "node_unhealthy", node.locals.values(), node)
+            world.cluster.nodes.put(node.name, replace(view, is_healthy=False))
+
+
+def link_cut(world: World) -> None:
+    """An operator cannot reach an agent for a long time."""
+    agent = _agent(world)
+    if agent is not None:
+        note(world, "link_cut", [agent.local])
+        world.cut_link(agent.local.uid, world.schedule.between(SILENCE_SECONDS, 90.0))
+
+
+def link_cut_short(world: World) -> None:
+    """Nor for a moment, which matters not."""
+    agent = _agent(world)
+    if agent is not None and not world.has_cuts:
+        world.cut_link(agent.local.uid, world.schedule.between(0.1, SILENCE_SECONDS * 0.8))
+
+
+def user_restart(world: World) -> None:
+    """A user asks for a restart."""
+    job = world.control.jobs.objects.get("job")
+    if job is not None and not world.cluster.is_away:
+        note(world, "user_restart", [], is_anyones=True)
+        asked = replace(job, restart_requested_at=world.schedule.now)
+        world.control.jobs.put("job", asked)
+
+
+def suspend(world: World) -> None:
+    """A user suspends the job, and resumes it."""
+    if not world.cluster.is_away:
+        world.set_suspended(is_suspended=True)
+        world.schedule.after(world.schedule.between(1.0, 30.0), world.resume)
+
+
+def operator_crash(world: World) -> None:
+    """The operator is killed."""
+    world.operator.crash()
+
+
+def operator_crash_soon(world: World) -> None:
+    """The operator dies between two of its next orders."""
+    world.operator.crash_in = world.schedule.random.randint(0, 12)
+
+
+def api_away(world: World) -> None:
+    """The API server answers nobody for a while."""
+    seconds = world.schedule.between(1.0, 60.0)
+    world.cluster.go_away()
+    world.operator.cut_watches(seconds + 1.0)
+    world.schedule.after(seconds, world.cluster.come_back)
+
+
+def watches_cut(world: World) -> None:
+    """The operator hears nothing of the API for a while, and then lists it all."""
+    world.operator.cut_watches(world.schedule.between(0.5, 20.0))
+
+
+ACTIONS: dict[str, Callable[[World], None]] = {
+    action.__name__: action
+    for action in (
+        worker_crash, early_exit, hang, port_taken, not_started, agent_crash, agent_crash_soon,
+        pod_delete, pod_fail, node_power, node_cut, node_cut_short, node_unhealthy, link_cut,
+        link_cut_short, user_restart, suspend, operator_crash, operator_crash_soon, api_away,
+        watches_cut,
+    )
+}  # fmt: skip

@@ -1,0 +1,103 @@
+"""Links between an operator and an agent: messages are lost, doubled, late and out of order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from unbroken.core.events import PodUid
+from unbroken.testing.schedule import Schedule
+from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command
+
+
+@dataclass(slots=True)
+class Quality:
+    """Of the network between operators and agents; `heal` makes it perfect."""
+
+    loss: float = 0.0
+    double: float = 0.0
+    late: float = 0.0
+    late_seconds: float = 3.0
+    usual_seconds: float = 0.01
+    is_polled: bool = False
+    """Requests and answers in turn: what is under way is lost with the one who asked."""
+
+    def heal(self) -> None:
+        """Every message arrives once, in order."""
+        self.loss = self.double = self.late = 0.0
+
+
+class Reporter(Protocol):
+    """An agent, as its links see it."""
+
+    is_alive: bool
+    quality: Quality
+    links: list[Link]
+
+    def report(self) -> AgentReport:
+        """How it stands now."""
+
+    def command(self, command: Command) -> None:
+        """Obey."""
+
+
+class Link:
+    """One connection.  Commands that are under way arrive even if the operator is gone; reports
+    that are under way are lost with the connection."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        pod: PodUid,
+        agent: Reporter,
+        told: Callable[[PodUid, AgentReport], None],
+    ) -> None:
+        self._schedule = schedule
+        self.pod = pod
+        self.agent = agent
+        self._told = told
+        self.is_open = True
+        self.is_silent = False
+        """Nothing comes through, and nobody knows yet."""
+        self._repeats = False
+
+    def up(self) -> None:
+        """Tell the operator how the agent stands."""
+        is_clean = self._send(self._arrived_up, self.agent.report())
+        if not is_clean and not self._repeats:
+            self._repeats = True
+            self._schedule.after(HEARTBEAT_SECONDS, self._heartbeat)
+
+    def down(self, command: Command) -> None:
+        """Tell the agent what should be."""
+        self._send(self._arrived_down, command)
+
+    def _send(self, arrive: Callable[..., None], message: object) -> bool:
+        """Whether the message arrives once and in order."""
+        schedule, quality = self._schedule, self.agent.quality
+        if self.is_silent or (quality.loss and schedule.chance(quality.loss)):
+            schedule.trace("link", f"{self.pod} loses {type(message).__name__}")
+            return False
+        is_late = bool(quality.late) and schedule.chance(quality.late)
+        seconds = schedule.between(0.0, quality.late_seconds) if is_late else quality.usual_seconds
+        schedule.after(seconds, arrive, message)
+        if quality.double and schedule.chance(quality.double):
+            schedule.after(schedule.between(0.0, quality.late_seconds), arrive, message)
+            return False
+        return not is_late
+
+    def _heartbeat(self) -> None:
+        """Heartbeats matter where a message went astray; elsewhere they repeat what is known."""
+        self._repeats = False
+        if self.is_open and self.agent.is_alive:
+            self.up()
+
+    def _arrived_up(self, report: AgentReport) -> None:
+        if self.is_open and not self.is_silent:
+            self._told(self.pod, report)
+
+    def _arrived_down(self, command: Command) -> None:
+        is_lost = self.is_silent or (self.agent.quality.is_polled and not self.is_open)
+        if self.agent.is_alive and not is_lost:
+            self.agent.command(command)

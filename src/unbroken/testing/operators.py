@@ -1,0 +1,339 @@
+"""The operator program: informers, links and writes around the job's machine, as the real one.
+
+It may crash between any two orders.  What it has not yet written is then lost; commands that it has
+sent are on their way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from unbroken.core import events as core
+from unbroken.core.events import PodUid, PodView
+from unbroken.spec.incident import Incident
+from unbroken.spec.job import JobStatus
+from unbroken.testing.agents import Agent
+from unbroken.testing.api import Lag, Table, Watch
+from unbroken.testing.cluster import Cluster
+from unbroken.testing.links import Link
+from unbroken.testing.schedule import Alarm, Schedule
+from unbroken.wire.agent import AgentReport, Command
+
+RETRY_SECONDS = 1.0
+BACK_AT_ONCE_SECONDS = 0.5
+"""A link that closes is given so long to come back before the agent counts as lost."""
+SILENCE_SECONDS = 3.0
+"""Without a heartbeat for so long an agent counts as lost."""
+
+
+class Machine(Protocol):
+    """`core.job.Job`."""
+
+    def step(self, event: core.Event, now: float) -> list[core.Effect]:
+        """Take one event; return what must be done."""
+
+    def deadline(self) -> float | None:
+        """When `Tick` is due."""
+
+
+class Judge(Protocol):
+    """Who looks at what the operator orders."""
+
+    def ordered(self, effect: core.Effect) -> None:
+        """Before it is carried out."""
+
+    def written(self, effect: core.Effect) -> None:
+        """The API has it now."""
+
+
+@dataclass(slots=True)
+class Control:
+    """What all operators of a world share."""
+
+    schedule: Schedule
+    cluster: Cluster
+    judge: Judge
+    make: Callable[[JobStatus], Machine]
+    agent: Callable[[PodUid], Agent | None]
+    is_running: Callable[[], bool]
+    """Whether any worker lives."""
+    lag: Lag
+    jobs: Table[core.JobSeen] = field(default_factory=Table)
+    statuses: Table[JobStatus] = field(default_factory=Table)
+    incidents: Table[Incident] = field(default_factory=Table)
+    ambiguous: float = 0.0
+    """How often a write is done, but its answer is lost."""
+    refuses: Callable[[], core.PodRefused | None] = lambda: None
+    """What the API says to a pod that it will not have."""
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """A pod's agent as this operator knows it."""
+
+    link: Link | None = None
+    pending: Command | None = None
+    """Newest command that could not yet be sent."""
+    is_up: bool = False
+    """It has reported, and was not lost since."""
+    away_since: float | None = None
+    is_connecting: bool = False
+
+
+class Operator:
+    """One operator process."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._schedule = control.schedule
+        self.is_alive = True
+        self.crash_in: int | None = None
+        """Orders after which the process dies."""
+        self.on_crash: Callable[[], None] = lambda: None
+        self._alarm = Alarm(control.schedule, lambda: self.give(core.Tick()))
+        self._peers: dict[PodUid, Peer] = {}
+        self._writes: deque[core.Effect] = deque()
+        self._is_writing = False
+        self._machine: Machine | None = None
+        self._watches: list[Watch[PodView] | Watch[core.NodeView] | Watch[core.JobSeen]] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing that it wants to write is unwritten."""
+        return not self._writes
+
+    def start(self) -> None:
+        """Read what there is, tell the machine, and watch."""
+        if not self.is_alive:
+            return
+        control = self._control
+        if control.cluster.is_away:
+            self._schedule.after(RETRY_SECONDS, self.start)
+            return
+        job = control.jobs.objects.get("job")
+        if job is None:
+            return
+        if control.is_running():
+            self._schedule.probes["adoption"] += 1
+        self._machine = control.make(control.statuses.objects.get("job", JobStatus()))
+        self.give(job)
+        schedule, lag, cluster = self._schedule, control.lag, control.cluster
+        self._watches = [
+            Watch(schedule, cluster.nodes, lag, self._node_changed),
+            Watch(schedule, cluster.pods, lag, self._pod_changed),
+            Watch(schedule, control.jobs, Lag(), self._job_changed),
+        ]
+        self._list(0)
+
+    def _list(self, index: int) -> None:
+        """List one kind after the other, then the incidents."""
+        if not self.is_alive:
+            return
+        if self._control.cluster.is_away:
+            self._schedule.after(RETRY_SECONDS, self._list, index)
+        elif index < len(self._watches):
+            self._watches[index].list()
+            self._schedule.after(self._schedule.between(0.0, 0.1), self._list, index + 1)
+        else:
+            for incident in self._control.incidents.objects.values():
+                self.give(core.IncidentSeen(incident))
+            self.give(core.Synced())
+
+    def crash(self) -> None:
+        """The process dies."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self._schedule.trace("operator", "dies")
+        for watch in self._watches:
+            watch.stop()
+        for peer in self._peers.values():
+            self._close(peer)
+        self.on_crash()
+
+    def cut_watches(self, seconds: float) -> None:
+        """Its streams break; it lists again after so long."""
+        for watch in self._watches:
+            watch.cut(seconds * self._schedule.between(0.5, 1.5))
+
+    def give(self, event: core.Event) -> None:
+        """One event, and what the machine orders for it."""
+        if not self.is_alive or self._machine is None:
+            return
+        effects = self._machine.step(event, self._schedule.now)
+        if self._schedule.is_traced:
+            self._schedule.trace("operator", f"{event}")
+            for effect in effects:
+                self._schedule.trace("", f"   {effect}")
+        for effect in effects:
+            if self.crash_in is not None:
+                self.crash_in -= 1
+                if self.crash_in < 0:
+                    self.crash()
+                    return
+            self._carry_out(effect)
+        self._alarm.set(self._machine.deadline())
+
+    def _carry_out(self, effect: core.Effect) -> None:
+        self._control.judge.ordered(effect)
+        if isinstance(effect, core.StartWorkers | core.StopWorkers):
+            self._command(effect.pod, effect.command)
+            return
+        if isinstance(effect, core.WriteStatus):
+            self._writes = deque(w for w in self._writes if not isinstance(w, core.WriteStatus))
+        self._writes.append(effect)
+        self._write_next()
+
+    def _command(self, pod: PodUid, command: Command) -> None:
+        peer = self._peers.get(pod)
+        if peer is not None and peer.link is not None and not peer.link.is_silent:
+            peer.link.down(command)
+        elif peer is not None:
+            peer.pending = command
+
+    # Writes, one after another.
+
+    def _write_next(self) -> None:
+        if self._writes and not self._is_writing:
+            self._is_writing = True
+            self._schedule.after(0.01, self._write)
+
+    def _write(self) -> None:
+        self._is_writing = False
+        if not self.is_alive or not self._writes:
+            return
+        control = self._control
+        if control.cluster.is_away:
+            self._is_writing = True
+            self._schedule.after(RETRY_SECONDS, self._write)
+            return
+        effect = self._writes[0]
+        is_lost = bool(control.ambiguous) and self._schedule.chance(control.ambiguous)
+        if not is_lost:
+            self._writes.popleft()
+        self._call(effect, is_lost)
+        self._write_next()
+
+    def _call(self, effect: core.Effect, is_lost: bool) -> None:
+        """One request to the API."""
+        control = self._control
+        control.judge.written(effect)
+        match effect:
+            case core.CreatePod():
+                answer = control.refuses()
+                if answer is None:
+                    error = control.cluster.create_pod(effect)
+                    answer = core.PodRefused(effect.name, error, False) if error else None
+                if answer is not None and not is_lost:
+                    answer = core.PodRefused(effect.name, answer.reason, answer.is_final)
+                    self._schedule.after(0.005, self.give, answer)
+            case core.DeletePod(name, uid, _, force):
+                control.cluster.delete_pod(name, uid, force=force)
+            case core.FenceNode(node):
+                control.cluster.fence(node)
+            case core.WriteStatus(status):
+                control.statuses.put("job", status)
+            case core.WriteIncident(incident):
+                control.incidents.put(str(incident.number), incident)
+            case core.DeleteJob():
+                control.jobs.remove("job")
+            case core.RecordEvent() | core.StartWorkers() | core.StopWorkers():
+                pass
+
+    # Informers.
+
+    def _node_changed(
+        self, name: str, old: core.NodeView | None, new: core.NodeView | None
+    ) -> None:
+        self.give(core.NodeSeen(new) if new else core.NodeGone(core.NodeName(name)))
+
+    def _job_changed(self, name: str, old: core.JobSeen | None, new: core.JobSeen | None) -> None:
+        if new is not None and old is not None:
+            self.give(new)
+
+    def _pod_changed(self, name: str, old: PodView | None, new: PodView | None) -> None:
+        if old is not None and (new is None or new.uid != old.uid):
+            peer = self._peers.pop(old.uid, None)
+            if peer is not None:
+                self._close(peer)
+            self.give(core.PodGone(old.name, old.uid))
+        if new is not None:
+            self.give(core.PodSeen(new))
+            if new.address is not None and new.uid not in self._peers:
+                self._peers[new.uid] = Peer()
+                self.look(new.uid)
+
+    # Links.
+
+    def look(self, pod: PodUid) -> None:
+        """The agent, or the way to it, may have changed."""
+        peer = self._peers.get(pod)
+        if peer is None or not self.is_alive:
+            return
+        agent = self._control.agent(pod)
+        if peer.link is not None and peer.link.agent is not agent and not peer.link.is_silent:
+            self._close(peer)
+        if peer.link is not None and agent is peer.link.agent:
+            peer.link.is_silent = False
+            peer.away_since = None
+        elif agent is not None:
+            self._connect(pod, peer)
+        elif peer.away_since is None:
+            self._miss(pod, peer)
+
+    def _connect(self, pod: PodUid, peer: Peer) -> None:
+        if not peer.is_connecting:
+            peer.is_connecting = True
+            self._schedule.after(self._schedule.between(0.01, 0.4), self._connected, pod, peer)
+
+    def _connected(self, pod: PodUid, peer: Peer) -> None:
+        peer.is_connecting = False
+        agent = self._control.agent(pod)
+        if agent is None or not self.is_alive or self._peers.get(pod) is not peer:
+            return self.look(pod)
+        self._close(peer)
+        peer.link = Link(self._schedule, pod, agent, self._heard)
+        peer.away_since = None
+        agent.links.append(peer.link)
+        if peer.pending is not None:
+            peer.link.down(peer.pending)
+            peer.pending = None
+        return peer.link.up()
+
+    def _heard(self, pod: PodUid, report: AgentReport) -> None:
+        self._peers[pod].is_up = True
+        self.give(core.AgentReported(pod, report))
+
+    def _miss(self, pod: PodUid, peer: Peer) -> None:
+        """It does not answer; whether that is told depends on how long."""
+        peer.away_since = self._schedule.now
+        if peer.link is None:
+            return
+        is_closed = not peer.link.agent.is_alive and not self._is_unreachable(pod)
+        patience = BACK_AT_ONCE_SECONDS if is_closed else SILENCE_SECONDS
+        peer.link.is_silent = True
+        self._schedule.after(patience, self._lost, pod, peer, peer.away_since)
+
+    def _is_unreachable(self, pod: PodUid) -> bool:
+        local = self._control.cluster.local(pod)
+        return local is None or not local.node.is_up
+
+    def _lost(self, pod: PodUid, peer: Peer, since: float) -> None:
+        if self._peers.get(pod) is not peer or peer.away_since != since or not self.is_alive:
+            return
+        if self._control.agent(pod) is not None:
+            return
+        self._close(peer)
+        if peer.is_up:
+            peer.is_up = False
+            self.give(core.AgentLost(pod, "it does not answer"))
+
+    def _close(self, peer: Peer) -> None:
+        if peer.link is not None:
+            peer.link.is_open = False
+            if peer.link in peer.link.agent.links:
+                peer.link.agent.links.remove(peer.link)
+            peer.link = None

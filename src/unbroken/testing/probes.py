@@ -1,0 +1,33 @@
+"""What a long simulation must have gone through to show anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from unbroken.testing.scenario import FAULTS, NOISE
+
+SILENT = {"agent_crash_soon", "operator_crash_soon"}
+"""Faults that are counted under another name, once they strike."""
+REACHED = (
+    "Completed",
+    "Failed",
+    "adoption",
+    "fence",
+    "forced_deletion",
+    "spare_takes_over",
+    "new_pod_takes_over",
+    "remedy_process",
+    "remedy_pod",
+    "remedy_job",
+    "remedy_fail",
+    "stock_restart",
+    "suspended",
+    "many_signals",
+    "lost_write",
+)
+
+
+def unreached(probes: Mapping[str, int]) -> list[str]:
+    """Probes that no world reached."""
+    wanted = {*REACHED, *FAULTS, *NOISE} - SILENT
+    return sorted(name for name in wanted if not probes.get(name))

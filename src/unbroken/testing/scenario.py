@@ -1,0 +1,156 @@
+"""What a seed stands for: the job, the cluster, the network, and which faults come when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from unbroken.spec.job import CleanPodPolicy, JobSpec, ReplicaSpec, RestartPolicy, RunPolicy
+from unbroken.testing.api import Lag
+from unbroken.testing.cluster import Manners
+from unbroken.testing.links import Quality
+from unbroken.testing.training import Habits
+
+NOISE = {
+    "operator_crash": 4,
+    "operator_crash_soon": 4,
+    "api_away": 3,
+    "watches_cut": 3,
+    "link_cut_short": 3,
+    "node_cut_short": 2,
+    "suspend": 1,
+}
+"""What must never end an attempt, with weights."""
+FAULTS = {
+    "worker_crash": 6,
+    "early_exit": 2,
+    "hang": 1,
+    "port_taken": 2,
+    "agent_crash": 4,
+    "agent_crash_soon": 4,
+    "pod_delete": 3,
+    "pod_fail": 2,
+    "node_power": 4,
+    "node_cut": 3,
+    "node_unhealthy": 2,
+    "link_cut": 2,
+    "user_restart": 1,
+    "not_started": 1,
+}
+"""What may, with weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One world."""
+
+    spec: JobSpec
+    nproc: int
+    nodes: int
+    manners: Manners
+    quality: Quality
+    lag: Lag
+    habits: Habits
+    ambiguous: float
+    is_stock: bool
+    kill_seconds: float
+    stubborn: float
+    topology: bool
+    faults: tuple[tuple[float, str], ...]
+    heal_after: float
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = random.Random(seed * 2 + 1)
+    spec = _spec(rng)
+    pods = sum(replica.replicas + replica.spares for replica in spec.replica_specs)
+    is_stock = rng.random() < 0.08
+    slots = rng.choice([1, 1, 2])
+    heal_after = rng.uniform(20.0, 90.0)
+    return Scenario(
+        spec=spec,
+        nproc=rng.choice([1, 1, 2]),
+        nodes=-(-pods // slots) + rng.choice([0, 1, 2]),
+        manners=_manners(rng, slots),
+        quality=_quality(rng, is_stock),
+        lag=_lag(rng),
+        habits=Habits(rng.uniform(5.0, 60.0), rng.random() < 0.3),
+        ambiguous=rng.choice([0.0, 0.0, 0.1]),
+        is_stock=is_stock,
+        kill_seconds=rng.choice([0.02, 0.02, 3.0]),
+        stubborn=rng.choice([0.0, 0.5]),
+        topology=rng.random() < 0.5,
+        faults=_faults(rng, heal_after, is_stock),
+        heal_after=heal_after,
+    )
+
+
+def _spec(rng: random.Random) -> JobSpec:
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
+    spares = rng.choice([0, 0, 1, 2])
+    groups = [ReplicaSpec("pods", template, rng.choice([1, 2, 2, 3, 4]), spares)]
+    if rng.random() < 0.15:
+        groups.append(ReplicaSpec("more", template, rng.choice([1, 2]), rng.choice([0, 1])))
+    policy = None
+    if rng.random() < 0.4:
+        policy = RestartPolicy(
+            eval_period_seconds=rng.choice([30, 3600]),
+            num_restart_before_full_job_restart=rng.choice([None, 1, 2]),
+            max_full_job_restarts=rng.choice([None, 1, 2]),
+            max_num_repeat_offenders_to_avoid=rng.choice([None, 1]),
+        )
+    run_policy = RunPolicy(
+        clean_pod_policy=rng.choice(list(CleanPodPolicy)),
+        job_max_retry_count=rng.choice([None, None, 1, 3, 6]),
+        restart_policy=policy,
+    )
+    return JobSpec(tuple(groups), "2", run_policy)
+
+
+def _manners(rng: random.Random, slots: int) -> Manners:
+    return Manners(
+        slots=slots,
+        start=rng.choice([0.2, 1.0, 5.0]),
+        grace=rng.choice([1.0, 20.0]),
+        not_ready_after=rng.choice([3.0, 10.0]),
+        evict_after=rng.choice([None, 2.0, 15.0]),
+        fence_after=rng.choice([None, 1.0, 5.0]),
+        fence_deletes_node=rng.random() < 0.2,
+        collects_fenced=rng.random() < 0.5,
+        restarts_containers=rng.random() < 0.85,
+    )
+
+
+def _quality(rng: random.Random, is_stock: bool) -> Quality:
+    usual = rng.choice([0.002, 0.02, 0.2])
+    # A stock agent has no fence, so nobody can save it from commands that come twice or late;
+    # it is polled, and requests do not do that.
+    if is_stock or rng.random() < 0.4:
+        return Quality(usual_seconds=usual, is_polled=is_stock)
+    return Quality(
+        loss=rng.choice([0.0, 0.05, 0.3]),
+        double=rng.choice([0.0, 0.2]),
+        late=rng.choice([0.0, 0.2]),
+        late_seconds=rng.choice([0.5, 5.0]),
+        usual_seconds=usual,
+    )
+
+
+def _lag(rng: random.Random) -> Lag:
+    if rng.random() < 0.5:
+        return Lag()
+    return Lag(0.02, rng.choice([0.5, 4.0, 15.0]))
+
+
+def _faults(rng: random.Random, heal_after: float, is_stock: bool) -> tuple[tuple[float, str], ...]:
+    if rng.random() < 0.2:
+        names, count = NOISE, rng.choice([1, 2, 4])
+    else:
+        names, count = {**NOISE, **FAULTS}, rng.choice([1, 1, 2, 2, 3, 4, 6])
+    chosen = rng.choices(list(names), list(names.values()), k=count)
+    # Faults come in clusters: most bugs need a second one while the first is being dealt with.
+    centre = rng.uniform(0.0, heal_after)
+    spread = rng.choice([1.0, 5.0, heal_after])
+    times = [min(max(0.0, centre + rng.uniform(-spread, spread)), heal_after) for _ in chosen]
+    return tuple(sorted(zip(times, chosen, strict=True)))

@@ -1,0 +1,170 @@
+"""What really runs: worker processes that train together, fail, end, and are killed.
+
+Processes of one attempt that got the same master meet in one store; once all have met they work
+until the job's work is done, and what they did is kept when one is lost (a checkpoint of every
+moment).  Peers of a lost process fail soon, or hang until their watchdog ends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from unbroken.core.events import PodUid
+from unbroken.core.faults import SIGKILL, WorkerEnd
+from unbroken.testing.schedule import Schedule
+
+SUCCESS = WorkerEnd(0)
+KILLED = WorkerEnd(None, SIGKILL)
+
+
+def raised(error: str) -> WorkerEnd:
+    """The end of a script by an exception."""
+    frame = '  File "train.py", line 7, in step'
+    return WorkerEnd(1, None, ("Traceback (most recent call last):", frame, error))
+
+
+PEER_LOST = raised("torch.distributed.DistBackendError: gloo: Connection closed by peer")
+PORT_TAKEN = raised("torch.distributed.DistNetworkError: EADDRINUSE, address already in use")
+CONFUSED = raised("RuntimeError: got nothing")
+"""What a peer may say that was left alone, where the library hides the reason."""
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """One worker process."""
+
+    pid: int
+    pod: PodUid
+    attempt: int
+    rank: int
+    node_rank: int
+    world_size: int
+    master: tuple[str, int]
+    started_at: float
+    on_exit: Callable[[Worker, WorkerEnd], None]
+    exit: WorkerEnd | None = None
+    """None: it lives."""
+    ended_at: float = 0.0
+
+
+class Watcher(Protocol):
+    """Who is told of the truth."""
+
+    def worker_started(self, worker: Worker) -> None:
+        """A process was born; it is already among the living."""
+
+    def worker_ended(self, worker: Worker) -> None:
+        """A process ended; it is no longer among the living."""
+
+
+@dataclass(eq=False, slots=True)
+class Gathering:
+    """Processes that meet at one master."""
+
+    members: dict[int, Worker] = field(default_factory=dict)
+    trains_since: float | None = None
+    is_broken: bool = False
+    is_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How the workers of a world behave."""
+
+    work_seconds: float = 30.0
+    peers_hang: bool = False
+    watchdog_seconds: float = 20.0
+
+
+class Training:
+    """All worker processes of the job; the only place where they are born and die."""
+
+    def __init__(self, schedule: Schedule, habits: Habits, watcher: Watcher) -> None:
+        self._schedule = schedule
+        self._habits = habits
+        self._watcher = watcher
+        self._work_left = habits.work_seconds
+        self._gatherings: dict[tuple[int, tuple[str, int]], Gathering] = {}
+        self._pids = 0
+        self.live: dict[int, Worker] = {}
+        self.ended: list[Worker] = []
+        self.is_work_done = False
+        self.is_port_taken = False
+        """The next process of rank 0 cannot open its store."""
+        self.noted: Callable[[str, Worker], None] = lambda kind, worker: None
+
+    def new_pid(self) -> int:
+        """A process id, used once in the life of a world."""
+        self._pids += 1
+        return self._pids
+
+    def start(self, worker: Worker) -> None:
+        """Let a process live, and train once all others are there."""
+        self.live[worker.pid] = worker
+        self._watcher.worker_started(worker)
+        place = self._gatherings.setdefault((worker.attempt, worker.master), Gathering())
+        place.members[worker.rank] = worker
+        if self.is_port_taken and worker.rank == 0:
+            self.is_port_taken = False
+            self.noted("port_taken", worker)
+            self._schedule.after(0.1, self.end, worker, PORT_TAKEN)
+        if place.is_broken:
+            self._lose(place, worker)
+        elif len(place.members) == worker.world_size:
+            place.trains_since = self._schedule.now
+            self._schedule.after(self._work_left, self._finish, place)
+
+    def end(self, worker: Worker, how: WorkerEnd) -> None:
+        """A process ends, whatever the reason; what was not its own doing its peers notice."""
+        if worker.exit is not None:
+            return
+        worker.exit = how
+        worker.ended_at = self._schedule.now
+        del self.live[worker.pid]
+        self.ended.append(worker)
+        self._watcher.worker_ended(worker)
+        self._break(self._gatherings[worker.attempt, worker.master])
+        worker.on_exit(worker, how)
+
+    def exit_early(self, worker: Worker) -> None:
+        """End with 0 before the work is done."""
+        self.end(worker, SUCCESS)
+
+    def hang(self, worker: Worker) -> bool:
+        """Make no more progress, which the watchdogs of its peers notice; False: none would."""
+        place = self._gatherings[worker.attempt, worker.master]
+        if place.trains_since is None or place.is_broken or place.is_done:
+            return False
+        if worker.world_size == 1:
+            return False
+        del place.members[worker.rank]
+        self._break(place)
+        return True
+
+    def _break(self, place: Gathering) -> None:
+        if place.is_broken or place.is_done:
+            return
+        place.is_broken = True
+        if place.trains_since is not None:
+            self._work_left = max(1.0, self._work_left + place.trains_since - self._schedule.now)
+        for peer in place.members.values():
+            if peer.exit is None:
+                self._lose(place, peer)
+
+    def _lose(self, place: Gathering, peer: Worker) -> None:
+        """A living process has lost a peer."""
+        habits, schedule = self._habits, self._schedule
+        if habits.peers_hang or place.trains_since is None:
+            seconds = habits.watchdog_seconds * schedule.between(0.9, 1.1)
+        else:
+            seconds = schedule.between(0.001, 2.0)
+        schedule.after(seconds, self.end, peer, PEER_LOST if schedule.chance(0.8) else CONFUSED)
+
+    def _finish(self, place: Gathering) -> None:
+        if place.is_broken:
+            return
+        self.is_work_done = place.is_done = True
+        for worker in place.members.values():
+            self._schedule.after(self._schedule.between(0.0, 0.5), self.end, worker, SUCCESS)

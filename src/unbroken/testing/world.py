@@ -1,0 +1,281 @@
+"""One simulated world: built from its scenario, harmed, healed, and judged at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from unbroken.core import events as core
+from unbroken.core.events import PodUid
+from unbroken.core.job import Job
+from unbroken.core.workers import Settings, Workers
+from unbroken.spec.job import CleanPodPolicy, JobSpec, JobStatus
+from unbroken.testing import faults, operators
+from unbroken.testing.agents import Agent, Surroundings
+from unbroken.testing.agents import Machine as AgentMachine
+from unbroken.testing.checkers import TERMINAL, Checkers, Violation, condition
+from unbroken.testing.cluster import Cluster, Local, Node
+from unbroken.testing.operators import Control, Operator
+from unbroken.testing.scenario import Scenario, draw
+from unbroken.testing.schedule import EPOCH, Schedule
+from unbroken.testing.stock import StockWorkers
+from unbroken.testing.training import Training, Worker
+from unbroken.testing.truth import Truth
+
+REST_SECONDS = 1500.0
+"""Of a healed world, until its job must have ended."""
+SETTLE_SECONDS = 60.0
+"""After the end, until everything must be in order."""
+
+
+def real_agent(settings: Settings) -> AgentMachine:
+    """The machine that our agent runs."""
+    return Workers(settings)
+
+
+def real_job(name: str, status: JobStatus) -> operators.Machine:
+    """The machine that our operator runs."""
+    return Job(name, status)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The machines under test; a test may plant a bug in one."""
+
+    agent: Callable[[Settings], AgentMachine] = real_agent
+    job: Callable[[str, JobStatus], operators.Machine] = real_job
+
+
+class World:
+    """Everything, and the seed that decides it."""
+
+    def __init__(
+        self,
+        seed: int,
+        parts: Parts = Parts(),
+        tell: Callable[[str], None] | None = None,
+        scenario: Scenario | None = None,
+    ) -> None:
+        self.scenario = scenario or draw(seed)
+        shape = self.scenario
+        self.schedule = Schedule(seed, tell)
+        quality = dataclasses.replace(shape.quality)
+        self.truth = Truth(is_clear=not (quality.loss or quality.late))
+        planned = sum(spec.replicas + spec.spares for spec in shape.spec.replica_specs)
+        self.cluster = Cluster(self.schedule, shape.manners, shape.nodes, self._launch)
+        live: dict[int, Worker] = {}
+        self.checkers = Checkers(
+            self.schedule, self.truth, self.cluster, live, shape.nproc, planned
+        )
+        self.training = Training(self.schedule, shape.habits, self.checkers)
+        self.training.live = live
+        self.training.noted = self._worker_noted
+        self.surroundings = Surroundings(
+            schedule=self.schedule,
+            training=self.training,
+            quality=quality,
+            nproc=shape.nproc,
+            make=lambda agent_id: self._agent_machine(parts, agent_id),
+            exited=self._exited,
+            noted=self._noted,
+            kill_seconds=shape.kill_seconds,
+            stubborn=shape.stubborn,
+        )
+        self.control = Control(
+            self.schedule,
+            self.cluster,
+            self.checkers,
+            lambda status: parts.job("job", status),
+            self.agent,
+            lambda: bool(live),
+            shape.lag,
+            ambiguous=shape.ambiguous,
+        )
+        self.is_healed = False
+        self._cuts: dict[PodUid, float] = {}
+        self.control.jobs.put("job", core.JobSeen(shape.spec))
+        self.operator = self._new_operator()
+
+    def run(self) -> None:
+        """Faults, then health, then the end of the job, and rest."""
+        self._open()
+        self.schedule.run(EPOCH + self.scenario.heal_after)
+        self.heal()
+        end = self.schedule.now + REST_SECONDS
+        while not self.is_over:
+            self._progresses(end)
+            self.schedule.run(self.schedule.now + 10.0)
+        self.schedule.run(self.schedule.now + SETTLE_SECONDS)
+        self._at_rest()
+
+    def _open(self) -> None:
+        self.operator.start()
+        for seconds, name in self.scenario.faults:
+            self.schedule.after(seconds, faults.happen, self, name)
+
+    @property
+    def is_over(self) -> bool:
+        """The API knows that the job has ended."""
+        status = self.control.statuses.objects.get("job", JobStatus())
+        return any(condition(status, kind) for kind in TERMINAL)
+
+    # What faults do.
+
+    def agent(self, uid: PodUid) -> Agent | None:
+        """The pod's agent, if an operator can reach it."""
+        local = self.cluster.local(uid)
+        if local is None or not local.node.is_up or self._cuts.get(uid, 0.0) > self.schedule.now:
+            return None
+        return local.process if isinstance(local.process, Agent) else None
+
+    def cut_link(self, uid: PodUid, seconds: float) -> None:
+        """Between operators and one agent."""
+        self._cuts[uid] = max(self._cuts.get(uid, 0.0), self.schedule.now + seconds)
+        self.operator.look(uid)
+        self.schedule.after(seconds + 1e-6, lambda: self.operator.look(uid))
+
+    @property
+    def has_cuts(self) -> bool:
+        """Something cannot be reached, or could not a moment ago."""
+        now, machines = self.schedule.now, self.cluster.machines.values()
+        return (
+            any(until > now - 5.0 for until in self._cuts.values())
+            or not all(node.is_up for node in machines)
+            or any(node.is_repaired_at and node.is_repaired_at > now - 5.0 for node in machines)
+        )
+
+    def look_at(self, node: Node) -> None:
+        """Its pods have come into, or gone out of, reach."""
+        for uid in list(node.locals):
+            self.operator.look(uid)
+
+    def repair(self, node: Node) -> None:
+        """Let a node be as before."""
+        if not node.is_up:
+            self.cluster.repair(node)
+            self.look_at(node)
+
+    def set_suspended(self, *, is_suspended: bool) -> None:
+        """As a user does."""
+        job = self.control.jobs.objects.get("job")
+        if job is None or job.spec.run_policy.suspend == is_suspended or self.is_over:
+            return
+        spec = job.spec
+        policy = replace(spec.run_policy, suspend=is_suspended)
+        self.control.jobs.put("job", replace(job, spec=replace(spec, run_policy=policy)))
+        if is_suspended:
+            self.truth.is_suspended, self.truth.is_undisturbed = True, False
+
+    def resume(self) -> None:
+        """The user wants the job to run again."""
+        if self.cluster.is_away:
+            self.schedule.after(1.0, self.resume)
+        else:
+            self.set_suspended(is_suspended=False)
+
+    def heal(self) -> None:
+        """No more faults; what is broken is repaired."""
+        self.schedule.trace("WORLD", "is healed")
+        self.is_healed = True
+        self.surroundings.quality.heal()
+        self.surroundings.ill = self.surroundings.stubborn = 0.0
+        self.training.is_port_taken = False
+        self.control.ambiguous = 0.0
+        self.operator.crash_in = None
+        self.cluster.come_back()
+        self.resume()
+        self._cuts.clear()
+        manners = self.cluster.manners
+        self.cluster.manners = replace(manners, fence_after=manners.fence_after or 2.0)
+        for node in self.cluster.machines.values():
+            view = self.cluster.nodes.objects.get(node.name)
+            if view is not None and not view.is_healthy:
+                self.cluster.nodes.put(node.name, replace(view, is_healthy=True))
+            if node.is_fence_asked:
+                self.cluster.fence(node.name)
+            if not node.is_up:
+                self.schedule.after(self.schedule.between(5.0, 30.0), self.repair, node)
+            for local in node.locals.values():
+                if isinstance(local.process, Agent):
+                    local.process.crash_in = None
+            self.look_at(node)
+
+    # How the parts meet.
+
+    def _agent_machine(self, parts: Parts, agent_id: str) -> AgentMachine:
+        settings = Settings(agent_id, self.scenario.nproc)
+        return StockWorkers(settings) if self.scenario.is_stock else parts.agent(settings)
+
+    def _launch(self, local: Local) -> Agent:
+        agent = Agent(self.surroundings, local)
+        self.schedule.after(0.0, self._booted, agent)
+        return agent
+
+    def _booted(self, agent: Agent) -> None:
+        agent.boot()
+        self.operator.look(agent.local.uid)
+
+    def _exited(self, local: Local, is_success: bool) -> None:
+        self.cluster.exited(local, is_success=is_success)
+        self.operator.look(local.uid)
+
+    def _noted(self, kind: str, local: Local) -> None:
+        faults.note(self, kind, [local], is_prompt=True)
+
+    def _worker_noted(self, kind: str, worker: Worker) -> None:
+        local = self.cluster.local(worker.pod)
+        faults.note(self, kind, [local] if local else [], is_prompt=True)
+
+    def _new_operator(self) -> Operator:
+        operator = Operator(self.control)
+        operator.on_crash = self._operator_crashed
+        return operator
+
+    def _operator_crashed(self) -> None:
+        self.truth.is_undisturbed = self.truth.is_clear = False
+        if not self.operator.is_idle:
+            self.schedule.probes["lost_write"] += 1
+        self.operator = self._new_operator()
+        longest = 2.0 if self.is_healed else self.schedule.random.choice([0.5, 3.0, 30.0])
+        self.schedule.after(self.schedule.between(0.1, longest), self.operator.start)
+
+    # The end.
+
+    def _progresses(self, end: float) -> None:
+        if self.schedule.now > end:
+            status = self.control.statuses.objects.get("job")
+            pods = "\n    ".join(map(str, self.cluster.pods.objects.values()))
+            raise Violation(f"a healed world does not come to its end\n    {status}\n    {pods}")
+
+    def _at_rest(self) -> None:
+        status = self.control.statuses.objects["job"]
+        require = self.checkers.require
+        require(not self.training.live, "workers outlive their job", *self.training.live.values())
+        require(self.operator.is_idle, "something is left unwritten")
+        require(status == self.checkers.ordered_status, "the status is not what was decided")
+        ends = [kind for kind in TERMINAL if condition(status, kind)]
+        require(len(ends) == 1, "a job ends in one way", status)
+        require(not condition(status, "Running"), "an ended job runs", status)
+        require(status.completion_time is not None, "an ended job has a time of its end", status)
+        self.checkers.ended(status, self.scenario.spec, self.control.incidents.objects.values())
+        self._pods_are_cleaned(self.scenario.spec)
+        self.schedule.probes[ends[0]] += 1
+        if self.scenario.is_stock and status.restart_count:
+            self.schedule.probes["stock_restart"] += 1
+
+    def _pods_are_cleaned(self, spec: JobSpec) -> None:
+        pods = self.cluster.pods.objects.values()
+        if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
+            self.checkers.require(not pods, "pods outlive their job", *pods)
+
+
+def run(seed: int, parts: Parts = Parts()) -> World:
+    """Run the world of a seed to its end; raises `Violation` with the way to repeat it."""
+    world = World(seed, parts)
+    try:
+        world.run()
+    except AssertionError as error:
+        error.add_note(f"python -m unbroken.testing --seed {seed} --trace")
+        raise
+    return world
