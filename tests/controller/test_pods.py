@@ -152,6 +152,15 @@ def test_avoided_nodes_are_ruled_out_in_every_alternative() -> None:
     assert terms == [{"matchFields": rules[:1]}]
 
 
+def test_a_node_that_may_recover_is_only_shunned() -> None:
+    pod = build_pod(JOB, spec(template()), order(0, "a", "b"), {NodeName("b"), NodeName("c")})
+    found = pod["spec"]["affinity"]["nodeAffinity"]
+    terms = found["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert [rule["values"] for rule in terms[0]["matchFields"]] == [["a"]]
+    wishes = found["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [rule["values"] for rule in wishes[0]["preference"]["matchFields"]] == [["b"]]
+
+
 def test_both_servers_take_the_pod_and_its_secret(cluster: Cluster) -> None:
     with closing(Api(cluster, "default")) as api:
         take_pod(api, f"lm-{cluster.name}")
@@ -164,6 +173,8 @@ def take_pod(api: Api, name: str) -> None:
     job = job_identity({"metadata": {"namespace": "default", "name": name, "uid": uid}})
     secret = api.post("secrets", token_secret(job, "s3cret")).made
     assert secret["data"]["token"] == "czNjcmV0"
-    made = api.post("pods", build_pod(job, spec(template()), order(0, "node-7"))).made
+    made = api.post(
+        "pods", build_pod(job, spec(template()), order(0, "a", "b"), {NodeName("b")})
+    ).made
     assert made["spec"]["containers"][0]["ports"][0]["containerPort"] == 8080
     assert made["metadata"]["ownerReferences"][0]["uid"] == uid

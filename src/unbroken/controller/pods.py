@@ -6,7 +6,7 @@ What the user's template says stands; what is added is named in docs/design/trai
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,9 @@ NAME_LABEL = "job-name"
 REPLICA_LABEL, INDEX_LABEL = "unbroken.dev/replica-spec", "unbroken.dev/index"
 AUTH_ANNOTATION = "unbroken.dev/agent-auth"
 """`none` on a job: its agents take commands without a token."""
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 TOKEN_VOLUME = "unbroken-agent-token"
 TOKEN_DIRECTORY, TOKEN_KEY = "/var/run/unbroken", "token"
@@ -84,8 +87,14 @@ def token_secret(job: JobIdentity, token: str) -> Object:
     }
 
 
-def build_pod(job: JobIdentity, spec: JobSpec, order: CreatePod) -> Object:
-    """The pod that is ordered, to be created in the job's namespace."""
+def build_pod(
+    job: JobIdentity, spec: JobSpec, order: CreatePod, unusable: Collection[NodeName] = ()
+) -> Object:
+    """The pod that is ordered, to be created in the job's namespace.
+
+    Of the nodes to be avoided it may go to an `unusable` one should there be no other: by the time
+    that the scheduler lets it, the node has become well.
+    """
     replica = next(one for one in spec.replica_specs if one.name == order.replica_spec)
     template = copy.deepcopy(dict(replica.template))
     given = template.get("metadata") or {}
@@ -100,7 +109,8 @@ def build_pod(job: JobIdentity, spec: JobSpec, order: CreatePod) -> Object:
     for container in pod.get("containers") or ():
         _equip(container, added, job)
     _open_port(pod)
-    _avoid(pod, order.avoid)
+    _avoid(pod, order.avoid.difference(unusable))
+    _shun(pod, order.avoid.intersection(unusable))
     metadata: Object = {
         "name": order.name,
         "namespace": job.namespace,
@@ -172,21 +182,35 @@ def _open_port(pod: Object) -> None:
             container["ports"] = [*(container.get("ports") or ()), port]
 
 
-def _avoid(pod: Object, nodes: Iterable[NodeName]) -> None:
+def _avoid(pod: Object, nodes: Collection[NodeName]) -> None:
     """Keep the pod off these nodes, whatever else its node affinity asks for."""
-    # One rule for each node: the API takes one value in a rule about metadata.name.
-    rules = [
-        {"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(nodes)
-    ]
-    if not rules:
+    if not nodes:
         return
-    affinity = pod["affinity"] = pod.get("affinity") or {}
-    by_node = affinity["nodeAffinity"] = affinity.get("nodeAffinity") or {}
-    required = by_node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    by_node = _node_affinity(pod)
+    required = by_node.get(REQUIRED) or {}
     terms = required.get("nodeSelectorTerms") or [None]
-    by_node["requiredDuringSchedulingIgnoredDuringExecution"] = {
-        "nodeSelectorTerms": [_with_rules(term, rules) for term in terms]
-    }
+    rules = _not_in(nodes)
+    by_node[REQUIRED] = {"nodeSelectorTerms": [_with_rules(term, rules) for term in terms]}
+
+
+def _shun(pod: Object, nodes: Collection[NodeName]) -> None:
+    """Let the pod go to these nodes only if it fits nowhere else."""
+    if nodes:
+        by_node = _node_affinity(pod)
+        wish = {"weight": 100, "preference": {"matchFields": _not_in(nodes)}}
+        by_node[PREFERRED] = [*(by_node.get(PREFERRED) or ()), wish]
+
+
+def _node_affinity(pod: Object) -> Object:
+    affinity = pod["affinity"] = pod.get("affinity") or {}
+    found: Object = affinity.get("nodeAffinity") or {}
+    affinity["nodeAffinity"] = found
+    return found
+
+
+def _not_in(nodes: Collection[NodeName]) -> list[Object]:
+    # One rule for each node: the API takes one value in a rule about metadata.name.
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [n]} for n in sorted(nodes)]
 
 
 def _with_rules(term: Object | None, rules: Iterable[Object]) -> Object:

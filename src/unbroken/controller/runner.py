@@ -23,6 +23,10 @@ from unbroken.core.events import (
     Event,
     FenceNode,
     JobSeen,
+    NodeGone,
+    NodeName,
+    NodeSeen,
+    NodeView,
     PodGone,
     PodName,
     PodRefused,
@@ -93,6 +97,7 @@ class JobRunner:
         self._under_way: set[Hashable] = set()
         self._ports: dict[PodUid, int] = {}
         self._gone: set[PodUid] = set()
+        self._unusable: set[NodeName] = set()
         self._seen: JobSeen | None = None
         self._conditions: tuple[Condition, ...] = ()
 
@@ -163,10 +168,20 @@ class JobRunner:
                 links.follow(view, self._ports[view.uid])
             case PodGone(_, uid):
                 links.drop(uid)
+            case NodeSeen(node):
+                self._judge(node)
+            case NodeGone(name):
+                self._unusable.discard(name)
             case _:
                 pass
         for effect in self._machine.step(event, self._around.clock()):
             self._carry_out(effect, links)
+
+    def _judge(self, node: NodeView) -> None:
+        if node.is_ready and node.is_healthy and not node.is_fenced:
+            self._unusable.discard(node.name)
+        else:
+            self._unusable.add(node.name)
 
     # --- effects
 
@@ -179,7 +194,7 @@ class JobRunner:
                 self._log_status(status)
                 self._writer.status(status)
             case RecordEvent(reason, message):
-                log.info('job=%s event=%s message="%s"', self.title, reason, message)
+                log.info('job=%s event=%s message="%s"', self.title, reason, _line(message))
                 self._writer.event(effect)
             case WriteIncident(incident):
                 self._writer.incident(incident)
@@ -228,7 +243,7 @@ class JobRunner:
 
     async def _create(self, order: CreatePod) -> None:
         try:
-            body = build_pod(self.job, self._spec(), order)
+            body = build_pod(self.job, self._spec(), order, self._unusable)
             made = await self._requests.create_pod(body)
         except ApiRefusal as error:
             if error.code == CONFLICT and await self._is_there(order):
@@ -266,5 +281,10 @@ class JobRunner:
                 log.info(
                     'job=%s attempt=%d condition=%s status=%s reason=%s message="%s"',
                     self.title, status.restart_count,
-                    *(one.type, one.status, one.reason, one.message[:500]),
+                    *(one.type, one.status, one.reason, _line(one.message)),
                 )  # fmt: skip
+
+
+def _line(text: str) -> str:
+    """Text of users and of others as part of one line."""
+    return " ".join(text.split())[:500]

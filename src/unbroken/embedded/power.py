@@ -129,8 +129,8 @@ class NodePower:
     async def _prove(self, node: Node, *, comes_back: bool) -> None:
         name = key_of(node).name
         if not _has_taint(node):
-            log.info("node=%s fenced=yes reason=%s", name, _annotations(node).get(FENCE))
             await self._write(node, taint=True)
+            log.info('node=%s fenced=yes reason="%s"', name, _annotations(node).get(FENCE))
             return
         pods = list(self._unfinished(name))
         for pod in pods:
@@ -209,7 +209,7 @@ def kill_pods(directory: Path) -> None:
         for run in runs:
             _kill_run(run)
         for run in runs:
-            # What had left its family, or was born meanwhile.
+            # What had left its family.
             kill_marked(run.details[MARKER])
     finally:
         for run in runs:
@@ -217,18 +217,30 @@ def kill_pods(directory: Path) -> None:
 
 
 def _kill_run(run: Run) -> None:
-    below = {pid: start_ticks(pid) for pid in descendants(run.supervisor)}
+    # All stand still first: who sees another die would act on it, and the dead do not.
+    run.signal(signal.SIGSTOP)
+    stopped: dict[int, int] = {}
+    while born := {pid for pid in descendants(run.supervisor) if pid not in stopped}:
+        for pid in born:
+            stopped[pid] = _signal(pid, start_ticks(pid), signal.SIGSTOP)
+    for pid, ticks in stopped.items():
+        _signal(pid, ticks, signal.SIGKILL)
     run.signal(signal.SIGKILL)
-    for pid, ticks in below.items():
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            # The number was checked after the descriptor was had: it cannot change hands.
-            if ticks is not None and start_ticks(pid) == ticks:
-                signal.pidfd_send_signal(handle, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        finally:
-            os.close(handle)
+
+
+def _signal(pid: int, ticks: int | None, number: int) -> int:
+    """Signal the process that started at `ticks`, if it lives; gives `ticks` back, or 0."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return 0
+    try:
+        # The number was checked after the descriptor was had: it cannot change hands.
+        if ticks is None or start_ticks(pid) != ticks:
+            return 0
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return 0
+    finally:
+        os.close(handle)
+    return ticks

@@ -1,0 +1,174 @@
+"""Jobs of real processes in an embedded cluster, and what their workers wrote down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from e2e.clusters import UNBROKEN, Cluster
+from watching import PATIENCE_SECONDS
+
+Object = dict[str, Any]
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+diary, finish = Path(sys.argv[1]), Path(sys.argv[2])
+names = ("JOB_RESTART_COUNT", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "UNBROKEN_POD")
+line = " ".join(os.environ[name] for name in names)
+with diary.open("a") as file:
+    file.write(f"{line} {os.getpid()}\\n")
+print("started", line, flush=True)
+while not finish.exists():
+    time.sleep(0.02)
+print("done", flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One start of a worker, as it wrote it down itself."""
+
+    attempt: int
+    rank: int
+    world_size: int
+    store: tuple[str, str]
+    pod: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job whose workers run until `finish`."""
+
+    cluster: Cluster
+    name: str
+    folder: Path
+
+    def apply(self, replicas: int = 2, spares: int = 0, nproc: int = 2) -> None:
+        """Create the job, one pod a node."""
+        (self.folder / "train.py").write_text(SCRIPT)
+        rules = {
+            "labelSelector": {"matchLabels": {"HPJob": self.name}},
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        files = (str(self.folder / name) for name in ("train.py", "diary", "finish"))
+        command = ["hyperpodrun", f"--nproc-per-node={nproc}", "--nnodes=$(NNODES)", *files]
+        pod = {
+            "terminationGracePeriodSeconds": 2,
+            "affinity": {
+                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rules]}
+            },
+            "containers": [{"name": "main", "image": "any", "command": command}],
+        }
+        replica = {"name": "pods", "replicas": replicas, "spares": spares}
+        policy = {"cleanPodPolicy": "None", "jobMaxRetryCount": 10}
+        self.cluster.apply(
+            {
+                "apiVersion": "sagemaker.amazonaws.com/v1",
+                "kind": "HyperPodPyTorchJob",
+                "metadata": {"name": self.name},
+                "spec": {
+                    "nprocPerNode": str(nproc),
+                    "runPolicy": policy,
+                    "replicaSpecs": [{**replica, "template": {"spec": pod}}],
+                },
+            }
+        )
+
+    def workers(self, attempt: int) -> dict[int, Worker]:
+        """Workers of an attempt that have started so far, by rank; no rank twice."""
+        found: dict[int, Worker] = {}
+        diary = self.folder / "diary"
+        for line in diary.read_text().splitlines() if diary.exists() else ():
+            one, rank, size, address, port, pod, pid = line.split()
+            worker = Worker(int(one), int(rank), int(size), (address, port), pod, int(pid))
+            if worker.attempt == attempt:
+                assert worker.rank not in found, f"rank {rank} started twice in attempt {attempt}"
+                found[worker.rank] = worker
+        return found
+
+    def started(self, attempt: int, size: int = 4) -> dict[int, Worker]:
+        """All workers of an attempt, once they have started."""
+        until(lambda: len(self.workers(attempt)) == size, f"attempt {attempt}: {size} workers")
+        found = self.workers(attempt)
+        assert sorted(found) == list(range(size))
+        assert {worker.world_size for worker in found.values()} == {size}
+        assert len({worker.store for worker in found.values()}) == 1
+        return found
+
+    def object(self) -> Object:
+        """The job as the API has it."""
+        return self.cluster.get("hyperpodpytorchjobs", self.name)
+
+    def wait(self, condition: str, seconds: int = 30) -> None:
+        """Until a condition is true."""
+        self.cluster.wait(
+            f"hyperpodpytorchjobs/{self.name}", f"condition={condition}", seconds=seconds
+        )
+
+    def incident(self, number: int) -> Object:
+        """An incident, once it has ended."""
+        what = f"incidents/{self.name}-{number}"
+        self.cluster.wait(what, "jsonpath={.spec.outcome}=recovered")
+        spec: Object = self.cluster.get("incidents", f"{self.name}-{number}")["spec"]
+        return spec
+
+    def finish(self) -> None:
+        """Let the workers end well."""
+        (self.folder / "finish").touch()
+
+
+class Operator:
+    """`unbroken operator` as a process of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._log = (cluster.directory.parent / "operator.log").open("ab")
+        self._start()
+
+    def _start(self) -> None:
+        command = [*UNBROKEN, "operator", "--dir", str(self._cluster.directory)]
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        """Start another one after `kill`."""
+        self._start()
+
+    def close(self) -> None:
+        """End it."""
+        self.process.terminate()
+        self.process.wait(timeout=20)
+        self._log.close()
+
+
+def until(holds: Callable[[], object], what: str) -> None:
+    """Return once something holds that no event tells of."""
+    end = monotonic() + PATIENCE_SECONDS
+    while not holds():
+        assert monotonic() < end, f"not in time: {what}"
+        sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def kill(pid: int) -> None:
+    """SIGKILL."""
+    os.kill(pid, 9)
