@@ -323,3 +323,16 @@ def test_spare_that_is_lost_is_replaced_without_a_fault() -> None:
         13 failed w-1 0 -> stop w-0 0, stop w-1 0
     """)
     assert len(script.incidents) == 1
+
+
+def test_pod_that_avoids_a_node_that_is_well_again_is_made_anew() -> None:
+    running().run("""
+        10 lost w-1            -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0       ->
+        10.2 node n1 fenced    -> delete w-1 force
+        10.3 gone w-1          -> create w-1 avoid=n1
+        10.4 pod w-1 uid=w-1.1 ->
+        20 node n1 ready       ->
+        40.3 tick              -> delete w-1.1
+        41 gone w-1            -> create w-1
+    """)

@@ -9,6 +9,8 @@ Here events become facts and signs; what is done about them is decided in `life`
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from unbroken.spec.incident import Signal
 from unbroken.spec.job import JobSpec, JobStatus
 from unbroken.wire.agent import AgentReport, AgentState
@@ -294,7 +296,7 @@ class Job:
             return
         if older is not None and older.uid != view.uid:
             self._pod_gone(older.uid, now)  # a name has one pod at a time
-        state.plan.occupied(view.name)
+        state.plan.occupied(member)
         state.has_changed = True
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
@@ -362,13 +364,13 @@ class Job:
     def _pass_time(self, now: float) -> None:
         state = self.state
         state.commands += state.gang.tick(now)
-        state.objects += state.plan.tick(now)
+        state.objects += state.plan.tick(now) + state.plan.free(now)
         if state.phase in (*_LIVE, Phase.ENDED):
             self._life.overdue(now)
         if state.phase not in _LIVE:
             return
-        away = [uid for uid, at in _first_while(state.lost, now - AGENT_BACK_SECONDS)]
-        for uid in away:
+        away = takewhile(lambda uid: now >= state.lost[uid] + AGENT_BACK_SECONDS, state.lost)
+        for uid in list(away):
             del state.lost[uid]
             if uid not in state.gang.completed:
                 why = f"the agent stays away: {state.roster.members[uid].lost_why}"
@@ -386,13 +388,3 @@ class Job:
 
 def _shape(spec: JobSpec) -> tuple[object, ...]:
     return (spec.replica_specs, spec.nproc_per_node)
-
-
-def _first_while(since: dict[PodUid, float], until: float) -> list[tuple[PodUid, float]]:
-    """Entries not later than `until`; the oldest come first."""
-    found = []
-    for uid, at in since.items():
-        if at > until:
-            break
-        found.append((uid, at))
-    return found

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 from unbroken.spec.job import ReplicaSpec
 
+from .deadlines import earliest
 from .events import CreatePod, DeletePod, Effect, FenceNode, NodeName, PodName, PodUid
 from .roster import Member, Roster
 
+AVOID_SECONDS = 30.0
+"""How long a pod may look for a place away from the nodes that it is to avoid."""
 RETRY_SECONDS = 5.0
 """From an order to the API server that has shown no effect to its repetition."""
 
@@ -48,20 +51,25 @@ class PodPlan:
         self.condemned: dict[PodUid, Member] = {}
         self._empty: dict[PodName, None] = {}
         self._retry_at: float | None = None
+        self._kept_off: dict[PodName, tuple[float, frozenset[NodeName]]] = {}
+        """Pods not on a node yet: when they were made, and away from which nodes."""
         self.avoid: frozenset[NodeName] = frozenset()
         """Nodes to be avoided beside those that are unusable now."""
 
     def deadline(self) -> float | None:
-        return self._retry_at
+        first = next(iter(self._kept_off.values()), None)
+        return earliest(self._retry_at, None if first is None else first[0] + AVOID_SECONDS)
 
     def reshape(self, shape: Sequence[ReplicaSpec]) -> None:
         """These pods are wanted from now on; none: an empty shape."""
         self.slots = slots(self._job, shape)
         self._empty = dict.fromkeys(n for n in self.slots if self._roster.named(n) is None)
 
-    def occupied(self, name: PodName) -> None:
+    def occupied(self, member: Member) -> None:
         """A pod has the name."""
-        self._empty.pop(name, None)
+        self._empty.pop(member.view.name, None)
+        if member.view.node is not None:
+            self._kept_off.pop(member.view.name, None)
         self._settle()
 
     def vacated(self, member: Member) -> None:
@@ -79,6 +87,9 @@ class PodPlan:
             return []
         avoid = self.avoid | frozenset(self._roster.unusable_nodes())
         self._retry_later(now)
+        for name in chosen if avoid else ():
+            self._kept_off.pop(name, None)
+            self._kept_off[name] = (now, avoid)
         orders = (self.slots[name] for name in chosen)
         return [CreatePod(slot.name, slot.replica_spec, slot.index, avoid) for slot in orders]
 
@@ -105,6 +116,25 @@ class PodPlan:
             return []
         self._retry_at = None
         return self.press(list(self.condemned.values()), now) + self.create(now)
+
+    def free(self, now: float) -> list[Effect]:
+        """Make anew the pods that found no place while they avoid nodes that could be used: those
+        that are well again, and repeat offenders, which are better than nothing."""
+        effects: list[Effect] = []
+        while self._kept_off:
+            name, (since, avoided) = next(iter(self._kept_off.items()))
+            if now < since + AVOID_SECONDS:
+                break
+            del self._kept_off[name]
+            member = self._roster.named(name)
+            if name not in self.slots or member is None or member.view.node is not None:
+                continue
+            if avoided <= frozenset(self._roster.unusable_nodes()):
+                self._kept_off[name] = (now, avoided)
+                continue
+            self.avoid = frozenset()
+            effects += self.condemn(member, "it found no place away from nodes to avoid", now)
+        return effects
 
     def _end(self, member: Member, now: float, fenced: set[NodeName] | None = None) -> list[Effect]:
         self._retry_later(now)

@@ -131,7 +131,8 @@ class Roster:
             self._names[view.name] = view.uid
         else:
             old = member.view
-            is_back = (old.is_deleting and not view.is_deleting) or (old.node and not view.node)
+            is_back = old.is_deleting and not view.is_deleting
+            is_back |= old.node is not None and old.node != view.node
             if is_back or _PHASE_ORDER[view.phase] < _PHASE_ORDER[old.phase]:
                 return None
             member.view = view
