@@ -336,3 +336,15 @@ def test_pod_that_avoids_a_node_that_is_well_again_is_made_anew() -> None:
         40.3 tick              -> delete w-1.1
         41 gone w-1            -> create w-1
     """)
+
+
+def test_node_that_is_found_dead_after_its_peers_complained_is_the_culprit() -> None:
+    script = running(2, 1)
+    script.run("""
+        10 failed w-0 0 kind=PeerLost -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0              ->
+        10.5 lost w-1                 -> status Faulted 1, incident 1 open
+        10.6 node n1 fenced           -> start w-0 1 rank=0, start w-2 1 rank=1, delete w-1 force
+    """)
+    assert script.incidents[1].culprit.pod == "j-w-1"
+    assert script.incidents[1].remedy is Remedy.POD

@@ -55,6 +55,7 @@ class Gang:
         self.awaited: set[PodUid] = set()
         self.completed: set[PodUid] = set()
         self.ranks: dict[PodUid, int] = {}
+        """Node ranks in the attempt that runs, or ran last."""
         self.order: Order | None = None
         self._is_graceful = False
         self._resend_at: float | None = None
@@ -67,7 +68,7 @@ class Gang:
         self.stage, self.fence, self._is_graceful = Stage.HALTED, through, is_graceful
         self.awaited.clear()
         self.completed.clear()
-        self.ranks, self._resend_at = {}, None
+        self._resend_at = None
         members = self._roster.members
         self.unclear = {uid for uid, m in members.items() if not self._roster.is_clear(m, through)}
         self.ready = {uid for uid, member in members.items() if self._is_ready(member)}

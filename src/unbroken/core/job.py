@@ -284,9 +284,9 @@ class Job:
         state.commands += state.gang.observe(member, now)
         if state.roster.is_cut_off(member):
             self._recovery.lose_all([member], signals.NODE_LOST, why, now)
-        elif state.gang.is_training(uid):
-            sign = signals.of_pod(signals.AGENT_LOST, member.lost_why, member, now)
-            self._recovery.fault([sign], now)
+        else:
+            why = member.lost_why
+            self._recovery.fault(self._recovery.signs(member, signals.AGENT_LOST, why, now), now)
 
     def _pod_seen(self, view: PodView, now: float) -> None:
         state = self.state
@@ -315,9 +315,12 @@ class Job:
 
     def _pod_gone(self, uid: PodUid, now: float) -> None:
         state = self.state
-        known = state.roster.members.get(uid)
-        was_training = known is not None and state.gang.is_training(uid)
-        member = state.roster.remove_pod(uid)
+        member = state.roster.members.get(uid)
+        found = []
+        if member is not None:
+            text = "the pod is gone"
+            found = self._recovery.signs(member, signals.POD_DELETED, text, now)
+        state.roster.remove_pod(uid)
         self._adoption.heard(uid)
         state.lost.pop(uid, None)
         if member is None:
@@ -327,9 +330,7 @@ class Job:
         state.ranks.release(uid)
         state.gang.forget(uid)
         state.plan.vacated(member)
-        if was_training:
-            sign = signals.of_pod(signals.POD_DELETED, "the pod is gone", member, now)
-            self._recovery.fault([sign], now)
+        self._recovery.fault(found, now)
         if state.phase in _LIVE:
             state.objects += state.plan.create(now, [member.view.name])
 

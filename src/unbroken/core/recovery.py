@@ -67,14 +67,21 @@ class Recovery:
         text = f"attempt {broken}: {signals.describe(signal)}; {remedy.value}: {reason}"
         state.tell(word, text, is_warning=True)
 
+    def signs(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
+        """The sign, if there is one, that the loss of a pod or of its agent is."""
+        state = self._state
+        was_training = state.gang.stage is Stage.HALTED and member.uid in state.gang.ranks
+        is_part = was_training and state.incidents.open is not None and not member.condemned
+        if is_part or state.gang.is_training(member.uid):
+            return [signals.of_pod(fault, text, member, now)]
+        return []
+
     def lose(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
         """Let a pod go; the sign of a fault if its workers should live."""
         state, uid = self._state, member.uid
         if member.condemned:
             return []
-        found = []
-        if state.gang.is_training(uid):
-            found = [signals.of_pod(fault, text, member, now)]
+        found = self.signs(member, fault, text, now)
         state.objects += state.plan.condemn(member, text, now)
         state.ranks.release(uid)
         state.gang.forget(uid)
