@@ -26,9 +26,9 @@ TOKEN = "a-token-for-tests"
 
 
 class Drain:
-    """Reads a pipe to its end, so that its writer never waits for us."""
+    """Reads a pipe to its end, so that its writer never waits for us; None: there is nothing."""
 
-    def __init__(self, pipe: IO[bytes]) -> None:
+    def __init__(self, pipe: IO[bytes] | None) -> None:
         self._pipe = pipe
         self._seen = bytearray()
         self._news = threading.Condition()
@@ -37,8 +37,8 @@ class Drain:
         self._thread.start()
 
     def _run(self) -> None:
-        with self._pipe:
-            while chunk := os.read(self._pipe.fileno(), 1 << 20):
+        with self._pipe or open(os.devnull, "rb") as pipe:
+            while chunk := os.read(pipe.fileno(), 1 << 20):
                 with self._news:
                     self._seen += chunk
                     self._news.notify_all()
@@ -130,7 +130,12 @@ def marked(mark: str) -> list[int]:
 
 @contextlib.contextmanager
 def running(
-    directory: Path, *arguments: str, nproc: int = 2, link: bool = True, **environ: str
+    directory: Path,
+    *arguments: str,
+    nproc: int = 2,
+    link: bool = True,
+    stdout: int = subprocess.PIPE,
+    **environ: str,
 ) -> Iterator[Running]:
     """Start an agent; at the end nothing of it may live."""
     mark = uuid.uuid4().hex
@@ -146,7 +151,7 @@ def running(
             *("--nproc-per-node", str(nproc), "--log_dir", str(logs)),
             *arguments,
         ],
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=subprocess.PIPE,
         cwd=directory,
         env=base
@@ -159,12 +164,11 @@ def running(
         | auth
         | environ,
     )
-    assert process.stdout is not None
     assert process.stderr is not None
-    stdout, stderr = Drain(process.stdout), Drain(process.stderr)
+    console, stderr = Drain(process.stdout), Drain(process.stderr)
     try:
         port = int(stderr.wait_for(r"waits for an operator at http://\S+:(\d+) ")[1])
-        yield Running(process, stdout, stderr, port, mark, logs, None if not auth else TOKEN)
+        yield Running(process, console, stderr, port, mark, logs, None if not auth else TOKEN)
     finally:
         process.terminate()
         process.wait()

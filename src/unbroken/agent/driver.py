@@ -149,8 +149,7 @@ class Driver:
         logger.debug("state=%s attempt=%s", report.state.value, report.attempt)
         self._server.publish(report)
         if report.state is AgentState.SHUTDOWN:
-            # After the answer to whoever asked for it.
-            self._loop.call_soon(self._server.stop_listening)
+            self._server.stop_listening()
 
     def _offer_port(self) -> None:
         try:
