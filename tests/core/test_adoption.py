@@ -173,3 +173,20 @@ def test_pod_that_ran_before_and_cannot_be_asked_counts_as_alive() -> None:
         110 tick    ->
         111 ready w-1 -> start w-0 0 rank=0, start w-1 0 rank=1
     """)
+
+
+def test_request_to_restart_is_not_followed_again_by_the_next_operator() -> None:
+    old = Script()
+    old.up()
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run("10 job restart=9\n10.1 ready w-0 0\n10.1 ready w-1 0\n11 runs w-0 1\n11 runs w-1 1")
+    new = old.successor(100)
+    new.run("""
+        100 job restart=9 ->
+        100 synced ->
+        100 runs w-0 1 rank=0 ->
+        100 runs w-1 1 rank=1 ->
+        101 job restart=9 ->
+        102 job restart=99 -> stop w-0 1, stop w-1 1
+    """)

@@ -348,3 +348,12 @@ def test_node_that_is_found_dead_after_its_peers_complained_is_the_culprit() -> 
     """)
     assert script.incidents[1].culprit.pod == "j-w-1"
     assert script.incidents[1].remedy is Remedy.POD
+
+
+def test_pod_that_fails_while_its_attempt_is_stopped_belongs_to_the_same_incident() -> None:
+    script = running()
+    script.run("""
+        10 failed w-1 0         -> stop w-0 0, stop w-1 0
+        10.1 pod w-0 phase=Failed -> delete w-0
+    """)
+    assert script.job.attempt == 1

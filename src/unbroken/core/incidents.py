@@ -44,9 +44,9 @@ class Incidents:
         self.offences: Counter[NodeName] = Counter()
         """How often a node held the culprit."""
         self.uncharged = 0
-        self.last_request: float | None = None
+        self.last_request = 0.0
         """Time of the newest restart request that led to an incident."""
-        self._numbers: dict[int, Incident | None] = {}
+        self._numbers = set[int]()
         self._seen: set[tuple[str, int | None, str]] = set()
         self._is_dirty = False
 
@@ -56,7 +56,8 @@ class Incidents:
             return
         if not incident.outcome and (self.open is None or incident.number > self.open.number):
             self.open = incident
-        self._numbers[incident.number] = None
+        self._numbers.add(incident.number)
+        self._note_requests(incident.signals)
         if incident.outcome:
             self._count(incident)
 
@@ -68,7 +69,7 @@ class Incidents:
         found = tuple(signals)
         assert found, "an incident has a sign"
         number = max(self._numbers, default=0) + 1
-        self._numbers[number] = None
+        self._numbers.add(number)
         self._seen = {(s.pod, s.rank, s.fault) for s in found}
         kept = sorted(found, key=lambda s: s.at)[:SIGNALS_MAX]
         first = culprit(found)
@@ -124,5 +125,7 @@ class Incidents:
         self.uncharged += fault in UNCHARGED
         if node and fault not in UNCHARGED:
             self.offences[NodeName(node)] += 1
-        if fault == RESTART_REQUESTED:
-            self.last_request = max(self.last_request or 0.0, incident.culprit.at)
+
+    def _note_requests(self, found: Iterable[Signal]) -> None:
+        requests = [signal.at for signal in found if signal.fault == RESTART_REQUESTED]
+        self.last_request = max([self.last_request, *requests])

@@ -61,7 +61,8 @@ class Job:
         self._recovery = Recovery(self.state, self._life)
         self._adoption = Adoption(self.state, self._life, self._recovery)
         self._is_synced = False
-        self._restart_asked: float | None = None
+        self._last_asked: float | None = None
+        self._is_asked = False
 
     @property
     def status(self) -> JobStatus:
@@ -153,7 +154,7 @@ class Job:
         if event.is_deleting:
             state.phase = Phase.DELETED
             return
-        self._restart_asked = event.restart_requested_at
+        self._note_request(event.restart_requested_at)
         if state.phase is Phase.UNKNOWN:
             self._begin(now)
             return
@@ -167,6 +168,7 @@ class Job:
         state = self.state
         if not self._is_synced or state.spec is None or state.phase is not Phase.UNKNOWN:
             return
+        self._is_asked = self._last_asked is not None and self._last_asked > self._followed_until()
         if state.standing in ENDS:
             state.phase = Phase.ENDED
             self._life.clean(now)
@@ -197,17 +199,26 @@ class Job:
         if not state.spec.run_policy.suspend:
             self._life.create(now)
 
+    def _note_request(self, asked: float | None) -> None:
+        """Remember a request to restart until it can be followed, if it is a new one."""
+        if asked is None or (self._last_asked is not None and asked <= self._last_asked):
+            return
+        self._last_asked, self._is_asked = asked, True
+
+    def _followed_until(self) -> float:
+        """Time up to which requests were followed, or came to nothing, before this operator."""
+        status = self.state.status
+        began = [c.last_transition_time for c in status.conditions if c.type == "Running"]
+        return max([status.start_time or 0.0, self.state.incidents.last_request, *began])
+
     def _follow_request(self, now: float) -> None:
-        """Restart on request, unless that request was followed already."""
-        state, asked = self.state, self._restart_asked
-        if asked is None or state.phase is Phase.ADOPTING:
+        """Restart on request, unless an earlier operator has followed it."""
+        state, asked = self.state, self._last_asked
+        if not self._is_asked or asked is None or state.phase is Phase.ADOPTING:
             return
-        self._restart_asked = None
-        since = max(state.status.start_time or 0.0, state.incidents.last_request or 0.0)
-        if asked <= since:
-            return
-        state.incidents.last_request = asked
-        if state.phase is Phase.TRAINING:
+        self._is_asked = False
+        is_recovering = state.phase is Phase.PREPARING and state.incidents.open is not None
+        if state.phase is Phase.TRAINING or is_recovering:
             text = "a restart was asked for"
             self._recovery.fault([Signal(asked, RESTART_REQUESTED, text)], now)
         else:

@@ -127,12 +127,12 @@ class Recovery:
         sign = signals.of_pod(signals.POD_FAILED, text, member, now)
         if member.condemned or member.uid in state.gang.completed:
             return
-        is_waiting = state.phase is Phase.PREPARING
+        is_waiting, is_repeated = state.phase is Phase.PREPARING, state.incidents.knows(sign)
         self.lose_all([member], signals.POD_FAILED, text, now)
-        if is_waiting and not state.incidents.knows(sign):
-            self.fault([sign], now)
-        elif is_waiting:
+        if is_waiting and is_repeated:
             self.open([sign], now)
+        elif is_waiting:
+            self.fault([sign], now)
 
     def _is_cut_off(self, member: Member) -> bool:
         """Whether the pod is out of reach with its node.  An agent that answers from a node that
