@@ -97,13 +97,23 @@ def test_a_strangers_pod_of_the_name_is_waited_for(place: Any) -> None:
     asyncio.run(check())
 
 
-def test_of_two_operators_one_acts_and_the_other_takes_over(place: Any) -> None:
+def test_a_bad_change_is_told_and_not_taken(place: Any) -> None:
     async def check() -> None:
-        async with place() as here:
-            async with here.operator():
-                lease = await here.until("leases/operator", lambda found: found["spec"])
-                assert lease["spec"]["holderIdentity"]
-            released = await here.get("leases/operator")
-            assert released["spec"]["holderIdentity"] == ""
+        async with place() as here, here.operator():
+            await here.post(JOBS, job())
+            before = await here.until(PODS, lambda listed: len(listed["items"]) == 2)
+            rules = [{"name": "r", "logPattern": "("}]
+            bad = {"runPolicy": {"logMonitoringConfiguration": rules}}
+            await here.merge(f"{JOBS}/lm", {"spec": bad})
+            events = await here.until(
+                "events",
+                lambda listed: [e for e in listed["items"] if e["reason"] == "InvalidSpec"],
+            )
+            said = next(e for e in events["items"] if e["reason"] == "InvalidSpec")
+            assert said["type"] == "Warning"
+            assert "logMonitoringConfiguration[0].logPattern" in said["message"]
+            assert pods(await here.get(PODS)) == pods(before)
+            found = await here.get(f"{JOBS}/lm")
+            assert "Failed" not in conditions(found)
 
     asyncio.run(check())
