@@ -212,8 +212,6 @@ class Unbroken:
         served = "--server-host=$AGENT_HOST --server-port=$AGENT_PORT"
         command = f"exec {agent} {served} {SCRIPT}"
         env = [{"name": k, "value": v} for k, v in worker_environment(self.directory).items()]
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        env.append({"name": "PATH", "value": path})
         container = {
             "name": "train",
             "image": "none",
@@ -233,7 +231,11 @@ class Unbroken:
             "apiVersion": "sagemaker.amazonaws.com/v1",
             "kind": "HyperPodPyTorchJob",
             "metadata": {"name": self.job},
-            "spec": {"nprocPerNode": str(RANKS_PER_AGENT), "replicaSpecs": [replica]},
+            "spec": {
+                "nprocPerNode": str(RANKS_PER_AGENT),
+                "replicaSpecs": [replica],
+                "runPolicy": {"jobMaxRetryCount": RESTARTS_MAX},
+            },
         }
 
     def start(self) -> Watch:
