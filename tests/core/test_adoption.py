@@ -190,3 +190,15 @@ def test_request_to_restart_is_not_followed_again_by_the_next_operator() -> None
         101 job restart=9 ->
         102 job restart=99 -> stop w-0 1, stop w-1 1
     """)
+
+
+def test_pod_without_a_place_is_made_anew_once_for_nobody_knows_what_it_avoids() -> None:
+    old = Script(spec(1))
+    old.run("0 job\n0 synced\n1 pod w-0")
+    old.successor(100).run("""
+        100 synced           ->
+        130 tick             -> delete w-0
+        131 gone w-0         -> create w-0
+        132 pod w-0 uid=w-0.1 ->
+        999 tick             ->
+    """)

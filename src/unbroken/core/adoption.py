@@ -125,6 +125,7 @@ class Adoption:
         finding = find(state.roster.members.values(), state.status.restart_count)
         state.attempt = finding.attempt
         self._life.reshape(now)
+        state.plan.adopt(now)
         if state.standing in (None, Standing.SUSPENDED):
             self._life.mark_created(now)
         others = (m for m in state.roster.members.values() if m not in finding.running)

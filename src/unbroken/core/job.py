@@ -348,7 +348,7 @@ class Job:
     def _pod_refused(self, event: PodRefused, now: float) -> None:
         state = self.state
         text = f"pod {event.name} cannot be created: {event.reason}"
-        if event.name not in state.trouble:
+        if event.name not in state.trouble and event.reason != "AlreadyExists":
             state.tell("PodRefused", text, is_warning=True)
         state.trouble[event.name] = text
         if event.is_final and state.phase in _LIVE:

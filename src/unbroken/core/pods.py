@@ -18,6 +18,7 @@ from .roster import Member, Roster
 
 AVOID_SECONDS = 30.0
 """How long a pod may look for a place away from the nodes that it is to avoid."""
+UNKNOWN_NODES = frozenset({NodeName("")})
 RETRY_SECONDS = 5.0
 """From an order to the API server that has shown no effect to its repetition."""
 
@@ -49,7 +50,8 @@ class PodPlan:
         self._roster = roster
         self.slots: dict[PodName, Slot] = {}
         self.condemned: dict[PodUid, Member] = {}
-        self._empty: dict[PodName, None] = {}
+        self._empty: dict[PodName, float] = {}
+        """When a pod that is missing was last ordered; below zero: not yet."""
         self._retry_at: float | None = None
         self._kept_off: dict[PodName, tuple[float, frozenset[NodeName]]] = {}
         """Pods not on a node yet: when they were made, and away from which nodes."""
@@ -63,7 +65,7 @@ class PodPlan:
     def reshape(self, shape: Sequence[ReplicaSpec]) -> None:
         """These pods are wanted from now on; none: an empty shape."""
         self.slots = slots(self._job, shape)
-        self._empty = dict.fromkeys(n for n in self.slots if self._roster.named(n) is None)
+        self._empty = dict.fromkeys((n for n in self.slots if not self._roster.named(n)), -1.0)
 
     def occupied(self, member: Member) -> None:
         """A pod has the name."""
@@ -77,19 +79,22 @@ class PodPlan:
         self.condemned.pop(member.uid, None)
         name = member.view.name
         if name in self.slots and self._roster.named(name) is None:
-            self._empty[name] = None
+            self._empty[name] = -1.0
         self._settle()
 
     def create(self, now: float, names: Iterable[PodName] | None = None) -> list[Effect]:
         """Order the pods that are missing, or those of them that are named."""
-        chosen = [name for name in names or self._empty if name in self._empty]
+        chosen = [name for name in names or self._empty if self._is_missing(name, now)]
+        if self._empty:
+            self._retry_later(now)
         if not chosen:
             return []
         avoid = self.avoid | frozenset(self._roster.unusable_nodes())
-        self._retry_later(now)
-        for name in chosen if avoid else ():
-            self._kept_off.pop(name, None)
-            self._kept_off[name] = (now, avoid)
+        for name in chosen:
+            self._empty[name] = now
+            if avoid:
+                self._kept_off.pop(name, None)
+                self._kept_off[name] = (now, avoid)
         orders = (self.slots[name] for name in chosen)
         return [CreatePod(slot.name, slot.replica_spec, slot.index, avoid) for slot in orders]
 
@@ -116,6 +121,14 @@ class PodPlan:
             return []
         self._retry_at = None
         return self.press(list(self.condemned.values()), now) + self.create(now)
+
+    def adopt(self, now: float) -> None:
+        """Doubt the pods without a place that were made by an earlier operator: nobody knows what
+        they are to avoid."""
+        for name in self.slots:
+            member = self._roster.named(name)
+            if member is not None and member.view.node is None:
+                self._kept_off[name] = (now, UNKNOWN_NODES)
 
     def free(self, now: float) -> list[Effect]:
         """Make anew the pods that found no place while they avoid nodes that could be used: those
@@ -149,6 +162,10 @@ class PodPlan:
             asked.add(node)
             effects.append(FenceNode(node, f"pod {view.name}: {member.condemned}"))
         return effects
+
+    def _is_missing(self, name: PodName, now: float) -> bool:
+        asked = self._empty.get(name)
+        return asked is not None and (asked < 0 or now >= asked + RETRY_SECONDS)
 
     def _settle(self) -> None:
         if not self._empty and not self.condemned:
