@@ -268,6 +268,14 @@ def test_lines_that_were_read_late_count() -> None:
     assert rules.step(Lines(4, "stdout", [b"loss=1"]), 15.2) == []
 
 
+def test_the_line_of_one_rank_does_not_overtake_that_of_another() -> None:
+    rules = machine({**OFTEN, "ranks": ALL})
+    run(rules, "0:+ 5:4loss=1 5:5loss=1", end=5)
+    assert rules.step(Lines(4, "stdout", [b"loss=1"]), 15.2) == []
+    assert rules.step(Lines(5, "stdout", [b"loss=1"]), 15.2) == []
+    assert rules.step(Tick(), 15.2) == []
+
+
 def test_a_violation_tells_the_story() -> None:
     hang, slow, fault = machine(START, OFTEN), machine(HIGH), machine(FAULT)
     (first, second) = run(hang, "0:+ 5:4epoch_1,_loss=1.5 70:-")[-1:] + run(machine(START), "0:+")

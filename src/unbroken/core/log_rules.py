@@ -4,8 +4,8 @@ One `LogRules` serves one node for one attempt.  The fields mean what HyperPod's
 its agent 1.1.3 say, with these differences:
 
 - Lines of every rank count, of stdout and stderr; `log_rule_config` says who *must* log.
-- Violations come at their deadline.  A line that was written in time but read late still counts: a
-  driver must hand over everything that can be read before it ticks.
+- Violations come at their deadline.  A line that was written in time but read late still counts:
+  only a tick finds a hang, and a driver must hand over everything that can be read before it.
 - Values: see `log_values`.
 - When the rank that matched last ends well, the rule rests until another matches.
 
@@ -179,10 +179,10 @@ class LogRules:
                 self._paused_at = now if self._paused_at is None else self._paused_at
             case RankEnded():
                 self._end(event.rank)
+            case Tick() if self._paused_at is None and now >= self._next:
+                self._expire(now)
             case Tick():
                 pass
-        if now >= self._next and self._paused_at is None:
-            self._expire(now)
         return self._effects
 
     def deadline(self) -> float | None:
