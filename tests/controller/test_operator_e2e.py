@@ -167,3 +167,38 @@ def test_the_cluster_stands_still_and_no_node_is_taken_for_dead(start: Start) ->
     job.finish()
     job.wait("Completed")
     assert "ready=Unknown" not in log.read_text()
+
+
+def test_a_killed_cluster_comes_back_and_finds_the_job_running(start: Start) -> None:
+    job = start("--nodes", "2")
+    job.apply()
+    first = job.started(0)
+    job.wait("Running")
+    pods = pod_uids(job)
+    kill(job.cluster.up_pid)
+    start()
+    # Its operator is at work again when it sees to this.
+    kill(first[2].pid)
+    second = job.started(1)
+    assert {second[rank].pod for rank in second} == {one.pod for one in first.values()}
+    job.incident(1)
+    assert pod_uids(job) == pods
+    kill(job.cluster.up_pid)
+    start()
+    job.finish()
+    job.wait("Completed")
+    assert job.object()["status"]["restartCount"] == 1
+    assert job.workers(2) == {}
+
+
+def test_a_stopped_cluster_goes_on_with_the_job(start: Start) -> None:
+    job = start("--nodes", "2")
+    job.apply()
+    first = job.started(0)
+    job.wait("Running")
+    job.cluster.unbroken("down")
+    assert not any(is_alive(worker.pid) for worker in first.values())
+    start()
+    job.started(1)
+    job.finish()
+    job.wait("Completed")
