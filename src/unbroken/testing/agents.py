@@ -132,7 +132,8 @@ class Agent:
                 schedule.after(schedule.between(0.01, 0.3), self._spawn, effect)
             case machine.KillAll():
                 self._is_busy = True
-                schedule.after(self._world.kill_seconds, self._kill_all)
+                seconds = self._world.kill_seconds if self._living() else 0.001
+                schedule.after(seconds, self._kill_all)
             case machine.SignalWorkers(signal):
                 for worker in self._living():
                     if not schedule.chance(self._world.stubborn):
@@ -165,6 +166,7 @@ class Agent:
         worker = Worker(
             pid=world.training.new_pid(),
             pod=self.local.uid,
+            agent=self.id,
             attempt=command.attempt,
             rank=command.rank * world.nproc + local_rank,
             node_rank=command.rank,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from unbroken.core import events as core
 from unbroken.core.budgets import limits
 from unbroken.core.events import PodPhase, PodUid
+from unbroken.core.incidents import OPERATOR_RESTARTED
 from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import JobSpec, JobStatus, RestartStatus
 from unbroken.testing.cluster import ENDED, Cluster
@@ -98,7 +99,9 @@ class Checkers:
         require(attempt.master == worker.master, "an attempt has two addresses", worker)
         require(attempt.world_size == worker.world_size, "an attempt has two sizes", worker)
         require(0 <= worker.rank < worker.world_size, "a rank is out of range", worker)
-        require(worker.rank not in attempt.born, "a rank starts twice in an attempt", worker)
+        before = attempt.born.get(worker.rank)
+        is_first = before is None or before.agent != worker.agent
+        require(is_first, "an agent starts a rank twice in an attempt", before, worker)
         attempt.born[worker.rank] = worker
         holder = attempt.pods.setdefault(worker.node_rank, worker.pod)
         require(holder == worker.pod, "two pods have one rank", worker, holder)
@@ -222,19 +225,26 @@ class Checkers:
                 incident.detected_at,
                 incident.stopped_at,
                 incident.ready_at,
+                # Some worker may write before the last agent is known to run: progress is apart.
                 incident.started_at,
-                incident.progress_at,
                 incident.ended_at,
             )
             if at is not None
         ]
         in_order = times[:-1] if incident.ended_at is not None else times
         require(in_order == sorted(in_order), "stages are out of order", incident)
+        if incident.progress_at is not None and incident.ready_at is not None:
+            require(incident.progress_at >= incident.ready_at, "progress came early", incident)
         if before is None or before.remedy is not incident.remedy:
             self._schedule.probes[f"remedy_{incident.remedy.value}"] += 1
         if len(incident.signals) >= 3:
             self._schedule.probes["many_signals"] += 1
         self.incidents[incident.number] = incident
+
+    def operator_crashed(self, status: JobStatus) -> None:
+        """What was decided and not written is forgotten; `status` is what the API has."""
+        self.ordered_status = status
+        self.is_over = any(condition(status, kind) for kind in TERMINAL)
 
     # The end.
 
@@ -276,6 +286,8 @@ class Checkers:
     def _is_culprit_real(self, incident: Incident) -> bool:
         """Whether something was done to the culprit; late messages may point at its peers."""
         culprit, truth = incident.culprit, self._truth
+        if culprit.fault == OPERATOR_RESTARTED:
+            return not truth.is_undisturbed
         happened = [fault for fault in truth.faults if fault.at <= incident.detected_at + 60.0]
         if not truth.is_clear or any(fault.is_anyones for fault in happened):
             return bool(happened)

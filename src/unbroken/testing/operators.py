@@ -274,8 +274,6 @@ class Operator:
         if peer is None or not self.is_alive:
             return
         agent = self._control.agent(pod)
-        if peer.link is not None and peer.link.agent is not agent and not peer.link.is_silent:
-            self._close(peer)
         if peer.link is not None and agent is peer.link.agent:
             peer.link.is_silent = False
             peer.away_since = None

@@ -75,7 +75,7 @@ def draw(seed: int) -> Scenario:
         manners=_manners(rng, slots),
         quality=_quality(rng, is_stock),
         lag=_lag(rng),
-        habits=Habits(rng.uniform(5.0, 60.0), rng.random() < 0.3),
+        habits=Habits(rng.uniform(5.0, 60.0), rng.random() < 0.3, are_confused=rng.random() < 0.2),
         ambiguous=rng.choice([0.0, 0.0, 0.1]),
         is_stock=is_stock,
         kill_seconds=rng.choice([0.02, 0.02, 3.0]),

@@ -37,6 +37,7 @@ class Worker:
 
     pid: int
     pod: PodUid
+    agent: str
     attempt: int
     rank: int
     node_rank: int
@@ -76,6 +77,8 @@ class Habits:
     work_seconds: float = 30.0
     peers_hang: bool = False
     watchdog_seconds: float = 20.0
+    are_confused: bool = False
+    """What peers say of a lost one does not show that they lost one."""
 
 
 class Training:
@@ -160,7 +163,7 @@ class Training:
             seconds = habits.watchdog_seconds * schedule.between(0.9, 1.1)
         else:
             seconds = schedule.between(0.001, 2.0)
-        schedule.after(seconds, self.end, peer, PEER_LOST if schedule.chance(0.8) else CONFUSED)
+        schedule.after(seconds, self.end, peer, CONFUSED if habits.are_confused else PEER_LOST)
 
     def _finish(self, place: Gathering) -> None:
         if place.is_broken:

@@ -61,7 +61,8 @@ class World:
         shape = self.scenario
         self.schedule = Schedule(seed, tell)
         quality = dataclasses.replace(shape.quality)
-        self.truth = Truth(is_clear=not (quality.loss or quality.late))
+        confused = shape.habits.are_confused or shape.is_stock
+        self.truth = Truth(is_clear=not (quality.loss or quality.late or confused))
         planned = sum(spec.replicas + spec.spares for spec in shape.spec.replica_specs)
         self.cluster = Cluster(self.schedule, shape.manners, shape.nodes, self._launch)
         live: dict[int, Worker] = {}
@@ -236,6 +237,7 @@ class World:
         self.truth.is_undisturbed = self.truth.is_clear = False
         if not self.operator.is_idle:
             self.schedule.probes["lost_write"] += 1
+        self.checkers.operator_crashed(self.control.statuses.objects.get("job", JobStatus()))
         self.operator = self._new_operator()
         longest = 2.0 if self.is_healed else self.schedule.random.choice([0.5, 3.0, 30.0])
         self.schedule.after(self.schedule.between(0.1, longest), self.operator.start)

@@ -1,0 +1,277 @@
+"""Bugs planted in the real machines: the simulator must find each of them, and nothing else.
+
+A planted bug that survives shows that the worlds, or the rules, are too kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from unbroken.core import adoption, gang, life, pods, ranks, recovery
+from unbroken.core.events import DeletePod, Effect, FenceNode, PodUid, WriteIncident
+from unbroken.core.roster import Member, Roster
+from unbroken.core.state import JobState
+from unbroken.core.workers import PortFound, Spawn, Workers
+from unbroken.testing.world import run
+from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
+
+SEEDS = 250
+"""Worlds in which a planted bug must show."""
+Plant = Callable[[pytest.MonkeyPatch], None]
+PLANTS: dict[str, Plant] = {}
+
+
+def planted(name: str) -> Callable[[Plant], Plant]:
+    """Register a bug under what it does."""
+
+    def register(plant: Plant) -> Plant:
+        PLANTS[name] = plant
+        return plant
+
+    return register
+
+
+@planted("the fence is not checked before a start")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Roster, "is_clear", lambda self, member, attempt: True)
+
+
+@planted("an agent that cannot be asked counts as stopped")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Roster.is_clear
+    patch.setattr(Roster, "is_clear", lambda s, m, a: bool(m.lost_why) or real(s, m, a))
+
+
+@planted("commands are not repeated")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def tick(self: gang.Gang, now: float) -> list[Effect]:
+        if self._resend_at is not None and now >= self._resend_at:
+            self._resend_at = None
+        return []
+
+    patch.setattr(gang.Gang, "tick", tick)
+
+
+@planted("a restart is charged twice")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = recovery.Recovery.open
+
+    def opened(self: recovery.Recovery, found: Any, now: float) -> None:
+        real(self, found, now)
+        state = self._state
+        state.attempt += 1
+        state.set_status(restart_count=state.attempt)
+
+    patch.setattr(recovery.Recovery, "open", opened)
+
+
+@planted("a sign that follows opens an incident of its own")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def fault(self: recovery.Recovery, found: Any, now: float) -> None:
+        if found and self._state.phase.value in ("Preparing", "Training"):
+            self.open(found, now)
+
+    patch.setattr(recovery.Recovery, "fault", fault)
+
+
+@planted("a stale report is believed")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def take(self: Member, report: AgentReport) -> bool:
+        self.report, self.lost_why = report, ""
+        self._learn(report)
+        return True
+
+    patch.setattr(Member, "take", take)
+
+
+@planted("a replacement gets another rank than the one that is free")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = ranks.Ranks.fill
+
+    def fill(self: ranks.Ranks, candidates: Iterable[Member], known: Roster) -> None:
+        if self.is_full:
+            return
+        members = {member.uid: member for member in candidates}
+        for uid in list(self.rank_of):
+            self.release(uid)
+        real(self, reversed(members.values()), known)
+
+    patch.setattr(ranks.Ranks, "fill", fill)
+
+
+@planted("ranks are given anew at every restart")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = recovery.Recovery.open
+
+    def opened(self: recovery.Recovery, found: Any, now: float) -> None:
+        real(self, found, now)
+        given = self._state.ranks
+        order = [given.pod_of[rank] for rank in sorted(given.pod_of)]
+        given.pod_of = dict(enumerate(order[1:] + order[:1]))
+        given.rank_of = {uid: rank for rank, uid in given.pod_of.items()}
+
+    patch.setattr(recovery.Recovery, "open", opened)
+
+
+@planted("a new operator stops what it finds running")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(adoption.Finding, "is_sound", property(lambda self: False))
+
+
+@planted("a new operator does not wait for agents that it has not heard")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = adoption.Adoption.begin
+
+    def begin(self: adoption.Adoption, now: float) -> None:
+        real(self, now)
+        self._unheard.clear()
+
+    patch.setattr(adoption.Adoption, "begin", begin)
+
+
+@planted("a pod is force-deleted on a node that is only not ready")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def end(self: pods.PodPlan, member: Member, now: float, fenced: Any = None) -> list[Effect]:
+        self._retry_later(now)
+        view = member.view
+        return [DeletePod(view.name, view.uid, "", force=self._roster.is_cut_off(member))]
+
+    patch.setattr(pods.PodPlan, "_end", end)
+
+
+@planted("the node of any pod that must go is fenced")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = pods.PodPlan._end
+
+    def end(self: pods.PodPlan, member: Member, now: float, fenced: Any = None) -> list[Effect]:
+        node = member.view.node
+        return real(self, member, now, fenced) + ([FenceNode(node, "")] if node else [])
+
+    patch.setattr(pods.PodPlan, "_end", end)
+
+
+@planted("the loss of a spare stops the job")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def is_training(self: gang.Gang, uid: PodUid) -> bool:
+        return self.stage is not gang.Stage.HALTED and uid in self._roster.members
+
+    patch.setattr(gang.Gang, "is_training", is_training)
+
+
+@planted("an incident stays open")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = JobState.close_incident
+
+    def close(self: JobState, outcome: str, now: float) -> None:
+        if outcome == "recovered":
+            self.incidents.open = None
+        else:
+            real(self, outcome, now)
+
+    patch.setattr(JobState, "close_incident", close)
+
+
+@planted("the status is not asked for the attempt")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = JobState.__init__
+
+    def init(self: JobState, name: str, status: Any) -> None:
+        real(self, name, replace(status, restart_count=0))
+
+    patch.setattr(JobState, "__init__", init)
+
+
+@planted("the job is called complete when the first agent is")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = life.Life._watch
+
+    def watch(self: life.Life, now: float) -> None:
+        if self._state.gang.completed:
+            self._state.gang.completed.update(self._state.gang.ranks)
+        real(self, now)
+
+    patch.setattr(life.Life, "_watch", watch)
+
+
+@planted("what is unwritten is forgotten")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = JobState.flush
+
+    def flush(self: JobState) -> list[Effect]:
+        return [effect for effect in real(self) if not isinstance(effect, WriteIncident)]
+
+    patch.setattr(JobState, "flush", flush)
+
+
+@planted("one address serves two attempts")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Workers._take
+
+    def take(self: Workers, event: Any, now: float) -> Any:
+        is_again = isinstance(event, PortFound) and self._port is not None
+        return [] if is_again else real(self, event, now)
+
+    patch.setattr(Workers, "_take", take)
+    patch.setattr(life.Life, "_master", _any_port)
+
+
+def _any_port(self: life.Life) -> tuple[str, int] | None:
+    first = self._state.roster.members[self._state.ranks.pod_of[0]]
+    assert first.report is not None
+    address = first.view.address
+    return (address, first.report.offered_port or 1) if address else None
+
+
+@planted("an agent says READY while a worker lives")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Workers._stop
+
+    def stop(self: Workers, command: StopCommand, now: float) -> Any:
+        effects = real(self, command, now)
+        if self.state is AgentState.STOPPING:
+            self._run = None
+            self._enter(AgentState.READY, now)
+        return effects
+
+    patch.setattr(Workers, "_stop", stop)
+
+
+@planted("an agent starts a second time what it runs already")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Workers._commanded
+
+    def commanded(self: Workers, command: Command, now: float) -> Any:
+        if isinstance(command, StartCommand) and self.state is AgentState.RUNNING:
+            return [Spawn(self._run.stage, command)] if self._run else []
+        return real(self, command, now)
+
+    patch.setattr(Workers, "_commanded", commanded)
+
+
+@planted("an agent lets the others of a failed worker live")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Workers, "_kill", lambda self: [])
+
+
+def first_failure(seeds: Iterable[int]) -> int | None:
+    """The first world that breaks a rule; None: all are well."""
+    for seed in seeds:
+        try:
+            run(seed)
+        except (AssertionError, KeyError, ValueError):
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("name", sorted(PLANTS))
+def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PLANTS[name](monkeypatch)
+    assert first_failure(range(SEEDS)) is not None, "no world shows it"
+
+
+def test_without_a_bug_the_same_worlds_are_well() -> None:
+    assert first_failure(range(SEEDS)) is None

@@ -1,0 +1,41 @@
+"""The real machines of operator and agent in many simulated worlds; `make sim` runs more."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.regressions import SEEDS
+from unbroken.testing.__main__ import main, run_chunk
+from unbroken.testing.world import World
+
+CHUNK = 50
+
+
+@pytest.mark.parametrize("first", range(0, 600, CHUNK))
+def test_no_rule_is_broken_and_a_healed_world_comes_to_its_end(first: int) -> None:
+    _, failures = run_chunk(range(first, first + CHUNK))
+    shown = [f"{text}\npython -m unbroken.testing --seed {seed}" for seed, text in failures]
+    assert not failures, "\n\n".join(shown)
+
+
+@pytest.mark.parametrize("seed", sorted(SEEDS))
+def test_what_was_once_wrong_stays_right(seed: int) -> None:
+    assert run_chunk([seed])[1] == []
+
+
+def test_one_seed_is_one_story() -> None:
+    stories: list[list[str]] = []
+    for _ in range(2):
+        story: list[str] = []
+        World(7, tell=story.append).run()
+        stories.append(story)
+    assert stories[0] == stories[1]
+    assert len(stories[0]) > 20
+
+
+def test_a_seed_is_repeated_with_its_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "7", "--trace"]) == 0
+    out = capsys.readouterr().out
+    assert "operator" in out
+    assert "AgentReported" in out
+    assert "seed 7:" in out
