@@ -16,7 +16,7 @@ from .conditions import Standing
 from .events import PodPhase, PodUid
 from .gang import Stage
 from .incidents import OPERATOR_RESTARTED
-from .life import Life
+from .life import Life, as_port
 from .recovery import Recovery
 from .roster import Member
 from .state import JobState, Phase
@@ -124,6 +124,7 @@ class Adoption:
         state = self._state
         finding = find(state.roster.members.values(), state.status.restart_count)
         state.attempt = finding.attempt
+        self._life.masters |= finding.masters
         self._life.reshape(now)
         state.plan.adopt(now)
         if state.standing in (None, Standing.SUSPENDED):
@@ -134,7 +135,8 @@ class Adoption:
                 state.ranks.restore(member, member.report.rank)
         if not self._continues(finding, now):
             self._restart(finding, now)
-        state.objects += state.plan.create(now)
+        if len(state.gang.completed) < state.nnodes:
+            state.objects += state.plan.create(now)
         self._recovery.judge(list(state.roster.members.values()), now)
 
     def _continues(self, finding: Finding, now: float) -> bool:
@@ -154,19 +156,16 @@ class Adoption:
             state.commands += state.gang.halt(state.attempt - 1, now)
             ready = (state.roster.members[uid] for uid in state.gang.ready)
             state.ranks.fill(ready, state.roster)
+            # Some run it, so every pod was proven clear of what came before.
             able = state.gang.ready | ranked.keys()
-            if (
-                state.gang.unclear
-                or not state.ranks.is_full
-                or not state.ranks.rank_of.keys() <= able
-            ):
+            if not state.ranks.is_full or not state.ranks.rank_of.keys() <= able:
                 return False
         self._resume(finding, now)
         return True
 
     def _resume(self, finding: Finding, now: float) -> None:
         state = self._state
-        old = (state.status.master_addr or "", int(state.status.master_port or 0))
+        old = (state.status.master_addr or "", as_port(state.status.master_port))
         order = self._life.train(now, next(iter(finding.masters), old))
         done = [m.uid for m in finding.running if m.state is AgentState.COMPLETED]
         ranks = state.ranks.rank_of

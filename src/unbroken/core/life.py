@@ -51,7 +51,9 @@ class Life:
         """When the present phase of stopping or starting began."""
         self._progress_by: float | None = None
         self._expire_at: float | None = None
-        self._last_master = ("", 0)
+        status = state.status
+        self.masters = {(status.master_addr or "", as_port(status.master_port))}
+        """Addresses that attempts have had; no two share one."""
 
     def create(self, now: float) -> None:
         """Begin a job of which nothing exists, or again after a suspension."""
@@ -203,7 +205,8 @@ class Life:
         state = self._state
         assert state.spec is not None
         rules = state.spec.run_policy.log_monitoring_configuration
-        state.phase, self._since, self._last_master = Phase.TRAINING, now, master
+        state.phase, self._since = Phase.TRAINING, now
+        self.masters.add(master)
         state.set_status(
             master_addr=master[0], master_port=str(master[1]), restart_count=state.attempt
         )
@@ -256,8 +259,10 @@ class Life:
         address, port = first.view.address, first.report.offered_port
         if address is None:
             return None
-        if port is None or (address, port) == self._last_master:
-            port = FIRST_PORT + (zlib.crc32(state.name.encode()) + state.attempt) % PORTS
+        start = zlib.crc32(state.name.encode()) + state.attempt
+        while port is None or (address, port) in self.masters:
+            port = FIRST_PORT + start % PORTS
+            start += 1
         return address, port
 
     def _watch(self, now: float) -> None:
@@ -345,6 +350,11 @@ class Life:
     def _expiry(self) -> float | None:
         due = expiry(self._policy(), self._state.status.completion_time)
         return due if self._expire_at is None or due is None else max(due, self._expire_at)
+
+
+def as_port(text: str | None) -> int:
+    """A status's master port; 0 where there is none that is a number."""
+    return int(text) if text and text.isdecimal() and len(text) < 6 else 0
 
 
 def pod_trouble(name: PodName, reason: str, message: str) -> str:
