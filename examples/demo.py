@@ -1,74 +1,181 @@
 #!/usr/bin/env python3
-"""What `make demo` shows: a cluster from nothing, three pods, a custom resource, all away again."""
+"""What `make demo` shows: a training job that loses a worker, then a node, and goes on by itself.
+
+A cluster of four nodes on this machine, a job of two pods of two ranks and a spare, real PyTorch
+processes.  Every wait is for something that must happen; what does not happen fails the demo.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
+JOB = "train-lm"
+LOSS = re.compile(r"step (\d+) loss ([\d.]+)")
 
 
-def show(title: str) -> None:
+class DemoFailed(Exception):
+    """Something that was to happen did not."""
+
+
+class Training:
+    """What rank 0 writes, as it comes."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [*UNBROKEN, "logs", "-f", JOB, "--rank", "0"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self._changed = threading.Condition()
+        self.losses: list[tuple[int, float]] = []
+        self.resumptions = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            found, is_resumption = LOSS.match(line), line.startswith("resumed at step")
+            with self._changed:
+                self.resumptions += is_resumption
+                if found:
+                    self.losses.append((int(found[1]), float(found[2])))
+                self._changed.notify_all()
+            if is_resumption or (found and int(found[1]) % 50 == 0):
+                print(f"  {line.rstrip()}", flush=True)
+
+    def wait(self, what: str, holds: Callable[[], bool], seconds: float) -> None:
+        """Return once it holds; DemoFailed if it does not in time."""
+        with self._changed:
+            if not self._changed.wait_for(holds, seconds):
+                raise DemoFailed(f"{what} did not happen within {seconds:.0f} s")
+
+    def steps_after(self, count: int) -> Callable[[], bool]:
+        """Whether `count` more losses have come than now."""
+        goal = len(self.losses) + count
+        return lambda: len(self.losses) >= goal
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._process.terminate()
+        self._process.wait()
+
+
+class Demo:
+    """One run, in a folder that is removed at the end."""
+
+    def __init__(self, directory: str) -> None:
+        path = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
+        self.directory = directory
+        self.environment = {
+            **os.environ,
+            "PATH": path,
+            "KUBECONFIG": f"{directory}/kubeconfig",
+            "UNBROKEN_DIR": directory,
+        }
+
+    def call(self, *words: str) -> None:
+        """Show a command as a person would type it, and run it."""
+        print("$", " ".join(words), flush=True)
+        command = [*UNBROKEN, *words[1:]] if words[0] == "unbroken" else words
+        subprocess.run(command, check=True, env=self.environment)
+
+    def described(self) -> dict[str, Any]:
+        """The job as `unbroken describe -o json` has it."""
+        command = [*UNBROKEN, "describe", JOB, "-o", "json"]
+        done = subprocess.run(command, check=True, env=self.environment, capture_output=True)
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def run(self) -> None:
+        """The story."""
+        title("A cluster of four nodes on this machine: no root, no containers, no network")
+        self.call("unbroken", "up", "--detach", "--nodes", "4")
+        title("A training job: 2 pods of 2 ranks each, and a spare pod")
+        script = HERE / "train_lm.py"
+        self.call("kubectl", "create", "configmap", JOB, f"--from-file={script}")
+        self.call("kubectl", "apply", "-f", str(HERE / "train_lm.yaml"))
+        training = Training(self.environment)
+        try:
+            training.wait("training", training.steps_after(6), 90)
+            self.call("kubectl", "get", "pods", "-o", "wide")
+            title("A worker is killed")
+            self.hurt(training, "kill-worker", rank=3)
+            title("A node is switched off")
+            self.hurt(training, "kill-node", rank=2)
+            title("Training goes on to its end")
+            self.call("kubectl", "wait", f"hpj/{JOB}", "--for=condition=Completed", "--timeout=2m")
+        finally:
+            training.close()
+        self.tell(training)
+
+    def hurt(self, training: Training, drill: str, *, rank: int) -> None:
+        """Break something, and wait until training has gone on for a while."""
+        before = len(self.described()["incidents"])
+        resumptions = training.resumptions
+        self.call("unbroken", "chaos", drill, JOB, "--rank", str(rank))
+        training.wait("recovery", lambda: training.resumptions > resumptions, 90)
+        training.wait("training after it", training.steps_after(6), 90)
+        for incident in self.described()["incidents"][before:]:
+            print(f"  {incident['summary']}", flush=True)
+
+    def tell(self, training: Training) -> None:
+        """What happened, and whether it is what should have."""
+        title("What happened")
+        self.call("unbroken", "explain", JOB)
+        self.call("unbroken", "jobs")
+        incidents = self.described()["incidents"]
+        outcomes = [one.get("outcome") for one in incidents]
+        if len(incidents) < 2 or set(outcomes) != {"recovered"}:
+            raise DemoFailed(f"the incidents ended as {outcomes}")
+        (_, first), (step, last) = training.losses[0], training.losses[-1]
+        print(f"\nfirst loss {first:.3f}, loss at step {step}: {last:.3f}")
+        if last > 0.6 * first:
+            raise DemoFailed("the loss has not fallen")
+
+
+def title(text: str) -> None:
     """Say what comes next."""
-    print(f"\n\033[1m# {title}\033[0m" if sys.stdout.isatty() else f"\n# {title}", flush=True)
-
-
-def call(*command: str, environment: dict[str, str]) -> None:
-    """Print a command and run it; its failure ends the demo."""
-    shown = ["unbroken", *command[3:]] if list(command[:3]) == UNBROKEN else list(command)
-    print("$", " ".join(shown), flush=True)
-    subprocess.run(command, check=True, env=environment)
+    print(f"\n\033[1m# {text}\033[0m" if sys.stdout.isatty() else f"\n# {text}", flush=True)
 
 
 def main() -> int:
-    """Run the demo; the exit status is that of the first command that failed."""
+    """Run the demo; the exit status says whether all went as it should."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     path = f"{os.environ['PATH']}{os.pathsep}{Path(sys.executable).parent}"
-    kubectl = shutil.which("kubectl", path=path)
-    if kubectl is None:
+    if shutil.which("kubectl", path=path) is None:
         print("kubectl is not on the PATH; `make setup` installs it", file=sys.stderr)
         return 1
-    directory = tempfile.mkdtemp(prefix="unbroken-demo-")
-    environment = {**os.environ, "PATH": path, "KUBECONFIG": f"{directory}/kubeconfig"}
-
-    def kube(*arguments: str) -> None:
-        call("kubectl", *arguments, environment=environment)
-
+    demo = Demo(tempfile.mkdtemp(prefix="unbroken-demo-"))
     try:
-        show("A cluster of two nodes on this machine: no root, no containers, no network")
-        call(
-            *UNBROKEN, "up", "--dir", directory, "--nodes", "2", "--detach", environment=environment
-        )
-        kube("get", "nodes")
-        show("Three pods")
-        kube("apply", "-f", str(HERE / "three-pods.yaml"))
-        kube("wait", "--for=condition=Ready", "pod/web", "--timeout=30s")
-        kube("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/sums", "--timeout=30s")
-        kube("wait", "--for=jsonpath={.status.phase}=Succeeded", "pod/stubborn", "--timeout=60s")
-        kube("get", "pods", "-o", "wide")
-        kube("logs", "sums")
-        show("A custom resource: validated, defaulted, explained")
-        kube("apply", "-f", str(HERE / "experiment.yaml"))
-        kube("wait", "--for=condition=Established", "crd/experiments.example.com")
-        kube("apply", "--server-side", "-f", str(HERE / "experiment-object.yaml"))
-        kube("get", "experiments")
-        kube("explain", "experiment.spec.nodes")
-        show("All away again")
-        call(*UNBROKEN, "down", "--dir", directory, environment=environment)
-    except subprocess.CalledProcessError as error:
-        print(f"failed: {error}", file=sys.stderr)
-        return error.returncode or 1
+        demo.run()
+    except (DemoFailed, subprocess.CalledProcessError) as error:
+        print(f"\nfailed: {error}", file=sys.stderr)
+        with suppress(subprocess.CalledProcessError):
+            demo.call("unbroken", "describe", JOB)
+        return 1
     except KeyboardInterrupt:
         return 130
     finally:
-        quiet = {"stdout": subprocess.DEVNULL, "check": False}
-        subprocess.run([*UNBROKEN, "down", "--dir", directory, "--purge"], **quiet)
-        shutil.rmtree(directory, ignore_errors=True)
+        quiet = {"stdout": subprocess.DEVNULL, "env": demo.environment, "check": False}
+        subprocess.run([*UNBROKEN, "down", "--purge"], **quiet)
+        shutil.rmtree(demo.directory, ignore_errors=True)
+    print("the cluster is stopped and its folder removed")
     return 0
 
 
