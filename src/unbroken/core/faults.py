@@ -178,8 +178,10 @@ def printed_error(lines: Sequence[str]) -> RaisedError | None:
     plain = [_RANK_PREFIX.sub("", line) for line in lines]
     starts = [i for i, line in enumerate(plain) if line.strip() == _TRACEBACK]
     if not starts:
-        return None
-    return _parse(plain[starts[-1] :])
+        # Syntax errors of the script itself are told without the heading.
+        found = [(i, _FRAME.match(line)) for i, line in enumerate(plain)]
+        starts = [i for i, frame in found if frame and not frame["function"]]
+    return _parse(plain[starts[-1] :]) if starts else None
 
 
 def recorded_error(text: str) -> RaisedError | None:
@@ -200,11 +202,11 @@ def recorded_error(text: str) -> RaisedError | None:
 
 def _parse(lines: Sequence[str]) -> RaisedError | None:
     frames: list[tuple[str, str, str]] = []
-    for index, line in enumerate(lines[1:], 1):
+    for index, line in enumerate(lines):
         frame = _FRAME.match(line)
         if frame:
             frames.append((frame["file"], frame["line"], frame["function"] or ""))
-        elif line and not line[0].isspace():
+        elif index and line and not line[0].isspace():
             return _raised(lines[:index], lines[index:], frames)
     return None
 

@@ -1,0 +1,199 @@
+"""The operator's side: how an agent is reached, lost, found again, and spoken to without a link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from running import SLEEPER, Operator, linked, program, running, start, stop
+
+from unbroken.agent_http.client import SILENCE_SECONDS
+from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentState, ShutdownCommand
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_healthy_agent_is_heard_within_each_heartbeat(tmp_path: Path) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+            async with linked(agent) as operator:
+                await operator.state(AgentState.READY)
+                began, count = loop.time(), len(operator.reports)
+                await operator.until(lambda: len(operator.reports) >= count + 3)
+                assert loop.time() - began < 3 * HEARTBEAT_SECONDS
+                assert operator.reports[-1] == operator.reports[-2]
+
+    asyncio.run(story())
+
+
+def test_a_command_waits_for_the_agent_and_the_newest_wins(tmp_path: Path) -> None:
+    async def story() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        async with linked(port) as operator:
+            operator.send(start(0))
+            operator.send(start(5))
+            arguments = ("--server-port", str(port), program(tmp_path, SLEEPER))
+            context = running(tmp_path, *arguments)
+            # In a thread, so that the operator finds nobody there for a while.
+            agent = await asyncio.to_thread(context.__enter__)
+            try:
+                report = await operator.state(AgentState.RUNNING)
+                assert (report.attempt, report.newest_attempt) == (5, 5)
+                assert operator.losses == [], "it was not there yet, which is no loss"
+                operator.send(ShutdownCommand())
+                assert await asyncio.to_thread(agent.wait) == 0
+                await operator.until(lambda: len(operator.losses) == 1)
+            finally:
+                context.__exit__(None, None, None)
+
+    asyncio.run(story())
+
+
+def test_a_frozen_agent_is_lost_once_and_found_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+            async with linked(agent) as operator:
+                operator.send(start(0))
+                report = await operator.workers(0)
+                assert report.pid is not None
+                began = loop.time()
+                os.kill(report.pid, signal.SIGSTOP)
+                try:
+                    await operator.until(lambda: bool(operator.losses))
+                    assert SILENCE_SECONDS - 1 < loop.time() - began < SILENCE_SECONDS + 2
+                    assert "silent" in operator.losses[0]
+                finally:
+                    os.kill(report.pid, signal.SIGCONT)
+                count = len(operator.reports)
+                await operator.until(lambda: len(operator.reports) > count)
+                assert operator.reports[-1].agent_id == report.agent_id
+                assert operator.reports[-1].state is AgentState.RUNNING
+                assert len(operator.losses) == 1
+
+    asyncio.run(story())
+
+
+def test_a_killed_agent_is_lost_at_once_and_the_next_one_has_another_name(tmp_path: Path) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        script = program(tmp_path, SLEEPER)
+        with running(tmp_path, script) as agent:
+            async with linked(agent) as operator:
+                report = await operator.state(AgentState.READY)
+                assert report.pid is not None
+                began = loop.time()
+                os.kill(report.pid, signal.SIGKILL)
+                await operator.until(lambda: bool(operator.losses))
+                assert loop.time() - began < 1.0
+                arguments = ("--server-port", str(agent.port), script)
+                with running(tmp_path, *arguments):
+                    again = await operator.report(lambda r: r.agent_id != report.agent_id)
+                    assert again.newest_attempt is None
+                    assert len(operator.losses) == 1
+
+    asyncio.run(story())
+
+
+def test_two_operators_hear_the_same_and_do_no_harm(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+            async with linked(agent) as one, linked(agent) as other:
+                one.send(start(0))
+                other.send(start(0))
+                report = await one.workers(0)
+                assert await other.workers(0) == report
+                one.send(stop(0))
+                await one.state(AgentState.READY)
+                other.send(start(0))  # It has not heard yet, and comes too late.
+                one.send(start(1))
+                report = await other.workers(1)
+                assert (await one.workers(1)).workers == report.workers
+
+    asyncio.run(story())
+
+
+def test_a_wrong_token_is_no_loss_and_no_agent(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+            async with linked(agent.port, token="wrong") as stranger, linked(agent) as operator:
+                stranger.send(start(0))
+                operator.send(start(1))
+                await operator.workers(1)
+                assert (stranger.reports, stranger.losses) == ([], [])
+
+    asyncio.run(story())
+
+
+def test_an_agent_without_a_link_is_asked_and_told_by_requests(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, SLEEPER), link=False) as agent:
+            assert agent.request("GET", "/v1/link")[0] == 404
+            async with linked(agent) as operator:
+                first = await operator.state(AgentState.READY)
+                assert first.agent_id.startswith("stock-")
+                operator.send(start(0))
+                report = await operator.state(AgentState.RUNNING)
+                assert (report.rank, report.attempt, report.offered_port) == (0, None, None)
+                os.kill(agent.report().workers[1].pid, signal.SIGKILL)
+                report = await operator.state(AgentState.FAULTED)
+                assert (report.reason, report.agent_id) == ("WorkerCrash", first.agent_id)
+                operator.send(stop(0))
+                await operator.state(AgentState.READY)
+                operator.send(start(1))
+                await operator.state(AgentState.RUNNING)
+                operator.send(ShutdownCommand())
+                assert await asyncio.to_thread(agent.wait) == 0
+                await operator.until(lambda: len(operator.losses) == 1)
+
+    asyncio.run(story())
+
+
+class Deaf:
+    """A machine that has died under its connections: they stay open, and nothing is said."""
+
+    def __init__(self) -> None:
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+
+
+def test_a_port_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
+    async def story() -> None:
+        deaf = Deaf()
+        server = await asyncio.start_server(deaf.accept, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with server, linked(port) as operator:
+            while len(deaf.writers) < 2:
+                await asyncio.wait_for(_accepted(deaf, len(deaf.writers)), timeout=30)
+            assert (operator.reports, operator.losses) == ([], [])
+            for writer in deaf.writers:
+                writer.close()
+
+    asyncio.run(story())
+
+
+async def _accepted(deaf: Deaf, count: int) -> None:
+    while len(deaf.writers) == count:
+        await asyncio.sleep(0)
+
+
+def test_an_operator_waits_for_nothing_when_it_is_told_to_end(tmp_path: Path) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+            operator: Operator
+            async with linked(agent) as operator:
+                await operator.state(AgentState.READY)
+                began = loop.time()
+            assert loop.time() - began < 1.0
+            assert operator.losses == []
+
+    asyncio.run(story())
