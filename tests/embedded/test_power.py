@@ -120,3 +120,19 @@ def test_a_pod_of_a_node_that_gets_power_again_starts_anew(cluster: Cluster) -> 
     cluster.wait("pod/stubborn", "condition=Ready")
     status = cluster.get("pod", "stubborn")["status"]["containerStatuses"][0]
     assert status["lastState"]["terminated"]["exitCode"] == 137
+
+
+def test_with_fewer_nodes_the_others_are_gone_with_their_pods(cluster: Cluster) -> None:
+    handles = [os.pidfd_open(pid) for pid in start(cluster, f"fewer-{os.getpid()}", "node-1")]
+    kill(cluster.up_pid)
+    cluster.unbroken("up", "--detach", "--nodes", "1")
+    all_end(handles)
+    cluster.wait("pod/stubborn", "delete")
+    assert [node["metadata"]["name"] for node in cluster.get("nodes")["items"]] == ["node-0"]
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and wait for the end."""
+    handle = os.pidfd_open(pid)
+    os.kill(pid, 9)
+    all_end([handle])

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -183,6 +183,19 @@ class NodePower:
                 raise WorldError(str(error), 0.0) from error
             if error.code != 404:
                 raise
+
+
+async def retire(client: KubeClient, directories: Iterable[Path]) -> None:
+    """Take nodes away for good: end what runs of them, and forget them."""
+    for directory in directories:
+        await asyncio.to_thread(kill_pods, directory)
+        try:
+            await client.raw("DELETE", f"api/v1/nodes/{quote(directory.name)}")
+        except ApiRefusal as error:
+            if error.code != 404:
+                raise
+        else:
+            log.info("node=%s removed=yes", directory.name)
 
 
 def _annotations(node: Node | None) -> Mapping[str, str]:

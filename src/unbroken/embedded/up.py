@@ -29,7 +29,7 @@ from .admissions import ADMISSIONS
 from .controllers import ControllerOptions, run_controllers
 from .node import NodeOptions, stop_pods
 from .node.addresses import NODES_MAX
-from .power import NodePower
+from .power import NodePower, retire
 from .scheduler import run_scheduler
 from .state import ClusterOptions, Paths, State, process_started
 
@@ -90,6 +90,8 @@ async def _run_parts(
     }
     power = NodePower(client, informers, nodes)
     try:
+        # With fewer nodes than last time, the others are gone, and with them their pods.
+        await retire(client, [path for path in paths.nodes.glob("*") if path.name not in nodes])
         async with asyncio.TaskGroup() as parts:
             first = [parts.create_task(informers.run()), parts.create_task(power.run())]
             # Those that judge nodes come after: after a restart, no node is late because of it.
