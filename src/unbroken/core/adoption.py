@@ -57,8 +57,8 @@ class Finding:
         return len(self.masters) <= 1 and len(set(ranks)) == len(ranks) and None not in ranks
 
 
-def find(members: Iterable[Member], status_attempt: int) -> Finding:
-    """Sort the members by what their agents say."""
+def find(members: Iterable[Member], status_attempt: int, stock_attempt: int) -> Finding:
+    """Sort the members by what their agents say; one that names no attempt means the stock one."""
     heard = [(member, member.report) for member in members if member.report is not None]
     newest = (attempt for _, report in heard for attempt in (report.newest_attempt, report.attempt))
     finding = Finding(max((a for a in newest if a is not None), default=status_attempt))
@@ -69,7 +69,7 @@ def find(members: Iterable[Member], status_attempt: int) -> Finding:
             and member.ordered is None
             and report.attempt is None
         ):
-            member.ordered = status_attempt  # a stock agent names no attempt
+            member.ordered = stock_attempt
         _sort(finding, member, report)
     return finding
 
@@ -122,7 +122,10 @@ class Adoption:
 
     def _adopt(self, now: float) -> None:
         state = self._state
-        finding = find(state.roster.members.values(), state.status.restart_count)
+        incident, written = state.incidents.open, state.status.restart_count
+        is_unstarted = incident is not None and incident.ready_at is None
+        stock = incident.attempt if incident and is_unstarted else written
+        finding = find(state.roster.members.values(), written, stock)
         state.attempt = finding.attempt
         self._life.masters |= finding.masters
         self._life.reshape(now)
