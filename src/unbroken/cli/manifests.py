@@ -91,11 +91,12 @@ class Script:
     sizes: Sizes = Sizes()
 
 
-def check_script(script: Script) -> None:
-    """SpecError where there is nothing to run."""
+def check_script(script: Script, name: str | None) -> None:
+    """SpecError where there is nothing to run, or not so."""
     from unbroken.agent.options import parse
 
     parse(script.arguments, {})
+    of_script(script, name or script_name(script.program, ()))
     if script.is_module:
         return
     if "--no-python" in script.arguments[: script.arguments.index(script.program)]:

@@ -122,7 +122,7 @@ def command(
         sizes_of = manifests.Sizes(nnodes or 1, nproc or "1", spares or 0, max_restarts)
         wish = manifests.Script(script, program, is_module, sizes_of)
         _check_local(place)
-        manifests.check_script(wish)
+        manifests.check_script(wish, name)
     start_cluster(place, pods_of(wish))
     where = namespace or (wish.parsed.namespace if isinstance(wish, manifests.Manifest) else "")
     raise typer.Exit(run_wish(place, where, Order(wish, name, detach, output)))

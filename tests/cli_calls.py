@@ -1,0 +1,133 @@
+"""Calling `unbroken` from tests, and scripts for it to run that need no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
+
+COUNT = """
+import os, sys, time
+for step in range(int(sys.argv[1])):
+    print("step", step, flush=True)
+    time.sleep(0.1)
+"""
+"""Counts to its argument, ten steps a second."""
+
+TELL = """
+import json, os, sys
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CLI_TEST", "JOB_RESTART_COUNT")
+told = {name: os.environ.get(name) for name in names}
+print(json.dumps({**told, "argv": sys.argv[1:], "cwd": os.getcwd(), "python": sys.executable}))
+"""
+"""Tells what it was started with, and ends."""
+
+FAIL = """
+import os, sys, time
+print("rank", os.environ["RANK"], "is here", flush=True)
+if os.environ["RANK"] == "1":
+    sys.exit(7)
+time.sleep(1000)
+"""
+"""Rank 1 fails at once."""
+
+
+@dataclass(frozen=True)
+class Cli:
+    """The `unbroken` command with a cluster directory, in a folder for scripts."""
+
+    directory: Path
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """As of a person who has told this directory to the shell."""
+        ours = {"UNBROKEN_DIR": str(self.directory), "COLUMNS": "200", "NO_COLOR": "1"}
+        rest = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
+        return {**rest, **ours}
+
+    def call(
+        self,
+        *arguments: str,
+        code: int | None = 0,
+        stdin: str | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end; `code` None: whatever it ends with."""
+        done = subprocess.run(
+            [*UNBROKEN, *arguments],
+            cwd=self.folder,
+            env=environment or self.environment,
+            input=stdin,
+            text=True,
+            capture_output=True,
+            timeout=100,
+            check=False,
+        )
+        said = f"unbroken {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}"
+        assert code is None or done.returncode == code, said
+        assert "Traceback" not in done.stderr or '"' in done.stderr, said
+        return done
+
+    def json(self, *arguments: str, code: int = 0) -> Any:
+        """The answer of a command with `-o json`."""
+        return json.loads(self.call(*arguments, "-o", "json", code=code).stdout)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command, with what it says on one stream."""
+        return subprocess.Popen(
+            [*UNBROKEN, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def script(self, name: str, text: str) -> str:
+        """Write a script; its name."""
+        (self.folder / name).write_text(text)
+        return name
+
+
+def read_until(process: subprocess.Popen[str], holds: Callable[[str], bool]) -> list[str]:
+    """Lines of a command up to the first that holds; an AssertionError with all if it ends."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if holds(lines[-1]):
+            return lines
+    raise AssertionError("\n".join(lines))
+
+
+def manifest(name: str, *command: str, replicas: int = 1, **policy: Any) -> dict[str, Any]:
+    """A job whose pods run a program under the agent with two ranks each."""
+    container = {
+        "name": "pytorch",
+        "image": "any",
+        "command": ["hyperpodrun", "--no-python", *command],
+    }
+    replica = {
+        "name": "pods",
+        "replicas": replicas,
+        "template": {"spec": {"containers": [container], "terminationGracePeriodSeconds": 5}},
+    }
+    return {
+        "apiVersion": "sagemaker.amazonaws.com/v1",
+        "kind": "HyperPodPyTorchJob",
+        "metadata": {"name": name},
+        "spec": {
+            "nprocPerNode": "2",
+            "runPolicy": {"cleanPodPolicy": "None", **policy},
+            "replicaSpecs": [replica],
+        },
+    }
