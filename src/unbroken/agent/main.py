@@ -32,6 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_agent(options: Options, token: str | None, keeper: int, has_link: bool) -> int:
     """The agent's own process."""
+    # It speaks plain HTTP only.  With ssl at hand aiohttp reads all of the system's certificates
+    # when it is imported, which is a quarter of the time until the agent listens.
+    sys.modules["ssl"] = None  # type: ignore[assignment]
     from . import driver
 
     try:
