@@ -357,3 +357,32 @@ def test_pod_that_fails_while_its_attempt_is_stopped_belongs_to_the_same_inciden
         10.1 pod w-0 phase=Failed -> delete w-0
     """)
     assert script.job.attempt == 1
+
+
+def test_agent_that_comes_back_with_the_same_words_lets_the_job_go_on() -> None:
+    running().run("""
+        10 failed w-1 0   -> stop w-0 0, stop w-1 0
+        10.1 ready w-1 0  ->
+        10.2 lost w-1     ->
+        10.3 ready w-0 0  ->
+        10.4 ready w-1 0  -> start w-0 1 rank=0, start w-1 1 rank=1
+    """)
+
+
+def test_new_pod_on_a_node_that_was_away_is_not_taken_for_dead() -> None:
+    running().run("""
+        10 node-gone n1              -> stop w-0 0, delete w-1 force
+        10.1 gone w-1                -> create w-1
+        10.2 pod w-1 uid=w-1.1 node=n1 ->
+        10.3 node n1 ready           ->
+    """)
+
+
+def test_pod_seen_late_on_a_fenced_node_is_forced_once_that_is_sure() -> None:
+    running().run("""
+        10 gone w-1                  -> stop w-0 0, create w-1
+        10.1 ready w-0 0             ->
+        10.2 node n7 fenced          ->
+        10.3 pod w-1 uid=w-1.1 node=n7 -> delete w-1.1
+        15.3 tick                    -> delete w-1.1 force
+    """)

@@ -231,6 +231,7 @@ class Job:
         if member is None:
             return
         before, was_ordered = member.report, member.ordered is not None
+        state.has_changed |= bool(member.lost_why) or before != report
         if not member.take(report):
             return
         state.lost.pop(uid, None)
@@ -243,7 +244,6 @@ class Job:
         state.commands += state.gang.observe(member, now)
         state.trouble.pop(member.view.name, None)
         is_same = before is not None and before.agent_id == report.agent_id
-        state.has_changed |= before != report
         if state.gang.is_training(uid):
             self._recovery.fault(self._signs(member, report, is_same or not was_ordered, now), now)
             if report.state in (AgentState.RUNNING, AgentState.COMPLETED):
@@ -376,6 +376,10 @@ class Job:
     def _pass_time(self, now: float) -> None:
         state = self.state
         state.commands += state.gang.tick(now)
+        if state.plan.is_due(now):
+            for member in state.roster.confirm_fences(state.plan.condemned.values()):
+                state.commands += state.gang.observe(member, now)
+                state.has_changed = True
         state.objects += state.plan.tick(now) + state.plan.free(now)
         if state.phase in (*_LIVE, Phase.ENDED):
             self._life.overdue(now)

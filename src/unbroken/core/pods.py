@@ -115,9 +115,13 @@ class PodPlan:
                 effects += self._end(member, now, fenced)
         return effects
 
+    def is_due(self, now: float) -> bool:
+        """Whether orders are to be repeated now."""
+        return self._retry_at is not None and now >= self._retry_at
+
     def tick(self, now: float) -> list[Effect]:
         """Repeat every order that has shown no effect."""
-        if self._retry_at is None or now < self._retry_at:
+        if not self.is_due(now):
             return []
         self._retry_at = None
         return self.press(list(self.condemned.values()), now) + self.create(now)
@@ -152,13 +156,14 @@ class PodPlan:
     def _end(self, member: Member, now: float, fenced: set[NodeName] | None = None) -> list[Effect]:
         self._retry_later(now)
         view, node = member.view, member.view.node
-        if self._roster.is_fenced(member):
+        if member.is_fenced:
             return [DeletePod(view.name, view.uid, member.condemned, force=True)]
         effects: list[Effect] = []
         if not view.is_deleting:
             effects.append(DeletePod(view.name, view.uid, member.condemned))
         asked = fenced if fenced is not None else set[NodeName]()
-        if node is not None and node not in asked and self._roster.is_cut_off(member):
+        can_ask = node is not None and node not in asked and not self._roster.is_on_fenced(member)
+        if node is not None and can_ask and self._roster.is_cut_off(member):
             asked.add(node)
             effects.append(FenceNode(node, f"pod {view.name}: {member.condemned}"))
         return effects

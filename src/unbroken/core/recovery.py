@@ -139,7 +139,7 @@ class Recovery:
         is not ready has not been lost: only the node's own daemon has."""
         is_silent = bool(member.lost_why) or member.report is None
         roster = self._state.roster
-        return roster.is_fenced(member) or (is_silent and roster.is_cut_off(member))
+        return member.is_fenced or (is_silent and roster.is_cut_off(member))
 
     def _charge(self, found: Sequence[Signal], now: float) -> budgets.Charge:
         state = self._state
@@ -190,7 +190,8 @@ def story(incident: Incident) -> str:
 
 
 def _faulty(remedy: Remedy, found: Iterable[Signal]) -> FaultyPods:
-    causes = [signal for signal in found if signal.fault != "PeerLost"]
+    found = list(found)
+    causes = [signal for signal in found if signal.fault == culprit(found).fault]
     nodes = dict.fromkeys(signal.node for signal in causes if signal.node)
     pods = dict.fromkeys(signal.pod for signal in causes if signal.pod)
     ranks = dict.fromkeys(str(signal.rank) for signal in causes if signal.rank is not None)

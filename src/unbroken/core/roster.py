@@ -62,6 +62,8 @@ class Member:
     """Not empty: the agent cannot be reached."""
     condemned: str = ""
     """Not empty: why the pod must go."""
+    is_fenced: bool = False
+    """Its node was proven to run nothing while the pod was placed there."""
 
     @property
     def uid(self) -> PodUid:
@@ -116,7 +118,6 @@ class Roster:
         self.nodes: dict[NodeName, NodeView] = {}
         self._names: dict[PodName, PodUid] = {}
         self._placed: dict[NodeName, dict[PodUid, Member]] = {}
-        self._removed_nodes: set[NodeName] = set()
         self._gone: dict[PodUid, None] = {}
 
     def see_pod(self, view: PodView) -> Member | None:
@@ -162,32 +163,39 @@ class Roster:
     def see_node(self, node: NodeView) -> None:
         """Take a node as it is now."""
         self.nodes[node.name] = node
-        self._removed_nodes.discard(node.name)
+        if node.is_fenced:
+            self._fence(node.name)
 
     def remove_node(self, name: NodeName) -> None:
         """Take note that the node is out of the cluster: nothing of ours runs there."""
         self.nodes.pop(name, None)
-        self._removed_nodes.add(name)
+        self._fence(name)
+
+    def confirm_fences(self, members: Iterable[Member]) -> list[Member]:
+        """Those placed on a node that is still fenced, though they were seen there only after the
+        fence.  At first sight the view of the node may be the older one."""
+        found = [m for m in members if not m.is_fenced and self.is_on_fenced(m)]
+        for member in found:
+            member.is_fenced = True
+        return found
 
     def on_node(self, name: NodeName) -> list[Member]:
         """The pods placed on a node."""
         return list(self._placed.get(name, {}).values())
 
-    def is_fenced(self, member: Member) -> bool:
-        """Whether the pod's node is proven to run nothing."""
-        node = member.view.node
-        if node is None:
-            return False
-        return node in self._removed_nodes or (node in self.nodes and self.nodes[node].is_fenced)
-
     def is_cut_off(self, member: Member) -> bool:
         """Whether the pod's node is not ready, fenced or removed; an unknown node is not."""
-        node = self.nodes.get(member.view.node) if member.view.node is not None else None
-        return self.is_fenced(member) or (node is not None and not node.is_ready)
+        node = self._node_of(member)
+        return member.is_fenced or (node is not None and not node.is_ready)
+
+    def is_on_fenced(self, member: Member) -> bool:
+        """Whether the pod's node is said to be fenced, which may be older than the pod."""
+        node = self._node_of(member)
+        return node is not None and node.is_fenced
 
     def must_be_left(self, member: Member) -> bool:
         """Whether the pod's node runs but must not be used."""
-        node = self.nodes.get(member.view.node) if member.view.node is not None else None
+        node = self._node_of(member)
         return node is not None and not node.is_healthy
 
     def unusable_nodes(self) -> Iterable[NodeName]:
@@ -198,4 +206,11 @@ class Roster:
 
     def is_clear(self, member: Member, attempt: int) -> bool:
         """Whether no worker of `attempt` or of an earlier one can live in the pod."""
-        return member.clear_through >= attempt or self.is_fenced(member)
+        return member.clear_through >= attempt or member.is_fenced
+
+    def _fence(self, name: NodeName) -> None:
+        for member in self.on_node(name):
+            member.is_fenced = True
+
+    def _node_of(self, member: Member) -> NodeView | None:
+        return self.nodes.get(member.view.node) if member.view.node is not None else None
