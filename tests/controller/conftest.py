@@ -82,6 +82,15 @@ class Place:
             raise AssertionError(f"not in time: {what}: {found}") from None
         return found
 
+    async def absent(self, what: str) -> None:
+        """Return once the object is not there."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while await self.get(what) is not None:
+                    await pause(0.05)
+        except TimeoutError:
+            raise AssertionError(f"not in time: {what} is still there") from None
+
     @asynccontextmanager
     async def operator(self) -> AsyncIterator[None]:
         """An operator of this namespace's jobs, beside the block."""

@@ -1,0 +1,272 @@
+"""A job's orders as carried out, and its writes, on both API servers.
+
+The machine here is a script: it orders what a test gives it and keeps what it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from apiservers import embedded_cluster
+from controller.conftest import Place, job
+from unbroken.controller import definitions
+from unbroken.controller.driver import steady_clock
+from unbroken.controller.pods import job_identity
+from unbroken.controller.requests import JobRequests, status_patch
+from unbroken.controller.runner import JobRunner, Surroundings
+from unbroken.controller.writer import JobWriter
+from unbroken.core.events import (
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    Effect,
+    Event,
+    FenceNode,
+    JobSeen,
+    NodeName,
+    PodGone,
+    PodName,
+    PodRefused,
+    PodSeen,
+    PodUid,
+    RecordEvent,
+    Tick,
+)
+from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.events import EventRecorder
+from unbroken.spec.codec import incident_from
+from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.job import Condition, FaultyPods, JobStatus
+from unbroken.spec.parse import parse_job
+from watching import Watcher, running
+
+Object = dict[str, Any]
+JOBS = "hyperpodpytorchjobs"
+
+
+class Script:
+    """Orders what it was given last, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: Watcher[Event] = Watcher()
+        self.orders: list[Effect] = []
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Keep the event; give the orders out."""
+        if not isinstance(event, Tick):
+            self.told(event)
+        orders, self.orders = self.orders, []
+        return orders
+
+    def deadline(self) -> float | None:
+        """At once, as the test may have new orders."""
+        return 0.05 + steady_clock()()
+
+    async def until(self, kind: type[Event]) -> Any:
+        """The first event of a kind."""
+        await self.told.until(lambda told: any(isinstance(one, kind) for one in told))
+        return next(one for one in self.told.seen if isinstance(one, kind))
+
+
+@asynccontextmanager
+async def surroundings(client: KubeClient) -> AsyncIterator[Surroundings]:
+    """What runners share, at work."""
+    recorder = EventRecorder(client, "test")
+    async with aiohttp.ClientSession() as session, running(recorder.run()):
+        clock, slots = steady_clock(), asyncio.Semaphore(4)
+        yield Surroundings(client, recorder, session, clock, lambda: "s3cret", slots)
+
+
+@pytest.fixture
+def scripted(place: Any) -> Callable[..., Any]:
+    """A runner of a job in a namespace of its own, with its script."""
+
+    @asynccontextmanager
+    async def opened(given: Object | None = None) -> AsyncIterator[tuple[Place, Script]]:
+        async with place() as here:
+            await definitions.install(here.client)
+            made = await here.post(JOBS, given or job())
+            async with surroundings(here.client) as around:
+                script = Script()
+                runner = JobRunner(around, job_identity(made), script)
+                runner.tell(JobSeen(parse_job(made).spec))
+                async with running(runner.run()):
+                    await script.until(JobSeen)
+                    yield here, script
+
+    return opened
+
+
+CREATE = CreatePod(PodName("lm-pods-0"), "pods", 0)
+
+
+def test_a_pod_ordered_twice_is_there_once_and_is_told_of(scripted: Any) -> None:
+    async def check() -> None:
+        async with scripted() as (here, script):
+            script.orders = [CREATE, CREATE]
+            seen = await script.until(PodSeen)
+            script.orders = [CREATE]
+            found = await here.get("pods")
+            assert [pod["metadata"]["uid"] for pod in found["items"]] == [seen.pod.uid]
+            assert not any(isinstance(event, PodRefused) for event in script.told.seen)
+
+    asyncio.run(check())
+
+
+def test_a_pod_that_can_never_be_is_refused_for_good(scripted: Any) -> None:
+    bad = job()
+    bad["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]["name"] = "No_Name"
+
+    async def check() -> None:
+        async with scripted(bad) as (_, script):
+            script.orders = [CREATE]
+            refused = await script.until(PodRefused)
+            assert refused.is_final
+            assert "No_Name" in refused.reason
+
+    asyncio.run(check())
+
+
+def test_a_name_that_is_taken_is_refused_for_now(scripted: Any) -> None:
+    async def check() -> None:
+        async with scripted() as (here, script):
+            spec = {"containers": [{"name": "c", "image": "any"}]}
+            await here.post("pods", {"metadata": {"name": "lm-pods-0"}, "spec": spec})
+            script.orders = [CREATE]
+            refused = await script.until(PodRefused)
+            assert not refused.is_final
+
+    asyncio.run(check())
+
+
+def test_only_the_very_pod_is_deleted_and_one_that_is_gone_is_told_of(scripted: Any) -> None:
+    async def check() -> None:
+        async with scripted() as (here, script):
+            script.orders = [CREATE]
+            seen = await script.until(PodSeen)
+            other = PodUid("00000000-0000-0000-0000-000000000000")
+            script.orders = [DeletePod(seen.pod.name, other, "old")]
+            assert await script.until(PodGone) == PodGone(seen.pod.name, other)
+            assert await here.get("pods/lm-pods-0") is not None
+            script.orders = [DeletePod(seen.pod.name, seen.pod.uid, "lost", force=True)]
+            gone = PodGone(seen.pod.name, seen.pod.uid)
+            await here.absent("pods/lm-pods-0")
+            script.orders = [DeletePod(seen.pod.name, seen.pod.uid, "again", force=True)]
+            await script.told.until(lambda told: gone in told)
+
+    asyncio.run(check())
+
+
+def test_a_fence_is_asked_for_and_a_job_deleted(scripted: Any) -> None:
+    async def check() -> None:
+        async with scripted() as (here, script):
+            name = f"node-of-{here.namespace}"
+            await here.client.raw("POST", "api/v1/nodes", body={"metadata": {"name": name}})
+            script.orders = [FenceNode(NodeName(name), "lost"), FenceNode(NodeName("none"), "x")]
+            node = await here.until(
+                f"nodes/{name}", lambda found: found["metadata"].get("annotations")
+            )
+            assert node["metadata"]["annotations"]["unbroken.dev/fence"] == "lost"
+            script.orders = [DeleteJob("its time is over")]
+            await here.absent(f"{JOBS}/lm")
+
+    asyncio.run(check())
+
+
+def test_without_a_token_the_job_waits_and_says_so(place: Any) -> None:
+    async def check() -> None:
+        async with place() as here:
+            await definitions.install(here.client)
+            made = await here.post(JOBS, job())
+            await here.post("secrets", {"metadata": {"name": "lm-agent"}, "stringData": {"a": "b"}})
+            async with surroundings(here.client) as around:
+                script = Script()
+                runner = JobRunner(around, job_identity(made), script)
+                runner.tell(JobSeen(parse_job(made).spec))
+                async with running(runner.run()):
+                    events = await here.until("events", lambda listed: listed["items"])
+                    assert events["items"][0]["reason"] == "NoAgentToken"
+                    assert "lm-agent holds no key token" in events["items"][0]["message"]
+                    assert script.told.seen == []
+                    await here.delete("secrets/lm-agent")
+                    await script.until(JobSeen)
+
+    asyncio.run(check())
+
+
+def incident(number: int, outcome: str = "") -> Incident:
+    """A small one."""
+    signal = Signal(1.0, "Signal", "killed")
+    return Incident(
+        number, 0, signal, (signal,), Remedy.PROCESS, "why", detected_at=1.0, outcome=outcome
+    )
+
+
+@pytest.mark.slow
+def test_what_happens_while_the_api_server_is_away_is_written_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    async def check(here: Place, kill: Callable[[], int]) -> None:
+        await definitions.install(here.client)
+        identity = job_identity(await here.post(JOBS, job()))
+        async with surroundings(here.client) as around:
+            writer = JobWriter(JobRequests(here.client, identity), around.recorder, identity)
+            async with running(writer.run()):
+                writer.status(JobStatus(restart_count=1))
+                await here.until(f"{JOBS}/lm", lambda found: found.get("status"))
+                port = kill()
+                for count in (2, 3):
+                    writer.status(JobStatus(restart_count=count, master_addr="10.0.0.1"))
+                    writer.event(RecordEvent("Restarted", f"attempt {count}"))
+                    writer.incident(incident(1, "recovered" if count == 3 else ""))
+                with embedded_cluster(tmp_path / "server", port):
+                    found = await here.until("incidents/lm-1", lambda one: one["spec"])
+                    assert incident_from(found)[0].outcome == "recovered"
+                    assert found["metadata"]["ownerReferences"][0]["uid"] == identity.uid
+                    status = (await here.get(f"{JOBS}/lm"))["status"]
+                    assert (status["restartCount"], status["masterAddr"]) == (3, "10.0.0.1")
+                    await here.until("events", lambda listed: len(listed["items"]) == 2)
+                    writer.status(JobStatus(restart_count=4))
+                    await here.until(f"{JOBS}/lm", lambda one: "masterAddr" not in one["status"])
+
+    with embedded_cluster(tmp_path / "server") as cluster:
+
+        def kill() -> int:
+            cluster.process.kill()
+            cluster.process.wait()
+            return int(cluster.url.rpartition(":")[2])
+
+        async def story() -> None:
+            async with connect(cluster.kubeconfig) as client:
+                await check(Place(client, "default"), kill)
+
+        asyncio.run(story())
+
+
+def test_a_status_patch_takes_stale_parts_out_and_leaves_those_of_others() -> None:
+    faulty = FaultyPods("PLR", faulty_rank_list=("3",))
+    status = JobStatus(
+        conditions=(Condition("Created", "True"),),
+        latest_faulty=faulty,
+        other={"podSetInfos": [{"annotations": {"a": "b"}}]},
+    )
+    patch = status_patch(status)
+    assert patch["masterAddr"] is None
+    assert patch["startTime"] is None
+    assert patch["restartCount"] == 0
+    assert patch["latestFaultyPodInstanceList"] == {
+        "restartType": "PLR",
+        "faultyRankList": ["3"],
+        "faultyPodList": None,
+        "faultyInstanceIdList": None,
+    }
+    assert "podSetInfos" not in patch
+    assert status_patch(replace(status, latest_faulty=None))["latestFaultyPodInstanceList"] is None
