@@ -135,6 +135,7 @@ def running(
     nproc: int = 2,
     link: bool = True,
     stdout: int = subprocess.PIPE,
+    wrapper: tuple[str, ...] = (),
     **environ: str,
 ) -> Iterator[Running]:
     """Start an agent; at the end nothing of it may live."""
@@ -146,7 +147,7 @@ def running(
     auth = {} if "UNBROKEN_AGENT_AUTH" in environ else {"UNBROKEN_AGENT_TOKEN_FILE": str(token)}
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "unbroken.agent"),
+            *(*wrapper, sys.executable, "-m", "unbroken.agent"),
             *("--server-host", "127.0.0.1", "--server-port", "0", "--rdzv-id", "job"),
             *("--nproc-per-node", str(nproc), "--log_dir", str(logs)),
             *arguments,
