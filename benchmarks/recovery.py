@@ -129,10 +129,22 @@ def outcome(
         details={
             "attempts": max(Counter(one.rank for one in since).values()),
             "kernel_ends_victim": victim_died_at - kill.killed_at,
-            "process_to_python": max(one.began_at - one.process_at for one in new),
-            "import_torch": max((one.imported_at or one.began_at) - one.began_at for one in new),
+            **slowest(new),
         },
     )
+
+
+def slowest(workers: list[Worker]) -> dict[str, float]:
+    """Parts of the way to the first step, each of the rank that took longest."""
+    parts: dict[str, list[float]] = {}
+    for one in workers:
+        times = (one.process_at, one.began_at, one.imported_at, one.joined_at, one.first_step_at)
+        known = [at if at is not None else one.began_at for at in times]
+        names = ("process_to_python", "import_torch", "join", "joined_to_step")
+        for name, start, end in zip(names, known, known[1:], strict=False):
+            parts.setdefault(name, []).append(end - start)
+        parts.setdefault("first_step_cpu", []).append(one.first_step_cpu_seconds or 0.0)
+    return {name: max(values) for name, values in parts.items()}
 
 
 def race(contestants: list[Contestant], kills: int, bound: float) -> dict[str, str]:

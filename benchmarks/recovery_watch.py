@@ -32,7 +32,11 @@ class Worker:
     process_at: float
     began_at: float
     imported_at: float | None = None
+    joined_at: float | None = None
+    """It is in the process group, whose store and ranks it has found."""
     first_step_at: float | None = None
+    first_step_cpu_seconds: float | None = None
+    """Processor time that it took up to there."""
     steps: int = 0
     died_at: float | None = None
     reaped_at: float | None = None
@@ -146,9 +150,13 @@ class Watch:
             return  # of an attempt that is over
         if record["event"] == "imported":
             worker.imported_at = record["at"]
+        elif record["event"] == "joined":
+            worker.joined_at = record["at"]
         else:
             worker.steps += 1
-            worker.first_step_at = worker.first_step_at or record["at"]
+            if worker.first_step_at is None:
+                worker.first_step_at = record["at"]
+                worker.first_step_cpu_seconds = record["cpu_seconds"]
 
     def _begin(self, record: dict[str, float]) -> None:
         pid, rank = int(record["pid"]), int(record["rank"])

@@ -50,6 +50,7 @@ def main() -> None:
     report("imported", time.time())
     torch.set_num_threads(1)
     distributed.init_process_group("gloo")
+    report("joined", time.time())
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     saved, step = directory / "checkpoint.pt", 0
@@ -71,7 +72,7 @@ def main() -> None:
             part = saved.with_suffix(".part")
             torch.save({"model": model.state_dict(), "step": step}, part)
             part.rename(saved)
-        report("step", time.time(), step=step)
+        report("step", time.time(), step=step, cpu_seconds=time.process_time())
 
 
 if __name__ == "__main__":
