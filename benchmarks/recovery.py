@@ -152,7 +152,8 @@ def race(contestants: list[Contestant], kills: int, bound: float) -> dict[str, s
     rng = random.Random(0)
     skipped: dict[str, str] = {}
     for number in range(kills):
-        for contestant in [one for one in contestants if one.kind.mode not in skipped]:
+        racing = [one for one in contestants if one.kind.mode not in skipped]
+        for contestant in rng.sample(racing, len(racing)):
             try:
                 found = kill_once(contestant, number % RANKS, bound, rng)
             except Unavailable as error:
