@@ -17,7 +17,7 @@ def test_pods_are_created_and_started_once_every_agent_is_ready() -> None:
         3.1 runs w-0 0    ->
         3.2 runs w-1 0    -> status Running 0, event Running
         9 completed w-0 0 ->
-        9 completed w-1 0 -> delete w-0, delete w-1, status Completed 0, event Completed
+        9 completed w-1 0 -> status Completed 0, event Completed, delete w-0, delete w-1
     """)
     assert script.status.completion_time == 9
     assert script.job.deadline() is not None

@@ -60,7 +60,7 @@ def test_deadlines_end_a_job_that_does_not_start(policy: RunPolicy, at: float, r
     script = Script(spec(1, policy=policy))
     script.run("0 job\n0 synced\n1 pod w-0 node=n0 why=ImagePullBackOff")
     script.run(f"{at - 1} tick ->")
-    script.run(f"{at} tick -> delete w-0, status Failed 0")
+    script.run(f"{at} tick -> status Failed 0, delete w-0")
     assert script.condition.reason == reason
     assert "ImagePullBackOff" in script.condition.message
 
@@ -78,7 +78,7 @@ def test_fault_deadline_ends_a_recovery_that_takes_too_long() -> None:
     script = Script(spec(2, policy=RunPolicy(fault_deadline_seconds=30)))
     script.up()
     script.run("10 gone w-1\n10.1 ready w-0 0\n10.2 pod w-1 uid=w-1.1\n39 tick ->")
-    script.run("40 tick -> delete w-0, delete w-1.1, status Failed 1")
+    script.run("40 tick -> status Failed 1, delete w-0, delete w-1.1")
 
 
 def test_active_deadline_stops_what_runs_before_the_job_fails() -> None:
@@ -86,7 +86,7 @@ def test_active_deadline_stops_what_runs_before_the_job_fails() -> None:
     script.up()
     script.run("""
         50 tick         -> stop w-0 0
-        50.1 ready w-0 0 -> delete w-0, status Failed 0
+        50.1 ready w-0 0 -> status Failed 0, delete w-0
     """)
 
 
@@ -125,7 +125,7 @@ def test_pod_that_may_still_run_something_is_deleted_whatever_the_policy() -> No
     script = Script(spec(2, 0, policy))
     script.up()
     script.run("10 failed w-0 0\n10.1 ready w-0 0\n10.2 lost w-1")
-    script.run("70 tick -> stop w-1 0, delete w-1, status Failed 0")
+    script.run("70 tick -> stop w-1 0, status Failed 0, delete w-1")
 
 
 def test_ended_job_is_deleted_when_its_time_is_over() -> None:

@@ -28,10 +28,13 @@ def restart(script: Script, at: float, attempt: int, fault: str = "failed w-1") 
 
 
 def test_spare_takes_the_rank_of_a_pod_that_is_gone() -> None:
-    running(2, 1).run("""
+    script = running(2, 1)
+    script.run("""
         10 gone w-1       -> stop w-0 0, create w-1
         10.1 ready w-0 0  -> start w-0 1 rank=0, start w-2 1 rank=1
     """)
+    assert script.incidents[1].remedy is Remedy.POD
+    assert script.incidents[1].reason.startswith("lost j-w-1;")
 
 
 def test_without_a_spare_the_new_pod_is_waited_for() -> None:
@@ -198,7 +201,7 @@ def test_default_budget_ends_a_script_that_fails_at_once_and_shows_its_last_line
     script.run("""
         20 failed w-1 3 lines=Traceback|ValueError:x -> stop w-0 3, stop w-1 3, status Faulted 3
         20.1 ready w-0 3 ->
-        20.2 ready w-1 3 -> delete w-0, delete w-1, status Failed 3, event Failed
+        20.2 ready w-1 3 -> status Failed 3, event Failed, delete w-0, delete w-1
     """)
     assert script.condition.reason == "RetriesExhausted"
     assert "ValueError:x" in script.condition.message
@@ -274,7 +277,7 @@ def test_loss_of_a_pod_that_has_completed_is_no_fault() -> None:
         10 completed w-0 0 ->
         11 lost w-0        ->
         12 gone w-0        -> create w-0
-        13 completed w-1 0 -> delete w-1, status Completed 0
+        13 completed w-1 0 -> status Completed 0, delete w-1
     """)
 
 

@@ -74,6 +74,11 @@ def find(members: Iterable[Member], status_attempt: int, stock_attempt: int) -> 
     return finding
 
 
+def _is_idle(member: Member) -> bool:
+    is_away = member.lost_why or member.condemned or member.view.is_deleting
+    return member.state is AgentState.READY and not is_away
+
+
 def _sort(finding: Finding, member: Member, report: AgentReport) -> None:
     if report.state in (*_BEGUN, *_BROKEN):
         if member.attempt_of(report) != finding.attempt:
@@ -156,11 +161,10 @@ class Adoption:
         if len(ranked) < state.nnodes:
             if state.standing is Standing.RUNNING:
                 return False
-            state.commands += state.gang.halt(state.attempt - 1, now)
-            ready = (state.roster.members[uid] for uid in state.gang.ready)
-            state.ranks.fill(ready, state.roster)
             # Some run it, so every pod was proven clear of what came before.
-            able = state.gang.ready | ranked.keys()
+            ready = [m for m in state.roster.members.values() if _is_idle(m)]
+            state.ranks.fill(ready, state.roster)
+            able = ranked.keys() | {member.uid for member in ready}
             if not state.ranks.is_full or not state.ranks.rank_of.keys() <= able:
                 return False
         self._resume(finding, now)

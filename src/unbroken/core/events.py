@@ -194,7 +194,10 @@ class StopWorkers:
 
 @dataclass(frozen=True, slots=True)
 class WriteStatus:
-    """The job's status is now this; the newest replaces the older ones that are still unwritten."""
+    """The job's status is now this; the newest replaces the older ones that are still unwritten.
+
+    A DeletePod or DeleteJob that follows it in a step waits until it is written: the pods of a job
+    that has ended are the only other record of how it ended."""
 
     status: JobStatus
 

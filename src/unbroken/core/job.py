@@ -331,6 +331,7 @@ class Job:
         if member is not None:
             text = "the pod is gone"
             found = self._recovery.signs(member, signals.POD_DELETED, text, now)
+            self._recovery.escalate(member)
         state.roster.remove_pod(uid)
         self._adoption.heard(uid)
         state.lost.pop(uid, None)

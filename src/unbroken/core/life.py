@@ -157,7 +157,7 @@ class Life:
             return
         first = [w.first_output_at for w in report.workers if w.first_output_at is not None]
         if first:
-            at = min(max(min(first), incident.detected_at), now)
+            at = min(max(min(first), incident.ready_at or incident.detected_at), now)
             self._state.incidents.change(progress_at=at)
             self._recovered(now)
 

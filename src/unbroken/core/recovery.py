@@ -9,7 +9,7 @@ from unbroken.spec.job import FaultyPods, RestartStatus
 
 from . import budgets, ladder, signals
 from .conditions import Standing
-from .events import NodeName, PodPhase
+from .events import NodeName, PodName, PodPhase
 from .gang import Stage
 from .incidents import UNCHARGED, culprit
 from .life import Life, Verdict
@@ -29,6 +29,7 @@ class Recovery:
     def __init__(self, state: JobState, life: Life) -> None:
         self._state = state
         self._life = life
+        self._budget_reason = ""
 
     def fault(self, found: Sequence[Signal], now: float) -> None:
         """Take signs of one fault: the first opens an incident, the others join it."""
@@ -48,15 +49,18 @@ class Recovery:
         state.close_incident("failed again", now)
         broken = state.attempt
         charged = self._charge(found, now)
-        lost = [m.view.name for m in state.plan.condemned.values()]
-        remedy, reason = ladder.choose(charged.remedy, charged.reason, lost)
+        self._budget_reason = charged.reason
+        condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]
+        lost = dict.fromkeys(m.view.name for m in condemned)
+        lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
+        remedy, reason = ladder.choose(charged.remedy, charged.reason, list(lost))
         state.incidents.begin(broken, found, remedy, reason, now)
         if remedy is not Remedy.FAIL:
             state.attempt += 1
         state.phase = Phase.PREPARING
         through = broken if remedy is Remedy.FAIL else state.attempt - 1
         state.commands += state.gang.halt(through, now)
-        faulty = _faulty(remedy, found)
+        faulty = _faulty(remedy, culprit(found), found)
         state.set_budget(charged.status, faulty)
         self._life.mark_preparing(now)
         self._say(now)
@@ -85,12 +89,16 @@ class Recovery:
         state.objects += state.plan.condemn(member, text, now)
         state.ranks.release(uid)
         state.gang.forget(uid)
-        incident = state.incidents.open
-        is_waiting = state.phase is Phase.PREPARING and incident is not None
-        if is_waiting and incident and incident.remedy is Remedy.PROCESS:
-            reason = f"lost {member.view.name}; {incident.reason}"
-            state.incidents.change(remedy=Remedy.POD, reason=reason)
+        self.escalate(member)
         return found
+
+    def escalate(self, member: Member) -> None:
+        """Note that a pod is lost whose processes were to be restarted."""
+        state, incident = self._state, self._state.incidents.open
+        is_part = state.gang.stage is Stage.HALTED and member.uid in state.gang.ranks
+        if is_part and incident is not None and incident.remedy is Remedy.PROCESS:
+            _, reason = ladder.choose(Remedy.PROCESS, self._budget_reason, [member.view.name])
+            state.incidents.change(remedy=Remedy.POD, reason=reason)
 
     def lose_all(self, members: Iterable[Member], fault: str, text: str, now: float) -> None:
         """Let pods go for one reason."""
@@ -157,7 +165,7 @@ class Recovery:
         assert incident is not None
         reason, text = signals.as_reason(incident.culprit.fault), story(incident)
         state.stand(Standing.FAULTED, reason, text, now)
-        state.set_status(latest_faulty=_faulty(incident.remedy, incident.signals))
+        state.set_status(latest_faulty=_faulty(incident.remedy, incident.culprit, incident.signals))
         if incident.remedy is Remedy.FAIL:
             self._life.end(Verdict(Standing.FAILED, "RetriesExhausted", text), now)
 
@@ -189,9 +197,8 @@ def story(incident: Incident) -> str:
     return "\n".join((first, *incident.culprit.evidence))
 
 
-def _faulty(remedy: Remedy, found: Iterable[Signal]) -> FaultyPods:
-    found = list(found)
-    causes = [signal for signal in found if signal.fault == culprit(found).fault]
+def _faulty(remedy: Remedy, first: Signal, found: Iterable[Signal]) -> FaultyPods:
+    causes = [signal for signal in found if signal.fault == first.fault]
     nodes = dict.fromkeys(signal.node for signal in causes if signal.node)
     pods = dict.fromkeys(signal.pod for signal in causes if signal.pod)
     ranks = dict.fromkeys(str(signal.rank) for signal in causes if signal.rank is not None)

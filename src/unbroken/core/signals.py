@@ -16,6 +16,8 @@ POD_FAILED = "PodFailed"
 POD_DELETED = "PodDeleted"
 START_TIMEOUT = "StartTimeout"
 STOPPED = "StoppedByOthers"
+POD_LOSSES = (NODE_LOST, NODE_FAULT, POD_FAILED, POD_DELETED)
+"""Signs that the pod itself is lost."""
 WORKER_CRASH = "WorkerCrash"
 """A stock agent's word for a worker that failed, where it gives no other."""
 

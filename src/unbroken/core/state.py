@@ -1,6 +1,7 @@
 """What the parts of a job's machine share: where the job is, and what is to be ordered.
 
-Effects leave in one order: commands to agents, nodes and pods, the status, events, incidents.
+Effects leave in one order: commands to agents, pods and nodes, the status, events, incidents.
+Pods of a job that has ended are deleted after the status: they are all that shows how it ended.
 """
 
 from __future__ import annotations
@@ -102,11 +103,13 @@ class JobState:
 
     def flush(self) -> list[Effect]:
         """Everything ordered in this step, in the agreed order."""
-        effects = self.commands + self.objects
+        is_over = self.phase is Phase.ENDED
+        effects = self.commands + ([] if is_over else self.objects)
         if self.status != self._written:
             self._written = self.status
             effects.append(WriteStatus(self.status))
-        effects += self._events + self._incident_writes + self.incidents.writes() + self.last
+        effects += self._events + self._incident_writes + self.incidents.writes()
+        effects += (self.objects if is_over else []) + self.last
         for ordered in (self.commands, self.objects, self._events, self._incident_writes):
             ordered.clear()
         self.last.clear()
