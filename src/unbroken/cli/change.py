@@ -35,6 +35,9 @@ def restart(
 
 def suspend(
     job: JobName,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return when its pods are gone.")
+    ] = True,
     namespace: Namespace = "",
     output: Form = Output.TEXT,
     directory: Embedded = None,
@@ -42,7 +45,8 @@ def suspend(
 ) -> None:
     """Stop the job and give its pods up; `unbroken resume` lets it go on."""
     patch = {"spec": {"runPolicy": {"suspend": True}}}
-    _change(find(directory, context), namespace, job, patch, "suspended", output)
+    place = find(directory, context)
+    _change(place, namespace, job, patch, "suspended", output, wait=wait)
 
 
 def resume(
@@ -58,16 +62,38 @@ def resume(
 
 
 def _change(
-    place: Place, namespace: str, name: str, patch: dict[str, Any], done: str, output: Output
+    place: Place,
+    namespace: str,
+    name: str,
+    patch: dict[str, Any],
+    done: str,
+    output: Output,
+    *,
+    wait: bool = False,
 ) -> None:
     async def act(cluster: Cluster) -> None:
         now = state(await cluster.job(name))
         if now in ENDED:
             raise SpecError(f"job {name} has ended ({now}); delete it and run it anew")
         await cluster.patch(JOBS, name, patch)
+        if wait:
+            await _until_suspended(cluster, name)
 
     on_cluster(place, namespace, act)
     _tell(name, done, output)
+
+
+async def _until_suspended(cluster: Cluster, name: str) -> None:
+    from .watching import Watched  # slow to load
+
+    async with Watched(cluster, name) as watched:
+
+        def is_suspended() -> bool:
+            job = watched.job()
+            is_idle = job is None or state(job) in ("Suspended", *ENDED)
+            return is_idle and not watched.pods()
+
+        await watched.until(is_suspended)
 
 
 def _tell(name: str, done: str, output: Output) -> None:

@@ -153,6 +153,7 @@ def on_cluster(place: Place, namespace: str, act: Callable[[Cluster], Awaitable[
     try:
         return asyncio.run(run())
     except WorldError as error:
-        if place.paths is None:
+        if place.paths is None or error.retry_after_seconds is None:
             raise
-        raise WorldError(f"{error} (cluster of {place.paths.directory})") from error
+        text = f"{error} (cluster of {place.paths.directory})"
+        raise WorldError(text, error.retry_after_seconds) from error

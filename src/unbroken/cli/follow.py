@@ -96,7 +96,8 @@ class Follower:
             return True
         self._job = self._watched.job() or self._job
         now = state(self._job)
-        return now in ENDED or (bool(self._stopped_by) and now == "Suspended")
+        is_stopped = now == "Suspended" and not self._watched.pods()
+        return now in ENDED or (bool(self._stopped_by) and is_stopped)
 
     def _tell(self) -> None:
         self._tell_state()
@@ -222,3 +223,4 @@ class Follower:
     async def _suspend(self) -> None:
         patch = {"spec": {"runPolicy": {"suspend": True}}}
         await self._cluster.patch(JOBS, self._name, patch)
+        self._watched.wake()

@@ -56,6 +56,10 @@ class Watched:
     def _tell(self, old: Any, new: Any) -> None:
         self._event.set()
 
+    def wake(self) -> None:
+        """Let whoever waits for a change look again."""
+        self._event.set()
+
     async def change(self) -> None:
         """Return when something has changed since the last time."""
         await self._event.wait()

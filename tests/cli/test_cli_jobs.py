@@ -1,0 +1,215 @@
+"""Commands about jobs that run: what they show is what is, and what they ask for happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_calls import COUNT, Cli, read_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def counting(
+    cli: Cli, request: pytest.FixtureRequest
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A job of two pods with two ranks each that counts, and the command that follows it."""
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:30].strip("-")
+    script = cli.script(f"{name}.py", COUNT)
+    command = ["run", "--nnodes", "2", "--nproc-per-node", "2", "--name", name, script, "100000"]
+    process = cli.start(*command)
+    read_until(process, lambda line: line == "step 1")
+    yield name, process
+    process.terminate()
+    process.communicate(timeout=30)
+    cli.call("delete", name, code=None)
+
+
+def wait_recovered(process: subprocess.Popen[str], number: int) -> str:
+    """The line that tells of an incident."""
+    lines = read_until(process, lambda line: f"unbroken: incident {number}: " in line)
+    read_until(process, lambda line: line.startswith("step "))
+    return lines[-1]
+
+
+def workers(found: dict[str, Any]) -> dict[int, int]:
+    """Pids by rank."""
+    agents = [pod["agent"] for pod in found["pods"] if pod["agent"]]
+    return {one["rank"]: one["pid"] for agent in agents for one in agent["workers"]}
+
+
+def test_describe_names_every_process(cli: Cli, counting: tuple[str, Any]) -> None:
+    name, _ = counting
+    found = cli.json("describe", name)
+    assert found["state"] == "Running"
+    assert (found["replicas"], found["ready"], found["restarts"]) == (2, 2, 0)
+    assert sorted(pod["node"] for pod in found["pods"]) == ["node-0", "node-1"]
+    assert [one["reason"] for one in found["events"]][:2] == ["Created", "Running"]
+    for rank, pid in workers(found).items():
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        assert f"RANK={rank}".encode() in variables
+    assert sorted(workers(found)) == [0, 1, 2, 3]
+    text = cli.call("describe", name).stdout
+    assert re.search(rf"{name}-pods-0 +node-\d +Running +0 +running +0 \(\d+\) 1 \(\d+\)", text)
+
+
+def test_jobs_lists_one_line_each(cli: Cli, counting: tuple[str, Any]) -> None:
+    name, _ = counting
+    (one,) = (job for job in cli.json("jobs")["jobs"] if job["name"] == name)
+    assert one["state"] == "Running"
+    lines = cli.call("jobs").stdout.splitlines()
+    assert re.fullmatch("NAME +STATE +READY +SPARES +RESTARTS +LAST FAULT +AGE", lines[0])
+    assert any(re.fullmatch(rf"{name} +Running +2/2 +0 +0 +\d+s", line) for line in lines)
+    assert any(line.startswith("default ") for line in cli.call("jobs", "-A").stdout.splitlines())
+    assert cli.json("jobs", "-n", "elsewhere") == {"jobs": []}
+
+
+def test_a_killed_worker_is_explained(cli: Cli, counting: tuple[str, Any]) -> None:
+    name, process = counting
+    before = workers(cli.json("describe", name))
+    done = cli.json("chaos", "kill-worker", name, "--rank", "3")
+    assert (done["rank"], done["pid"]) == (3, before[3])
+    line = wait_recovered(process, 1)
+    assert f"rank 3 ({name}-pods-1 on node-" in line
+    assert re.search(r"killed by SIGKILL; restarted the processes; \d+\.\d{3} s lost$", line)
+    after = workers(cli.json("describe", name))
+    assert sorted(after) == [0, 1, 2, 3]
+    assert not set(after.values()) & set(before.values())
+    (incident,) = cli.json("explain", name)["incidents"]
+    assert incident["culprit"]["exitCode"] == 128 + signal.SIGKILL
+    assert incident["outcome"] == "recovered"
+    assert 0 < incident["seconds"] < 30
+    text = cli.call("explain", name, "--incident", "1").stdout
+    for stage in ("detected", "stopped", "ready", "started", "first output"):
+        assert re.search(rf"\d\d:\d\d:\d\d\.\d{{3}}  {stage}", text), stage
+    assert "culprit    rank 3" in text
+    assert "remedy     process: restart the processes in their pods" in text
+    assert re.search(r"cost       \d+\.\d{3} s", text)
+    refused = cli.call("explain", name, "--incident", "2", code=1)
+    assert f"job {name} has no incident 2 (it has: 1)" in refused.stderr
+
+
+def test_a_killed_agent_and_a_deleted_pod_come_back(cli: Cli, counting: tuple[str, Any]) -> None:
+    name, process = counting
+    agents = {pod["name"]: pod["agent"]["pid"] for pod in cli.json("describe", name)["pods"]}
+    done = cli.json("chaos", "kill-agent", name, "--rank", "2")
+    assert done["pid"] == agents[done["pod"]]
+    assert "AgentLost" in wait_recovered(process, 1) or cli.json("explain", name)["incidents"]
+    assert not Path(f"/proc/{done['pid']}").exists()
+    done = cli.json("chaos", "kill-pod", name, "--pod", f"{name}-pods-1")
+    wait_recovered(process, 2)
+    found = cli.json("explain", name)["incidents"]
+    assert [one["outcome"] for one in found] == ["recovered", "recovered"]
+    assert found[1]["culprit"]["pod"] == f"{name}-pods-1"
+    refused = cli.call("chaos", "kill-pod", name, "--pod", "other", code=1)
+    assert f"it has: {name}-pods-0, {name}-pods-1" in refused.stderr
+
+
+def test_a_frozen_worker_stands_still_until_it_is_thawed(
+    cli: Cli, counting: tuple[str, Any]
+) -> None:
+    name, _ = counting
+    done = cli.json("chaos", "freeze-worker", name, "--rank", "1")
+    state = Path(f"/proc/{done['pid']}/stat").read_text().rpartition(")")[2].split()[0]
+    assert state == "T"
+    os.kill(done["pid"], signal.SIGCONT)
+    refused = cli.call("chaos", "freeze-worker", name, "--rank", "9", code=1)
+    assert "rank 9 of job" in refused.stderr
+    assert "(ranks that do: 0, 1, 2, 3)" in refused.stderr
+
+
+def test_suspend_gives_the_pods_up_and_resume_goes_on(cli: Cli, counting: tuple[str, Any]) -> None:
+    name, process = counting
+    pids = workers(cli.json("describe", name)).values()
+    cli.call("suspend", name)
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    cli.call("resume", name)
+    read_until(process, lambda line: line == "step 1")
+    assert cli.json("describe", name)["restarts"] == 0
+
+
+def test_restart_runs_the_next_attempt_in_the_same_pods(
+    cli: Cli, counting: tuple[str, Any]
+) -> None:
+    name, process = counting
+    before = cli.json("describe", name)
+    assert "restart asked for" in cli.call("restart", name).stdout
+    wait_recovered(process, 1)
+    after = cli.json("describe", name)
+    assert after["restarts"] == 1
+    assert [p["agent"]["pid"] for p in after["pods"]] == [p["agent"]["pid"] for p in before["pods"]]
+    assert not set(workers(after).values()) & set(workers(before).values())
+
+
+def test_followed_logs_of_a_rank_go_on_over_a_restart(cli: Cli, counting: tuple[str, Any]) -> None:
+    name, process = counting
+    logs = cli.start("logs", "-f", name, "--rank", "2")
+    read_until(logs, lambda line: line == "step 5")
+    cli.call("chaos", "kill-pod", name, "--rank", "2")
+    wait_recovered(process, 1)
+    read_until(logs, lambda line: line == "step 0")
+    cli.call("delete", name)
+    logs.communicate(timeout=30)
+    assert logs.returncode == 0
+
+
+def test_delete_returns_when_nothing_is_left(cli: Cli, counting: tuple[str, Any]) -> None:
+    name, process = counting
+    pids = workers(cli.json("describe", name)).values()
+    assert cli.call("delete", name).stdout == f"{name}: deleted\n"
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    process.communicate(timeout=30)
+    refused = cli.call("describe", name, code=1)
+    assert refused.stderr == f'error: no job "{name}" in namespace default; see: unbroken jobs -A\n'
+
+
+def test_ended_jobs_refuse_to_be_changed(cli: Cli) -> None:
+    cli.call("run", "--name", "ended", cli.script("ended.py", ""))
+    for command in ("restart", "suspend", "resume"):
+        done = cli.call(command, "ended", code=1)
+        assert "job ended has ended (Completed); delete it and run it anew" in done.stderr
+
+
+def test_names_of_jobs_are_completed(cli: Cli) -> None:
+    cli.call("run", "--name", "completable", cli.script("completable.py", ""))
+    environment = {
+        **cli.environment,
+        "_UNBROKEN_COMPLETE": "complete_bash",
+        "COMP_WORDS": "unbroken describe compl",
+        "COMP_CWORD": "2",
+    }
+    code = "import sys; sys.argv[0] = 'unbroken'; from unbroken.cli.main import run; run()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["completable"]
+
+
+def test_a_node_that_is_switched_off_is_replaced_by_the_spare(make_cli: Any) -> None:
+    cli = make_cli(3)
+    script = cli.script("train.py", COUNT)
+    process = cli.start("run", "--nnodes", "2", "--spares", "1", script, "100000")
+    read_until(process, lambda line: line == "step 1")
+    done = cli.json("chaos", "kill-node", "train", "--rank", "1")
+    line = wait_recovered(process, 1)
+    assert f"on {done['node']}" in line
+    assert "replaced the pod" in line
+    found = cli.json("describe", "train")
+    ranks = {
+        worker["rank"]: pod["node"]
+        for pod in found["pods"]
+        for worker in (pod["agent"] or {}).get("workers", ())
+    }
+    assert sorted(ranks) == [0, 1]
+    assert ranks[1] != done["node"]
+    process.terminate()
+    process.communicate(timeout=30)

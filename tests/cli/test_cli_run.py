@@ -1,0 +1,184 @@
+"""`unbroken run`: manifests and scripts to their end, exit codes, being interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli_calls import COUNT, FAIL, TELL, UNBROKEN, Cli, manifest, read_until
+from e2e.clusters import processes
+
+pytestmark = pytest.mark.slow
+MakeCli = Callable[..., Cli]
+
+
+def test_a_manifest_runs_to_its_end_and_shows_rank_zero(cli: Cli) -> None:
+    job = manifest("written", "sh", "-c", "echo rank $RANK of $WORLD_SIZE", replicas=2)
+    (cli.folder / "written.json").write_text(json.dumps(job))
+    done = cli.call("run", "written.json")
+    assert done.stdout == "rank 0 of 4\n"
+    assert "written: Completed" in done.stderr
+    assert cli.call("logs", "written", "--rank", "3").stdout == "rank 3 of 4\n"
+    everything = cli.call("logs", "written").stdout.splitlines()
+    assert {f"[{rank}]: rank {rank} of 4" for rank in range(4)} <= set(everything)
+
+
+def test_other_objects_of_a_manifest_are_applied_first(cli: Cli) -> None:
+    job = manifest("mounts", "cat", "/data/word")
+    pod = job["spec"]["replicaSpecs"][0]["template"]["spec"]
+    pod["volumes"] = [{"name": "data", "configMap": {"name": "words"}}]
+    pod["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    words = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "words"}}
+    text = "\n---\n".join(map(json.dumps, (words | {"data": {"word": "hello\n"}}, job)))
+    assert cli.call("run", "-", stdin=text).stdout == "hello\n"
+
+
+def test_a_script_gets_folder_arguments_environment_and_python(cli: Cli) -> None:
+    script = cli.script("tell.py", TELL)
+    environment = {**cli.environment, "CLI_TEST": "a $(RANK) b", "RANK": "77"}
+    environment.pop("VIRTUAL_ENV", None)
+    sizes = ("--nnodes", "2", "--nproc_per_node=2", "--standalone", "--max-restarts", "0")
+    done = cli.call("run", *sizes, script, "--lr=1", "$(RANK)", environment=environment)
+    assert json.loads(done.stdout) == {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "4",
+        "CLI_TEST": "a $(RANK) b",
+        "JOB_RESTART_COUNT": "0",
+        "argv": ["--lr=1", "$(RANK)"],
+        "cwd": str(cli.folder),
+        "python": sys.executable,
+    }
+    logged = cli.json("logs", "tell")["lines"]
+    told = [json.loads(line["text"]) for line in logged if line["rank"] is not None]
+    assert sorted(one["RANK"] for one in told) == ["0", "1", "2", "3"]
+
+
+def test_the_active_virtual_environment_runs_the_script(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    environment = {**cli.environment, "VIRTUAL_ENV": str(tmp_path)}
+    script = cli.script("venv.py", "import os; print(open('/proc/self/cmdline').read())")
+    done = cli.call("run", script, environment=environment)
+    assert done.stdout.split("\0")[0] == f"{tmp_path}/bin/python"
+
+
+def test_modules_and_programs_run_as_with_torchrun(cli: Cli) -> None:
+    cli.script("as_module.py", "print(__name__, __spec__.name)")
+    done = cli.call("run", "-m", "--name", "modular", "as_module")
+    assert done.stdout == "__main__ as_module\n"
+    done = cli.call("run", "--no-python", "--name", "program", "echo", "--detach")
+    assert done.stdout == "--detach\n"
+
+
+def test_the_exit_code_is_that_of_the_worker_that_failed(cli: Cli) -> None:
+    script = cli.script("fail.py", FAIL)
+    done = cli.call("run", "--nproc-per-node", "2", "--max-restarts", "1", script, code=7)
+    assert done.stdout == "rank 0 is here\n" * 2
+    told = [line for line in done.stderr.splitlines() if "unbroken: incident" in line]
+    assert len(told) == 2
+    assert "incident 1: rank 1 (fail-pods-0 on node-" in told[0]
+    assert "exit code 7; restarted the processes; 0." in told[0]
+    assert told[0].endswith(" s lost")
+    assert "gave up: jobMaxRetryCount: all 1 restarts are used" in told[1]
+
+
+def test_json_holds_the_outcome_and_nothing_else(cli: Cli) -> None:
+    script = cli.script("raise.py", "raise ValueError('no such thing')")
+    found = cli.json("run", "--max-restarts", "0", "-o", "json", script, code=1)
+    assert found["state"] == "Failed"
+    assert found["exitCode"] == 1
+    (incident,) = found["incidents"]
+    assert incident["culprit"]["fault"] == "PythonException"
+    assert incident["culprit"]["evidence"][-1] == "ValueError: no such thing"
+    assert incident["remedy"] == "fail"
+
+
+def test_names_of_scripts_never_clash_and_given_ones_are_refused(cli: Cli) -> None:
+    script = cli.script("Twice_Named.py", "")
+    first = cli.json("run", "--detach", "-o", "json", script)
+    second = cli.json("run", "--detach", "-o", "json", script)
+    assert (first["name"], second["name"]) == ("twice-named", "twice-named-2")
+    done = cli.call("run", "--name", "twice-named", script, code=1)
+    assert done.stderr.startswith("error: there is a job twice-named (")
+    assert "unbroken delete twice-named" in done.stderr
+
+
+def test_ctrl_c_asks_once_and_the_second_stops_the_job(cli: Cli) -> None:
+    script = cli.script("interrupted.py", COUNT)
+    process = cli.start("run", script, "1000")
+    read_until(process, lambda line: line == "step 1")
+    process.send_signal(signal.SIGINT)
+    asked = read_until(process, lambda line: line == "step 8")
+    assert sum("stop the job? A second Ctrl-C" in line for line in asked) == 1
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "it can go on with: unbroken resume interrupted" in rest
+    assert "Traceback" not in rest
+    assert cli.json("describe", "interrupted")["state"] == "Suspended"
+    assert not processes("interrupted.py 1000")
+
+
+def test_sigterm_stops_the_job_without_asking(cli: Cli) -> None:
+    process = cli.start("run", cli.script("terminated.py", COUNT), "1000")
+    read_until(process, lambda line: line == "step 1")
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+    assert not processes("terminated.py 1000")
+
+
+def test_a_job_that_is_deleted_while_followed_says_so(cli: Cli) -> None:
+    process = cli.start("run", cli.script("vanishing.py", COUNT), "1000")
+    read_until(process, lambda line: line == "step 1")
+    cli.call("delete", "vanishing")
+    rest, _ = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert rest.endswith("error: job vanishing was deleted\n")
+
+
+def test_a_terminal_shows_the_state_below_the_output(cli: Cli) -> None:
+    script = cli.script("shown.py", COUNT)
+    ours, theirs = pty.openpty()
+    environment = {**cli.environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+    process = subprocess.Popen(
+        [*UNBROKEN, "run", "--nproc-per-node", "2", script, "40"],
+        cwd=cli.folder,
+        env=environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while select.select([ours], [], [], 60)[0]:
+        try:
+            shown += os.read(ours, 65536)
+        except OSError:
+            break  # its end of the terminal is closed
+    os.close(ours)
+    assert process.wait(timeout=30) == 0
+    text = shown.decode()
+    assert "step 39" in text
+    assert "shown: Running, 0 restarts" in text
+    assert "agent running  0:running 1:running" in text
+    assert "shown: Completed" in text
+
+
+def test_a_cluster_is_started_where_there_is_none(make_cli: MakeCli) -> None:
+    cli = make_cli()
+    script = cli.script("first.py", TELL)
+    done = cli.call("run", "--nnodes", "2", "--spares", "1", script)
+    assert f"starting a cluster of 3 node(s) in {cli.directory}" in done.stderr
+    assert json.loads(done.stdout)["WORLD_SIZE"] == "2"
+    assert len(cli.json("status")["nodes"]) == 3
