@@ -9,10 +9,11 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import unbroken
 from unbroken.agent_http.server import AgentServer
@@ -39,7 +40,6 @@ from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand
 from unbroken.wire.agent_bodies import Status
 
 from . import facts
-from .environment import programs
 from .options import Options
 from .processes import Processes
 from .rank_table import DIRECTORY, DIRECTORY_VARIABLE, RankTable
@@ -49,16 +49,42 @@ logger = logging.getLogger(__name__)
 PORTS_REMEMBERED = 1000
 
 
+class Owner(Protocol):
+    """Who has the workers' processes."""
+
+    note: str
+    """For people: what becomes of the output."""
+
+    def start(self) -> None:
+        """Take charge."""
+
+    def spawn(self, stage: Stage, command: StartCommand) -> None:
+        """Start the workers of a stage; feeds `StageStarted` or `SpawnFailed`."""
+
+    def signal(self, number: int) -> None:
+        """Signal every worker that lives."""
+
+    def kill_all(self) -> None:
+        """End everything that descends from a worker; feeds `NothingLives`."""
+
+    def close(self) -> None:
+        """Write out what there is."""
+
+
+MakeOwner = Callable[[Options, Callable[[Event], None]], Owner]
+
+
 class Driver:
     """Runs the machine; is what the HTTP server speaks for."""
 
-    def __init__(self, options: Options, token: str | None, has_link: bool = True) -> None:
+    def __init__(
+        self, options: Options, token: str | None, make: MakeOwner, has_link: bool = True
+    ) -> None:
         self._options = options
         self._machine = Workers(settings(options))
         self._server = AgentServer(self, token, has_link)
-        self._processes = Processes(options, self.feed)
+        self._processes = make(options, self.feed)
         self._table = RankTable(Path(os.environ.get(DIRECTORY_VARIABLE, DIRECTORY)))
-        self._directories = log_directories(options)
         self._random = random.Random()
         self._offered: collections.deque[int] = collections.deque(maxlen=PORTS_REMEMBERED)
         self._is_spare = True
@@ -69,13 +95,14 @@ class Driver:
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._began_at, self._began = time.time(), time.monotonic()
 
-    async def run(self, keeper: int) -> int:
+    async def run(self, keeper: int | None) -> int:
         """Listen and work until told to end; returns the exit code.  WorldError."""
         self._table.load()
         self._processes.start()
         for number in self._options.signals:
             self._loop.add_signal_handler(number, self.feed, Terminated(number))
-        self._loop.add_reader(keeper, self._keeper_ended, keeper)
+        if keeper is not None:
+            self._loop.add_reader(keeper, self._keeper_ended, keeper)
         port = await self._server.start(self._options.host, self._options.port)
         self.feed(Prepared())
         self._announce(port)
@@ -131,9 +158,7 @@ class Driver:
     def _act(self, effect: Effect) -> None:
         match effect:
             case Spawn(stage, command):
-                directory = f"{self._directories[stage]}/attempt_{command.attempt}"
-                chosen = programs(self._options, stage, command, directory)
-                self._processes.spawn(command.attempt, stage, chosen)
+                self._processes.spawn(stage, command)
             case SignalWorkers(number):
                 self._processes.signal(number)
             case KillAll():
@@ -183,7 +208,7 @@ class Driver:
         options = self._options
         text = (
             f"unbrokenrun: waits for an operator at http://{options.host}:{port} "
-            f"({options.nproc} workers; output in {self._directories[Stage.TRAIN]})"
+            f"({options.nproc} workers; {self._processes.note})"
         )
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
@@ -202,34 +227,20 @@ def settings(options: Options) -> Settings:
     )
 
 
-def log_directories(options: Options) -> dict[Stage, str]:
-    """Make this run's directory for each stage; WorldError."""
-    stages = {Stage.TRAIN: ""}
-    if options.pre_train is not None:
-        stages[Stage.PRE_TRAIN] = "pre_train_"
-    if options.post_train is not None:
-        stages[Stage.POST_TRAIN] = "post_train_"
-    base = options.log_dir or tempfile.gettempdir()
-    try:
-        os.makedirs(base, exist_ok=True)
-        if not options.log_dir:
-            base = tempfile.mkdtemp(prefix="unbroken_")
-        return {
-            stage: tempfile.mkdtemp(prefix=f"{prefix}{options.run_id}_", dir=base)
-            for stage, prefix in stages.items()
-        }
-    except OSError as error:
-        raise WorldError(f"cannot write in {base}: {error.strerror}; choose --log-dir") from error
-
-
-def run(options: Options, token: str | None, keeper: int, has_link: bool = True) -> int:
-    """The agent's process, from here to its end."""
+def run(
+    options: Options,
+    token: str | None,
+    keeper: int | None,
+    make: MakeOwner = Processes,
+    has_link: bool = True,
+) -> int:
+    """The agent, from here to its end."""
 
     logging.basicConfig(
         level=options.log_level, format="%(levelname)s %(name)s %(message)s", force=True
     )
 
     async def main() -> int:
-        return await Driver(options, token, has_link).run(keeper)
+        return await Driver(options, token, make, has_link).run(keeper)
 
     return asyncio.run(main())

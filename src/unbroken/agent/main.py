@@ -38,7 +38,7 @@ def run_agent(options: Options, token: str | None, keeper: int, has_link: bool) 
     from . import driver
 
     try:
-        return driver.run(options, token, keeper, has_link)
+        return driver.run(options, token, keeper, has_link=has_link)
     except UnbrokenError as error:
         print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,11 @@ from unbroken.core.workers import (
     StageStarted,
     WorkerEnded,
 )
+from unbroken.errors import WorldError
+from unbroken.wire.agent import StartCommand
 
 from . import facts, lineage
-from .environment import Program
+from .environment import Program, programs
 from .options import Options, streams_of
 from .output import Output, Stream, tail_text
 from .spawn import Child, NotStartedError, spawn_all
@@ -59,6 +62,8 @@ class Processes:
     def __init__(self, options: Options, feed: Callable[[Event], None]) -> None:
         self._options = options
         self._feed = feed
+        self._directories = log_directories(options)
+        self.note = f"output in {self._directories[Stage.TRAIN]}"
         self._output = Output()
         self._workers: dict[int, Worker] = {}
         self._last_words = 0
@@ -77,17 +82,20 @@ class Processes:
         """Write out what there is."""
         self._output.stop(seconds=1.0)
 
-    def spawn(self, attempt: int, stage: Stage, programs: tuple[Program, ...]) -> None:
+    def spawn(self, stage: Stage, command: StartCommand) -> None:
         """Start the workers of a stage; feeds `StageStarted` or `SpawnFailed`."""
         self._is_killing = False
-        for program in programs:
+        attempt = command.attempt
+        directory = f"{self._directories[stage]}/attempt_{attempt}"
+        chosen = programs(self._options, stage, command, directory)
+        for program in chosen:
             _prepare(program.directory)
         oom_kills = facts.oom_kills()
         try:
-            children, failure = spawn_all(programs), None
+            children, failure = spawn_all(chosen), None
         except NotStartedError as error:
             children, failure = error.children, error
-        for program, child in zip(programs, children, strict=False):
+        for program, child in zip(chosen, children, strict=False):
             streams = self._streams(attempt, program, child)
             pidfd = os.pidfd_open(child.pid)
             self._workers[child.pid] = Worker(
@@ -187,6 +195,26 @@ class Processes:
             self._output.add(stream)
             streams.append(stream)
         return tuple(streams)
+
+
+def log_directories(options: Options) -> dict[Stage, str]:
+    """Make this run's directory for each stage; WorldError."""
+    stages = {Stage.TRAIN: ""}
+    if options.pre_train is not None:
+        stages[Stage.PRE_TRAIN] = "pre_train_"
+    if options.post_train is not None:
+        stages[Stage.POST_TRAIN] = "post_train_"
+    base = options.log_dir or tempfile.gettempdir()
+    try:
+        os.makedirs(base, exist_ok=True)
+        if not options.log_dir:
+            base = tempfile.mkdtemp(prefix="unbroken_")
+        return {
+            stage: tempfile.mkdtemp(prefix=f"{prefix}{options.run_id}_", dir=base)
+            for stage, prefix in stages.items()
+        }
+    except OSError as error:
+        raise WorldError(f"cannot write in {base}: {error.strerror}; choose --log-dir") from error
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
