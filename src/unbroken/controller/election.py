@@ -85,8 +85,10 @@ class Election:
     async def lead(self, program: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the program whenever this process leads, until cancelled."""
         while True:
-            while not await self._try():
-                await pause(self._terms.renew_seconds)
+            if not await self._try():
+                log.info("operator=waiting lease=%s/%s", self._terms.namespace, self._terms.name)
+                while not await self._try():
+                    await pause(self._terms.renew_seconds)
             log.info("operator=leading holder=%s", self._holder)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -95,7 +97,7 @@ class Election:
                     running.cancel()
             finally:
                 await asyncio.shield(self._release())
-            log.warning("operator=waiting lease=%s", self._path)
+            log.warning("operator=stopped lease=%s/%s", self._terms.namespace, self._terms.name)
 
     async def _hold(self) -> None:
         """Return when the lease is another's."""

@@ -300,10 +300,19 @@ def test_a_sub_path_cannot_leave_its_volume_by_a_link(tmp_path: Path) -> None:
 
 
 def test_without_namespaces_only_volumes_at_their_own_place_will_do() -> None:
-    without_namespaces([Mount("/etc", "/etc")], Isolation.NONE)
-    without_namespaces([Mount("/etc", "/data")], Isolation.USER)
+    without_namespaces([Mount("/etc", "/etc")], Isolation.NONE, {})
+    without_namespaces([Mount("/etc", "/data")], Isolation.USER, {})
     with pytest.raises(ConfigProblem, match="nothing can be mounted at /data"):
-        without_namespaces([Mount("/etc", "/data")], Isolation.NONE)
+        without_namespaces([Mount("/etc", "/data")], Isolation.NONE, {})
+
+
+def test_without_namespaces_the_agents_token_is_named_where_it_is() -> None:
+    variables = {"UNBROKEN_AGENT_TOKEN_FILE": "/var/run/unbroken/token"}
+    token = Mount("/node/pods/u/volumes/t", "/var/run/unbroken", read_only=True)
+    without_namespaces([token], Isolation.USER, variables)
+    assert variables["UNBROKEN_AGENT_TOKEN_FILE"] == "/var/run/unbroken/token"
+    without_namespaces([token], Isolation.NONE, variables)
+    assert variables["UNBROKEN_AGENT_TOKEN_FILE"] == "/node/pods/u/volumes/t/token"
 
 
 def test_grpc_probes_are_refused_and_not_forgotten() -> None:

@@ -113,7 +113,7 @@ class ContainerStart:
         argv = command_line(container, variables)
         wanted = mounts(container, self._pod, place.volumes, variables)
         isolation = self._node.launcher.isolation
-        without_namespaces(wanted, isolation)
+        without_namespaces(wanted, isolation, variables)
         directory = self._files.new_run(container["name"], attempt)
         identity = os.urandom(32).hex()
         variables |= {MARKER: identity, **self._gpu_variables(container)}

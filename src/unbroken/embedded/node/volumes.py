@@ -18,7 +18,7 @@ from unbroken.errors import WorldError
 
 from .environment import ConfigProblem, Surroundings, expand, field_value, resource_value
 from .events import Object
-from .isolation import Isolation, Mount
+from .isolation import Isolation, Mount, is_below
 
 DEFAULT_MODE = 0o644
 SHARED_MEMORY = Path("/dev/shm")
@@ -289,14 +289,27 @@ def _sub_path(volume: Path, sub_path: str) -> Path:
     return place
 
 
-def without_namespaces(wanted: Iterable[Mount], isolation: Isolation) -> None:
-    """Where nothing can be mounted, only volumes that are at their place already will do."""
+TOKEN_VARIABLE = "UNBROKEN_AGENT_TOKEN_FILE"
+
+
+def without_namespaces(
+    wanted: Iterable[Mount], isolation: Isolation, variables: dict[str, str]
+) -> None:
+    """Where nothing can be mounted, only volumes that are at their place already will do.
+
+    The token of a job's agents is read where a variable says, which then says where it is: a job
+    runs on any host.
+    """
     if isolation is not Isolation.NONE:
         return
     for mount in wanted:
-        if os.path.realpath(mount.source) != os.path.realpath(mount.target):
+        if os.path.realpath(mount.source) == os.path.realpath(mount.target):
+            continue
+        token = variables.get(TOKEN_VARIABLE, "")
+        if not is_below(token, mount.target):
             raise ConfigProblem(
                 f"nothing can be mounted at {mount.target}: this host allows no user namespaces "
                 "(and unbroken does not run as root)",
                 "CreateContainerError",
             )
+        variables[TOKEN_VARIABLE] = os.path.join(mount.source, os.path.relpath(token, mount.target))
