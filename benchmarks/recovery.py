@@ -229,7 +229,7 @@ def parse() -> argparse.Namespace:
         help="then it counts as not recovered (default 60)",
     )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--keep", action="store_true", help="keep the launchers' logs")
+    parser.add_argument("--keep", action="store_true", help="keep the logs of the launchers")
     options = parser.parse_args()
     unknown = set(options.modes.split(",")) - set(names)
     if unknown:
@@ -240,7 +240,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Measure, print the table."""
     options = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     base = Path(tempfile.mkdtemp(prefix="unbroken-recovery-"))
+    say(f"in {base}")
     skipped: dict[str, str] = {}
     contestants: list[Contestant] = []
     where = machine()
@@ -256,11 +258,10 @@ def main() -> None:
     except KeyboardInterrupt:
         say("interrupted: what was measured so far")
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was started is ended in any case
         for contestant in contestants:
             contestant.drop()
-        if options.keep:
-            say(f"logs in {base}")
-        else:
+        if not options.keep:
             shutil.rmtree(base, ignore_errors=True)
     entries = [summary(one.kind.mode, one.recoveries) for one in contestants if one.recoveries]
     if options.json:

@@ -270,7 +270,9 @@ class Unbroken:
         return sorted(found, key=lambda one: one.number)
 
     def stop(self) -> None:
-        """Take the cluster away."""
+        """Take the cluster away, but for its log."""
+        with suppress(FileNotFoundError):
+            shutil.copy(self.cluster / "up.log", self.directory)
         subprocess.run(
             [*UP, "down", "--dir", str(self.cluster), "--purge"], capture_output=True, check=False
         )
