@@ -389,3 +389,12 @@ def test_pod_seen_late_on_a_fenced_node_is_forced_once_that_is_sure() -> None:
         10.3 pod w-1 uid=w-1.1 node=n7 -> delete w-1.1
         15.3 tick                    -> delete w-1.1 force
     """)
+
+
+def test_agent_found_restarted_while_its_peers_complain_is_the_culprit() -> None:
+    script = running()
+    script.run("""
+        10 failed w-0 0 kind=PeerLost
+        10.1 ready w-1 agent=b -> stop w-1 0, status Faulted 1, incident 1 open
+    """)
+    assert script.incidents[1].culprit.fault == "AgentLost"

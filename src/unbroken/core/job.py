@@ -47,6 +47,8 @@ from .state import JobState, Phase
 AGENT_BACK_SECONDS = 20.0
 """An agent that stays away so long, with its pod and node well, has its pod replaced."""
 
+RESTARTED = "the agent was restarted in its pod"
+
 _LIVE = (Phase.PREPARING, Phase.TRAINING)
 _OVER = (Phase.ENDING, Phase.SUSPENDED, Phase.ENDED)
 _DEAD_POD = (PodPhase.FAILED, PodPhase.SUCCEEDED)
@@ -241,17 +243,29 @@ class Job:
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
         self._life.clean_pod(member, now)
+        unclear = len(state.gang.unclear)
         state.commands += state.gang.observe(member, now)
+        # A stock agent's answer to a stop says what it said before, and yet proves something.
+        state.has_changed |= unclear != len(state.gang.unclear)
         state.trouble.pop(member.view.name, None)
         is_same = before is not None and before.agent_id == report.agent_id
         if state.gang.is_training(uid):
             self._recovery.fault(self._signs(member, report, is_same or not was_ordered, now), now)
             if report.state in (AgentState.RUNNING, AgentState.COMPLETED):
                 self._life.progressed(report, now)
-        elif report.state is AgentState.FAULTED and state.gang.stage is Stage.HALTED:
-            incident = state.incidents.open
-            if incident is not None and member.attempt_of(report) == incident.attempt:
-                self._recovery.fault(signals.of_workers(member, report, now), now)
+        elif state.gang.stage is Stage.HALTED and state.incidents.open is not None:
+            self._join(member, report, is_same or not was_ordered, now)
+
+    def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
+        """Add what a report says to the incident that is open."""
+        incident = self.state.incidents.open
+        found: list[Signal] = []
+        if not is_same:
+            found = self._recovery.signs(member, signals.AGENT_LOST, RESTARTED, now)
+        elif incident is not None and report.state is AgentState.FAULTED:
+            is_part = member.attempt_of(report) == incident.attempt
+            found = signals.of_workers(member, report, now) if is_part else []
+        self._recovery.fault(found, now)
 
     def _signs(
         self, member: Member, report: AgentReport, is_same: bool, now: float
@@ -261,7 +275,7 @@ class Job:
         of, newest = member.attempt_of(report), report.newest_attempt
         fault, text = "", ""
         if not is_same:
-            fault, text = signals.AGENT_LOST, "the agent was restarted in its pod"
+            fault, text = signals.AGENT_LOST, RESTARTED
         elif max(of or 0, newest or 0) > attempt:
             fault, text = OPERATOR_RESTARTED, "another operator has moved on to a newer attempt"
         elif report.state is AgentState.FAULTED:
