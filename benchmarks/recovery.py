@@ -63,6 +63,7 @@ class Contestant:
         if self.ended:
             raise Unavailable(self.ended)
         watch.pause()
+        say(f"{self.kind.mode}: job {self.jobs} steps")
         return watch
 
     @property

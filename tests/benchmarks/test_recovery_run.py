@@ -39,17 +39,16 @@ def test_one_kill_of_each_is_recovered_from_and_measured(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_an_interrupt_ends_all_that_was_started_and_shows_what_was_measured() -> None:
-    command = [sys.executable, "-W", "ignore", str(PROGRAM), "--kills=2", f"--modes={MODES[0]}"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as program:
+def test_an_interrupt_ends_all_that_was_started() -> None:
+    command = [sys.executable, "-W", "ignore", str(PROGRAM), "--kills=1", f"--modes={MODES[0]}"]
+    with subprocess.Popen(command, text=True, stderr=subprocess.PIPE) as program:
         assert program.stderr is not None
         directory = program.stderr.readline().split()[1]
-        assert any("kill 1/2" in line for line in program.stderr)
+        assert any("job 1 steps" in line for line in program.stderr)
         assert processes(directory)
         program.send_signal(signal.SIGINT)
-        shown, _ = program.communicate(timeout=60)
+        _, said = program.communicate(timeout=60)
     assert program.returncode == 0
-    assert f"{MODES[0]:22}      1/1" in shown
+    assert "interrupted" in said
     assert processes(directory) == []
     assert not Path(directory).exists()

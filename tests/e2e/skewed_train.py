@@ -1,7 +1,8 @@
 """Worker of `test_rank_skew.py`: after a restart one rank joins seconds after the others.
 
+SLOW_RANKS names it for each attempt, -1 for none; the last of them is the last attempt.
 Reports to the pipe EVENTS that it met the others (the sum of what all ranks gave), or could not.
-With torchrun in place of our agent: `EVENTS=/dev/stdout SLOW_RANK=0 LAST_ATTEMPT=9 torchrun
+With torchrun in place of our agent: `EVENTS=/dev/stdout SLOW_RANKS=-1,0 torchrun
 --nproc-per-node=4 --max-restarts=9 skewed_train.py`, then `kill -9` of one worker.
 """
 
@@ -28,7 +29,8 @@ def main() -> None:
         with open(os.environ["EVENTS"], "a") as events:
             events.write(json.dumps({**event, **more}) + "\n")
 
-    if attempt > 0 and rank == int(os.environ["SLOW_RANK"]):
+    slow_ranks = [int(slow) for slow in os.environ["SLOW_RANKS"].split(",")]
+    if attempt < len(slow_ranks) and rank == slow_ranks[attempt]:
         time.sleep(SKEW_SECONDS)
     given = torch.tensor([float(attempt), float(os.getpid())], dtype=torch.float64)
     try:
@@ -38,7 +40,7 @@ def main() -> None:
         report(failed=str(error)[:500])
         sys.exit(1)
     report(attempts=given[0].item(), pids=given[1].item())
-    while attempt < int(os.environ["LAST_ATTEMPT"]):
+    while attempt < len(slow_ranks) - 1:
         distributed.all_reduce(torch.ones(1))
         time.sleep(0.01)
     distributed.barrier()
