@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.controller.views import agent_port, node_view, pod_view
+from unbroken.controller.views import agent_place, node_view, pod_view
 from unbroken.core.events import NodeName, PodPhase, PodView
 
 Object = dict[str, Any]
@@ -128,7 +128,14 @@ def test_a_strangers_pod_is_none_of_ours(labels: dict[str, str]) -> None:
 def test_the_agents_port_is_the_templates(env: list[str | None], port: int) -> None:
     entries = [{"name": "AGENT_PORT", **({"value": value} if value else {})} for value in env]
     found = msgspec.convert({"spec": {"containers": [{"name": "c", "env": entries}]}}, Pod)
-    assert agent_port(found) == port
+    assert agent_place(found).port == port
+
+
+def test_a_container_that_was_started_again_is_another_place() -> None:
+    first = container(0, running={"startedAt": "2026-01-01T00:00:00Z"})
+    again = {**first, "restartCount": 1}
+    places = [agent_place(pod({"containerStatuses": [status]})) for status in (first, again)]
+    assert places[0] != places[1]
 
 
 def node(**parts: Any) -> Node:

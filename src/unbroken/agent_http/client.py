@@ -37,11 +37,15 @@ logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
 """After so long without a word the agent is lost, whatever its connection looks like."""
+GLANCE_SECONDS = 0.1
+"""For what an agent said while we stood still ourselves, and which waits to be read."""
 CONNECT_SECONDS = 1.0
 CLOSE_SECONDS = 0.1
 POLL_SECONDS = 0.15
 """Between two questions to an agent without a link; the stock agent's own tick is 0.1 s."""
 RETRY_FIRST_SECONDS, RETRY_LIMIT_SECONDS = 0.02, 1.0
+RETRY_FACTOR = 1.25
+"""An agent that takes a while to start is found within a fifth of that."""
 _ERRORS = (aiohttp.ClientError, TimeoutError, OSError, PeerError)
 
 
@@ -116,7 +120,7 @@ class AgentLink:
             self._on_lost(why)
 
     async def _pause(self) -> None:
-        grown = RETRY_FIRST_SECONDS * 2.0 ** min(self._failures - 2, 16)
+        grown = RETRY_FIRST_SECONDS * RETRY_FACTOR ** min(self._failures - 2, 64)
         delay = min(RETRY_LIMIT_SECONDS, grown) * (1.0 - self._random.random() / 2)
         await _first(asyncio.Event(), delay)
 
@@ -166,8 +170,7 @@ class AgentLink:
     async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> str:
         while True:
             try:
-                async with asyncio.timeout(SILENCE_SECONDS):
-                    message = await socket.receive()
+                message = await _next_message(socket)
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     return "the link was closed"
                 report = decode_report(message.data)
@@ -241,6 +244,16 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
         if len(body) > FRAME_BYTES_MAX:
             raise PeerError(f"{answer.url.path} is answered with more than {FRAME_BYTES_MAX} bytes")
     return bytes(body)
+
+
+async def _next_message(socket: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage:
+    try:
+        async with asyncio.timeout(SILENCE_SECONDS):
+            return await socket.receive()
+    except TimeoutError:
+        # A process that was stopped, or starved, sees the time pass before it sees the messages.
+        async with asyncio.timeout(GLANCE_SECONDS):
+            return await socket.receive()
 
 
 async def _first(event: asyncio.Event, seconds: float) -> None:

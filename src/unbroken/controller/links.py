@@ -10,14 +10,18 @@ import aiohttp
 
 from unbroken.agent_http.client import AgentLink
 from unbroken.core.events import AgentLost, AgentReported, Event, PodPhase, PodUid, PodView
-from unbroken.wire.agent import Command
+from unbroken.wire.agent import AgentReport, Command
+
+from .views import AgentPlace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
-    place: tuple[str, int]
+    address: str
+    place: AgentPlace
     link: AgentLink
     task: asyncio.Task[None]
+    is_up: bool = False
 
 
 class AgentLinks:
@@ -36,16 +40,17 @@ class AgentLinks:
         self._tasks = tasks
         self._held: dict[PodUid, _Held] = {}
 
-    def follow(self, pod: PodView, port: int) -> None:
+    def follow(self, pod: PodView, place: AgentPlace) -> None:
         """The pod is now like this: keep, make or end its link."""
-        is_live = pod.phase in (PodPhase.RUNNING, PodPhase.UNKNOWN)
-        place = (pod.address, port) if pod.address and is_live else None
         held = self._held.get(pod.uid)
-        if held is not None and held.place == place:
-            return
-        self.drop(pod.uid)
-        if place is not None:
-            self._held[pod.uid] = self._make(pod.uid, place)
+        if pod.address is None or pod.phase not in (PodPhase.RUNNING, PodPhase.UNKNOWN):
+            self.drop(pod.uid)
+        elif held is None or (held.address, held.place.port) != (pod.address, place.port):
+            self._make(pod.uid, pod.address, place)
+        elif held.place != place and not held.is_up:
+            # Its container was started again: the agent is looked for at once, and not when the
+            # old link would have tried again.
+            self._make(pod.uid, pod.address, place)
 
     def drop(self, uid: PodUid) -> None:
         """The pod is gone."""
@@ -60,12 +65,17 @@ class AgentLinks:
             held.link.send(command)
         return held is not None
 
-    def _make(self, uid: PodUid, place: tuple[str, int]) -> _Held:
-        link = AgentLink(
-            *place,
-            self._token,
-            lambda report: self._tell(AgentReported(uid, report)),
-            lambda why: self._tell(AgentLost(uid, why)),
-            self._session,
-        )
-        return _Held(place, link, self._tasks.create_task(link.run()))
+    def _make(self, uid: PodUid, address: str, place: AgentPlace) -> None:
+        self.drop(uid)
+
+        def on_report(report: AgentReport) -> None:
+            held.is_up = True
+            self._tell(AgentReported(uid, report))
+
+        def on_lost(why: str) -> None:
+            held.is_up = False
+            self._tell(AgentLost(uid, why))
+
+        link = AgentLink(address, place.port, self._token, on_report, on_lost, self._session)
+        held = _Held(address, place, link, self._tasks.create_task(link.run()))
+        self._held[uid] = held

@@ -48,7 +48,7 @@ from unbroken.spec.job import Condition, JobSpec, JobStatus
 from .links import AgentLinks
 from .pods import JobIdentity, build_pod
 from .requests import CONFLICT, JobRequests, persist
-from .views import agent_port, pod_view
+from .views import AgentPlace, agent_place, pod_view
 from .writer import JobWriter
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class JobRunner:
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()
         self._under_way: set[Hashable] = set()
-        self._ports: dict[PodUid, int] = {}
+        self._places: dict[PodUid, AgentPlace] = {}
         self._gone: set[PodUid] = set()
         self._unusable: set[NodeName] = set()
         self._seen: JobSeen | None = None
@@ -119,7 +119,7 @@ class JobRunner:
         if is_gone:
             self._tell_gone(view.name, view.uid)
         else:
-            self._ports[view.uid] = agent_port(pod)
+            self._places[view.uid] = agent_place(pod)
             self.tell(PodSeen(view))
 
     def _tell_gone(self, name: PodName, uid: PodUid) -> None:
@@ -165,7 +165,7 @@ class JobRunner:
     def _step(self, event: Event, links: AgentLinks) -> None:
         match event:
             case PodSeen(view):
-                links.follow(view, self._ports[view.uid])
+                links.follow(view, self._places[view.uid])
             case PodGone(_, uid):
                 links.drop(uid)
             case NodeSeen(node):
@@ -265,7 +265,7 @@ class JobRunner:
     def _first_seen(self, pod: Pod) -> None:
         # The watch may have told more of it by now: only what it has not told of is news.
         uid = pod.metadata.uid if pod.metadata else None
-        if uid and PodUid(uid) not in self._ports:
+        if uid and PodUid(uid) not in self._places:
             self.pod_changed(pod)
 
     def _spec(self) -> JobSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from lightkube.models.core_v1 import ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
@@ -65,13 +66,23 @@ def pod_view(pod: Pod) -> PodView | None:
     )
 
 
-def agent_port(pod: Pod) -> int:
-    """Where the pod's agent listens: AGENT_PORT as a template may set it."""
+class AgentPlace(NamedTuple):
+    """Where in its pod an agent is to be found."""
+
+    port: int
+    restarts: int
+    """Of the pod's containers."""
+
+
+def agent_place(pod: Pod) -> AgentPlace:
+    """Where the pod's agent listens, on AGENT_PORT as a template may set it."""
+    statuses = (pod.status and pod.status.containerStatuses) or ()
+    restarts = sum(one.restartCount for one in statuses)
     for container in (pod.spec and pod.spec.containers) or ():
         for entry in container.env or ():
             if entry.name == "AGENT_PORT" and (entry.value or "").isdecimal():
-                return int(entry.value or PORT)
-    return PORT
+                return AgentPlace(int(entry.value or PORT), restarts)
+    return AgentPlace(PORT, restarts)
 
 
 def _phase(phase: str | None) -> PodPhase:
