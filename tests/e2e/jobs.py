@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import itertools
 import json
 import os
@@ -23,6 +24,7 @@ import yaml
 
 from apiclient import Api
 from e2e.clusters import Cluster, processes
+from unbroken.wire.agent import PORT
 
 Object = dict[str, Any]
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
@@ -189,6 +191,17 @@ class Job:
         listed = self.api.get("pods", labelSelector=f"HPJob={self.name}").made["items"]
         return {pod["metadata"]["name"]: pod for pod in listed}
 
+    def report(self, worker: Event) -> Object:
+        """What the agent of a worker says of itself."""
+        secret = self.api.get(f"secrets/{self.name}-agent").made["data"]["token"]
+        pod = self.pods()[worker.more["environment"]["UNBROKEN_POD"]]
+        connection = http.client.HTTPConnection(pod["status"]["podIP"], PORT, timeout=20)
+        headers = {"Authorization": f"Bearer {base64.b64decode(secret).decode()}"}
+        with contextlib.closing(connection):
+            connection.request("GET", "/v1/report", headers=headers)
+            found: Object = json.loads(connection.getresponse().read())
+        return found
+
     def patch(self, body: Object) -> None:
         """Merge into the job."""
         self.api.patch("merge", f"{JOBS}/{self.name}", body).done()
@@ -262,6 +275,7 @@ def job(
         check(made)
     except BaseException:
         sys.stderr.write(made.events.story())
+        made.api.delete(f"{JOBS}/{name}")
         raise
     finally:
         made.events.close()
@@ -301,6 +315,11 @@ def check_ranks(job: Job, starts: list[Event]) -> None:
 def places(starts: dict[int, Event]) -> dict[int, str]:
     """Rank -> pod."""
     return {rank: e.more["environment"]["UNBROKEN_POD"] for rank, e in starts.items()}
+
+
+def parent(pid: int) -> int:
+    """The parent of a process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def await_end(pid: int, seconds: float = PATIENCE_SECONDS) -> None:
