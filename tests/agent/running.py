@@ -136,6 +136,7 @@ def running(
     link: bool = True,
     stdout: int = subprocess.PIPE,
     wrapper: tuple[str, ...] = (),
+    command: tuple[str, ...] = (),
     **environ: str,
 ) -> Iterator[Running]:
     """Start an agent; at the end nothing of it may live."""
@@ -145,13 +146,13 @@ def running(
     logs = directory / "logs"
     base = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
     auth = {} if "UNBROKEN_AGENT_AUTH" in environ else {"UNBROKEN_AGENT_TOKEN_FILE": str(token)}
+    own = (
+        *(sys.executable, "-m", "unbroken.agent"),
+        *("--server-host", "127.0.0.1", "--server-port", "0", "--rdzv-id", "job"),
+        *("--nproc-per-node", str(nproc), "--log_dir", str(logs)),
+    )
     process = subprocess.Popen(
-        [
-            *(*wrapper, sys.executable, "-m", "unbroken.agent"),
-            *("--server-host", "127.0.0.1", "--server-port", "0", "--rdzv-id", "job"),
-            *("--nproc-per-node", str(nproc), "--log_dir", str(logs)),
-            *arguments,
-        ],
+        [*wrapper, *(command or own), *arguments],
         stdout=stdout,
         stderr=subprocess.PIPE,
         cwd=directory,
@@ -159,6 +160,8 @@ def running(
         | {
             MARK: mark,
             "OMP_NUM_THREADS": "1",
+            "AGENT_HOST": "127.0.0.1",
+            "AGENT_PORT": "0",
             "UNBROKEN_RESOURCE_CONFIG_DIR": str(directory / "config"),
             "UNBROKEN_AGENT_LINK": "on" if link else "off",
         }

@@ -51,7 +51,7 @@ class WorkerEnd:
     """How a process ended, and what was found beside it."""
 
     exit_code: int | None = None
-    """None: ended by `signal`."""
+    """None: ended by `signal`, or nobody saw how."""
     signal: int | None = None
     lines: tuple[str, ...] = ()
     """Last lines of its standard error, or of its output where it wrote none."""
@@ -110,7 +110,7 @@ def judge(end: WorkerEnd, place: Place) -> WorkerFault:
         at=place.at,
         exit_code=end.exit_code,
         signal=end.signal,
-        message=(text or f"exit code {end.exit_code}")[:LINE_CHARACTERS],
+        message=(text or _code_text(end))[:LINE_CHARACTERS],
         fingerprint=error.fingerprint if error else "",
         lines=last_lines(error.lines if error else end.lines),
     )
@@ -161,6 +161,10 @@ def _signal_text(end: WorkerEnd, kind: FaultKind) -> str:
         FaultKind.SHARED_MEMORY_FULL: ": /dev/shm is full; mount a larger one",
     }
     return f"killed by {signal_name(end.signal)}{why.get(kind, '')}"
+
+
+def _code_text(end: WorkerEnd) -> str:
+    return "ended; nobody saw how" if end.exit_code is None else f"exit code {end.exit_code}"
 
 
 def signal_name(number: int) -> str:

@@ -1,0 +1,345 @@
+"""`torchrun --rdzv-backend=unbroken`: plain torchrun takes its ranks from the operator.
+
+Inside torchrun's process a thread serves the agent's API on AGENT_HOST:AGENT_PORT; a rendezvous
+waits for `/start`.  torchrun keeps its workers, so this is as quick and as exact as its hooks are:
+
+- A stop makes torchrun restart its workers at its next look (`--monitor-interval`, 0.1 s): SIGTERM,
+  then SIGKILL after torchrun's own time.  A graceful stop is a stop.
+- A failed worker is told at once, and restarted in its pod only while `--max-restarts` lasts;
+  without, torchrun ends and its container starts anew.
+- After success torchrun waits until the job lets it go.
+- Workers inherit JOB_RESTART_COUNT; TORCHELASTIC_RESTART_COUNT counts torchrun's own restarts.
+
+This file is loaded by every torchrun in the environment, so that it imports little at first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unbroken.agent.options import Options
+    from unbroken.core.faults import WorkerEnd
+    from unbroken.core.workers import Event, Stage
+    from unbroken.wire.agent import StartCommand
+
+BACKEND = "unbroken"
+LOOK_SECONDS = 0.02
+"""Between two looks for workers that torchrun is about to start; it does not say when it has."""
+
+
+def creator() -> Callable[[Any], Rendezvous]:
+    """For the entry point group `torchrun.handlers`."""
+    return Rendezvous
+
+
+class Rendezvous:
+    """torch's `RendezvousHandler`, by its methods: the base class would be an import of torch."""
+
+    use_agent_store = False
+
+    def __init__(self, parameters: Any) -> None:
+        from unbroken.agent.main import TOKEN_VARIABLE, read_token
+
+        self._run_id = str(parameters.run_id)
+        self._torch = importlib.import_module("torch.distributed.elastic.rendezvous.api")
+        token = read_token(os.environ)
+        # What is set here is inherited by the workers.
+        os.environ.pop(TOKEN_VARIABLE, None)
+        # Ranks are counted from node ranks, without a store between the nodes.
+        os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
+        lineage = importlib.import_module("unbroken.agent.lineage")
+        lineage.adopt_orphans()
+        self._workers = TorchWorkers()
+        self._thread = threading.Thread(target=self._serve, args=(token,), daemon=True)
+        self._thread.start()
+
+    def _serve(self, token: str | None) -> None:
+        import asyncio
+
+        from unbroken.agent.driver import Driver
+        from unbroken.errors import UnbrokenError
+
+        async def main() -> None:
+            driver = Driver(torchrun_options(), token, self._workers.join)
+            await driver.run(None)
+
+        try:
+            asyncio.run(main())
+        except UnbrokenError as error:
+            self._workers.starts.put(str(error))
+        else:
+            self._workers.starts.put("")
+
+    def get_backend(self) -> str:
+        """The name that torchrun was given."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """`--rdzv-id`."""
+        return self._run_id
+
+    def next_rendezvous(self) -> Any:
+        """Wait for the operator's start; torchrun has ended its workers when it asks."""
+        found = self._workers.next_start()
+        if isinstance(found, str):
+            # Not RendezvousGracefulExitError: torch 2.13's launcher stumbles over its result.
+            sys.exit(f"unbroken: {found}" if found else 0)
+        os.environ["JOB_RESTART_COUNT"] = str(found.attempt)
+        return self._torch.RendezvousInfo(
+            Barrier(self._workers),
+            found.rank,
+            found.nnodes,
+            self._torch.RendezvousStoreInfo(found.master_addr, found.master_port),
+        )
+
+    def num_nodes_waiting(self) -> int:
+        """1 makes torchrun restart its workers, which is how they are stopped."""
+        return int(self._workers.is_stop_wanted)
+
+    def is_closed(self) -> bool:
+        """Never: the operator decides."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing: one node's torchrun does not end the job."""
+
+    def shutdown(self) -> bool:
+        """Nothing is left to do: the thread ends with the process."""
+        return True
+
+
+class Barrier:
+    """What torchrun takes for its store; it uses it to wait for the others after success only."""
+
+    def __init__(self, workers: TorchWorkers) -> None:
+        self._workers = workers
+        self._counts: dict[str, int] = {}
+        self.timeout: object = None
+
+    def set_timeout(self, timeout: object) -> None:
+        """Ignored: the operator ends the wait."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Count, for this node alone."""
+        self._counts[key] = self._counts.get(key, 0) + amount
+        return self._counts[key]
+
+    def set(self, key: str, value: object) -> None:
+        """Nobody reads it."""
+
+    def get(self, key: str) -> bytes:
+        """As `wait`."""
+        self._workers.wait_for_release()
+        return b""
+
+    def wait(self, keys: object, timeout: object = None) -> None:
+        """Return when the job needs this node no more."""
+        self._workers.wait_for_release()
+
+
+@dataclass(slots=True, eq=False)
+class _Seen:
+    """A worker of torchrun's that was found."""
+
+    local_rank: int
+    pidfd: int
+    directory: str
+
+
+@dataclass(slots=True, eq=False)
+class TorchWorkers:
+    """The owner of processes for the driver; what torchrun's main thread calls is marked so."""
+
+    note: str = "under torchrun"
+    starts: queue.SimpleQueue[StartCommand | str] = field(default_factory=queue.SimpleQueue)
+    """Commands to start; a text ends torchrun, with an error unless it is empty."""
+    is_stop_wanted: bool = False
+    _options: Any = None
+    _feed: Any = None
+    _loop: Any = None
+    _attempt: int | None = None
+    """None: torchrun waits for a start."""
+    _seen: dict[int, _Seen] = field(default_factory=dict)
+    _released: threading.Event = field(default_factory=threading.Event)
+    _is_done: bool = False
+    """torchrun waits after success."""
+
+    def join(self, options: Options, feed: Callable[[Event], None]) -> TorchWorkers:
+        """Become the driver's."""
+        import asyncio
+
+        self._options, self._feed = options, feed
+        self._loop = asyncio.get_running_loop()
+        return self
+
+    def start(self) -> None:
+        """torchrun has them already."""
+
+    def close(self) -> None:
+        """torchrun writes the output."""
+
+    def next_start(self) -> StartCommand | str:
+        """In torchrun's thread: nothing of the last attempt lives; wait for the next."""
+        self._tell(self._stopped)
+        return self.starts.get()
+
+    def wait_for_release(self) -> None:
+        """In torchrun's thread: every worker has succeeded."""
+        self._tell(self._succeeded)
+        self._released.wait()
+
+    def spawn(self, stage: Stage, command: StartCommand) -> None:
+        """Let the rendezvous return; workers are found when torchrun has started them."""
+        self._attempt = command.attempt
+        self.starts.put(command)
+        self._look(command.attempt)
+
+    def signal(self, number: int) -> None:
+        """torchrun knows one way to end its workers."""
+        self.is_stop_wanted = True
+
+    def kill_all(self) -> None:
+        """Ask torchrun to; it answers with its next rendezvous."""
+        from unbroken.core.workers import NothingLives
+
+        if self._is_done:
+            self._released.set()
+        elif self._attempt is None:
+            self._feed(NothingLives())
+        else:
+            self.is_stop_wanted = True
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(callback)
+
+    def _look(self, attempt: int) -> None:
+        """Find the workers of an attempt by what torchrun has put into their environment."""
+        from unbroken.core.workers import Stage, StageStarted
+
+        if self._attempt != attempt or self._seen:
+            return
+        found = dict(filter(None, map(_worker, _children())))
+        if len(found) < self._options.nproc:
+            self._loop.call_later(LOOK_SECONDS, self._look, attempt)
+            return
+        pids = []
+        for local_rank, (pid, directory) in sorted(found.items()):
+            seen = _Seen(local_rank, os.pidfd_open(pid), directory)
+            self._seen[pid] = seen
+            self._loop.add_reader(seen.pidfd, self._ended, attempt, pid)
+            pids.append(pid)
+        self._feed(StageStarted(attempt, Stage.TRAIN, tuple(pids)))
+
+    def _ended(self, attempt: int, pid: int, end: WorkerEnd | None = None) -> None:
+        from unbroken.core.faults import SIGKILL, WorkerEnd
+        from unbroken.core.workers import Stage, WorkerEnded
+
+        seen = self._seen.pop(pid)
+        self._loop.remove_reader(seen.pidfd)
+        found = end or _end(seen)
+        os.close(seen.pidfd)
+        if self.is_stop_wanted and found.exit_code != 0:
+            # torchrun has ended it for us.
+            found = WorkerEnd(signal=SIGKILL)
+        self._feed(WorkerEnded(attempt, Stage.TRAIN, seen.local_rank, found))
+
+    def _finish(self, end: WorkerEnd | None = None) -> int | None:
+        """Tell the end of each worker of the attempt that has not been told."""
+        for pid in list(self._seen):
+            assert self._attempt is not None
+            self._ended(self._attempt, pid, end)
+        return self._attempt
+
+    def _stopped(self) -> None:
+        """torchrun has no workers and wants to know what next."""
+        from unbroken.core.workers import NothingLives, SpawnFailed, Stage
+
+        attempt = self._finish()
+        _end_orphans()
+        self._attempt, was_wanted, self.is_stop_wanted = None, self.is_stop_wanted, False
+        if attempt is not None and not was_wanted:
+            text = "a worker failed before it was seen; the log of torchrun says how"
+            self._feed(SpawnFailed(attempt, Stage.TRAIN, 0, text))
+        self._feed(NothingLives())
+
+    def _succeeded(self) -> None:
+        from unbroken.core.faults import WorkerEnd
+
+        self._is_done = True
+        self._finish(WorkerEnd(exit_code=0))
+        if self.is_stop_wanted:
+            self._released.set()
+
+
+def _children() -> list[int]:
+    from unbroken.agent import lineage
+
+    return lineage.children()
+
+
+def _worker(pid: int) -> tuple[int, tuple[int, str]] | None:
+    """Local rank, and the number and the directory, of a process that is a worker."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = (entry.partition(b"=") for entry in file.read().split(b"\0"))
+            found = {name: value.decode(errors="replace") for name, _, value in pairs}
+    except OSError:
+        return None
+    local_rank = found.get(b"LOCAL_RANK", "")
+    if not local_rank.isdecimal():
+        return None
+    return int(local_rank), (pid, os.path.dirname(found.get(b"TORCHELASTIC_ERROR_FILE", "")))
+
+
+def _end(seen: _Seen) -> WorkerEnd:
+    """How it ended: looked at, and left for torchrun to reap."""
+    from unbroken.agent import facts
+    from unbroken.core.faults import WorkerEnd
+
+    flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+    try:
+        found = os.waitid(os.P_PIDFD, seen.pidfd, flags)
+    except ChildProcessError:
+        found = None
+    if found is None:
+        return WorkerEnd()
+    if found.si_code == os.CLD_EXITED:
+        return WorkerEnd(exit_code=found.si_status, error_file=facts.error_file(seen.directory))
+    return WorkerEnd(signal=found.si_status)
+
+
+def _end_orphans() -> None:
+    """What workers have left behind is a child of ours by now."""
+    while found := [pid for pid in _children() if _worker(pid) is not None]:
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def torchrun_options() -> Options:
+    """The agent's options from torchrun's command line and the pod's environment."""
+    from dataclasses import replace
+
+    from unbroken.agent.options import Options, Script, parse
+    from unbroken.errors import SpecError
+
+    try:
+        found = parse(sys.argv[1:])
+    except SpecError:
+        # An option that only torchrun has; what matters here is the number of workers.
+        found = Options(Script(""), nproc=int(os.environ.get("NPROC_PER_NODE", "1")), nnodes=1)
+    host = os.environ.get("AGENT_HOST", found.host)
+    port = int(os.environ.get("AGENT_PORT", found.port))
+    return replace(found, host=host, port=port, signals=(), pre_train=None, post_train=None)

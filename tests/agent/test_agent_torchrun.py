@@ -1,0 +1,95 @@
+"""Plain torchrun with our rendezvous: ranks from the operator, a fresh store for each attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from running import SLEEPER, linked, program, running, start, stop
+
+from unbroken.wire.agent import AgentState, FaultKind, ShutdownCommand
+
+pytestmark = pytest.mark.slow
+
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=unbroken"),
+    *("--nnodes=1", "--nproc-per-node=2", "--max-restarts=9", "--monitor-interval=0.05"),
+)
+REDUCE = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+assert total.item() == int(os.environ["WORLD_SIZE"])
+names = ("RANK", "MASTER_PORT", "JOB_RESTART_COUNT", "GROUP_RANK")
+with open("ranks", "a") as file:
+    print(*(os.environ[name] for name in names), file=file)
+assert "UNBROKEN_AGENT_TOKEN_FILE" not in os.environ
+dist.destroy_process_group()
+"""
+
+
+def test_attempts_are_commanded_killed_and_restarted_in_one_torchrun(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, SLEEPER), command=TORCHRUN) as agent:
+            async with linked(agent) as operator:
+                operator.send(start(0))
+                report = await operator.report(lambda r: len(r.workers) == 2)
+                assert [worker.rank for worker in report.workers] == [0, 1]
+                victim = report.workers[1]
+                os.kill(victim.pid, signal.SIGKILL)
+                report = await operator.state(AgentState.FAULTED)
+                (fault,) = report.faults
+                assert (fault.kind, fault.local_rank, fault.signal) == (FaultKind.SIGNAL, 1, 9)
+                operator.send(stop(0))
+                await operator.state(AgentState.READY)
+                operator.send(start(1))
+                report = await operator.report(lambda r: len(r.workers) == 2)
+                assert victim.pid not in {worker.pid for worker in report.workers}
+                # A healthy attempt is stopped as well: another node's worker has failed.
+                operator.send(stop(1))
+                report = await operator.state(AgentState.READY)
+                assert (report.newest_attempt, operator.losses) == (1, [])
+                operator.send(ShutdownCommand())
+                assert await asyncio.to_thread(agent.wait) == 0
+
+    asyncio.run(story())
+
+
+def test_ranks_and_the_store_are_the_operators(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, REDUCE), command=TORCHRUN) as agent:
+            async with linked(agent) as operator:
+                report = await operator.state(AgentState.READY)
+                port = report.offered_port
+                operator.send(start(7, master_port=port))
+                report = await operator.state(AgentState.COMPLETED)
+                assert {worker.state for worker in report.workers} == {"succeeded"}
+                lines = sorted((tmp_path / "ranks").read_text().splitlines())
+                assert lines == [f"0 {port} 7 0", f"1 {port} 7 0"]
+                assert agent.process.poll() is None, "it waits until the job lets it go"
+                operator.send(ShutdownCommand())
+                assert await asyncio.to_thread(agent.wait) == 0
+
+    asyncio.run(story())
+
+
+def test_a_script_that_fails_at_once_is_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, "1 / 0"), command=TORCHRUN) as agent:
+            async with linked(agent) as operator:
+                operator.send(start(0))
+                report = await operator.state(AgentState.FAULTED)
+                assert report.faults[0].kind in (
+                    FaultKind.EXIT_CODE,
+                    FaultKind.EXCEPTION,
+                    FaultKind.NOT_STARTED,
+                )
+                operator.send(stop(0))
+                await operator.state(AgentState.READY)
+
+    asyncio.run(story())
