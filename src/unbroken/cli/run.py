@@ -38,12 +38,12 @@ class RunCommand(TyperCommand):
             for name in (*param.opts, *param.secondary_opts)
             if name.startswith("-")
         }
-        own, passed = _split(args, values)
+        own, passed = split_options(args, values)
         ctx.obj = passed
         return super().parse_args(ctx, own)
 
 
-def _split(args: list[str], own_values: dict[str, int]) -> tuple[list[str], list[str]]:
+def split_options(args: list[str], own_values: dict[str, int]) -> tuple[list[str], list[str]]:
     """(our options and everything from the script on, torchrun's options)."""
     own: list[str] = []
     passed: list[str] = []

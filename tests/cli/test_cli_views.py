@@ -1,0 +1,218 @@
+"""What commands say of values: incidents, exit codes, names, the command line's parts."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unbroken.cli.explain import story
+from unbroken.cli.manifests import (
+    Script,
+    Sizes,
+    environment,
+    environment_name,
+    of_script,
+    python,
+    script_name,
+)
+from unbroken.cli.pod_logs import split
+from unbroken.cli.run import split_options
+from unbroken.cli.views import age, exit_code, first_line, incident_line, stages, state
+from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.parse import parse_job
+
+KILLED = Signal(99.5, "Signal", "killed by SIGKILL", "a-pods-1", "node-1", 3, exit_code=137)
+OPEN = Incident(1, 0, KILLED, (KILLED,), Remedy.PROCESS, "every pod is well", 100.0)
+DONE = replace(
+    OPEN, stopped_at=100.01, ready_at=100.02, started_at=100.3, progress_at=100.25, ended_at=100.3,
+    outcome="recovered",
+)  # fmt: skip
+RANK_3 = "incident 1: rank 3 (a-pods-1 on node-1): killed by SIGKILL; "
+NOT_READY = "pod a-pods-1 on node-1: the node is not ready"
+GONE = Signal(100.0, "NodeLost", "the node is not ready", "a-pods-1", "node-1")
+
+
+@pytest.mark.parametrize(
+    ("incident", "said"),
+    [
+        (
+            DONE,
+            RANK_3 + "restarted the processes; 0.250 s lost",
+        ),
+        (
+            OPEN,
+            RANK_3 + "to do: restart the processes in their pods",
+        ),
+        (
+            replace(DONE, culprit=GONE, remedy=Remedy.POD),
+            f"incident 1: {NOT_READY}; replaced the pod; 0.250 s lost",
+        ),
+        (
+            replace(OPEN, remedy=Remedy.FAIL, reason="the budget is used up", ended_at=100.1),
+            RANK_3 + "gave up: the budget is used up",
+        ),
+        (
+            replace(DONE, outcome="the job was suspended", progress_at=None),
+            RANK_3 + "restarted the processes: the job was suspended",
+        ),
+    ],
+    ids=["recovered", "open", "pod", "fail", "other end"],
+)
+def test_one_line_tells_an_incident(incident: Incident, said: str) -> None:
+    assert incident_line(incident) == said
+
+
+def test_stages_are_in_order_of_time_and_only_those_reached() -> None:
+    reached = [(name, round(since, 3)) for name, _, since in stages(DONE)]
+    assert reached == [
+        ("detected", 0.0),
+        ("stopped", 0.01),
+        ("ready", 0.02),
+        ("first output", 0.25),
+        ("started", 0.3),
+    ]
+    assert [name for name, *_ in stages(OPEN)] == ["detected"]
+
+
+def test_the_story_has_evidence_and_what_else_was_seen() -> None:
+    culprit = replace(KILLED, evidence=("Traceback", "ValueError"))
+    lines = list(story(replace(DONE, culprit=culprit, signals=(culprit, GONE))))
+    assert "             | ValueError" in lines
+    assert "  also seen  +0.000 s  pod a-pods-1 on node-1: NodeLost: the node is not ready" in lines
+    assert not [line for line in lines if line.startswith("  also seen") and "SIGKILL" in line]
+
+
+def job(*conditions: tuple[str, str]) -> dict[str, Any]:
+    """A job with these conditions."""
+    listed = [{"type": kind, "status": status} for kind, status in conditions]
+    return {"metadata": {"name": "a"}, "status": {"conditions": listed}}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ([], "Pending"),
+        ([("Created", "True")], "Created"),
+        ([("Created", "False"), ("Running", "True"), ("Faulted", "False")], "Running"),
+        ([("Running", "False"), ("Faulted", "True")], "Faulted"),
+        ([("Created", "True"), ("Completed", "True")], "Completed"),
+    ],
+)
+def test_the_state_is_the_condition_that_holds(
+    conditions: list[tuple[str, str]], expected: str
+) -> None:
+    assert state(job(*conditions)) == expected
+
+
+@pytest.mark.parametrize(
+    ("now", "incidents", "code"),
+    [
+        ("Completed", [DONE], 0),
+        ("Failed", [OPEN], 137),
+        ("Failed", [OPEN, replace(OPEN, culprit=replace(KILLED, exit_code=7))], 7),
+        ("Failed", [replace(OPEN, culprit=GONE)], 1),
+        ("Failed", [replace(OPEN, culprit=replace(KILLED, exit_code=0))], 1),
+        ("Failed", [], 1),
+    ],
+)
+def test_a_failed_job_never_ends_with_zero(now: str, incidents: list[Incident], code: int) -> None:
+    assert exit_code(job((now, "True")), incidents) == code
+
+
+OWN = {"--nnodes": 1, "--name": 1, "-o": 1, "--detach": 0, "--wait": 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "passed"),
+    [
+        ("a.py --tee 3", "a.py --tee 3", ""),
+        ("--tee 3 --nnodes 2 a.py", "--nnodes 2 a.py", "--tee 3"),
+        ("--nnodes=2 --log_dir=x a.py", "--nnodes=2 a.py", "--log-dir=x"),
+        ("-m --detach pkg.mod -m", "--detach pkg.mod -m", "-m"),
+        ("--standalone --name tee a.py", "--name tee a.py", ""),
+        ("--rdzv_backend c10d --rdzv-id=7 a.py", "a.py", "--rdzv-backend c10d --rdzv-id=7"),
+        ("-- --tee", "-- --tee", ""),
+        ("--unknown a.py", "--unknown a.py", ""),
+        ("-", "-", ""),
+        ("--tee", "", "--tee"),
+    ],
+)  # fmt: skip
+def test_torchruns_options_are_told_from_ours(words: str, own: str, passed: str) -> None:
+    assert split_options(words.split(), OWN) == (own.split(), passed.split())
+
+
+@pytest.mark.parametrize(
+    ("program", "taken", "name"),
+    [
+        ("train.py", [], "train"),
+        ("dir/Train_LM.py", [], "train-lm"),
+        ("train.py", ["train", "train-2"], "train-3"),
+        ("2d.py", [], "job-2d"),
+        ("_.py", [], "job"),
+        ("/usr/bin/true", [], "true"),
+        ("pkg.module", [], "pkg-module"),
+        ("x" * 99 + ".py", [], "x" * 40),
+    ],
+)
+def test_names_of_scripts_are_names_of_objects(program: str, taken: list[str], name: str) -> None:
+    assert script_name(program, taken) == name
+    made = of_script(Script(["--x", program], program, sizes=Sizes(2, "4", 1, 3)), name)
+    assert not parse_job(made.job).problems
+    assert made.parsed.spec.nnodes == 2
+
+
+def test_kubernetes_leaves_the_words_of_a_script_alone() -> None:
+    made = of_script(Script(["a.py", "$(RANK)", "$$"], "a.py"), "a")
+    (container,) = made.job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"]
+    assert container["args"] == ["a.py", "$$(RANK)", "$$$$"]
+    assert container["envFrom"] == [{"secretRef": {"name": environment_name("a")}}]
+
+
+def test_a_shells_environment_is_passed_on_without_its_own_affairs(tmp_path: Path) -> None:
+    shell = {
+        "HF_TOKEN": "secret",
+        "PATH": "/bin",
+        "OMP_NUM_THREADS": "2",
+        "RANK": "7",
+        "WORLD_SIZE": "8",
+        "MASTER_ADDR": "there",
+        "PWD": "/x",
+        "KUBECONFIG": "/x",
+        "UNBROKEN_DIR": "/x",
+        "BASH_FUNC_x%%": "() { :; }",
+    }
+    kept = {"HF_TOKEN": "secret", "PATH": "/bin", "OMP_NUM_THREADS": "2"}
+    assert environment(shell) == {"PYTHON_EXEC": sys.executable, **kept}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    assert python({"CONDA_PREFIX": str(tmp_path)}) == f"{tmp_path}/bin/python"
+    assert python({"VIRTUAL_ENV": f"{tmp_path}/gone"}) == sys.executable
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "text"),
+    [
+        ("[default0]:step 1", 0, "step 1"),
+        ("[default12]:  indented", 12, "  indented"),
+        ("[trainer-33]:x", 33, "x"),
+        ("unbrokenrun: waits", None, "unbrokenrun: waits"),
+        ("[rank0]: Traceback", 0, " Traceback"),
+        ("[no rank]: x", None, "[no rank]: x"),
+        ("", None, ""),
+    ],
+)
+def test_lines_of_workers_are_told_from_the_agents(line: str, rank: int | None, text: str) -> None:
+    assert split(line) == (rank, text)
+
+
+def test_ages_and_lines_are_short() -> None:
+    created = "2026-01-01T00:00:00Z"
+    start = 1767225600.0
+    ages = [age(created, start + seconds) for seconds in (-5, 119, 120, 7200, 172800)]
+    assert ages == ["0s", "119s", "2m", "2h", "2d"]
+    assert first_line("a\nb") == "a"
+    assert len(first_line("x" * 999)) == 200

@@ -1,0 +1,74 @@
+"""The example trains, is killed, and goes on to the very same end; its manifest is a good one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from unbroken.spec.parse import parse_job
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = ("--steps=60", "--batch=4", "--width=32", "--print-every=5", "--checkpoint-every=20")
+
+
+def test_the_manifest_is_a_good_one() -> None:
+    claim, job = yaml.safe_load_all((EXAMPLES / "train_lm.yaml").read_text())
+    parsed = parse_job(job)
+    assert not parsed.problems
+    assert not parsed.warnings
+    (replica,) = parsed.spec.replica_specs
+    assert (replica.replicas, replica.spares, parsed.spec.nproc_per_node) == (2, 1, "2")
+    volumes = {volume["name"]: volume for volume in replica.template["spec"]["volumes"]}
+    assert volumes["checkpoints"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
+def start(directory: Path) -> list[subprocess.Popen[str]]:
+    """Two ranks of the example."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, EXAMPLES / "train_lm.py", *SMALL, f"--checkpoint-dir={directory}"]
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **world, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+def finish(ranks: list[subprocess.Popen[str]]) -> list[str]:
+    """What rank 0 wrote, once all have ended well."""
+    text, _ = ranks[0].communicate(timeout=100)
+    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
+    return text.splitlines()
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    whole = finish(start(tmp_path / "whole"))
+    ranks = start(tmp_path / "killed")
+    assert ranks[0].stdout is not None
+    for line in ranks[0].stdout:
+        if line.startswith("step 45 "):
+            break
+    for rank in ranks:
+        rank.send_signal(signal.SIGKILL)
+        rank.wait()
+    ranks[0].stdout.close()
+    resumed = finish(start(tmp_path / "killed"))
+    assert resumed[0] == "resumed at step 40"
+    assert resumed[1:] == [line for line in whole if int(line.split()[1]) >= 40]
+    first, last = (float(whole[index].split()[-1]) for index in (0, -1))
+    assert whole[-1].startswith("step 59 ")
+    assert last < 0.75 * first
