@@ -22,6 +22,22 @@ READY_FD = "UNBROKEN_READY_FD"
 """Environment variable: where a detached cluster says that it is ready."""
 
 
+Operator = Annotated[
+    bool | None,
+    typer.Option(
+        "--operator/--no-operator",
+        help="Run the operator too, or leave it to `unbroken operator`.",
+        show_default="--operator",
+    ),
+]
+NodeGrace = Annotated[
+    float | None,
+    typer.Option(
+        "--node-grace", min=2, help="Seconds until a silent node is lost.", show_default="4"
+    ),
+]
+
+
 def command(
     directory: Directory = DEFAULT,
     nodes: Annotated[
@@ -43,20 +59,8 @@ def command(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Of the API.", show_default="any")
     ] = None,
-    operator: Annotated[
-        bool | None,
-        typer.Option(
-            "--operator/--no-operator",
-            help="Run the operator too, or leave it to `unbroken operator`.",
-            show_default="--operator",
-        ),
-    ] = None,
-    grace: Annotated[
-        float | None,
-        typer.Option(
-            "--node-grace", min=2, help="Seconds until a silent node is lost.", show_default="4"
-        ),
-    ] = None,
+    operator: Operator = None,
+    grace: NodeGrace = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when the cluster is ready.")
     ] = False,
