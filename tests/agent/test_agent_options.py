@@ -36,6 +36,23 @@ def test_the_documented_entrypoint_of_hyperpod_is_understood() -> None:
     assert found.signals == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "pod", "host"),
+    [
+        ([], "127.64.0.2", "127.64.0.2"),
+        (["--server-host=0.0.0.0"], "127.64.0.2", "127.64.0.2"),
+        (["--server-host=127.0.0.1"], "127.64.0.2", "127.0.0.1"),
+        ([], "10.0.0.7", "0.0.0.0"),
+        ([], "", "0.0.0.0"),
+    ],
+)
+def test_agents_that_share_a_machine_listen_each_at_its_pods_address(
+    arguments: list[str], pod: str, host: str
+) -> None:
+    found = parse([*arguments, "train.py"], {"AGENT_HOST": pod, "AGENT_PORT": "8081"})
+    assert (found.host, found.port) == (host, 8081)
+
+
 def test_every_option_of_torchrun_is_known_in_all_its_spellings() -> None:
     values = {
         "nproc_per_node": "1",
