@@ -202,3 +202,51 @@ def test_pod_without_a_place_is_made_anew_once_for_nobody_knows_what_it_avoids()
         132 pod w-0 uid=w-0.1 ->
         999 tick             ->
     """)
+
+
+def test_rank_that_an_unheard_agent_may_run_is_given_to_nobody() -> None:
+    old = Script(spec(2, 1))
+    old.up("ready")
+    for name in old.views:
+        old.run(f"1 pod {name} phase=Running")
+    new = old.successor(100)
+    new.run(f"""
+        100 synced                   ->
+        100 runs w-0 0 rank=0 {HELD} ->
+        100 ready w-2                ->
+        110 tick                     -> stop w-0 0, stop w-2 0
+        110.1 ready w-0 0            ->
+        110.1 ready w-2 0            ->
+        110.2 runs w-1 0 rank=1      -> stop w-1 0
+    """)
+
+
+def test_rank_that_is_told_late_is_kept() -> None:
+    new = left(2, 1)
+    new.run("""
+        100 synced                 ->
+        100 ready w-0 0            ->
+        100 ready w-2 0            ->
+        110 tick                   ->
+        110.1 failed w-1 0 rank=0  -> stop w-1 0
+        110.2 ready w-1 0 rank=0   -> start w-1 1 rank=0, start w-0 1 rank=1
+    """)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_free_rank_of_a_start_under_way_is_given_where_it_can_only_have_been_given(
+    spares: int,
+) -> None:
+    old = Script(spec(2, spares))
+    old.up()
+    old.run("10 gone w-1\n10.1 pod w-1 node=n1\n10.2 ready w-0 0")
+    for name in old.views:
+        old.run(f"11 pod {name} phase=Running")
+    new = old.successor(100)
+    new.run("""
+        100 synced
+        100 ready w-2
+        100 runs w-0 1 rank=0 master=a port=5
+    """)
+    goes_on = "start w-1 1 rank=1" if not spares else "stop w-0 1, stop w-1 1, stop w-2 1"
+    new.run(f"100 ready w-1 agent=b -> {goes_on}")

@@ -17,8 +17,9 @@ from .events import PodPhase, PodUid
 from .gang import Stage
 from .incidents import OPERATOR_RESTARTED
 from .life import Life, as_port
+from .ranks import Ranks
 from .recovery import Recovery
-from .roster import Member
+from .roster import UNHEARD, Member
 from .state import JobState, Phase
 
 ADOPT_SECONDS = 10.0
@@ -159,16 +160,36 @@ class Adoption:
         if None in ranked.values():
             return False
         if len(ranked) < state.nnodes:
-            if state.standing is Standing.RUNNING:
+            if state.standing is Standing.RUNNING or self._is_someone_unheard():
                 return False
             # Some run it, so every pod was proven clear of what came before.
             ready = [m for m in state.roster.members.values() if _is_idle(m)]
-            state.ranks.fill(ready, state.roster)
+            self._fill(finding.running, ready)
             able = ranked.keys() | {member.uid for member in ready}
             if not state.ranks.is_full or not state.ranks.rank_of.keys() <= able:
                 return False
         self._resume(finding, now)
         return True
+
+    def _is_someone_unheard(self) -> bool:
+        """Whether an agent that was not heard may run the very rank that seems to be free."""
+        members = self._state.roster.members.values()
+        return any(m.report is None and m.clear_through == UNHEARD for m in members)
+
+    def _fill(self, running: list[Member], ready: list[Member]) -> None:
+        """Give the free ranks to the pods that the earlier operator gave them to, if that can be
+        told: its orders may still be on their way."""
+        state, ranks = self._state, self._state.ranks
+        if state.attempt == 0:
+            first = Ranks()
+            first.reset(state.shape)
+            first.fill([*running, *ready], state.roster)
+            if all(first.rank_of.get(m.uid) == ranks.rank_of[m.uid] for m in running):
+                for member in ready:
+                    ranks.restore(member, first.rank_of.get(member.uid, -1))
+        unranked = [m for m in state.roster.members.values() if m.uid not in ranks.rank_of]
+        if len(unranked) == 1 == state.nnodes - len(ranks.rank_of):
+            ranks.fill(unranked, state.roster)
 
     def _resume(self, finding: Finding, now: float) -> None:
         state = self._state

@@ -243,6 +243,8 @@ class Job:
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
         self._life.clean_pod(member, now)
+        if state.phase is Phase.PREPARING and report.rank is not None and not member.condemned:
+            state.ranks.restore(member, report.rank)  # told only after the adoption
         unclear = len(state.gang.unclear)
         state.commands += state.gang.observe(member, now)
         # A stock agent's answer to a stop says what it said before, and yet proves something.
@@ -258,13 +260,10 @@ class Job:
 
     def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Add what a report says to the incident that is open."""
-        incident = self.state.incidents.open
-        found: list[Signal] = []
-        if not is_same:
+        if is_same:
+            found = self._recovery.parts(member, report, now)
+        else:
             found = self._recovery.signs(member, signals.AGENT_LOST, RESTARTED, now)
-        elif incident is not None and report.state is AgentState.FAULTED:
-            is_part = member.attempt_of(report) == incident.attempt
-            found = signals.of_workers(member, report, now) if is_part else []
         self._recovery.fault(found, now)
 
     def _signs(

@@ -139,6 +139,7 @@ class Life:
         """Delete the pods that the clean-up policy names, and any that may still run something."""
         state = self._state
         state.plan.reshape(())
+        state.create_no_more()
         for member in list(state.roster.members.values()):
             self.clean_pod(member, now)
 

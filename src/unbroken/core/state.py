@@ -12,7 +12,7 @@ from enum import Enum
 from unbroken.spec.job import FaultyPods, JobSpec, JobStatus, ReplicaSpec, RestartStatus
 
 from .conditions import Standing, advance, standing
-from .events import Effect, PodUid, RecordEvent, WriteStatus
+from .events import CreatePod, Effect, PodUid, RecordEvent, WriteStatus
 from .gang import Gang
 from .incidents import Incidents
 from .pods import PodPlan
@@ -92,6 +92,10 @@ class JobState:
     def tell(self, reason: str, message: str, *, is_warning: bool = False) -> None:
         """Record an event on the job."""
         self._events.append(RecordEvent(reason, message[:EVENT_CHARACTERS], is_warning))
+
+    def create_no_more(self) -> None:
+        """Take back the pods ordered in this step: the job has come to its end in the same one."""
+        self.objects[:] = [order for order in self.objects if not isinstance(order, CreatePod)]
 
     def close_incident(self, outcome: str, now: float) -> None:
         """End the open incident, if there is one."""
