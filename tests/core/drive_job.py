@@ -239,9 +239,14 @@ class Script:
         )
         if state is AgentState.FAULTED:
             report = replace(report, faults=(_fault(options),), reason="WorkerCrash")
+        elif "fault" in options:
+            report = replace(report, faults=(_fault({**options, "kind": options["fault"]}),))
         if "output" in options:
             worker = WorkerReport(0, 0, 1, "running", 0.0, None, float(options["output"]))
             report = replace(report, workers=(worker,))
+        if "left" in options:
+            worker = WorkerReport(0, int(options["left"]), 1, "succeeded", 0.0, 1.0)
+            report = replace(report, workers=(*report.workers, worker))
         self.agents[pod] = report
         return report
 

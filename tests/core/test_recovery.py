@@ -79,6 +79,45 @@ def test_early_exit_beats_the_errors_of_its_peers() -> None:
     assert script.incidents[1].culprit.rank == 2
 
 
+def test_a_rank_of_another_pod_that_left_is_whom_a_lost_peer_means() -> None:
+    script = running(3)
+    script.run("""
+        9 completed w-2 0 left=2 ->
+        10 failed w-1 0 rank=1 kind=PeerLost at=10 -> stop w-0 0, stop w-1 0, stop w-2 0
+    """)
+    assert script.incidents[1].culprit.fault == "EarlyExit"
+    assert (script.incidents[1].culprit.pod, script.incidents[1].culprit.rank) == ("j-w-2", 2)
+
+
+def test_who_left_may_be_told_after_who_misses_it() -> None:
+    script = running(3)
+    script.run("""
+        10 failed w-1 0 rank=1 kind=PeerLost at=10
+        10.1 stopping w-2 0 left=2 -> status Faulted 1, incident 1 open
+    """)
+    assert script.incidents[1].culprit.fault == "EarlyExit"
+
+
+def test_who_ended_well_is_not_blamed_for_what_others_did() -> None:
+    script = running(3)
+    script.run("""
+        9 completed w-2 0 left=2
+        10 failed w-1 0 rank=1 at=10
+        10.1 stopping w-0 0 left=0
+    """)
+    assert script.incidents[1].culprit.rank == 1
+    assert len(script.incidents[1].signals) == 1
+
+
+def test_a_fault_that_an_agent_tells_while_it_stops_is_heard() -> None:
+    script = running(3)
+    script.run("""
+        10 failed w-1 0 rank=1 kind=PeerLost at=10
+        10.1 stopping w-2 0 fault=ExitCode rank=2 at=9.9
+    """)
+    assert script.incidents[1].culprit.rank == 2
+
+
 def test_lost_agent_counts_as_alive_until_it_says_otherwise() -> None:
     running().run("""
         10 lost w-1       -> stop w-0 0, stop w-1 0

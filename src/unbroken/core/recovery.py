@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.job import FaultyPods, RestartStatus
+from unbroken.wire.agent import AgentReport, AgentState, FaultKind
 
 from . import budgets, ladder, signals
 from .conditions import Standing
@@ -18,6 +19,7 @@ from .state import JobState, Phase
 
 FAULTY_MAX = 32
 """Pods, nodes and ranks named in the status."""
+PEER_LOST = FaultKind.PEER_LOST.value
 _OF_NODES = (signals.NODE_LOST, signals.NODE_FAULT)
 REPEATED = 2
 """A node that held so many culprits is a repeat offender."""
@@ -38,16 +40,37 @@ class Recovery:
             return
         incident = state.incidents.open
         if state.gang.stage is Stage.HALTED and incident is not None:
-            if state.incidents.join(found):
+            if state.incidents.join([*found, *self._leavers(found, incident.attempt, now)]):
                 self._say(now)
         elif state.phase is not Phase.ENDING:
             self.open(found, now)
+
+    def parts(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
+        """What an agent says of the attempt that broke, while that is being stopped."""
+        incident = self._state.incidents.open
+        if incident is None or member.attempt_of(report) != incident.attempt:
+            return []
+        if report.faults or report.state is AgentState.FAULTED:
+            return signals.of_workers(member, report, now)
+        is_missing = incident.culprit.fault == PEER_LOST
+        return signals.of_leavers(member, report, now) if is_missing else []
+
+    def _leavers(self, found: Sequence[Signal], attempt: int, now: float) -> list[Signal]:
+        """Who was missed, of those that ended well, where somebody misses a peer."""
+        if all(signal.fault != PEER_LOST for signal in found):
+            return []
+        left: list[Signal] = []
+        for member in self._state.roster.members.values():
+            if member.report is not None and member.attempt_of(member.report) == attempt:
+                left += signals.of_leavers(member, member.report, now)
+        return left
 
     def open(self, found: Sequence[Signal], now: float) -> None:
         """Open an incident for the attempt that runs, or was to start, and stop it."""
         state = self._state
         state.close_incident("failed again", now)
         broken = state.attempt
+        found = [*found, *self._leavers(found, broken, now)]
         charged = self._charge(found, now)
         self._budget_reason = charged.reason
         condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]

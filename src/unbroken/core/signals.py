@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from unbroken.spec.incident import Signal
-from unbroken.wire.agent import AgentReport, WorkerFault
+from unbroken.wire.agent import AgentReport, FaultKind, WorkerFault, WorkerReport
 
 from .roster import Member
 
@@ -41,6 +41,12 @@ def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
     return [_of_worker(fault, member, now) for fault in report.faults[:FAULTS_MAX]]
 
 
+def of_leavers(member: Member, report: AgentReport, now: float) -> list[Signal]:
+    """The workers that have ended well, as causes of what others miss."""
+    left = [worker for worker in report.workers if worker.state == "succeeded"]
+    return [_of_leaver(worker, member, now) for worker in left[:FAULTS_MAX]]
+
+
 def as_reason(text: str) -> str:
     """The text as a condition's reason, which the API wants to be one word."""
     word = _NOT_A_REASON.sub("", text)[:100]
@@ -70,6 +76,18 @@ def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
         rank=fault.rank,
         evidence=tuple(line[:TEXT_CHARACTERS] for line in fault.lines[-LINES_MAX:]),
         exit_code=code,
+    )
+
+
+def _of_leaver(worker: WorkerReport, member: Member, now: float) -> Signal:
+    return Signal(
+        min(worker.ended_at or now, now),
+        FaultKind.EARLY_EXIT.value,
+        "ended with exit code 0 while others still trained",
+        pod=member.view.name,
+        node=member.view.node or "",
+        rank=worker.rank,
+        exit_code=0,
     )
 
 
