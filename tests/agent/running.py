@@ -265,8 +265,9 @@ def program(directory: Path, text: str, name: str = "train.py") -> str:
     return str(path)
 
 
+# One write: what print() says leaves an unbuffered Python in pieces, and the first piece counts.
 SLEEPER = """
 import os, signal
-print("up", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+os.write(1, f"up {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n".encode())
 signal.pause()
 """

@@ -31,19 +31,19 @@ FAMILY_SIZE = 5
 STUBBORN = """
 import os, signal
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-    signal.signal(number, lambda *_: print("no", flush=True))
-print("up", flush=True)
+    signal.signal(number, lambda *_: os.write(1, b"no\\n"))
+os.write(1, b"up\\n")
 while True:
     signal.pause()
 """
 OBEDIENT = """
 import os, signal, sys
 def obey(number, frame):
-    print("told", signal.Signals(number).name, flush=True)
+    os.write(1, f"told {signal.Signals(number).name}\\n".encode())
     sys.exit(0)
 signal.signal(signal.SIGTERM, obey)
 signal.signal(signal.SIGUSR1, obey)
-print("up", flush=True)
+os.write(1, b"up\\n")
 signal.pause()
 """
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,20 @@ def test_a_frozen_agent_is_lost_once_and_found_again(tmp_path: Path) -> None:
                 assert operator.reports[-1].agent_id == report.agent_id
                 assert operator.reports[-1].state is AgentState.RUNNING
                 assert len(operator.losses) == 1
+
+    asyncio.run(story())
+
+
+def test_an_operator_that_was_held_up_itself_loses_nobody(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+            async with linked(agent) as operator:
+                await operator.state(AgentState.READY)
+                # The whole loop stands still, as on a machine that is starved of processor time.
+                time.sleep(SILENCE_SECONDS + 0.5)  # noqa: ASYNC251
+                count = len(operator.reports)
+                await operator.until(lambda: len(operator.reports) >= count + 3)
+                assert operator.losses == []
 
     asyncio.run(story())
 

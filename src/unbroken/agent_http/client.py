@@ -85,6 +85,8 @@ class AgentLink:
         self._has_command = asyncio.Event()
         self._is_up = False
         self._failures = 0
+        self._why = ""
+        """Why it could not be reached when that was last logged."""
 
     def send(self, command: Command) -> None:
         """Hand a command over; it goes out as soon as the agent can be reached."""
@@ -114,9 +116,11 @@ class AgentLink:
                 await self._pause()
 
     def _lose(self, why: str) -> None:
+        if self._why != why:
+            self._why = why
+            logger.info("agent=%s unreachable reason=%r", self._base.authority, why)
         if self._is_up:
             self._is_up = False
-            logger.info("agent=%s lost reason=%r", self._base.authority, why)
             self._on_lost(why)
 
     async def _pause(self) -> None:
@@ -128,7 +132,7 @@ class AgentLink:
         if not self._is_up:
             logger.info("agent=%s up id=%s", self._base.authority, report.agent_id)
         self._is_up = True
-        self._failures = 0
+        self._failures, self._why = 0, ""
         self._unconfirmed = None
         self._on_report(report)
 
