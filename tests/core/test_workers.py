@@ -435,3 +435,35 @@ def test_no_order_of_events_starts_an_attempt_twice_or_out_of_turn(
         report = machine.report()
         if report.state is AgentState.READY:
             assert (report.workers, report.attempt, machine.deadline()) == ((), None, None)
+
+
+def test_after_a_strangers_stop_nothing_older_starts() -> None:
+    machine = check(
+        (start(5), "spawn train 5, port, say running"),
+        (stop(None), "kill, say stopping"),
+        (NothingLives(), "say ready"),
+        (start(4), ""),
+        (start(5), "spawn train 5, port, say running"),
+    )
+    assert machine.report().attempt == 5
+
+
+def test_nobody_is_ready_before_the_end_of_each_worker_was_told() -> None:
+    check(
+        *RUNNING,
+        (stop(), "kill, say stopping"),
+        (ended(0, KILLED), "say stopping"),
+        (NothingLives(), ""),
+        (ended(1, KILLED), "say stopping"),
+        (NothingLives(), "say ready"),
+    )
+
+
+def test_a_doubled_end_changes_nothing() -> None:
+    machine = check(
+        *RUNNING,
+        (ended(0, KILLED), "kill, say faulted"),
+        (ended(0, KILLED), ""),
+        (ended(0, CRASHED), ""),
+    )
+    assert len(machine.report().faults) == 1

@@ -1,4 +1,10 @@
-"""`unbrokenrun`: the agent's command.  What is slow to import waits until the options are good."""
+"""`unbrokenrun`: the agent's command.
+
+Exit codes: 0 when it was shut down by the operator, or by a signal after its workers had succeeded;
+128 + n when signal n ended it before; 137 when the agent itself was killed; 2 for wrong usage.
+
+What is slow to import waits until the options are good.
+"""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def _parser(environ: Mapping[str, str]) -> _Parser:
     flag("module", "the script is a module, as with python -m")
     flag("no-python", "the script is a program, started as it is")
     flag("run-path", "run the script with runpy.run_path")
-    add("log-dir", help="where the output of each rank is kept; default: a temporary directory")
+    add("log-dir", help="where the ranks' output is kept; default: $UNBROKEN_LOG_DIR or a new one")
     add("redirects", "0", help="streams that are kept in --log-dir only: 1, 2, 3 or 0:1,1:2")
     add("local-ranks-filter", "", help="local ranks that are shown on the console")
     add("signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", help="signals that end the job here")

@@ -204,10 +204,11 @@ def log_directories(options: Options) -> dict[Stage, str]:
         stages[Stage.PRE_TRAIN] = "pre_train_"
     if options.post_train is not None:
         stages[Stage.POST_TRAIN] = "post_train_"
-    base = options.log_dir or tempfile.gettempdir()
+    given = options.log_dir or os.environ.get("UNBROKEN_LOG_DIR")
+    base = given or tempfile.gettempdir()
     try:
         os.makedirs(base, exist_ok=True)
-        if not options.log_dir:
+        if not given:
             base = tempfile.mkdtemp(prefix="unbroken_")
         return {
             stage: tempfile.mkdtemp(prefix=f"{prefix}{options.run_id}_", dir=base)
