@@ -1,0 +1,143 @@
+"""Agents and pods of a job are killed, frozen, deleted; the job is suspended and resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from e2e.clusters import Cluster
+from e2e.jobs import Event, Job, await_end, job, parent, places
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def agents(starts: dict[int, Event]) -> dict[int, int]:
+    """Rank -> process of its agent."""
+    return {rank: event.more["agent"] for rank, event in starts.items()}
+
+
+def uids(one: Job) -> dict[str, str]:
+    """Uid of each pod."""
+    return {name: pod["metadata"]["uid"] for name, pod in one.pods().items()}
+
+
+@pytest.mark.parametrize("victim", ["agent", "keeper"])
+def test_a_killed_agent_comes_back_in_its_pod(
+    cluster: Cluster, tmp_path: Path, victim: str
+) -> None:
+    with job(cluster, tmp_path) as one:
+        starts, before = one.steps(0), uids(one)
+        agent = starts[2].more["agent"]
+        os.kill(agent if victim == "agent" else parent(agent), signal.SIGKILL)
+        for rank in (2, 3):
+            await_end(starts[rank].pid)
+        after = one.steps(1)
+        assert places(after) == places(starts)
+        assert uids(one) == before
+        assert agents(after)[0] == agents(starts)[0]
+        assert agents(after)[2] != agent
+        assert one.finish()["status"]["restartCount"] == 1
+        (incident,) = one.incidents(1)
+    culprit = incident["culprit"]
+    assert (culprit["fault"], culprit["pod"]) == ("AgentLost", places(starts)[2])
+    assert incident["remedy"] == "process"
+
+
+def test_all_agents_killed_at_once_cost_one_restart(cluster: Cluster, tmp_path: Path) -> None:
+    with job(cluster, tmp_path) as one:
+        starts, before = one.steps(0), uids(one)
+        for agent in {event.more["agent"] for event in starts.values()}:
+            os.kill(agent, signal.SIGKILL)
+        assert places(one.steps(1)) == places(starts)
+        assert uids(one) == before
+        assert one.finish()["status"]["restartCount"] == 1
+        (incident,) = one.incidents(1)
+    assert incident["culprit"]["fault"] == "AgentLost"
+
+
+@pytest.mark.parametrize("indices", [[0], [1], [0, 1]])
+def test_deleted_pods_are_replaced_and_the_others_stay(
+    cluster: Cluster, tmp_path: Path, indices: list[int]
+) -> None:
+    with job(cluster, tmp_path) as one:
+        starts, before = one.steps(0), uids(one)
+        lost = [places(starts)[2 * index] for index in indices]
+        for name in lost:
+            one.api.delete(f"pods/{name}").done()
+        after = one.steps(1)
+        assert places(after) == places(starts), "a replacement takes the name and the rank"
+        for name, uid in uids(one).items():
+            assert (uid == before[name]) == (name not in lost)
+        for rank in one.ranks:
+            is_same = agents(after)[rank] == agents(starts)[rank]
+            assert is_same == (places(starts)[rank] not in lost)
+        assert one.finish()["status"]["restartCount"] == 1
+        (incident,) = one.incidents(1)
+    assert incident["culprit"]["pod"] in lost
+    assert incident["culprit"]["fault"] == "PodDeleted"
+    assert incident["remedy"] == "pod"
+
+
+def test_nothing_starts_beside_a_frozen_agent_until_it_is_back(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The agent is lost as long as it takes to be missed, which is all that the length decides."""
+    with job(cluster, tmp_path) as one:
+        starts, before = one.steps(0), uids(one)
+        agent = starts[2].more["agent"]
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            one.until_standing("Faulted")
+            for rank in (0, 1):
+                await_end(starts[rank].pid)
+            assert one.starts(1) == {}
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        after = one.steps(1)
+        assert agents(after) == agents(starts)
+        assert uids(one) == before
+        assert one.finish()["status"]["restartCount"] == 1
+        (incident,) = one.incidents(1)
+    assert incident["culprit"]["pod"] == places(starts)[2]
+    assert incident["culprit"]["fault"] == "AgentLost"
+    assert incident["remedy"] == "process"
+
+
+def test_a_pod_whose_agent_never_comes_back_is_replaced(cluster: Cluster, tmp_path: Path) -> None:
+    with job(cluster, tmp_path) as one:
+        starts, before = one.steps(0), uids(one)
+        agent = starts[0].more["agent"]
+        os.kill(agent, signal.SIGSTOP)
+        after = one.steps(1)
+        await_end(agent)
+        name = places(starts)[0]
+        assert places(after) == places(starts)
+        assert uids(one)[name] != before[name]
+        assert one.finish()["status"]["restartCount"] == 1
+        (incident,) = one.incidents(1)
+    assert (incident["culprit"]["fault"], incident["culprit"]["pod"]) == ("AgentLost", name)
+    assert incident["remedy"] == "pod"
+
+
+def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    with job(cluster, tmp_path) as one:
+        one.kill(one.steps(0)[1])
+        starts = one.steps(1)
+        one.patch({"spec": {"runPolicy": {"suspend": True}}})
+        suspended = one.until_standing("Suspended")
+        assert suspended["status"]["restartCount"] == 1
+        for event in starts.values():
+            await_end(event.pid)
+        for name in one.pods():
+            one.api.until("pods", name, lambda _: False)
+        one.patch({"spec": {"runPolicy": {"suspend": False}}})
+        after = one.steps(1)
+        assert not set(agents(after).values()) & set(agents(starts).values())
+        ended = one.finish()
+        assert ended["status"]["restartCount"] == 1, "suspending is no restart"
+        one.incidents(1)
