@@ -115,33 +115,30 @@ def learning_rate(options: Options, step: int) -> float:
     return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * min(1.0, done)))
 
 
-class Checkpoints:
-    """One file in a shared folder, replaced as a whole."""
+def save(file: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """On disk when this returns; a kill before that leaves the one before."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    with (draft := file.with_suffix(".draft")).open("wb") as target:
+        torch.save(state, target)
+        target.flush()
+        os.fsync(target.fileno())
+    draft.replace(file)
 
-    def __init__(self, directory: str) -> None:
-        self._file = Path(directory) / "checkpoint.pt" if directory else None
 
-    def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """On disk when this returns; a kill before that leaves the one before."""
-        if self._file is None:
-            return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._file.with_suffix(".draft")
-        with draft.open("wb") as file:
-            state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._file)
-
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-        """The next step to do: 0 where there is no checkpoint."""
-        if self._file is None or not self._file.exists():
-            return 0
-        state = torch.load(self._file, map_location=device)
+def load(file: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """The next step to do: 0 where there is no checkpoint; RuntimeError if ranks do not agree."""
+    step, device = 0, next(model.parameters()).device
+    if file is not None and file.exists():
+        state = torch.load(file, map_location=device)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        return int(state["step"])
+        step = int(state["step"])
+    bounds = torch.tensor([step, -step], device=device)
+    dist.all_reduce(bounds, dist.ReduceOp.MAX)
+    if bounds.sum() != 0:
+        raise RuntimeError("ranks would start at different steps: let them share --checkpoint-dir")
+    return step
 
 
 def train(options: Options, device: torch.device) -> None:
@@ -150,9 +147,8 @@ def train(options: Options, device: torch.device) -> None:
     torch.manual_seed(options.seed)
     model = LanguageModel(options).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
-    checkpoints = Checkpoints(options.checkpoint_dir)
-    first_step = checkpoints.load(model, optimizer, device)
-    require_same_step(first_step, device)
+    file = Path(options.checkpoint_dir) / "checkpoint.pt" if options.checkpoint_dir else None
+    first_step = load(file, model, optimizer)
     if rank == 0 and first_step:
         print(f"resumed at step {first_step}", flush=True)
     parallel = DistributedDataParallel(model)
@@ -173,16 +169,8 @@ def train(options: Options, device: torch.device) -> None:
             dist.all_reduce(mean)
             if rank == 0:
                 print(f"step {step} loss {mean.item() / dist.get_world_size():.3f}", flush=True)
-        if rank == 0 and (step + 1) % options.checkpoint_every == 0:
-            checkpoints.save(step + 1, model, optimizer)
-
-
-def require_same_step(step: int, device: torch.device) -> None:
-    """A checkpoint folder that not all ranks share would train two models and say nothing."""
-    bounds = torch.tensor([step, -step], device=device)
-    dist.all_reduce(bounds, dist.ReduceOp.MAX)
-    if bounds.sum() != 0:
-        raise RuntimeError("ranks would start at different steps: let them share --checkpoint-dir")
+        if file and rank == 0 and (step + 1) % options.checkpoint_every == 0:
+            save(file, step + 1, model, optimizer)
 
 
 def parse_options() -> Options:
@@ -202,10 +190,8 @@ def main() -> None:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        train(options, device)
-    finally:
-        dist.destroy_process_group()
+    train(options, device)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,13 @@ def start(directory: Path) -> list[subprocess.Popen[str]]:
     """Two ranks of the example."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    # Two ranks cannot share a GPU.
+    world = {
+        "CUDA_VISIBLE_DEVICES": "",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     command = [sys.executable, EXAMPLES / "train_lm.py", *SMALL, f"--checkpoint-dir={directory}"]
     return [
         subprocess.Popen(
