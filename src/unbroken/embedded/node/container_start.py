@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .context import NodeContext, base_environment
+from .context import NodeContext, base_environment, with_stand_ins
 from .environment import ConfigProblem, Surroundings, command_line, environment, references
 from .events import Exit, Object
 from .isolation import Isolation, Mount, is_below
@@ -110,6 +110,7 @@ class ContainerStart:
         refuse_unsupported(container)
         around = await self._surroundings(place)
         variables = environment(container, around)
+        variables["PATH"] = with_stand_ins(variables["PATH"])
         argv = command_line(container, variables)
         wanted = mounts(container, self._pod, place.volumes, variables)
         isolation = self._node.launcher.isolation
@@ -118,6 +119,9 @@ class ContainerStart:
         identity = os.urandom(32).hex()
         variables |= {MARKER: identity, **self._gpu_variables(container)}
         uid, gid = _user(container, self._pod)
+        if uid in (None, os.getuid()):
+            # With the pod, not in the machine's own /tmp: there nobody would clear them away.
+            variables.setdefault("UNBROKEN_LOG_DIR", str(directory / "ranks"))
         cwd = container.get("workingDir") or str(directory / "work")
         groups = self._node.limits.create(identity, container.get("resources") or {})
         request = {

@@ -50,7 +50,12 @@ class NodeContext:
 def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Variables that every container starts from; our own commands are on its PATH, last."""
     found = {name: environ[name] for name in PASSED_ON if name in environ}
-    path = found.get("PATH", os.defpath).split(os.pathsep)
-    own = str(Path(sys.executable).parent)
-    found["PATH"] = os.pathsep.join([*path, *([] if own in path else [own]), str(STAND_INS)])
+    found["PATH"] = with_stand_ins(found.get("PATH", os.defpath))
     return found
+
+
+def with_stand_ins(path: str) -> str:
+    """A PATH, whoever set it, with our own commands last."""
+    places = path.split(os.pathsep)
+    own = (str(Path(sys.executable).parent), str(STAND_INS))
+    return os.pathsep.join([*places, *(place for place in own if place not in places)])

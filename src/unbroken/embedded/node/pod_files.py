@@ -70,7 +70,7 @@ class PodFiles:
             if old <= attempt - KEPT_RUNS or old >= attempt:
                 shutil.rmtree(self.run_directory(container, old))
         directory = self.run_directory(container, attempt)
-        for name in ("scratch", "work"):
+        for name in ("scratch", "work", "ranks"):
             (directory / name).mkdir(parents=True)
         (directory / "termination-log").touch(mode=0o666)
         (directory / "termination-log").chmod(0o666)
