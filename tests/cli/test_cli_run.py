@@ -175,6 +175,23 @@ def test_a_terminal_shows_the_state_below_the_output(cli: Cli) -> None:
     assert "shown: Completed" in text
 
 
+def test_output_goes_on_when_the_cluster_was_killed_and_started_again(make_cli: MakeCli) -> None:
+    cli = make_cli(1)
+    process = cli.start("run", cli.script("outlives.py", COUNT), "60")
+    read_until(process, lambda line: line == "step 5")
+    pid = json.loads((cli.directory / "up.json").read_text())["pid"]
+    handle = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([handle], [], [], 10)[0]
+    os.close(handle)
+    cli.call("up", "--detach")
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    steps = [line for line in rest.splitlines() if line.startswith("step ")]
+    assert steps == [f"step {number}" for number in range(6, 60)]
+    assert not cli.json("explain", "outlives")["incidents"]
+
+
 def test_a_cluster_is_started_where_there_is_none(make_cli: MakeCli) -> None:
     cli = make_cli()
     script = cli.script("first.py", TELL)

@@ -64,11 +64,13 @@ class Follower:
         self._faulted_at: float | None = None
         self._told: set[int] = set()
         self._agents: dict[str, AgentReport] = {}
+        self._trouble = ""
+        """Why the agents' state is not fresh."""
         self._asked_at: float | None = None
         self._stopped_by = 0
         """Exit code for whoever wanted the job stopped; 0: nobody has."""
         self._tasks = asyncio.TaskGroup()
-        self._logs = LogReaders(cluster, self._tasks, self._output)
+        self._logs = LogReaders(cluster, self._tasks, self._output, screen.note)
         """Of each container that has had rank 0."""
 
     async def run(self) -> Outcome:
@@ -171,14 +173,15 @@ class Follower:
             try:
                 pods = self._watched.pods()
                 self._agents = await reports(self._cluster, self._name, pods)
+                self._trouble = ""
             except UnbrokenError as error:
-                self._screen.note(str(error))
+                self._trouble = f"; {error}"
             self._show()
             await pause(REFRESH_SECONDS)
 
     def _show(self) -> None:
         if self._screen.is_live:
-            head = f"{self._name}: {state(self._job)}, {restarts_text(self._job)}"
+            head = f"{self._name}: {state(self._job)}, {restarts_text(self._job)}{self._trouble}"
             self._screen.state([head, *map(self._pod_line, self._watched.pods())])
 
     def _pod_line(self, pod: Object) -> str:
@@ -222,5 +225,9 @@ class Follower:
 
     async def _suspend(self) -> None:
         patch = {"spec": {"runPolicy": {"suspend": True}}}
-        await self._cluster.patch(JOBS, self._name, patch)
+        try:
+            await self._cluster.patch(JOBS, self._name, patch)
+        except UnbrokenError as error:
+            self._screen.note(f"{self._name} could not be stopped: {error}")
+            self._stopped_by = 0
         self._watched.wake()

@@ -6,7 +6,8 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
-from unbroken.errors import UnbrokenError
+from unbroken.errors import UnbrokenError, WorldError
+from unbroken.kube.clock import pause
 
 from .agents import reports
 from .cluster import PODS, Cluster, Object
@@ -17,6 +18,9 @@ PREFIX = re.compile(r"\[[^\]\s]*?(\d+)\]:")
 the agent's own."""
 LAST_SECONDS = 3.0
 """What the containers of a job that has ended may take to hand over their last lines."""
+
+RETRY_SECONDS = 1.0
+"""Between two tries where the cluster does not answer."""
 
 
 def split(line: str) -> tuple[int | None, str]:
@@ -74,10 +78,12 @@ class LogReaders:
         cluster: Cluster,
         tasks: asyncio.TaskGroup,
         on_line: Callable[[Object, str], Awaitable[None]],
+        on_problem: Callable[[str], None] = note,
     ) -> None:
         self._cluster = cluster
         self._tasks = tasks
         self._on_line = on_line
+        self._on_problem = on_problem
         self._readers: dict[str, asyncio.Task[None]] = {}
 
     def read(self, pods: Iterable[Object]) -> None:
@@ -98,8 +104,19 @@ class LogReaders:
                 reader.cancel()
 
     async def _read(self, pod: Object) -> None:
-        try:
-            async for line in pod_lines(self._cluster, pod, follow=True):
-                await self._on_line(pod, line)
-        except UnbrokenError as error:
-            note(f"output of {pod['metadata']['name']}: {error}")
+        """To the log's end, however often the way to it breaks."""
+        seen = 0
+        while True:
+            try:
+                number = 0
+                async for line in pod_lines(self._cluster, pod, follow=True):
+                    number += 1
+                    if number > seen:
+                        seen = number
+                        await self._on_line(pod, line)
+                return
+            except UnbrokenError as error:
+                self._on_problem(f"output of {pod['metadata']['name']}: {error}")
+                if not isinstance(error, WorldError):
+                    return
+            await pause(RETRY_SECONDS)
