@@ -151,7 +151,9 @@ class Adoption:
     def _continues(self, finding: Finding, now: float) -> bool:
         """Whether the attempt goes on, or is prepared as it was."""
         state = self._state
-        if finding.is_untouched and state.standing is not Standing.RUNNING:
+        was_running = state.standing is Standing.RUNNING
+        was_running = was_running and state.status.restart_count == finding.attempt
+        if finding.is_untouched and not was_running:
             self._life.prepare(now)
             return True
         if not finding.is_sound:
@@ -160,7 +162,7 @@ class Adoption:
         if None in ranked.values():
             return False
         if len(ranked) < state.nnodes:
-            if state.standing is Standing.RUNNING or self._is_someone_unheard():
+            if was_running or self._is_someone_unheard():
                 return False
             # Some run it, so every pod was proven clear of what came before.
             ready = [m for m in state.roster.members.values() if _is_idle(m)]
@@ -194,12 +196,14 @@ class Adoption:
     def _resume(self, finding: Finding, now: float) -> None:
         state = self._state
         old = (state.status.master_addr or "", as_port(state.status.master_port))
+        is_same = state.status.restart_count == state.attempt
         order = self._life.train(now, next(iter(finding.masters), old))
         done = [m.uid for m in finding.running if m.state is AgentState.COMPLETED]
         ranks = state.ranks.rank_of
         state.commands += state.gang.resume(order, ranks, now, completed=done)
         if state.gang.stage is Stage.RUNNING:
-            is_told = state.standing is Standing.RUNNING and state.incidents.open is None
+            is_told = is_same and state.standing is Standing.RUNNING
+            is_told = is_told and state.incidents.open is None
             if not is_told:
                 self._life.say_running(now)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import takewhile
 
 from unbroken.wire.agent import AgentState, StartCommand, StopCommand
 
@@ -50,7 +51,8 @@ class Gang:
         self.stage = Stage.HALTED
         self.fence = -1
         """In HALTED: newest attempt of which no worker may live before the next one starts."""
-        self.unclear: set[PodUid] = set()
+        self.unclear: dict[PodUid, float] = {}
+        """Pods that may hold workers up to the fence: since when they are asked, oldest first."""
         self.ready: set[PodUid] = set()
         self.awaited: set[PodUid] = set()
         self.completed: set[PodUid] = set()
@@ -70,7 +72,8 @@ class Gang:
         self.completed.clear()
         self._resend_at = None
         members = self._roster.members
-        self.unclear = {uid for uid, m in members.items() if not self._roster.is_clear(m, through)}
+        unclear = [uid for uid, m in members.items() if not self._roster.is_clear(m, through)]
+        self.unclear = dict.fromkeys(unclear, now)
         self.ready = {uid for uid, member in members.items() if self._is_ready(member)}
         return self._stop(self.unclear, now)
 
@@ -100,21 +103,31 @@ class Gang:
             return self._stop_stranger(member, now)
         uid = member.uid
         if self._roster.is_clear(member, self.fence):
-            self.unclear.discard(uid)
+            self.unclear.pop(uid, None)
             self._resend_at = self._resend_at if self.unclear else None
-        else:
-            self.unclear.add(uid)
+        elif uid not in self.unclear:
+            self.unclear[uid] = now
         if self._is_ready(member):
             self.ready.add(uid)
         else:
             self.ready.discard(uid)
-        return self._stop([uid], now) if uid in self.unclear and member.asked < self.fence else []
+        if uid not in self.unclear or member.report is None or member.asked >= self.fence:
+            return []
+        self._ask_anew(uid, now)
+        return self._stop([uid], now)
+
+    def stuck(self, now: float, seconds: float) -> list[PodUid]:
+        """Pods that have not shown for so long that they are clear; each once in that time."""
+        found = list(takewhile(lambda uid: now >= self.unclear[uid] + seconds, self.unclear))
+        for uid in found:
+            self._ask_anew(uid, now)
+        return found
 
     def forget(self, uid: PodUid) -> None:
         """The pod is gone, or must not be used any more."""
         self.ready.discard(uid)
         if uid not in self._roster.members:
-            self.unclear.discard(uid)
+            self.unclear.pop(uid, None)
             self.awaited.discard(uid)
 
     def tick(self, now: float) -> list[Effect]:
@@ -166,6 +179,10 @@ class Gang:
             return []
         member.asked = attempt
         return [StopWorkers(uid, StopCommand(attempt))]
+
+    def _ask_anew(self, uid: PodUid, now: float) -> None:
+        del self.unclear[uid]
+        self.unclear[uid] = now
 
     def _is_ready(self, member: Member) -> bool:
         report = member.report

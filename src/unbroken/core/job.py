@@ -39,7 +39,7 @@ from .events import (
 )
 from .gang import Stage
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
-from .life import Life, Verdict, pod_trouble
+from .life import STOP_SECONDS, Life, Verdict, pod_trouble
 from .recovery import Recovery
 from .roster import Member, is_stock
 from .state import JobState, Phase
@@ -405,9 +405,8 @@ class Job:
             if uid not in state.gang.completed:
                 why = f"the agent stays away: {state.roster.members[uid].lost_why}"
                 self._recovery.lose_all([state.roster.members[uid]], signals.AGENT_LOST, why, now)
-        if self._life.is_stop_overdue(now):
-            stuck = [state.roster.members[uid] for uid in state.gang.unclear]
-            self._life.mark_preparing(now)
+        if state.phase is Phase.PREPARING:
+            stuck = [state.roster.members[uid] for uid in state.gang.stuck(now, STOP_SECONDS)]
             self._recovery.lose_all(stuck, "StopTimeout", "the workers do not end", now)
         if self._life.is_start_overdue(now):
             waiting = [state.roster.members[uid] for uid in state.gang.awaited]

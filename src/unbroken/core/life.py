@@ -196,11 +196,6 @@ class Life:
         """Whether agents have not reported an attempt that was started long ago."""
         return self._state.gang.stage is Stage.STARTING and now >= self._since + START_SECONDS
 
-    def is_stop_overdue(self, now: float) -> bool:
-        """Whether agents have not stopped what they were told to stop long ago."""
-        due = self._stop_by()
-        return due is not None and now >= due
-
     def train(self, now: float, master: tuple[str, int]) -> Order:
         """Enter TRAINING; what every agent is told."""
         state = self._state
@@ -344,9 +339,8 @@ class Life:
         return None if found is None else found[0]
 
     def _stop_by(self) -> float | None:
-        state = self._state
-        is_stopping = state.phase is Phase.PREPARING and bool(state.gang.unclear)
-        return self._since + STOP_SECONDS if is_stopping else None
+        first = next(iter(self._state.gang.unclear.values()), None)
+        return None if first is None else first + STOP_SECONDS
 
     def _expiry(self) -> float | None:
         due = expiry(self._policy(), self._state.status.completion_time)

@@ -40,7 +40,7 @@ class Recovery:
             return
         incident = state.incidents.open
         if state.gang.stage is Stage.HALTED and incident is not None:
-            if state.incidents.join([*found, *self._leavers(found, incident.attempt, now)]):
+            if state.incidents.join(found):
                 self._say(now)
         elif state.phase is not Phase.ENDING:
             self.open(found, now)
