@@ -1,0 +1,58 @@
+"""The conditions of a job's status."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbroken.core.conditions import MESSAGE_CHARACTERS, Standing, advance, standing
+from unbroken.spec.job import Condition
+
+FIRST = advance((), Standing.CREATED, "Created", "m", 1)
+
+
+def shown(conditions: tuple[Condition, ...]) -> list[str]:
+    """Types, a false one in brackets."""
+    return [c.type if c.status == "True" else f"({c.type})" for c in conditions]
+
+
+def test_each_supersedes_the_one_before_but_created_stays() -> None:
+    conditions = advance(FIRST, Standing.RUNNING, "r", "m", 2)
+    conditions = advance(conditions, Standing.FAULTED, "r", "m", 3)
+    assert shown(conditions) == ["Created", "(Running)", "Faulted"]
+    conditions = advance(conditions, Standing.RUNNING, "r", "m", 4)
+    assert shown(conditions) == ["Created", "(Faulted)", "Running"]
+    assert [c.last_transition_time for c in conditions] == [1, 4, 4]
+
+
+def test_time_is_that_of_the_transition_not_of_the_message() -> None:
+    conditions = advance(FIRST, Standing.FAULTED, "a", "one", 2)
+    conditions = advance(conditions, Standing.FAULTED, "b", "two", 3)
+    assert (conditions[-1].reason, conditions[-1].last_transition_time) == ("b", 2)
+
+
+def test_resumed_job_is_created_again_with_its_first_age() -> None:
+    conditions = advance(FIRST, Standing.SUSPENDED, "s", "m", 5)
+    conditions = advance(conditions, Standing.CREATED, "Created", "resumed", 6)
+    assert shown(conditions) == ["Created", "(Suspended)"]
+    assert (conditions[0].message, conditions[0].last_transition_time) == ("resumed", 1)
+
+
+def test_standing_is_the_last_true_one_that_is_known() -> None:
+    assert standing(()) is None
+    others = (Condition("Created", "True"), Condition("Running", "False"), Condition("X", "True"))
+    assert standing(others) is Standing.CREATED
+
+
+def test_long_message_is_cut() -> None:
+    assert len(advance((), Standing.FAILED, "r", "x" * 99999, 1)[0].message) == MESSAGE_CHARACTERS
+
+
+@given(st.lists(st.sampled_from(Standing), min_size=1, max_size=12))
+def test_what_was_entered_last_is_the_standing(path: list[Standing]) -> None:
+    conditions = FIRST
+    for at, to in enumerate(path):
+        conditions = advance(conditions, to, "r", "m", at)
+    assert standing(conditions) is path[-1]
+    assert conditions[0].type == "Created"
+    assert len({c.type for c in conditions}) == len(conditions)

@@ -1,0 +1,91 @@
+"""Signs become one incident, and its culprit is the first cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from unbroken.core.events import NodeName, WriteIncident
+from unbroken.core.incidents import RESTART_REQUESTED, SIGNALS_MAX, Incidents, culprit
+from unbroken.core.ladder import choose
+from unbroken.spec.incident import Incident, Remedy, Signal
+
+
+def sign(at: float, fault: str = "ExitCode", pod: str = "p", rank: int | None = None) -> Signal:
+    """A sign on node n."""
+    return Signal(at, fault, "text", pod=pod, node="n", rank=rank)
+
+
+def opened(*signals: Signal) -> Incidents:
+    """An open incident of these signs."""
+    incidents = Incidents()
+    incidents.begin(0, signals, Remedy.PROCESS, "why", 10)
+    return incidents
+
+
+@pytest.mark.parametrize(
+    ("signals", "expected"),
+    [
+        ([sign(2, pod="b"), sign(1, pod="a")], "a"),
+        ([sign(1, "PeerLost", "a"), sign(9, pod="b")], "b"),
+        ([sign(1, pod="a"), sign(9, "EarlyExit", "b")], "b"),
+        ([sign(3, "PeerLost", "a"), sign(2, "PeerLost", "b")], "b"),
+        ([sign(1, RESTART_REQUESTED, "a"), sign(2, pod="b")], "b"),
+        ([sign(1, RESTART_REQUESTED, "a"), sign(2, "PeerLost", "b")], "b"),
+    ],
+)
+def test_culprit(signals: list[Signal], expected: str) -> None:
+    assert culprit(signals).pod == expected
+
+
+def test_same_sign_joins_once() -> None:
+    incidents = opened(sign(1, rank=3))
+    assert not incidents.join([sign(2, rank=3)])
+    assert incidents.join([sign(2, rank=4)])
+    assert incidents.open is not None
+    assert [s.rank for s in incidents.open.signals] == [3, 4]
+
+
+def test_an_incident_stays_small_and_keeps_its_culprit() -> None:
+    incidents = opened(*(sign(i, "PeerLost", rank=i) for i in range(SIGNALS_MAX + 40)))
+    incidents.join([sign(99, "ExitCode", rank=999)])
+    assert incidents.open is not None
+    assert len(incidents.open.signals) == SIGNALS_MAX
+    assert incidents.open.culprit.rank == 999
+    assert incidents.open.culprit in incidents.open.signals
+
+
+def test_it_is_written_when_it_changes_and_not_for_every_sign() -> None:
+    incidents = opened(sign(1, rank=0))
+    assert len(incidents.writes()) == 1
+    assert incidents.writes() == []
+    incidents.join([sign(2, rank=1)])
+    assert incidents.writes() == []
+    incidents.change(stopped_at=11)
+    assert len(incidents.writes()) == 1
+    (written,) = incidents.close("recovered", 12)
+    assert isinstance(written, WriteIncident)
+    assert (written.incident.outcome, len(written.incident.signals)) == ("recovered", 2)
+    assert incidents.close("again", 13) == []
+
+
+def test_numbers_go_on_after_those_that_are_remembered() -> None:
+    incidents = Incidents()
+    first = sign(1)
+    old = Incident(7, 3, first, (first,), Remedy.POD, "why", 1, outcome="recovered")
+    incidents.remember(old)
+    assert incidents.open is None
+    assert incidents.offences[NodeName("n")] == 1
+    assert incidents.begin(4, [sign(2)], Remedy.PROCESS, "why", 2).number == 8
+
+
+def test_requests_cost_no_budget_and_blame_no_node() -> None:
+    incidents = opened(sign(5, RESTART_REQUESTED))
+    incidents.close("recovered", 12)
+    assert (incidents.uncharged, incidents.offences) == (1, {})
+
+
+def test_lost_pods_are_replaced_and_named() -> None:
+    assert choose(Remedy.PROCESS, "b", [])[0] is Remedy.PROCESS
+    remedy, reason = choose(Remedy.PROCESS, "b", ["p1", "p2", "p3", "p4", "p5"])
+    assert (remedy, reason) == (Remedy.POD, "lost p1, p2, p3 and 2 more; b")
+    assert choose(Remedy.FAIL, "b", ["p1"]) == (Remedy.FAIL, "b")
