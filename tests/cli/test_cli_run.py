@@ -138,6 +138,24 @@ def test_sigterm_stops_the_job_without_asking(cli: Cli) -> None:
     assert not processes("terminated.py 1000")
 
 
+def test_a_job_outlives_who_reads_its_output(cli: Cli) -> None:
+    script = cli.script("unread.py", COUNT)
+    command = f"{' '.join(UNBROKEN)} run {script} 20 | head -1"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        cwd=cli.folder,
+        env=cli.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "step 0\n"
+    assert "nobody reads the output any more; the job goes on" in done.stderr
+    assert "unread: Completed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+
+
 def test_a_job_that_is_deleted_while_followed_says_so(cli: Cli) -> None:
     process = cli.start("run", cli.script("vanishing.py", COUNT), "1000")
     read_until(process, lambda line: line == "step 1")

@@ -152,8 +152,18 @@ def on_cluster(place: Place, namespace: str, act: Callable[[Cluster], Awaitable[
 
     try:
         return asyncio.run(run())
-    except WorldError as error:
-        if place.paths is None or error.retry_after_seconds is None:
+    except (WorldError, BaseExceptionGroup) as raised:
+        error = _sole(raised)
+        is_away = isinstance(error, WorldError) and error.retry_after_seconds is not None
+        if is_away and place.paths is not None:
+            error = WorldError(f"{error} (cluster of {place.paths.directory})")
+        elif error is raised:
             raise
-        text = f"{error} (cluster of {place.paths.directory})"
-        raise WorldError(text, error.retry_after_seconds) from error
+        raise error from raised
+
+
+def _sole(error: BaseException) -> BaseException:
+    """What a group of tasks failed of, where that is one thing."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -42,10 +42,16 @@ class PlainScreen:
 
     def __init__(self, output: TextIO) -> None:
         self._output = output
+        self._is_read = True
 
     def output(self, line: str) -> None:
         """A line that the job wrote."""
-        print(line, file=self._output, flush=True)
+        if self._is_read:
+            try:
+                print(line, file=self._output, flush=True)
+            except BrokenPipeError:
+                self._is_read = False
+                self.note("nobody reads the output any more; the job goes on")
 
     def note(self, text: str) -> None:
         """Something that we say."""
