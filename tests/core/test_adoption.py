@@ -250,3 +250,30 @@ def test_free_rank_of_a_start_under_way_is_given_where_it_can_only_have_been_giv
     """)
     goes_on = "start w-1 1 rank=1" if not spares else "stop w-0 1, stop w-1 1, stop w-2 1"
     new.run(f"100 ready w-1 agent=b -> {goes_on}")
+
+
+def test_suspension_ends_an_adoption_and_its_deadline() -> None:
+    new = left()
+    new.run(f"""
+        100 synced                   ->
+        100 runs w-0 0 rank=0 {HELD} ->
+        101 job suspend=yes          -> stop w-0 0
+    """)
+    assert new.job.deadline() == 102
+    new.run("111 tick")
+    assert (new.job.deadline() or 0) > 111
+
+
+def test_free_rank_0_goes_to_the_pod_whose_address_the_others_have() -> None:
+    old = Script(spec(2, 1))
+    old.up()
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run("10 failed w-0 0\n10.1 ready w-0 0\n10.1 ready w-1 0")
+    new = old.successor(100)
+    new.run("""
+        100 synced
+        100 ready w-2
+        100 runs w-1 1 rank=1 master=10.0.0.0 port=5
+        100 ready w-0 agent=b -> start w-0 1 rank=0
+    """)

@@ -102,7 +102,7 @@ class Adoption:
         self._by: float | None = None
 
     def deadline(self) -> float | None:
-        return self._by
+        return self._by if self._state.phase is Phase.ADOPTING else None
 
     def begin(self, now: float) -> None:
         """Ask every agent that may run something; nobody is presumed lost at once."""
@@ -128,18 +128,20 @@ class Adoption:
 
     def _adopt(self, now: float) -> None:
         state = self._state
-        incident, written = state.incidents.open, state.status.restart_count
-        is_unstarted = incident is not None and incident.ready_at is None
-        stock = incident.attempt if incident and is_unstarted else written
-        finding = find(state.roster.members.values(), written, stock)
+        finding = find(
+            state.roster.members.values(), state.status.restart_count, self._stock_attempt()
+        )
         state.attempt = finding.attempt
+        incident = state.incidents.open
+        if incident is not None and incident.attempt + 1 < finding.attempt:
+            state.close_incident("failed again", now)
         self._life.masters |= finding.masters
         self._life.reshape(now)
         state.plan.adopt(now)
         if state.standing in (None, Standing.SUSPENDED):
             self._life.mark_created(now)
-        others = (m for m in state.roster.members.values() if m not in finding.running)
-        for member in (*finding.running, *others):
+        # Those that run go first: a rank that is told twice is theirs.
+        for member in (*finding.running, *state.roster.members.values()):
             if member.report is not None and member.report.rank is not None:
                 state.ranks.restore(member, member.report.rank)
         if not self._continues(finding, now):
@@ -166,22 +168,37 @@ class Adoption:
                 return False
             # Some run it, so every pod was proven clear of what came before.
             ready = [m for m in state.roster.members.values() if _is_idle(m)]
-            self._fill(finding.running, ready)
+            self._fill(finding, ready)
             able = ranked.keys() | {member.uid for member in ready}
             if not state.ranks.is_full or not state.ranks.rank_of.keys() <= able:
                 return False
         self._resume(finding, now)
         return True
 
+    def _stock_attempt(self) -> int:
+        """The attempt of agents that name none: the one that broke, unless the next one was started
+        or all of them run."""
+        state, incident = self._state, self._state.incidents.open
+        if incident is None or incident.ready_at is not None:
+            return state.status.restart_count
+        running = [m for m in state.roster.members.values() if m.state in _BEGUN]
+        spec = state.spec
+        is_whole = spec is not None and len(running) >= spec.nnodes
+        return state.status.restart_count if is_whole else incident.attempt
+
     def _is_someone_unheard(self) -> bool:
         """Whether an agent that was not heard may run the very rank that seems to be free."""
         members = self._state.roster.members.values()
         return any(m.report is None and m.clear_through == UNHEARD for m in members)
 
-    def _fill(self, running: list[Member], ready: list[Member]) -> None:
+    def _fill(self, finding: Finding, ready: list[Member]) -> None:
         """Give the free ranks to the pods that the earlier operator gave them to, if that can be
         told: its orders may still be on their way."""
-        state, ranks = self._state, self._state.ranks
+        state, ranks, running = self._state, self._state.ranks, finding.running
+        addresses = {address for address, _ in finding.masters}
+        for member in ready:
+            if member.view.address in addresses:
+                ranks.restore(member, 0)
         if state.attempt == 0:
             first = Ranks()
             first.reset(state.shape)

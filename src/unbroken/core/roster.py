@@ -43,7 +43,7 @@ def is_stock(report: AgentReport) -> bool:
     return report.nproc is None and report.newest_attempt is None and report.attempt is None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """One pod of the job and its agent."""
 
