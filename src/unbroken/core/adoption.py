@@ -206,7 +206,9 @@ class Adoption:
             if all(first.rank_of.get(m.uid) == ranks.rank_of[m.uid] for m in running):
                 for member in ready:
                     ranks.restore(member, first.rank_of.get(member.uid, -1))
-        unranked = [m for m in state.roster.members.values() if m.uid not in ranks.rank_of]
+        # A pod that was not even up has been told nothing by anybody.
+        told = [m for m in state.roster.members.values() if m.report or m.clear_through == UNHEARD]
+        unranked = [m for m in told if m.uid not in ranks.rank_of]
         if len(unranked) == 1 == state.nnodes - len(ranks.rank_of):
             ranks.fill(unranked, state.roster)
 
