@@ -40,7 +40,7 @@ class Host:
         request = {
             "directory": str(directory),
             "argv": list(argv),
-            "env": {"PATH": os.environ["PATH"], MARKER: name},
+            "env": {"PATH": os.environ["PATH"], MARKER: str(directory)},
             "cwd": str(directory),
             "isolation": self.launcher.isolation.value,
             "hostname": "",
@@ -48,7 +48,7 @@ class Host:
             "scratch": str(directory / "scratch"),
             **fields,
         }
-        return await self.launcher.run(request, {MARKER: name}, 0.0)
+        return await self.launcher.run(request, {MARKER: str(directory)}, 0.0)
 
     async def alive(self, name: str, *argv: str, **fields: Any) -> Run:
         """Start a container that must come to life."""
@@ -185,7 +185,7 @@ def test_a_daemon_dies_with_the_program_that_left_it(tmp_path: Path) -> None:
         run = await host.alive("c", sys.executable, "-c", script)
         await said(tmp_path / "c", "daemon")
         assert (await run.ended()).exit_code == 7
-        assert marked("c") == []
+        assert marked(str(tmp_path / "c")) == []
 
     on_host(tmp_path, story)
 
@@ -196,10 +196,10 @@ def test_kill_ends_the_program_and_its_daemons_though_they_ignore_sigterm(tmp_pa
     async def story(host: Host) -> None:
         run = await host.alive("c", sys.executable, "-c", script)
         await said(tmp_path / "c", "daemon")
-        assert len(marked("c")) == 3
+        assert len(marked(str(tmp_path / "c"))) == 3
         run.signal(SIGKILL_ALL)
         assert (await run.ended()).exit_code == 137
-        assert marked("c") == []
+        assert marked(str(tmp_path / "c")) == []
 
     on_host(tmp_path, story)
 
@@ -213,7 +213,7 @@ def test_a_killed_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
         os.kill(run.supervisor, signal.SIGKILL)
         ended = await run.ended()
         assert ended.reason == "ContainerStatusUnknown"
-        assert marked("c") == []
+        assert marked(str(tmp_path / "c")) == []
 
     on_host(tmp_path, story)
 
@@ -238,8 +238,8 @@ def test_commands_run_inside_and_die_with_the_container(tmp_path: Path) -> None:
             await command.ended()
         command.close()
         quick.close()
-        assert (tmp_path / "c/seen").read_text() == "c\n"
-        assert marked("c") == []
+        assert (tmp_path / "c/seen").read_text() == f"{tmp_path / 'c'}\n"
+        assert marked(str(tmp_path / "c")) == []
 
     on_host(tmp_path, story)
 
@@ -327,8 +327,8 @@ def test_the_launcher_is_started_again_when_it_dies(tmp_path: Path) -> None:
             for name in os.listdir("/proc")
             if name.isdigit() and f"{tmp_path}" in _open_error_file(int(name))
         ]
-        os.kill(launcher, signal.SIGKILL)
         fd = os.pidfd_open(launcher)
+        os.kill(launcher, signal.SIGKILL)
         await readable(fd)
         os.close(fd)
         ended, _ = await host.result("d", "sh", "-c", "exit 6")
@@ -428,10 +428,10 @@ def test_after_a_killed_runner_containers_go_on_and_their_ends_are_known(tmp_pat
         assert "last" in output(tmp_path / "ended")
         alive = adopt(tmp_path / "alive")
         assert isinstance(alive, Run)
-        assert alive.main in marked("alive")
+        assert alive.main in marked(str(tmp_path / "alive"))
         alive.signal(SIGKILL_ALL)
         assert (await alive.ended()).exit_code == 137
-        assert marked("alive") == []
+        assert marked(str(tmp_path / "alive")) == []
 
     asyncio.run(asyncio.wait_for(story(), 60))
 
@@ -445,7 +445,7 @@ def test_a_supervisor_lost_while_no_runner_was_there_is_cleaned_up_after(tmp_pat
     ended = adopt(tmp_path / "c")
     assert isinstance(ended, Exit)
     assert ended.reason == "ContainerStatusUnknown"
-    assert marked("c") == []
+    assert marked(str(tmp_path / "c")) == []
 
 
 def test_a_run_whose_record_was_never_written_never_was(tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ def test_stop_pods_ends_everything_within_its_grace(tell: Tell, tmp_path: Path) 
             text = "trap '' TERM; setsid sleep 1000 & sleep 1000"
             await world.create("p", shell(text), terminationGracePeriodSeconds=1)
             await world.ready("p")
-            assert len(processes_of(tmp_path)) == 3
+            assert processes_of(tmp_path) != []
         await stop_pods(world.directory)
         assert processes_of(tmp_path) == []
 
