@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster
+from e2e.clusters import Cluster, processes
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +43,4 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iter
     found.unbroken("up", "--detach", "--nodes", "2", "--gpu-per-node", "4", "--cpu-per-node", "8")
     yield found
     found.unbroken("down", "--purge", check=False)
+    assert not processes(str(found.directory)), "a process of the cluster was left behind"

@@ -1,29 +1,25 @@
-"""Jobs of real processes whose every step the test hears of, and what must hold of any of them."""
+"""Jobs of real processes whose every step the test hears of."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
 import http.client
-import itertools
 import json
 import os
-import select
 import signal
-import socket
 import sys
-import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from typing import Any
 
 from apiclient import Api
 from e2e.clusters import Cluster, processes
+from e2e.control import api_of
+from e2e.job_events import Event, Events, check
 from unbroken.wire.agent import PORT
 
 Object = dict[str, Any]
@@ -31,85 +27,6 @@ JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
 INCIDENTS = "unbroken.dev/v1:incidents"
 GANG = Path(__file__).parent / "programs/gang.py"
 COMMAND = "exec hyperpodrun --nnodes=$NNODES --nproc-per-node=$NPROC_PER_NODE"
-PATIENCE_SECONDS = 60.0
-"""Nothing in a test takes that long, except on a machine that is very busy."""
-
-
-class ApiPlace(NamedTuple):
-    """What `Api` needs to know of a server."""
-
-    url: str
-    token: str
-    ca: str
-    minor: int = 33
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What a request must carry to be let in."""
-        return {"Authorization": f"Bearer {self.token}"}
-
-
-def api_of(cluster: Cluster, namespace: str = "default") -> Api:
-    """Plain requests to a cluster."""
-    config = yaml.safe_load((cluster.directory / "kubeconfig").read_text())
-    place, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    ca = base64.b64decode(place.get("certificate-authority-data", "")).decode()
-    return Api(ApiPlace(place["server"], user["token"], ca), namespace)  # type: ignore[arg-type]
-
-
-class Event(NamedTuple):
-    """What a worker has told."""
-
-    what: str
-    attempt: int
-    master: str
-    """Address of the attempt's store."""
-    rank: int
-    pid: int
-    at: float
-    """Seconds since boot, by the one clock of the machine."""
-    more: Object
-
-
-class Events:
-    """Hears what the workers of a job tell, beside the test."""
-
-    def __init__(self) -> None:
-        self.name = f"unbroken-e2e-{uuid.uuid4().hex}"
-        self.all: list[Event] = []
-        self._news = threading.Condition()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind("\0" + self.name)
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def until(self, holds: Callable[[list[Event]], Any], seconds: float = PATIENCE_SECONDS) -> Any:
-        """What `holds` says of all events as soon as it is true."""
-        with self._news:
-            found = self._news.wait_for(lambda: holds(self.all), seconds)
-        assert found, f"not in {seconds} s: {self.story()}"
-        return found
-
-    def story(self) -> str:
-        """What was heard, the last steps only, for people."""
-        last: dict[tuple[int, int, str], Event] = {}
-        for event in self.all:
-            last[(event.attempt, event.rank, event.what)] = event
-        return "\n".join(map(str, sorted(last.values(), key=lambda event: event.at)))
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._socket.shutdown(socket.SHUT_RD)
-        self._thread.join()
-        self._socket.close()
-
-    def _listen(self) -> None:
-        while text := self._socket.recv(1 << 16):
-            found = json.loads(text)
-            event = Event(*(found.pop(key) for key in Event._fields[:-1]), found)
-            with self._news:
-                self.all.append(event)
-                self._news.notify_all()
 
 
 @dataclass
@@ -146,9 +63,43 @@ class Job:
         return self.starts(attempt)
 
     def kill(self, *victims: Event) -> None:
-        """SIGKILL to workers."""
+        """SIGKILL to workers, which must live."""
         for victim in victims:
-            os.kill(victim.pid, signal.SIGKILL)
+            assert self.signal(victim.pid, signal.SIGKILL), f"rank {victim.rank} is dead already"
+
+    def signal(self, pid: int, number: int) -> bool:
+        """Send a signal to a process of the job; False: there is no such process."""
+        mark = f"EVENTS={self.events.name}".encode()
+        try:
+            handle = os.pidfd_open(pid)
+            try:
+                # After the descriptor was had, so that the number cannot change hands in between.
+                if mark not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    return False
+                signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)
+        except (ProcessLookupError, FileNotFoundError):
+            return False
+        return True
+
+    def workers(self) -> dict[int, Event]:
+        """The newest worker of each rank."""
+        with self.events.news:
+            return {event.rank: event for event in self.events.all if event.what == "start"}
+
+    def settle(self) -> int:
+        """Wait until all ranks make steps of one attempt, from now on; its number."""
+        heard = len(self.events.all)
+
+        def whole(events: list[Event]) -> int:
+            made: dict[int, set[int]] = defaultdict(set)
+            for event in events[heard:]:
+                if event.what == "step":
+                    made[event.attempt].add(event.rank)
+            return next((1 + n for n, ranks in made.items() if len(ranks) == len(self.ranks)), 0)
+
+        return int(self.events.until(whole)) - 1
 
     def finish(self) -> Object:
         """Let the workers end by themselves; the job as it is then."""
@@ -163,18 +114,22 @@ class Job:
         """The job once one of these is its true condition; all that it says is then written."""
         return self.until(lambda job: standing(job) in types)
 
-    def incidents(self, count: int) -> list[Object]:
-        """The specs of the job's incidents, in order, once so many have ended."""
-        made = []
-        for number in range(1, count + 1):
+    def incidents(self, count: int | None) -> list[Object]:
+        """The specs of the job's incidents, in order, once so many have ended; None: all."""
+        number = 0
+        made: list[Object] = []
+        while number < (self._incidents_made() if count is None else count):
+            number += 1
             name = f"{self.name}-{number}"
             self.until_there(INCIDENTS, name)
-            found = self.api.until(INCIDENTS, name, lambda one: bool(read(one).get("outcome")))
-            made.append(read(found))
-        listed = self.api.get(INCIDENTS).made["items"]
-        mine = [one for one in listed if one["metadata"]["name"].rpartition("-")[0] == self.name]
-        assert len(mine) == count, [read(one) for one in mine]
+            found = self.api.until(INCIDENTS, name, lambda one: bool(one["spec"].get("outcome")))
+            made.append(found["spec"])
+        assert self._incidents_made() == number, made
         return made
+
+    def _incidents_made(self) -> int:
+        listed = self.api.get(INCIDENTS).made["items"]
+        return sum(i["metadata"]["name"].rpartition("-")[0] == self.name for i in listed)
 
     def until_there(self, collection: str, name: str) -> None:
         """Wait until an object exists."""
@@ -205,12 +160,6 @@ class Job:
     def patch(self, body: Object) -> None:
         """Merge into the job."""
         self.api.patch("merge", f"{JOBS}/{self.name}", body).done()
-
-
-def read(incident: Object) -> Object:
-    """What an Incident says."""
-    found: Object = incident.get("spec") or incident
-    return found
 
 
 def standing(job: Object) -> str:
@@ -272,7 +221,7 @@ def job(
         for pod in made.pods():
             made.api.until("pods", pod, lambda _: False)
         assert not processes(str(directory)), "a process of the job was left behind"
-        check(made)
+        check(made.events.all, replicas * nproc, nproc)
     except BaseException:
         sys.stderr.write(made.events.story())
         made.api.delete(f"{JOBS}/{name}")
@@ -280,55 +229,3 @@ def job(
     finally:
         made.events.close()
         made.api.close()
-
-
-def check(job: Job) -> None:
-    """Attempts never overlap, and every rank of an attempt was told the same."""
-    attempts: dict[tuple[int, str], list[Event]] = defaultdict(list)
-    for event in job.events.all:
-        assert not event.more.get("others"), f"another attempt lives beside {event}"
-        assert event.what != "stranger", f"a worker of another attempt came: {event}"
-        attempts[(event.attempt, event.master)].append(event)
-    masters = [master for _, master in attempts]
-    assert len(set(masters)) == len(masters), f"two attempts share an address: {masters}"
-    ordered = sorted(attempts.values(), key=lambda events: events[0].at)
-    numbers = [events[0].attempt for events in ordered]
-    assert numbers == sorted(numbers)
-    for earlier, later in itertools.pairwise(ordered):
-        last, first = max(e.at for e in earlier), min(e.at for e in later)
-        assert last < first, f"attempt {earlier[0].attempt} went on beside the next"
-    for events in ordered:
-        check_ranks(job, [event for event in events if event.what == "start"])
-
-
-def check_ranks(job: Job, starts: list[Event]) -> None:
-    """No rank of an attempt is there twice, and each is where its node rank says."""
-    found = [event.rank for event in starts]
-    assert len(set(found)) == len(found), f"a rank was started twice: {starts}"
-    assert set(found) <= set(job.ranks)
-    for event in starts:
-        env = event.more["environment"]
-        assert int(env["WORLD_SIZE"]) == len(job.ranks)
-        assert event.rank == int(env["GROUP_RANK"]) * job.nproc + int(env["LOCAL_RANK"])
-
-
-def places(starts: dict[int, Event]) -> dict[int, str]:
-    """Rank -> pod."""
-    return {rank: e.more["environment"]["UNBROKEN_POD"] for rank, e in starts.items()}
-
-
-def parent(pid: int) -> int:
-    """The parent of a process."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def await_end(pid: int, seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait for the end of a process that is not a child."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert select.select([handle], [], [], seconds)[0], f"process {pid} lives"
-    finally:
-        os.close(handle)

@@ -9,72 +9,17 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from e2e.clusters import UNBROKEN, Cluster, processes
-from e2e.jobs import api_of, await_end, job, standing
+from e2e.clusters import Cluster, processes
+from e2e.control import Operator, frozen
+from e2e.job_events import await_end
+from e2e.jobs import job, standing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-LEASES = "coordination.k8s.io/v1:leases"
-
-
-class Operator:
-    """`unbroken operator` as a process of its own."""
-
-    def __init__(self, cluster: Cluster, log: Path) -> None:
-        self._cluster = cluster
-        self._log = log
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it and wait until it leads."""
-        command = [*UNBROKEN, "operator", "--dir", str(self._cluster.directory)]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        mark = f"/{self._process.pid}/"
-        api = api_of(self._cluster, "kube-system")
-        found = api.until(
-            LEASES, "unbroken-operator", lambda lease: mark in lease["spec"]["holderIdentity"]
-        )
-        if not found:
-            with api.watch(LEASES) as watch:
-                while mark not in watch.event()["object"]["spec"]["holderIdentity"]:
-                    pass
-        api.close()
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """It stands still during the block."""
-        assert self._process is not None
-        with frozen(self._process.pid):
-            yield
-
-    def assert_well(self) -> None:
-        """It runs and has met nothing that it did not expect."""
-        assert self._process is not None
-        assert self._process.poll() is None
-        assert "Traceback" not in self._log.read_text()
-
-
-@contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    """A process stands still during the block."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from e2e.clusters import Cluster, processes
-from e2e.jobs import Job, api_of, await_end, job, places
+from e2e.control import api_of, is_ready, is_tainted, power
+from e2e.job_events import await_end, places
+from e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NODES = 3
@@ -36,24 +37,6 @@ def nodes(machines: Cluster) -> Iterator[Cluster]:
         power(machines, name, None)
         api.until("/api/v1/nodes", name, lambda node: is_ready(node) and not is_tainted(node))
     api.close()
-
-
-def power(cluster: Cluster, node: str, state: str | None) -> None:
-    """Switch a node off, or on again."""
-    api = api_of(cluster)
-    annotations = {"unbroken.dev/power": state}
-    api.patch("merge", f"/api/v1/nodes/{node}", {"metadata": {"annotations": annotations}}).done()
-    api.close()
-
-
-def is_ready(node: dict[str, dict[str, list[dict[str, str]]]]) -> bool:
-    """Whether the node says so."""
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])
-
-
-def is_tainted(node: dict[str, dict[str, list[dict[str, str]]]]) -> bool:
-    """Whether anything is held against the node."""
-    return bool(node["spec"].get("taints"))
 
 
 def node_of(one: Job) -> dict[str, str]:
@@ -113,7 +96,7 @@ def test_a_node_that_dies_while_the_job_restarts_delays_it_only(
     with job(nodes, tmp_path) as one:
         starts, where = one.steps(0), node_of(one)
         lost = places(starts)[2]
-        os.kill(starts[2].more["agent"], signal.SIGSTOP)
+        assert one.signal(starts[2].more["agent"], signal.SIGSTOP)
         one.kill(starts[0])
         one.until_standing("Faulted")
         power(nodes, where[lost], "off")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from e2e.clusters import Cluster
-from e2e.jobs import Event, Job, await_end, job, parent, places
+from e2e.job_events import Event, await_end, parent, places
+from e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -31,7 +31,7 @@ def test_a_killed_agent_comes_back_in_its_pod(
     with job(cluster, tmp_path) as one:
         starts, before = one.steps(0), uids(one)
         agent = starts[2].more["agent"]
-        os.kill(agent if victim == "agent" else parent(agent), signal.SIGKILL)
+        assert one.signal(agent if victim == "agent" else parent(agent), signal.SIGKILL)
         for rank in (2, 3):
             await_end(starts[rank].pid)
         after = one.steps(1)
@@ -50,7 +50,7 @@ def test_all_agents_killed_at_once_cost_one_restart(cluster: Cluster, tmp_path: 
     with job(cluster, tmp_path) as one:
         starts, before = one.steps(0), uids(one)
         for agent in {event.more["agent"] for event in starts.values()}:
-            os.kill(agent, signal.SIGKILL)
+            assert one.signal(agent, signal.SIGKILL)
         assert places(one.steps(1)) == places(starts)
         assert uids(one) == before
         assert one.finish()["status"]["restartCount"] == 1
@@ -88,14 +88,14 @@ def test_nothing_starts_beside_a_frozen_agent_until_it_is_back(
     with job(cluster, tmp_path) as one:
         starts, before = one.steps(0), uids(one)
         agent = starts[2].more["agent"]
-        os.kill(agent, signal.SIGSTOP)
+        assert one.signal(agent, signal.SIGSTOP)
         try:
             one.until_standing("Faulted")
             for rank in (0, 1):
                 await_end(starts[rank].pid)
             assert one.starts(1) == {}
         finally:
-            os.kill(agent, signal.SIGCONT)
+            assert one.signal(agent, signal.SIGCONT)
         after = one.steps(1)
         assert agents(after) == agents(starts)
         assert uids(one) == before
@@ -110,7 +110,7 @@ def test_a_pod_whose_agent_never_comes_back_is_replaced(cluster: Cluster, tmp_pa
     with job(cluster, tmp_path) as one:
         starts, before = one.steps(0), uids(one)
         agent = starts[0].more["agent"]
-        os.kill(agent, signal.SIGSTOP)
+        assert one.signal(agent, signal.SIGSTOP)
         after = one.steps(1)
         await_end(agent)
         name = places(starts)[0]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from e2e.clusters import Cluster
-from e2e.jobs import await_end, job, places
+from e2e.job_events import await_end, places
+from e2e.jobs import job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -1,0 +1,113 @@
+"""The parts that keep jobs running, as the tests stop, kill and switch them off."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from apiclient import Api
+from e2e.clusters import UNBROKEN, Cluster
+
+LEASES = "coordination.k8s.io/v1:leases"
+
+
+class ApiPlace(NamedTuple):
+    """What `Api` needs to know of a server."""
+
+    url: str
+    token: str
+    ca: str
+    minor: int = 33
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request must carry to be let in."""
+        return {"Authorization": f"Bearer {self.token}"}
+
+
+def api_of(cluster: Cluster, namespace: str = "default") -> Api:
+    """Plain requests to a cluster."""
+    config = yaml.safe_load((cluster.directory / "kubeconfig").read_text())
+    place, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    ca = base64.b64decode(place.get("certificate-authority-data", "")).decode()
+    return Api(ApiPlace(place["server"], user["token"], ca), namespace)  # type: ignore[arg-type]
+
+
+class Operator:
+    """`unbroken operator` as a process of its own."""
+
+    def __init__(self, cluster: Cluster, log: Path) -> None:
+        self._cluster = cluster
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it leads."""
+        command = [*UNBROKEN, "operator", "--dir", str(self._cluster.directory)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        mark = f"/{self._process.pid}/"
+        api = api_of(self._cluster, "kube-system")
+        found = api.until(
+            LEASES, "unbroken-operator", lambda lease: mark in lease["spec"]["holderIdentity"]
+        )
+        if not found:
+            with api.watch(LEASES) as watch:
+                while mark not in watch.event()["object"]["spec"]["holderIdentity"]:
+                    pass
+        api.close()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It stands still during the block."""
+        assert self._process is not None
+        with frozen(self._process.pid):
+            yield
+
+    def assert_well(self) -> None:
+        """It runs and has met nothing that it did not expect."""
+        assert self._process is not None
+        assert self._process.poll() is None
+        assert "Traceback" not in self._log.read_text()
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    """A process stands still during the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def power(cluster: Cluster, node: str, state: str | None) -> None:
+    """Switch a node off, or on again."""
+    api = api_of(cluster)
+    annotations = {"unbroken.dev/power": state}
+    api.patch("merge", f"/api/v1/nodes/{node}", {"metadata": {"annotations": annotations}}).done()
+    api.close()
+
+
+def is_ready(node: dict[str, dict[str, list[dict[str, str]]]]) -> bool:
+    """Whether the node says so."""
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"])
+
+
+def is_tainted(node: dict[str, dict[str, list[dict[str, str]]]]) -> bool:
+    """Whether anything is held against the node."""
+    return bool(node["spec"].get("taints"))

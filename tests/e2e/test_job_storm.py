@@ -1,0 +1,115 @@
+"""Everything is broken at random, again and again; then nothing, and the job must end well.
+
+UNBROKEN_STORMS=20:30 runs other seeds than the one that every run takes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.clusters import Cluster, processes
+from e2e.control import Operator
+from e2e.jobs import Job, job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+BLOWS = 12
+FIRST, LAST = map(int, os.environ.get("UNBROKEN_STORMS", "0:1").split(":"))
+
+
+class Storm:
+    """Breaks a part of a job, or lets go of what it holds."""
+
+    def __init__(self, one: Job, operator: Operator, seed: int) -> None:
+        self._one = one
+        self._operator = operator
+        self._random = random.Random(seed)
+        self._frozen: list[int] = []
+
+    def blow(self) -> None:
+        """Do one of the things that this can do."""
+        ways = [self.kill_worker, self.kill_agent, self.freeze, self.thaw, self.delete_pod]
+        self._random.choices([*ways, self.kill_operator], [5, 2, 2, 2, 1, 1])[0]()
+
+    def kill_worker(self) -> None:
+        """SIGKILL to one or two of them."""
+        workers = list(self._one.workers().values())
+        for event in self._random.sample(workers, self._random.randint(1, 2)):
+            self._one.signal(event.pid, signal.SIGKILL)
+
+    def kill_agent(self) -> None:
+        """SIGKILL to one."""
+        self._one.signal(self._agent(), signal.SIGKILL)
+
+    def freeze(self) -> None:
+        """Let an agent, its keeper or a worker stand still."""
+        worker = self._random.choice(list(self._one.workers().values()))
+        pid = self._random.choice([worker.pid, worker.more["agent"]])
+        if self._one.signal(pid, signal.SIGSTOP):
+            self._frozen.append(pid)
+
+    def thaw(self) -> None:
+        """Let everything go on that stands still."""
+        while self._frozen:
+            self._one.signal(self._frozen.pop(), signal.SIGCONT)
+
+    def delete_pod(self) -> None:
+        """Through the API."""
+        names = sorted(self._one.pods())
+        if names:
+            self._one.api.delete(f"pods/{self._random.choice(names)}")
+
+    def kill_operator(self) -> None:
+        """SIGKILL, and start another one a little later."""
+        self._operator.kill()
+        self._one.events.more(self._random.randint(0, 60), 0.5)
+        self._operator.start()
+
+    def pause(self) -> None:
+        """Let the job go on for a while, or not."""
+        self._one.events.more(self._random.choice([0, 1, 4, 20, 100]), self._random.random())
+
+    def _agent(self) -> int:
+        worker = self._random.choice(list(self._one.workers().values()))
+        agent: int = worker.more["agent"]
+        return agent
+
+
+@pytest.fixture(scope="module")
+def sea(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
+    """A cluster without an operator."""
+    found = Cluster(tmp_path_factory.mktemp("sea") / "state", kubectl_path)
+    found.unbroken("up", "--detach", "--nodes", "3", "--no-operator")
+    yield found
+    found.unbroken("down", "--purge", check=False)
+    assert not processes(str(found.directory))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, LAST))
+def test_a_job_outlives_any_storm(sea: Cluster, tmp_path: Path, seed: int) -> None:
+    operator = Operator(sea, tmp_path / "operator.log")
+    operator.start()
+    try:
+        with job(sea, tmp_path, spares=seed % 2, policy={"jobMaxRetryCount": 1000}) as one:
+            one.steps(0)
+            storm = Storm(one, operator, seed)
+            for _ in range(BLOWS):
+                storm.blow()
+                storm.pause()
+            storm.thaw()
+            one.settle()
+            restarts = one.finish()["status"]["restartCount"]
+            incidents = one.incidents(None)
+        assert [i["number"] for i in incidents] == list(range(1, len(incidents) + 1))
+        assert len(incidents) <= restarts
+        attempts = [i["attempt"] for i in incidents]
+        assert attempts == sorted(set(attempts)), "one incident for each attempt that broke"
+        assert all(i["outcome"] in ("recovered", "failed again") for i in incidents)
+        operator.assert_well()
+    finally:
+        operator.kill()
