@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unbroken.spec.incident import Signal
+from unbroken.spec.incident import Remedy, Signal
 from unbroken.wire.agent import AgentReport, AgentState
 
 from . import signals
@@ -199,7 +199,8 @@ class Adoption:
         for member in ready:
             if member.view.address in addresses:
                 ranks.restore(member, 0)
-        if state.attempt == 0:
+        incident = state.incidents.open
+        if state.attempt == 0 or (incident is not None and incident.remedy is Remedy.JOB):
             first = Ranks()
             first.reset(state.shape)
             first.fill([*running, *ready], state.roster)
