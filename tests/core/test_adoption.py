@@ -277,3 +277,15 @@ def test_free_rank_0_goes_to_the_pod_whose_address_the_others_have() -> None:
         100 runs w-1 1 rank=1 master=10.0.0.0 port=5
         100 ready w-0 agent=b -> start w-0 1 rank=0
     """)
+
+
+def test_ranks_wait_for_an_agent_that_may_yet_tell_its_own() -> None:
+    new = left(2, 2)
+    new.run("""
+        100 synced                 ->
+        100 ready w-2 0            ->
+        100 ready w-3 0            ->
+        110 tick                   ->
+        112 ready w-0 0 rank=1     ->
+        113 ready w-1 0 rank=0     -> start w-1 1 rank=0, start w-0 1 rank=1
+    """)

@@ -216,11 +216,12 @@ class Life:
             state.incidents.change(stopped_at=now)
         if state.newest_seen >= state.attempt:
             self._skip_attempts(now)
-        if len(gang.ready) < state.nnodes or self._is_gathering(now):
+        # An agent that has yet to prove itself clear may also have yet to tell its rank.
+        if gang.unclear or len(gang.ready) < state.nnodes or self._is_gathering(now):
             return
         if not ranks.is_full:
             ranks.fill((state.roster.members[uid] for uid in gang.ready), state.roster)
-        if gang.unclear or not ranks.is_full or not ranks.rank_of.keys() <= gang.ready:
+        if not ranks.is_full or not ranks.rank_of.keys() <= gang.ready:
             return
         master = self._master()
         if master is None:
