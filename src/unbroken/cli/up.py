@@ -20,6 +20,11 @@ from .place import DEFAULT, Directory, resolve
 
 READY_FD = "UNBROKEN_READY_FD"
 """Environment variable: where a detached cluster says that it is ready."""
+OWN_OPTIONS = {
+    "cpu": "--cpu-per-node",
+    "memory": "--memory-per-node",
+    "nvidia.com/gpu": "--gpu-per-node",
+}
 
 
 Operator = Annotated[
@@ -34,6 +39,14 @@ NodeGrace = Annotated[
     float | None,
     typer.Option(
         "--node-grace", min=2, help="Seconds until a silent node is lost.", show_default="4"
+    ),
+]
+Resources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--resource",
+        metavar="NAME=QUANTITY",
+        help="More to offer on every node, such as vpc.amazonaws.com/efa=32 or hugepages-2Mi=8Gi.",
     ),
 ]
 
@@ -53,6 +66,7 @@ def command(
         int | None,
         typer.Option("--gpu-per-node", min=0, help="nvidia.com/gpu to offer.", show_default="0"),
     ] = None,
+    resource: Resources = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label of every node.")
     ] = None,
@@ -82,7 +96,8 @@ def command(
         cpu=_quantity("--cpu-per-node", saved.cpu if cpu is None else cpu),
         memory=_quantity("--memory-per-node", saved.memory if memory is None else memory),
         gpus=saved.gpus if gpus is None else gpus,
-        labels=saved.labels if label is None else _labels(label),
+        resources=saved.resources if resource is None else _resources(resource),
+        labels=saved.labels if label is None else _pairs("--label", label),
         port=saved.port if port is None else port,
         operator=saved.operator if operator is None else operator,
         grace_seconds=saved.grace_seconds if grace is None else grace,
@@ -104,11 +119,22 @@ def _quantity(option: str, text: str) -> str:
     return text
 
 
-def _labels(pairs: list[str]) -> dict[str, str]:
+def _pairs(option: str, pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair or pair.startswith("="):
-            raise SpecError(f"--label {pair}: write it as KEY=VALUE")
+            raise SpecError(f"{option} {pair}: write it as KEY=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _resources(pairs: list[str]) -> dict[str, str]:
+    found = _pairs("--resource", pairs)
+    for name, amount in found.items():
+        _quantity(f"--resource {name}", amount)
+        if own := OWN_OPTIONS.get(name):
+            raise SpecError(f"--resource {name}: {own} sets it")
+        if "/" not in name and not name.startswith("hugepages-"):
+            raise SpecError(f"--resource {name}: write it with its domain, as example.com/{name}")
+    return found
 
 
 def _export_line(paths: state.Paths) -> str:
@@ -143,6 +169,7 @@ def start_detached(paths: state.Paths, options: state.ClusterOptions) -> int:
         *("--gpu-per-node", str(options.gpus), "--port", str(options.port)),
         "--operator" if options.operator else "--no-operator",
         *("--node-grace", str(options.grace_seconds)),
+        *(f"--resource={name}={amount}" for name, amount in options.resources.items()),
         *(f"--label={key}={value}" for key, value in options.labels.items()),
     ]
     receive, send = os.pipe()

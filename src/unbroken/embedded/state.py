@@ -26,6 +26,8 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """Per node, as a Kubernetes quantity; empty: what the machine has."""
     gpus: int = 0
     """Per node, as nvidia.com/gpu."""
+    resources: dict[str, str] = {}
+    """Per node, further resources by name, as Kubernetes quantities; nothing stands behind them."""
     labels: dict[str, str] = {}
     port: int = 0
     operator: bool = True

@@ -35,6 +35,12 @@ from .state import ClusterOptions, Paths, State, process_started
 
 log = logging.getLogger(__name__)
 
+HYPERPOD_LABELS = {
+    "sagemaker.amazonaws.com/node-health-status": "Schedulable",
+    "sagemaker.amazonaws.com/compute-type": "hyperpod",
+}
+"""What a healthy node of HyperPod has and manifests written for it select by."""
+
 
 @contextmanager
 def _sole(paths: Paths) -> Iterator[None]:
@@ -133,7 +139,9 @@ def _node_options(
         cpu=options.cpu or machine["cpu"],
         memory=options.memory or machine["memory"],
         gpus=options.gpus,
+        resources=options.resources,
         labels=options.labels,
+        first_labels=HYPERPOD_LABELS,
         kubelet_token=server.kubelet_token,
         heartbeat_seconds=options.for_nodes()[0],
     )

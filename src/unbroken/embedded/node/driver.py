@@ -72,7 +72,11 @@ class NodeOptions:
     cpu: Decimal | str
     memory: str
     gpus: int = 0
+    resources: Mapping[str, str] = field(default_factory=dict)
+    """Further ones to offer, which nothing stands behind."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    first_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that others change: given where the node has none of the key."""
     kubelet_token: str = ""
     """Bearer token of the node's own server; empty: it answers nobody."""
     heartbeat_seconds: float = 10.0
@@ -192,6 +196,7 @@ class Node:
             port=port,
             capacity=self._context.allocatable,
             labels=self._options.labels,
+            first_labels=self._options.first_labels,
             not_enforced=tuple(not_enforced),
             machine_id=_first_line("/etc/machine-id"),
             boot_id=_first_line("/proc/sys/kernel/random/boot_id"),
@@ -222,7 +227,10 @@ class Node:
             except ApiRefusal as refusal:
                 if refusal.code != CONFLICT:
                     raise
-        metadata = {"labels": labels_of(facts), "annotations": annotations_of(facts)}
+        held = (known["metadata"].get("labels") if known else None) or {}
+        first = {key: value for key, value in facts.first_labels.items() if key not in held}
+        labels = {**first, **labels_of(facts)}
+        metadata = {"labels": labels, "annotations": annotations_of(facts)}
         return await api.patch(f"api/v1/nodes/{facts.name}", {"metadata": metadata})
 
     async def _write_status(self, facts: NodeFacts, known: Object) -> None:
@@ -394,6 +402,7 @@ def _capacity(options: NodeOptions) -> dict[str, str]:
         "memory": options.memory,
         "pods": str(PODS_MAX),
         "ephemeral-storage": f"{disk.f_blocks * disk.f_frsize // 1024}Ki",
+        **options.resources,
     }
     if options.gpus:
         found[GPU_RESOURCE] = str(options.gpus)

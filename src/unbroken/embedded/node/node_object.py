@@ -34,6 +34,8 @@ class NodeFacts:
     port: int
     capacity: Mapping[str, str]
     labels: Mapping[str, str] = field(default_factory=dict)
+    first_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that others change: given where the node has none of the key."""
     not_enforced: tuple[str, ...] = ()
     machine_id: str = ""
     boot_id: str = ""
@@ -55,7 +57,7 @@ def labels_of(facts: NodeFacts) -> dict[str, str]:
 
 def new_node(facts: NodeFacts) -> Object:
     """The object with which a node joins."""
-    metadata: Object = {"name": facts.name, "labels": labels_of(facts)}
+    metadata: Object = {"name": facts.name, "labels": {**facts.first_labels, **labels_of(facts)}}
     metadata["annotations"] = annotations_of(facts)
     return {
         "apiVersion": "v1",
