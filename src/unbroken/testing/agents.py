@@ -52,6 +52,8 @@ class Surroundings:
     kill_seconds: float = 0.02
     stubborn: float = 0.0
     """How often a worker takes no notice of a signal that asks."""
+    skew_seconds: float = 0.0
+    """How wrong the clocks of agents may be."""
     ill: float = 0.0
     """How often a program cannot be started."""
 
@@ -76,10 +78,30 @@ class Agent:
         self._alarm = Alarm(world.schedule, lambda: self.give(machine.Tick()))
         self._todo: deque[machine.Effect] = deque()
         self._is_busy = False
+        self._inbox: list[machine.Event] | None = None
+        """Events that wait while the process is frozen."""
+        self._skew = world.skew_seconds * world.schedule.between(-1.0, 1.0)
+        self.slow: dict[type[machine.Effect], float] = {}
+        """Seconds that an order of the kind takes; the usual time where there is none."""
 
     def boot(self) -> None:
         """It listens."""
         self.give(machine.Prepared())
+
+    @property
+    def is_frozen(self) -> bool:
+        """It does nothing at all, while its workers go on."""
+        return self._inbox is not None
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self._inbox = []
+
+    def thaw(self) -> None:
+        """SIGCONT: all that came meanwhile is dealt with at once."""
+        waiting, self._inbox = self._inbox or [], None
+        for event in waiting:
+            self.give(event)
 
     def report(self) -> AgentReport:
         """How it stands now."""
@@ -101,10 +123,14 @@ class Agent:
         """One event, and what the machine orders for it."""
         if not self.is_alive:
             return
-        effects = self._machine.step(event, self._schedule.now)
+        if self._inbox is not None:
+            self._inbox.append(event)
+            return
+        effects = self._machine.step(event, self._schedule.now + self._skew)
         if self._schedule.is_traced:
             self._schedule.trace(f"{self.id}/{self.local.name}", f"{event} -> {effects}")
-        self._alarm.set(self._machine.deadline())
+        due = self._machine.deadline()
+        self._alarm.set(due if due is None else due - self._skew)
         for effect in effects:
             if isinstance(effect, machine.Publish):
                 for link in self.links:
@@ -129,10 +155,12 @@ class Agent:
         match effect:
             case machine.Spawn():
                 self._is_busy = True
-                schedule.after(schedule.between(0.01, 0.3), self._spawn, effect)
+                seconds = self.slow.pop(machine.Spawn, schedule.between(0.01, 0.3))
+                schedule.after(seconds, self._spawn, effect)
             case machine.KillAll():
                 self._is_busy = True
                 seconds = self._world.kill_seconds if self._living() else 0.001
+                seconds = self.slow.pop(machine.KillAll, seconds)
                 schedule.after(seconds, self._kill_all)
             case machine.SignalWorkers(signal):
                 for worker in self._living():

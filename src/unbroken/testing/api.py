@@ -88,7 +88,9 @@ class Watch(Generic[Value]):
 
     def cut(self, seconds: float) -> None:
         """The stream breaks without a word; after so long the client lists again."""
-        self._is_delivering = True  # nothing comes until then
+        if self._position is None:
+            return  # not even listed yet
+        self._is_delivering, self._position = True, -1  # nothing comes until then
         self._schedule.after(seconds, self._relist)
 
     def stop(self) -> None:
@@ -99,7 +101,7 @@ class Watch(Generic[Value]):
 
     def wake(self) -> None:
         """There may be news in the log."""
-        if self._is_delivering or self._position is None:
+        if self._is_delivering or self._position is None or self._position < 0:
             return
         if self._position < len(self._table.log):
             self._is_delivering = True

@@ -6,15 +6,13 @@ See docs/design/training-jobs.md for the rules.  `Violation` is an assertion abo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from unbroken.core import events as core
-from unbroken.core.budgets import limits
 from unbroken.core.events import PodPhase, PodUid
-from unbroken.core.incidents import OPERATOR_RESTARTED
 from unbroken.spec.incident import Incident, Remedy
-from unbroken.spec.job import JobSpec, JobStatus, RestartStatus
+from unbroken.spec.job import JobSpec, JobStatus
 from unbroken.testing.cluster import ENDED, Cluster
 from unbroken.testing.schedule import Schedule
 from unbroken.testing.training import SUCCESS, Worker
@@ -35,6 +33,8 @@ class Attempt:
 
     master: tuple[str, int]
     world_size: int
+    generation: int
+    """Of the operator that first ordered it."""
     born: dict[int, Worker] = field(default_factory=dict)
     pods: dict[int, PodUid] = field(default_factory=dict)
 
@@ -53,20 +53,25 @@ class Checkers:
         truth: Truth,
         cluster: Cluster,
         live: Mapping[int, Worker],
-        nproc: int,
-        planned: int,
+        spec: JobSpec,
     ) -> None:
         self._schedule = schedule
         self._truth = truth
         self._cluster = cluster
         self._live = live
-        self._nproc = nproc
-        self._planned = planned
+        self._policy = spec.run_policy
+        self._planned = sum(replica.replicas + replica.spares for replica in spec.replica_specs)
         self._attempts: dict[tuple[int, int], Attempt] = {}
         self._masters: dict[tuple[str, int], tuple[int, int]] = {}
         self._effects: dict[int, int] = defaultdict(int)
         self._holders: dict[int, tuple[PodUid, int]] = {}
         """Last pod of each node rank, and how many pods had been made by then."""
+        self.generation = 0
+        """How many operators have crashed."""
+        self._ordered_in: dict[int, int] = {}
+        """The operator's generation that first ordered the attempt."""
+        self.moment: Callable[[str, int], None] = lambda name, number: None
+        """Is told when an attempt is ordered to start, and when it is given up."""
         self.newest = -1
         """Newest attempt that was ordered to start."""
         self.is_over = False
@@ -90,8 +95,11 @@ class Checkers:
                 require(other.rank != worker.rank, "a rank lives twice", other, worker)
         key = (epoch, worker.attempt)
         attempt = self._attempts.get(key)
-        if attempt is None:
-            attempt = self._attempts[key] = Attempt(worker.master, worker.world_size)
+        if attempt is None or self._is_forgotten(attempt, worker):
+            attempt = Attempt(
+                worker.master, worker.world_size, self._ordered_in.get(worker.attempt, -1)
+            )
+            self._attempts[key] = attempt
             used = self._masters.setdefault(worker.master, key)
             require(used == key, "two attempts share an address", used, key, worker)
             require(max(self._attempts) == key, "an older attempt starts", worker)
@@ -109,6 +117,19 @@ class Checkers:
         if len(attempt.born) == attempt.world_size:
             pods = set(attempt.pods.values())
             require(len(pods) == len(attempt.pods), "a pod has two ranks", attempt)
+
+    def _is_forgotten(self, attempt: Attempt, worker: Worker) -> bool:
+        """Whether nobody who knew of the attempt lives: then its number may be used again."""
+        if attempt.generation == self.generation:
+            return False
+        if self._truth.is_stock:
+            return all(old.exit is not None for old in attempt.born.values())
+        living = {
+            getattr(local.process, "id", "")
+            for node in self._cluster.machines.values()
+            for local in node.locals.values()
+        }
+        return not any(old.agent in living for old in attempt.born.values())
 
     def _note_holder(self, worker: Worker) -> None:
         before = self._holders.get(worker.node_rank)
@@ -146,28 +167,70 @@ class Checkers:
                 self._incident_ordered(incident)
             case core.DeletePod():
                 self._delete_ordered(effect)
-            case core.CreatePod() | core.RecordEvent() | core.DeleteJob():
+            case core.CreatePod():
+                self.require(not self.is_over, "a pod is created after the end", effect)
+            case core.RecordEvent() | core.DeleteJob():
                 pass
 
     def _start_ordered(self, pod: PodUid, rank: int, attempt: int) -> None:
         truth = self._truth
         self.require(not self.is_over, "workers are started after the end", attempt)
-        had = truth.rank_of.setdefault(pod, rank)
-        self.require(had == rank, "a pod changes its rank", pod, had, rank)
+        self._rank_ordered(pod, rank)
         self.require(attempt >= self.newest, "an older attempt is ordered", attempt)
+        is_resumed = truth.is_by_user(attempt) and not truth.wants_suspension
         if attempt > self.newest:
             for older in range(max(0, self.newest), attempt):
                 self._ends(older, f"start of {attempt}")
             self.newest = attempt
-        elif truth.is_by_user(attempt):
-            del truth.ended[attempt]  # resumed
+            self._ordered_in[attempt] = self.generation
+        elif is_resumed:
+            del truth.ended[attempt]
+        else:
+            return
+        truth.is_suspended = truth.wants_suspension
+        self.moment("start", attempt)
+
+    def _rank_ordered(self, pod: PodUid, rank: int) -> None:
+        """A pod keeps its rank, unless neither its agent nor the operator can know it."""
+        had, generation = self._truth.rank_of.get(pod, (rank, -1))
+        if had != rank:
+            local = self._cluster.local(pod)
+            agent = local.process if local else None
+            is_known = generation == self.generation or (
+                agent is not None and agent.report().rank == had
+            )
+            self.require(not is_known, "a pod changes its rank", pod, had, rank)
+        self._truth.rank_of[pod] = (rank, self.generation)
 
     def _ends(self, attempt: int, why: object) -> None:
         """An attempt is given up; there must be a reason, and each reason counts once."""
         if self.is_over:
             return
-        is_known = self._truth.end(attempt, is_begun=attempt <= self.newest)
+        if attempt not in self._truth.ended:
+            self.moment("stop", attempt)
+        truth = self._truth
+        if truth.is_forbidden or self._is_out_of_time() or self._is_half_started(attempt):
+            truth.ended.setdefault(attempt, None)
+        is_known = truth.end(attempt, is_begun=attempt <= self.newest)
         self.require(is_known, f"attempt {attempt} is given up without a fault", why)
+
+    def _is_half_started(self, number: int) -> bool:
+        """Whether the operator died in the middle of this start: the next one may not be able to
+        tell who was given which rank."""
+        attempt = self._attempts.get((self._truth.epochs, number))
+        is_whole = attempt is not None and len(attempt.born) == attempt.world_size
+        return not is_whole and self._ordered_in.get(number, self.generation) != self.generation
+
+    def _is_out_of_time(self) -> bool:
+        """Whether a limit of time that the user has set has passed."""
+        now, policy = self._schedule.now + 0.001, self._policy
+        start = self.ordered_status.start_time or now
+        waits = [i.detected_at for i in self.incidents.values() if i.ended_at is None] or [now]
+        return (
+            now - start >= (policy.active_deadline_seconds or 1e9)
+            or now - start >= (policy.startup_deadline_seconds or 1e9)
+            or now - max(waits) >= (policy.fault_deadline_seconds or 1e9)
+        )
 
     def _status_ordered(self, status: JobStatus) -> None:
         before = self.ordered_status
@@ -175,7 +238,9 @@ class Checkers:
             for attempt in range(before.restart_count, status.restart_count):
                 self._ends(attempt, "restartCount is raised")
         if condition(status, "Completed"):
-            self.require(self._has_succeeded(status.restart_count), "Completed is not true", status)
+            # Of a stock agent nobody but the operator that started it knows which attempt it runs.
+            number = self.newest if self._truth.is_stock else status.restart_count
+            self.require(self._has_succeeded(number), "Completed is not true", status)
         if condition(status, "Suspended") and not condition(before, "Suspended"):
             self._truth.epochs += 1
             self._schedule.probes["suspended"] += 1
@@ -202,7 +267,7 @@ class Checkers:
 
     def _delete_ordered(self, effect: core.DeletePod) -> None:
         if not effect.force:
-            return
+            return  # judged when it is done
         self._schedule.probes["forced_deletion"] += 1
         pod = self._cluster.pods.objects.get(effect.name)
         if pod is None or pod.uid != effect.uid or pod.node is None or pod.phase in ENDED:
@@ -212,6 +277,23 @@ class Checkers:
         self.require(is_proven, "a pod is force-deleted without proof of its death", pod)
         lives = [worker for worker in self._live.values() if worker.pod == effect.uid]
         self.require(not lives, "a pod is force-deleted while it lives", pod, *lives)
+
+    def _deleted(self, effect: core.DeletePod) -> None:
+        """A pod is deleted because it, or the job, has ended, or because it was not well."""
+        truth, cluster = self._truth, self._cluster
+        pod = cluster.pods.objects.get(effect.name)
+        if pod is None or pod.uid != effect.uid or pod.is_deleting or pod.node is None:
+            return
+        newest = self.incidents[max(self.incidents)] if self.incidents else None
+        is_wanted = (
+            self.is_over
+            or truth.is_suspended
+            or truth.is_deleted
+            or condition(self.ordered_status, "Suspended")
+            or (newest is not None and newest.remedy is Remedy.JOB)
+        )
+        was_hurt = any(effect.uid in fault.uids or fault.node == pod.node for fault in truth.faults)
+        self.require(is_wanted or was_hurt, "a pod is deleted that was well", effect, pod)
 
     def _incident_ordered(self, incident: Incident) -> None:
         before = self.incidents.get(incident.number)
@@ -241,65 +323,19 @@ class Checkers:
             self._schedule.probes["many_signals"] += 1
         self.incidents[incident.number] = incident
 
-    def operator_crashed(self, status: JobStatus) -> None:
-        """What was decided and not written is forgotten; `status` is what the API has."""
+    def operator_crashed(self, status: JobStatus, incidents: Iterable[Incident]) -> None:
+        """What was decided and not written is forgotten; these are what the API has."""
+        self.incidents = {incident.number: incident for incident in incidents}
+        self.generation += 1
         self.ordered_status = status
         self.is_over = any(condition(status, kind) for kind in TERMINAL)
-
-    # The end.
-
-    def ended(self, status: JobStatus, spec: JobSpec, kept: Iterable[Incident]) -> None:
-        """The job has ended and all is quiet: what is told of it is true."""
-        require, truth = self.require, self._truth
-        incidents = {incident.number: incident for incident in kept}
-        is_failed = condition(status, "Failed")
-        if is_failed:
-            require(self._may_fail(status, spec), "Failed is not true", status)
-        never_started = is_failed and status.restart_count == self.newest + 1
-        counted = status.restart_count == max(self.newest, 0) or never_started
-        require(counted, "restartCount is not the newest attempt", status, self.newest)
-        for incident in incidents.values():
-            require(incident.ended_at is not None, "an incident stays open", incident)
-            require(bool(incident.outcome), "an incident has no outcome", incident)
-            require(self._is_culprit_real(incident), "the culprit did nothing", incident)
-        restarts = [i for i in incidents.values() if i.remedy is not Remedy.FAIL]
-        if truth.is_undisturbed:
-            require(sorted(incidents) == list(range(1, len(incidents) + 1)), "a number is missing")
-            require(len(restarts) == status.restart_count, "an incident a restart", *restarts)
-
-    def _may_fail(self, status: JobStatus, spec: JobSpec) -> bool:
-        """Whether the budget is used up, and there was one fault more."""
-        policy = spec.run_policy
-        used = limits(policy)
-        if not self._truth.end(status.restart_count, is_begun=status.restart_count <= self.newest):
-            return False
-        if used.total is not None and status.restart_count >= used.total:
-            return True
-        period = status.restart_status or RestartStatus()
-        return (
-            used.restarts is not None
-            and used.full_restarts is not None
-            and period.restart_count >= used.restarts
-            and period.full_job_restart_count >= used.full_restarts
-        )
-
-    def _is_culprit_real(self, incident: Incident) -> bool:
-        """Whether something was done to the culprit; late messages may point at its peers."""
-        culprit, truth = incident.culprit, self._truth
-        if culprit.fault == OPERATOR_RESTARTED:
-            return not truth.is_undisturbed
-        happened = [fault for fault in truth.faults if fault.at <= incident.detected_at + 60.0]
-        if not truth.is_clear or any(fault.is_anyones for fault in happened):
-            return bool(happened)
-        return any(
-            culprit.pod in fault.pods or (fault.node is not None and culprit.node == fault.node)
-            for fault in happened
-        )
 
     # What the API holds.
 
     def written(self, effect: core.Effect) -> None:
         """A write reaches the API."""
+        if isinstance(effect, core.DeletePod):
+            self._deleted(effect)
         if isinstance(effect, core.CreatePod) and effect.name not in self._cluster.pods.objects:
             nodes = self._cluster.nodes.objects
             wanted = [
@@ -311,4 +347,3 @@ class Checkers:
             ]
             few = len(wanted) < self._planned
             self.require(few, "more pods than planned", effect, *wanted)
-            self.require(not self.is_over, "a pod is created after the end", effect)

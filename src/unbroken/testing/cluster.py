@@ -21,6 +21,7 @@ from unbroken.core.events import (
 )
 from unbroken.testing.api import Table
 from unbroken.testing.schedule import Schedule
+from unbroken.wire.agent import AgentReport
 
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
@@ -33,6 +34,9 @@ class Process(Protocol):
 
     def kill(self) -> None:
         """SIGKILL: nothing of it lives when this returns."""
+
+    def report(self) -> AgentReport:
+        """How it stands."""
 
 
 Launch = Callable[["Local"], Process]
@@ -242,7 +246,7 @@ class Cluster:
             local = node.locals[pod.uid] = Local(pod.name, pod.uid, node, address)
         if local.process is None and not local.is_starting and local.phase not in ENDED:
             local.is_starting = True
-            backoff = min(10.0, 0.5 * 2**local.restarts) if local.restarts else 0.0
+            backoff = min(10.0, 2.0**local.restarts) if local.restarts > 1 else 0.0
             seconds = backoff + self.manners.start * self._schedule.between(0.5, 2.0)
             self._schedule.after(seconds, self._start, local)
         view = replace(

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from unbroken.core.events import PodPhase
+from unbroken.core.events import PodName, PodPhase, PodRefused
 from unbroken.core.faults import SIGKILL, WorkerEnd
+from unbroken.core.workers import KillAll, Spawn
 from unbroken.testing.agents import Agent
 from unbroken.testing.cluster import Local, Node
 from unbroken.testing.operators import SILENCE_SECONDS
@@ -25,6 +26,25 @@ ENDS = (
     WorkerEnd(None, SIGKILL),
     WorkerEnd(None, SIGKILL, is_out_of_memory=True),
 )
+
+
+NOTICED = {
+    "agent_crash": 25.0,
+    "agent_freeze": 25.0,
+    "doomed": 25.0,
+    "early_exit": 25.0,
+    "hang": 25.0,
+    "link_cut": 25.0,
+    "node_cut": 25.0,
+    "node_power": 25.0,
+    "not_started": 25.0,
+    "pod_fail": 25.0,
+    "port_taken": 25.0,
+    "worker_crash": 25.0,
+}
+"""Seconds after which an operator that lives has stopped the attempt that was hurt."""
+BY_PEERS = ("early_exit", "hang")
+"""Faults that only the peers notice, perhaps by their watchdogs."""
 
 
 def happen(world: World, name: str) -> None:
@@ -47,19 +67,20 @@ def note(
     """Let the checkers know."""
     pods = list(locals_)
     world.schedule.probes[kind] += 1
-    world.truth.faults.append(
-        Fault(
-            at=world.schedule.now,
-            kind=kind,
-            uids=frozenset(local.uid for local in pods),
-            pods=frozenset(local.name for local in pods),
-            node=node.name if node else None,
-            is_prompt=is_prompt,
-            is_anyones=is_anyones,
-            ends_pod=kind == "pod_fail"
-            or (kind == "agent_crash" and not world.cluster.manners.restarts_containers),
-        )
+    fault = Fault(
+        at=world.schedule.now,
+        kind=kind,
+        uids=frozenset(local.uid for local in pods),
+        pods=frozenset(local.name for local in pods),
+        node=node.name if node else None,
+        is_prompt=is_prompt,
+        is_anyones=is_anyones,
+        ends_pod=kind == "pod_fail"
+        or (kind == "agent_crash" and not world.cluster.manners.restarts_containers),
     )
+    world.truth.faults.append(fault)
+    if kind in NOTICED:
+        world.expect_notice(fault)
 
 
 def _locals(world: World) -> list[Local]:
@@ -244,6 +265,57 @@ def suspend(world: World) -> None:
         world.schedule.after(world.schedule.between(1.0, 30.0), world.resume)
 
 
+def agent_freeze(world: World) -> None:
+    """An agent is stopped by a signal, for a moment or for long; its workers go on."""
+    agent = _agent(world)
+    if agent is not None and not agent.is_frozen:
+        note(world, "agent_freeze", [agent.local])
+        agent.freeze()
+        world.operator.look(agent.local.uid)
+        world.schedule.after(world.schedule.between(SILENCE_SECONDS, 60.0), world.thaw, agent)
+
+
+def stuck_worker(world: World) -> None:
+    """The next workers that are to be killed are stuck in the kernel for long."""
+    agent = _agent(world)
+    if agent is not None:
+        note(world, "stuck_worker", [agent.local])
+        agent.slow[KillAll] = world.schedule.between(20.0, 90.0)
+
+
+def slow_start(world: World) -> None:
+    """The next workers of an agent take long to start."""
+    agent = _agent(world)
+    if agent is not None:
+        note(world, "slow_start", [agent.local])
+        agent.slow[Spawn] = world.schedule.between(20.0, 90.0)
+
+
+def quota(world: World) -> None:
+    """For a while the API takes no pod."""
+    refused = PodRefused(PodName(""), "exceeded quota", is_final=False)
+    world.control.refuses = lambda: refused
+    world.schedule.after(world.schedule.between(1.0, 30.0), world.end_quota)
+
+
+def forbidden(world: World) -> None:
+    """From now on the API takes no pod, and says that it never will."""
+    refused = PodRefused(PodName(""), "violates PodSecurity", is_final=True)
+
+    def refuse() -> PodRefused:
+        world.truth.is_forbidden = True
+        world.schedule.probes["forbidden"] += 1
+        return refused
+
+    world.control.refuses = refuse
+
+
+def job_delete(world: World) -> None:
+    """A user deletes the job."""
+    if not world.cluster.is_away:
+        world.delete_job()
+
+
 def operator_crash(world: World) -> None:
     """The operator is killed."""
     world.operator.crash()
@@ -273,6 +345,6 @@ ACTIONS: dict[str, Callable[[World], None]] = {
         worker_crash, early_exit, hang, port_taken, not_started, agent_crash, agent_crash_soon,
         pod_delete, pod_fail, node_power, node_cut, node_cut_short, node_unhealthy, link_cut,
         link_cut_short, user_restart, suspend, operator_crash, operator_crash_soon, api_away,
-        watches_cut,
+        watches_cut, agent_freeze, stuck_worker, slow_start, quota, forbidden, job_delete,
     )
 }  # fmt: skip

@@ -10,6 +10,9 @@ from unbroken.core.events import PodUid
 from unbroken.testing.schedule import Schedule
 from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command
 
+POLL_SECONDS = 0.15
+"""From a command to the question how the agent stands, where it has no link."""
+
 
 @dataclass(slots=True)
 class Quality:
@@ -69,6 +72,12 @@ class Link:
             self._repeats = True
             self._schedule.after(HEARTBEAT_SECONDS, self._heartbeat)
 
+    def resume(self) -> None:
+        """Messages come through again; what was under way is lost, and the next heartbeat tells."""
+        if self.is_silent:
+            self.is_silent = False
+            self._schedule.after(HEARTBEAT_SECONDS, self._heartbeat)
+
     def down(self, command: Command) -> None:
         """Tell the agent what should be."""
         self._send(self._arrived_down, command)
@@ -101,3 +110,5 @@ class Link:
         is_lost = self.is_silent or (self.agent.quality.is_polled and not self.is_open)
         if self.agent.is_alive and not is_lost:
             self.agent.command(command)
+            if self.agent.quality.is_polled and self.is_open:
+                self._schedule.after(POLL_SECONDS, self._heartbeat)

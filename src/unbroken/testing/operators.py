@@ -92,12 +92,15 @@ class Operator:
         self.is_alive = True
         self.crash_in: int | None = None
         """Orders after which the process dies."""
+        self.ready_at: float | None = None
+        """Since when it knows all there is."""
         self.on_crash: Callable[[], None] = lambda: None
         self._alarm = Alarm(control.schedule, lambda: self.give(core.Tick()))
         self._peers: dict[PodUid, Peer] = {}
         self._writes: deque[core.Effect] = deque()
         self._is_writing = False
         self._machine: Machine | None = None
+        self._job: core.JobSeen | None = None
         self._watches: list[Watch[PodView] | Watch[core.NodeView] | Watch[core.JobSeen]] = []
 
     @property
@@ -119,6 +122,7 @@ class Operator:
         if control.is_running():
             self._schedule.probes["adoption"] += 1
         self._machine = control.make(control.statuses.objects.get("job", JobStatus()))
+        self._job = job
         self.give(job)
         schedule, lag, cluster = self._schedule, control.lag, control.cluster
         self._watches = [
@@ -140,6 +144,7 @@ class Operator:
         else:
             for incident in self._control.incidents.objects.values():
                 self.give(core.IncidentSeen(incident))
+            self.ready_at = self._schedule.now
             self.give(core.Synced())
 
     def crash(self) -> None:
@@ -251,7 +256,8 @@ class Operator:
         self.give(core.NodeSeen(new) if new else core.NodeGone(core.NodeName(name)))
 
     def _job_changed(self, name: str, old: core.JobSeen | None, new: core.JobSeen | None) -> None:
-        if new is not None and old is not None:
+        if new is not None and new != self._job:
+            self._job = new
             self.give(new)
 
     def _pod_changed(self, name: str, old: PodView | None, new: PodView | None) -> None:
@@ -275,8 +281,8 @@ class Operator:
             return
         agent = self._control.agent(pod)
         if peer.link is not None and agent is peer.link.agent:
-            peer.link.is_silent = False
             peer.away_since = None
+            peer.link.resume()
         elif agent is not None:
             self._connect(pod, peer)
         elif peer.away_since is None:

@@ -19,6 +19,7 @@ NOISE = {
     "link_cut_short": 3,
     "node_cut_short": 2,
     "suspend": 1,
+    "quota": 1,
 }
 """What must never end an attempt, with weights."""
 FAULTS = {
@@ -36,8 +37,25 @@ FAULTS = {
     "link_cut": 2,
     "user_restart": 1,
     "not_started": 1,
+    "agent_freeze": 2,
+    "stuck_worker": 1,
+    "slow_start": 1,
+    "forbidden": 0.3,
+    "job_delete": 0.3,
 }
 """What may, with weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A fault at a moment: a time, or soon after something has happened."""
+
+    seconds: float
+    name: str
+    moment: str = ""
+    """`start` or `stop` of an attempt, `finish` of the work; empty: the beginning of the world."""
+    number: int = 0
+    """Of the attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +74,8 @@ class Scenario:
     kill_seconds: float
     stubborn: float
     topology: bool
-    faults: tuple[tuple[float, str], ...]
+    skew_seconds: float
+    faults: tuple[Timed, ...]
     heal_after: float
 
 
@@ -67,7 +86,7 @@ def draw(seed: int) -> Scenario:
     pods = sum(replica.replicas + replica.spares for replica in spec.replica_specs)
     is_stock = rng.random() < 0.08
     slots = rng.choice([1, 1, 2])
-    heal_after = rng.uniform(20.0, 90.0)
+    heal_after = rng.uniform(20.0, 120.0)
     return Scenario(
         spec=spec,
         nproc=rng.choice([1, 1, 2]),
@@ -75,13 +94,14 @@ def draw(seed: int) -> Scenario:
         manners=_manners(rng, slots),
         quality=_quality(rng, is_stock),
         lag=_lag(rng),
-        habits=Habits(rng.uniform(5.0, 60.0), rng.random() < 0.3, are_confused=rng.random() < 0.2),
+        habits=_habits(rng),
         ambiguous=rng.choice([0.0, 0.0, 0.1]),
         is_stock=is_stock,
         kill_seconds=rng.choice([0.02, 0.02, 3.0]),
         stubborn=rng.choice([0.0, 0.5]),
         topology=rng.random() < 0.5,
-        faults=_faults(rng, heal_after, is_stock),
+        skew_seconds=rng.choice([0.0, 0.0, 0.0, 3.0]),
+        faults=_faults(rng, heal_after),
         heal_after=heal_after,
     )
 
@@ -89,13 +109,13 @@ def draw(seed: int) -> Scenario:
 def _spec(rng: random.Random) -> JobSpec:
     template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
     spares = rng.choice([0, 0, 1, 2])
-    groups = [ReplicaSpec("pods", template, rng.choice([1, 2, 2, 3, 4]), spares)]
+    groups = [ReplicaSpec("pods", template, rng.choice([1, 2, 2, 3, 4, 6]), spares)]
     if rng.random() < 0.15:
         groups.append(ReplicaSpec("more", template, rng.choice([1, 2]), rng.choice([0, 1])))
     policy = None
     if rng.random() < 0.4:
         policy = RestartPolicy(
-            eval_period_seconds=rng.choice([30, 3600]),
+            eval_period_seconds=rng.choice([600, 3600]),
             num_restart_before_full_job_restart=rng.choice([None, 1, 2]),
             max_full_job_restarts=rng.choice([None, 1, 2]),
             max_num_repeat_offenders_to_avoid=rng.choice([None, 1]),
@@ -103,9 +123,24 @@ def _spec(rng: random.Random) -> JobSpec:
     run_policy = RunPolicy(
         clean_pod_policy=rng.choice(list(CleanPodPolicy)),
         job_max_retry_count=rng.choice([None, None, 1, 3, 6]),
+        active_deadline_seconds=rng.choice([50, 200]) if rng.random() < 0.04 else None,
+        startup_deadline_seconds=rng.choice([5, 60]) if rng.random() < 0.04 else None,
+        fault_deadline_seconds=rng.choice([5, 60]) if rng.random() < 0.04 else None,
+        ttl_seconds_after_finished=20 if rng.random() < 0.05 else -1,
         restart_policy=policy,
     )
     return JobSpec(tuple(groups), "2", run_policy)
+
+
+def _habits(rng: random.Random) -> Habits:
+    return Habits(
+        work_seconds=rng.uniform(5.0, 90.0),
+        peers_hang=rng.random() < 0.4,
+        watchdog_seconds=rng.choice([20.0, 600.0]),
+        finish_seconds=rng.choice([0.5, 4.0]),
+        is_doomed=rng.random() < 0.05,
+        are_confused=rng.random() < 0.2,
+    )
 
 
 def _manners(rng: random.Random, slots: int) -> Manners:
@@ -132,7 +167,7 @@ def _quality(rng: random.Random, is_stock: bool) -> Quality:
         loss=rng.choice([0.0, 0.05, 0.3]),
         double=rng.choice([0.0, 0.2]),
         late=rng.choice([0.0, 0.2]),
-        late_seconds=rng.choice([0.5, 5.0]),
+        late_seconds=rng.choice([0.5, 5.0, 15.0]),
         usual_seconds=usual,
     )
 
@@ -143,14 +178,24 @@ def _lag(rng: random.Random) -> Lag:
     return Lag(0.02, rng.choice([0.5, 4.0, 15.0]))
 
 
-def _faults(rng: random.Random, heal_after: float, is_stock: bool) -> tuple[tuple[float, str], ...]:
+def _faults(rng: random.Random, heal_after: float) -> tuple[Timed, ...]:
     if rng.random() < 0.2:
-        names, count = NOISE, rng.choice([1, 2, 4])
+        names: dict[str, float] = {**NOISE}
+        count = rng.choice([1, 2, 4])
     else:
-        names, count = {**NOISE, **FAULTS}, rng.choice([1, 1, 2, 2, 3, 4, 6])
+        names = {**NOISE, **FAULTS}
+        count = rng.choice([1, 2, 3, 4, 6, 9])
     chosen = rng.choices(list(names), list(names.values()), k=count)
     # Faults come in clusters: most bugs need a second one while the first is being dealt with.
     centre = rng.uniform(0.0, heal_after)
     spread = rng.choice([1.0, 5.0, heal_after])
-    times = [min(max(0.0, centre + rng.uniform(-spread, spread)), heal_after) for _ in chosen]
-    return tuple(sorted(zip(times, chosen, strict=True)))
+    found = []
+    for name in chosen:
+        if rng.random() < 0.5:
+            at = centre + rng.uniform(-spread, spread)
+            found.append(Timed(min(max(0.0, at), heal_after), name))
+        else:
+            moment = rng.choice(["start", "stop", "stop", "finish"])
+            seconds = rng.choice([0.0, 0.1, 1.0, 5.0]) * rng.random()
+            found.append(Timed(seconds, name, moment, rng.choice([0, 0, 0, 1, 2])))
+    return tuple(found)

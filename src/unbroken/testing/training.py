@@ -77,6 +77,10 @@ class Habits:
     work_seconds: float = 30.0
     peers_hang: bool = False
     watchdog_seconds: float = 20.0
+    finish_seconds: float = 0.5
+    """In which the workers end, once the work is done."""
+    is_doomed: bool = False
+    """The script fails soon in every attempt: a bug of its user."""
     are_confused: bool = False
     """What peers say of a lost one does not show that they lost one."""
 
@@ -96,6 +100,8 @@ class Training:
         self.is_work_done = False
         self.is_port_taken = False
         """The next process of rank 0 cannot open its store."""
+        self.finishing: Callable[[], None] = lambda: None
+        """Called when the work is done, before any process ends."""
         self.noted: Callable[[str, Worker], None] = lambda kind, worker: None
 
     def new_pid(self) -> int:
@@ -117,7 +123,10 @@ class Training:
             self._lose(place, worker)
         elif len(place.members) == worker.world_size:
             place.trains_since = self._schedule.now
-            self._schedule.after(self._work_left, self._finish, place)
+            if not self._habits.is_doomed:
+                self._schedule.after(self._work_left, self._finish, place)
+            else:
+                self._schedule.after(self._schedule.between(0.5, 3.0), self._doom, place)
 
     def end(self, worker: Worker, how: WorkerEnd) -> None:
         """A process ends, whatever the reason; what was not its own doing its peers notice."""
@@ -162,12 +171,22 @@ class Training:
         if habits.peers_hang or place.trains_since is None:
             seconds = habits.watchdog_seconds * schedule.between(0.9, 1.1)
         else:
-            seconds = schedule.between(0.001, 2.0)
+            seconds = schedule.between(0.001, schedule.random.choice([0.02, 0.2, 2.0]))
         schedule.after(seconds, self.end, peer, CONFUSED if habits.are_confused else PEER_LOST)
+
+    def _doom(self, place: Gathering) -> None:
+        """One process runs into the bug."""
+        living = [worker for worker in place.members.values() if worker.exit is None]
+        if not place.is_broken and not place.is_done and living:
+            worker = self._schedule.random.choice(living)
+            self.noted("doomed", worker)
+            self.end(worker, raised("ValueError: loss is nan"))
 
     def _finish(self, place: Gathering) -> None:
         if place.is_broken:
             return
         self.is_work_done = place.is_done = True
         for worker in place.members.values():
-            self._schedule.after(self._schedule.between(0.0, 0.5), self.end, worker, SUCCESS)
+            seconds = self._schedule.between(0.0, self._habits.finish_seconds)
+            self._schedule.after(seconds, self.end, worker, SUCCESS)
+        self.finishing()

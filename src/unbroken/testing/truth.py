@@ -31,22 +31,36 @@ class Truth:
     """Facts that only the world knows."""
 
     faults: list[Fault] = field(default_factory=list)
-    rank_of: dict[PodUid, int] = field(default_factory=dict)
-    """Node ranks that pods were ever ordered to take."""
+    rank_of: dict[PodUid, tuple[int, int]] = field(default_factory=dict)
+    """Node ranks that pods were last ordered to take, and the generation of that operator."""
     ended: dict[int, Fault | None] = field(default_factory=dict)
     """Attempts that were ended, and for what; None: by its user."""
     epochs: int = 0
     """How often the job was suspended."""
+    wants_suspension: bool = False
+    """What the user wants now."""
     is_suspended: bool = False
-    """By its user: stopping needs no other reason."""
+    """By its user, or not yet resumed: stopping needs no other reason."""
+    was_suspended: bool = False
+    is_stock: bool = False
+    """The agents know no attempts."""
     is_undisturbed: bool = True
     """No operator has crashed, and nobody has suspended the job: nothing was forgotten."""
+    is_deleted: bool = False
+    """The job object is being deleted."""
+    is_forbidden: bool = False
+    """The API has refused a pod for good."""
     is_clear: bool = True
     """Every message arrives, so that the cause is always known before its consequences."""
 
     def is_by_user(self, attempt: int) -> bool:
         """Whether the attempt was stopped because its user suspended the job."""
         return attempt in self.ended and self.ended[attempt] is None
+
+    def charged(self) -> int:
+        """Attempts that a fault must have ended, and not a user."""
+        asked = sum(fault.kind == "user_restart" for fault in self.faults)
+        return sum(fault is not None for fault in self.ended.values()) - asked
 
     def end(self, attempt: int, *, is_begun: bool = True) -> bool:
         """Find what ended the attempt; False: nothing did.
@@ -55,7 +69,7 @@ class Truth:
         """
         if attempt in self.ended:
             return True
-        if self.is_suspended:
+        if self.is_suspended or self.is_deleted:
             self.ended[attempt] = None
             return True
         candidates = [

@@ -10,20 +10,21 @@ from unbroken.core import events as core
 from unbroken.core.events import PodUid
 from unbroken.core.job import Job
 from unbroken.core.workers import Settings, Workers
-from unbroken.spec.job import CleanPodPolicy, JobSpec, JobStatus
+from unbroken.spec.job import CleanPodPolicy, JobStatus
 from unbroken.testing import faults, operators
 from unbroken.testing.agents import Agent, Surroundings
 from unbroken.testing.agents import Machine as AgentMachine
 from unbroken.testing.checkers import TERMINAL, Checkers, Violation, condition
 from unbroken.testing.cluster import Cluster, Local, Node
-from unbroken.testing.operators import Control, Operator
-from unbroken.testing.scenario import Scenario, draw
+from unbroken.testing.endings import Ending
+from unbroken.testing.operators import SILENCE_SECONDS, Control, Operator
+from unbroken.testing.scenario import Scenario, Timed, draw
 from unbroken.testing.schedule import EPOCH, Schedule
 from unbroken.testing.stock import StockWorkers
 from unbroken.testing.training import Training, Worker
-from unbroken.testing.truth import Truth
+from unbroken.testing.truth import Fault, Truth
 
-REST_SECONDS = 1500.0
+REST_SECONDS = 3000.0
 """Of a healed world, until its job must have ended."""
 SETTLE_SECONDS = 60.0
 """After the end, until everything must be in order."""
@@ -61,17 +62,18 @@ class World:
         shape = self.scenario
         self.schedule = Schedule(seed, tell)
         quality = dataclasses.replace(shape.quality)
-        confused = shape.habits.are_confused or shape.is_stock
-        self.truth = Truth(is_clear=not (quality.loss or quality.late or confused))
-        planned = sum(spec.replicas + spec.spares for spec in shape.spec.replica_specs)
+        confused = shape.habits.are_confused or shape.is_stock or shape.skew_seconds
+        self.truth = Truth(
+            is_stock=shape.is_stock, is_clear=not (quality.loss or quality.late or confused)
+        )
         self.cluster = Cluster(self.schedule, shape.manners, shape.nodes, self._launch)
         live: dict[int, Worker] = {}
-        self.checkers = Checkers(
-            self.schedule, self.truth, self.cluster, live, shape.nproc, planned
-        )
+        self.checkers = Checkers(self.schedule, self.truth, self.cluster, live, shape.spec)
         self.training = Training(self.schedule, shape.habits, self.checkers)
         self.training.live = live
         self.training.noted = self._worker_noted
+        self.training.finishing = lambda: self._moment("finish", 0)
+        self.checkers.moment = self._moment
         self.surroundings = Surroundings(
             schedule=self.schedule,
             training=self.training,
@@ -82,6 +84,7 @@ class World:
             noted=self._noted,
             kill_seconds=shape.kill_seconds,
             stubborn=shape.stubborn,
+            skew_seconds=shape.skew_seconds,
         )
         self.control = Control(
             self.schedule,
@@ -95,6 +98,7 @@ class World:
         )
         self.is_healed = False
         self._cuts: dict[PodUid, float] = {}
+        self._struck: set[Timed] = set()
         self.control.jobs.put("job", core.JobSeen(shape.spec))
         self.operator = self._new_operator()
 
@@ -108,16 +112,34 @@ class World:
             self._progresses(end)
             self.schedule.run(self.schedule.now + 10.0)
         self.schedule.run(self.schedule.now + SETTLE_SECONDS)
-        self._at_rest()
+        if self.truth.is_deleted or "job" not in self.control.jobs.objects:
+            self._nothing_is_left()
+        else:
+            self._at_rest()
 
     def _open(self) -> None:
         self.operator.start()
-        for seconds, name in self.scenario.faults:
-            self.schedule.after(seconds, faults.happen, self, name)
+        for fault in self.scenario.faults:
+            if not fault.moment:
+                self.schedule.after(fault.seconds, self._happen, fault.name)
+
+    def _moment(self, moment: str, number: int) -> None:
+        """Let the faults come that were waiting for this."""
+        for fault in self.scenario.faults:
+            is_due = fault.moment == moment and fault.number in (0, number)
+            if is_due and fault not in self._struck:
+                self._struck.add(fault)
+                self.schedule.after(fault.seconds, self._happen, fault.name)
+
+    def _happen(self, name: str) -> None:
+        if not self.is_healed and not self.is_over:
+            faults.happen(self, name)
 
     @property
     def is_over(self) -> bool:
-        """The API knows that the job has ended."""
+        """The API knows that the job has ended, or has been told to forget it."""
+        if self.truth.is_deleted or "job" not in self.control.jobs.objects:
+            return True
         status = self.control.statuses.objects.get("job", JobStatus())
         return any(condition(status, kind) for kind in TERMINAL)
 
@@ -128,7 +150,8 @@ class World:
         local = self.cluster.local(uid)
         if local is None or not local.node.is_up or self._cuts.get(uid, 0.0) > self.schedule.now:
             return None
-        return local.process if isinstance(local.process, Agent) else None
+        agent = local.process
+        return agent if isinstance(agent, Agent) and not agent.is_frozen else None
 
     def cut_link(self, uid: PodUid, seconds: float) -> None:
         """Between operators and one agent."""
@@ -165,8 +188,63 @@ class World:
         spec = job.spec
         policy = replace(spec.run_policy, suspend=is_suspended)
         self.control.jobs.put("job", replace(job, spec=replace(spec, run_policy=policy)))
+        self.truth.wants_suspension = is_suspended
         if is_suspended:
-            self.truth.is_suspended, self.truth.is_undisturbed = True, False
+            self.truth.is_suspended = self.truth.was_suspended = True
+            self.truth.is_undisturbed = False
+
+    def thaw(self, agent: Agent) -> None:
+        """Let a frozen agent go on."""
+        agent.thaw()
+        self.operator.look(agent.local.uid)
+
+    def end_quota(self) -> None:
+        """The API takes pods again."""
+        if not self.truth.is_forbidden:
+            self.control.refuses = lambda: None
+
+    def delete_job(self) -> None:
+        """As a user does: the object is marked, and the collector removes what it owns."""
+        job = self.control.jobs.objects.get("job")
+        if job is None or self.is_over:
+            return
+        self.schedule.probes["job_delete"] += 1
+        self.truth.is_deleted = True
+        self.control.jobs.put("job", replace(job, is_deleting=True))
+        self._collect()
+
+    def _collect(self) -> None:
+        """The garbage collector: what a deleted job owns goes, whenever it was made."""
+        for pod in list(self.cluster.pods.objects.values()):
+            self.cluster.delete_pod(pod.name, pod.uid, force=False)
+        if self.cluster.pods.objects or not self.is_healed:
+            self.schedule.after(5.0, self._collect)
+
+    def expect_notice(self, fault: Fault) -> None:
+        """Demand that the attempt whose workers were hurt is stopped in time."""
+        seconds = faults.NOTICED[fault.kind]
+        if fault.kind in faults.BY_PEERS:
+            seconds += self.scenario.habits.watchdog_seconds * 1.1
+        hurt = {w.attempt for w in self.training.live.values() if w.pod in fault.uids}
+        for attempt in hurt - self.truth.ended.keys():
+            if not self.training.is_work_done:
+                self.schedule.after(seconds, self._noticed, attempt, fault, seconds)
+
+    def _noticed(self, attempt: int, fault: Fault, seconds: float) -> None:
+        operator, now = self.operator, self.schedule.now
+        if attempt in self.truth.ended or self.checkers.is_over or self.truth.is_deleted:
+            return
+        if fault.at > EPOCH + self.scenario.heal_after - SILENCE_SECONDS - 1.0:
+            return  # healed before anybody could know
+        since = operator.ready_at if operator.is_alive else None
+        if not self.truth.is_undisturbed:
+            # Of an attempt that was never written down, and an agent that is gone or was never
+            # heard, only the peers' watchdogs tell, or the operator's patience.
+            seconds = max(seconds, self.scenario.habits.watchdog_seconds * 1.1 + 100.0)
+        if since is None or since > now - seconds:
+            self.schedule.after(seconds, self._noticed, attempt, fault, seconds)
+        else:
+            self.checkers.require(False, f"nobody noticed what hurt attempt {attempt}", fault)
 
     def resume(self) -> None:
         """The user wants the job to run again."""
@@ -182,6 +260,7 @@ class World:
         self.surroundings.quality.heal()
         self.surroundings.ill = self.surroundings.stubborn = 0.0
         self.training.is_port_taken = False
+        self.end_quota()
         self.control.ambiguous = 0.0
         self.operator.crash_in = None
         self.cluster.come_back()
@@ -200,6 +279,8 @@ class World:
             for local in node.locals.values():
                 if isinstance(local.process, Agent):
                     local.process.crash_in = None
+                    local.process.slow.clear()
+                    local.process.thaw()
             self.look_at(node)
 
     # How the parts meet.
@@ -237,7 +318,8 @@ class World:
         self.truth.is_undisturbed = self.truth.is_clear = False
         if not self.operator.is_idle:
             self.schedule.probes["lost_write"] += 1
-        self.checkers.operator_crashed(self.control.statuses.objects.get("job", JobStatus()))
+        status = self.control.statuses.objects.get("job", JobStatus())
+        self.checkers.operator_crashed(status, self.control.incidents.objects.values())
         self.operator = self._new_operator()
         longest = 2.0 if self.is_healed else self.schedule.random.choice([0.5, 3.0, 30.0])
         self.schedule.after(self.schedule.between(0.1, longest), self.operator.start)
@@ -252,24 +334,28 @@ class World:
 
     def _at_rest(self) -> None:
         status = self.control.statuses.objects["job"]
-        require = self.checkers.require
+        require, spec = self.checkers.require, self.scenario.spec
         require(not self.training.live, "workers outlive their job", *self.training.live.values())
         require(self.operator.is_idle, "something is left unwritten")
         require(status == self.checkers.ordered_status, "the status is not what was decided")
-        ends = [kind for kind in TERMINAL if condition(status, kind)]
-        require(len(ends) == 1, "a job ends in one way", status)
-        require(not condition(status, "Running"), "an ended job runs", status)
-        require(status.completion_time is not None, "an ended job has a time of its end", status)
-        self.checkers.ended(status, self.scenario.spec, self.control.incidents.objects.values())
-        self._pods_are_cleaned(self.scenario.spec)
-        self.schedule.probes[ends[0]] += 1
+        ending = Ending(self.checkers, self.truth, spec, status)
+        name = ending.judge(self.control.incidents.objects.values())
+        if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
+            pods = self.cluster.pods.objects.values()
+            require(not pods, "pods outlive their job", *pods)
+        require(name == "Failed" or not self.scenario.habits.is_doomed, "a doomed job is complete")
+        self.schedule.probes[name] += 1
         if self.scenario.is_stock and status.restart_count:
             self.schedule.probes["stock_restart"] += 1
 
-    def _pods_are_cleaned(self, spec: JobSpec) -> None:
-        pods = self.cluster.pods.objects.values()
-        if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
-            self.checkers.require(not pods, "pods outlive their job", *pods)
+    def _nothing_is_left(self) -> None:
+        require, pods = self.checkers.require, self.cluster.pods.objects.values()
+        if not self.truth.is_deleted:
+            self.schedule.probes["expired"] += 1
+            self._collect()
+        self.schedule.run(self.schedule.now + SETTLE_SECONDS)
+        require(not self.training.live, "workers outlive their job", *self.training.live.values())
+        require(not pods, "pods outlive their job", *pods)
 
 
 def run(seed: int, parts: Parts = Parts()) -> World:

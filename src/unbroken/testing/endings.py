@@ -1,0 +1,112 @@
+"""What must be true of a job that has ended, once all is quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from unbroken.core.budgets import limits
+from unbroken.core.incidents import OPERATOR_RESTARTED
+from unbroken.spec.incident import Incident, Remedy
+from unbroken.spec.job import Condition, JobSpec, JobStatus, RestartStatus
+from unbroken.testing.checkers import TERMINAL, Checkers, condition
+from unbroken.testing.truth import Truth
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of one job."""
+
+    checkers: Checkers
+    truth: Truth
+    spec: JobSpec
+    status: JobStatus
+
+    def judge(self, kept: Iterable[Incident]) -> str:
+        """Check what is told of it; the name of its end."""
+        require, status = self.checkers.require, self.status
+        ends = [c for c in status.conditions if c.type in TERMINAL and c.status == "True"]
+        require(len(ends) == 1, "a job ends in one way", status)
+        require(not condition(status, "Running"), "an ended job runs", status)
+        require(status.completion_time is not None, "an ended job has a time of its end", status)
+        newest, count = self.checkers.newest, status.restart_count
+        is_failed = ends[0].type == "Failed"
+        never_started = is_failed and count > newest
+        is_unknown = self.truth.is_stock and not self.truth.is_undisturbed
+        counted = count == max(newest, 0) or never_started or is_unknown
+        require(counted, "restartCount is not the newest attempt", status, newest)
+        if is_failed:
+            require(self._may_fail(ends[0]), "Failed is not true", status)
+        self._judge_budget(is_failed)
+        self._judge_incidents(list(kept))
+        return ends[0].type
+
+    def _may_fail(self, end: Condition) -> bool:
+        """Whether the truth bears out the reason."""
+        policy, status = self.spec.run_policy, self.status
+        lasted = (status.completion_time or 0.0) - (status.start_time or 0.0)
+        match end.reason:
+            case "PodRefused":
+                return self.truth.is_forbidden
+            case "DeadlineExceeded":
+                return lasted >= (policy.active_deadline_seconds or 1e9)
+            case "StartupDeadlineExceeded":
+                return lasted >= (policy.startup_deadline_seconds or 1e9)
+            case "FaultDeadlineExceeded":
+                return lasted >= (policy.fault_deadline_seconds or 1e9)
+            case _:
+                return self._is_budget_used()
+
+    def _is_budget_used(self) -> bool:
+        """Whether no restart is left, and there was one fault more."""
+        used, status = limits(self.spec.run_policy), self.status
+        is_begun = status.restart_count <= self.checkers.newest
+        if not self.truth.end(status.restart_count, is_begun=is_begun):
+            return False
+        if used.total is not None and status.restart_count >= used.total:
+            return True
+        period = status.restart_status or RestartStatus()
+        return (
+            used.restarts is not None
+            and used.full_restarts is not None
+            and period.restart_count >= used.restarts
+            and period.full_job_restart_count >= used.full_restarts
+        )
+
+    def _judge_budget(self, is_failed: bool) -> None:
+        """No restart beyond the limits; an operator that was killed may have forgotten some."""
+        if not self.truth.is_undisturbed:
+            return
+        used, charged = limits(self.spec.run_policy), self.truth.charged() - is_failed
+        if used.total is not None:
+            self.checkers.require(charged <= used.total, "too many restarts", charged, used)
+        is_one_period = used.period_seconds >= 3600
+        if is_one_period and used.restarts is not None and used.full_restarts is not None:
+            most = used.restarts * (used.full_restarts + 1) + used.full_restarts
+            self.checkers.require(charged <= most, "too many restarts", charged, used)
+
+    def _judge_incidents(self, incidents: list[Incident]) -> None:
+        require = self.checkers.require
+        for incident in incidents:
+            require(incident.ended_at is not None, "an incident stays open", incident)
+            require(bool(incident.outcome), "an incident has no outcome", incident)
+            require(self._is_culprit_real(incident), "the culprit did nothing", incident)
+        if self.truth.is_undisturbed:
+            numbers = sorted(incident.number for incident in incidents)
+            require(numbers == list(range(1, len(numbers) + 1)), "a number is missing", numbers)
+            restarts = [i for i in incidents if i.remedy is not Remedy.FAIL]
+            is_told = len(restarts) == self.status.restart_count
+            require(is_told, "every restart has one incident", *restarts)
+
+    def _is_culprit_real(self, incident: Incident) -> bool:
+        """Whether something was done to the culprit; late messages may point at its peers."""
+        culprit, truth = incident.culprit, self.truth
+        if culprit.fault == OPERATOR_RESTARTED:
+            return not truth.is_undisturbed
+        happened = [fault for fault in truth.faults if fault.at <= incident.detected_at + 60.0]
+        if not truth.is_clear or any(fault.is_anyones for fault in happened):
+            return bool(happened) or truth.was_suspended
+        return any(
+            culprit.pod in fault.pods or (fault.node is not None and culprit.node == fault.node)
+            for fault in happened
+        )
