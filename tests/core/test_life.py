@@ -228,3 +228,24 @@ def test_created_stays_true_and_gives_the_age() -> None:
     assert (created.type, created.status, created.last_transition_time) == ("Created", "True", 0)
     true = [c.type for c in script.status.conditions if c.status == "True"]
     assert true == ["Created", Standing.RUNNING.value]
+
+
+def test_ready_counts_the_pods_that_are_ready_or_train() -> None:
+    script = Script()
+    script.up()
+
+    def ready() -> str:
+        found = (c.message for c in script.status.conditions if c.type == "PodsRunning")
+        return next(found)
+
+    assert ready() == "2/2"
+    script.run("10 lost w-1\n10.1 ready w-0 0")
+    assert ready() == "0/2"
+    script.run("12 tick -> stop w-1 0, status Faulted 1")
+    assert ready() == "1/2"
+    script.run("12.1 tick")
+    script.run("13 gone w-1\n13.1 pod w-1 uid=w-1.1 node=n0\n13.2 ready w-1 agent=c")
+    assert ready() == "2/2"
+    script.run("20 job suspend=yes\n20.1 ready w-0 1\n20.2 ready w-1 1")
+    assert script.condition.type == "Suspended"
+    assert ready() == "0/2"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.spec.incident import Remedy
+from unbroken.core.recovery import story
+from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.job import RestartPolicy, RunPolicy
 
 
@@ -437,3 +438,21 @@ def test_agent_found_restarted_while_its_peers_complain_is_the_culprit() -> None
         10.1 ready w-1 agent=b -> stop w-1 0, status Faulted 1, incident 1 open
     """)
     assert script.incidents[1].culprit.fault == "AgentLost"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "expected"),
+    [
+        ("ValueError: bad batch", ("Traceback ...", "ValueError: bad batch"), ""),
+        ("exit code 2", ("usage: train.py", "error: no --lr\n", " "), "; it said: error: no --lr"),
+        ("exit code 2", ("x" * 500,), f"; it said: {'x' * 200}"),
+        ("killed by SIGKILL", (), ""),
+    ],
+)
+def test_a_condition_tells_of_the_evidence_only_the_last_line(
+    text: str, lines: tuple[str, ...], expected: str
+) -> None:
+    culprit = Signal(1.0, "ExitCode", text, pod="w-0", rank=0, evidence=lines)
+    incident = Incident(1, 0, culprit, (culprit,), Remedy.PROCESS, "it is well", 1.0)
+    first = f"rank 0, pod w-0: ExitCode: {text}; process: it is well"
+    assert story(incident) == first + expected

@@ -38,6 +38,15 @@ def standing(conditions: Sequence[Condition]) -> Standing | None:
     return Standing(true[-1].type) if true else None
 
 
+def counted(conditions: Sequence[Condition], ready: int, wanted: int) -> tuple[Condition, ...]:
+    """The conditions with the number of ready pods in PodsRunning, where kubectl's table has it."""
+    text = f"{ready}/{wanted}"
+    return tuple(
+        replace(one, message=text) if one.type == Standing.PODS_RUNNING.value else one
+        for one in conditions
+    )
+
+
 def advance(
     conditions: Sequence[Condition], to: Standing, reason: str, message: str, now: float
 ) -> tuple[Condition, ...]:

@@ -25,6 +25,8 @@ START_SECONDS = 60.0
 """From the start of an attempt to a report of it by every agent."""
 PROGRESS_SECONDS = 60.0
 """How long an incident stays open for the first output, once every agent runs."""
+COUNT_SECONDS = 2.0
+"""From when on, in a slow restart, each agent that is ready is worth a write of the status."""
 EXPIRY_RETRY_SECONDS = 30.0
 FIRST_PORT, PORTS = 15_000, 15_000
 """For agents that offer no port; below the range that Linux gives to clients."""
@@ -105,6 +107,8 @@ class Life:
             self._gather_at, self._is_gathered, state.has_changed = None, True, True
         if state.phase is Phase.PREPARING and state.has_changed:
             self._try_start(now)
+        if state.phase is Phase.PREPARING and now >= self._since + COUNT_SECONDS:
+            state.count_ready()
         if state.phase is Phase.TRAINING:
             self._watch(now)
         if state.phase is Phase.ENDING and (
@@ -228,8 +232,7 @@ class Life:
             return
         state.incidents.change(ready_at=now)
         if state.incidents.open is None:
-            text = f"{state.nnodes} agents are ready"
-            state.stand(Standing.PODS_RUNNING, "PodsRunning", text, now)
+            state.stand(Standing.PODS_RUNNING, "PodsRunning", "", now)
         order = self.train(now, master)
         state.commands += gang.start(order, ranks.rank_of, now)
 

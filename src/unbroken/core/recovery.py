@@ -24,6 +24,9 @@ _OF_NODES = (signals.NODE_LOST, signals.NODE_FAULT)
 REPEATED = 2
 """A node that held so many culprits is a repeat offender."""
 
+LAST_CHARACTERS = 200
+"""Of a culprit's last line, in a condition."""
+
 
 class Recovery:
     """Faults of one job."""
@@ -215,9 +218,13 @@ class Recovery:
 
 
 def story(incident: Incident) -> str:
-    """What is told of an incident in a condition: the culprit, the remedy, the evidence."""
+    """What is told of an incident in a condition: the culprit, the remedy, its last words.
+
+    The Incident has all of the evidence."""
     first = f"{signals.describe(incident.culprit)}; {incident.remedy.value}: {incident.reason}"
-    return "\n".join((first, *incident.culprit.evidence))
+    last = next((line.strip() for line in reversed(incident.culprit.evidence) if line.strip()), "")
+    said = last[:LAST_CHARACTERS]
+    return first if not said or said in first else f"{first}; it said: {said}"
 
 
 def _faulty(remedy: Remedy, first: Signal, found: Iterable[Signal]) -> FaultyPods:

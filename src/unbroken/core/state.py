@@ -11,7 +11,7 @@ from enum import Enum
 
 from unbroken.spec.job import FaultyPods, JobSpec, JobStatus, ReplicaSpec, RestartStatus
 
-from .conditions import Standing, advance, standing
+from .conditions import Standing, advance, counted, standing
 from .events import CreatePod, Effect, PodUid, RecordEvent, WriteStatus
 from .gang import Gang
 from .incidents import Incidents
@@ -89,6 +89,22 @@ class JobState:
         self.standing = to
         self.set_status(conditions=advance(self.status.conditions, to, reason, message, now))
 
+    def count_ready(self) -> None:
+        """Let PodsRunning say how many pods are ready or train, of those that are to train."""
+        match self.phase:
+            case Phase.PREPARING:
+                ready = min(len(self.gang.ready), self.nnodes)
+            case Phase.TRAINING:
+                ready = self.nnodes
+            case Phase.SUSPENDED | Phase.ENDED:
+                ready = 0
+            case _:
+                return
+        wanted = self.nnodes or (self.spec.nnodes if self.spec else 0)
+        conditions = counted(self.status.conditions, ready, wanted)
+        if conditions != self.status.conditions:
+            self.set_status(conditions=conditions)
+
     def tell(self, reason: str, message: str, *, is_warning: bool = False) -> None:
         """Record an event on the job."""
         self._events.append(RecordEvent(reason, message[:EVENT_CHARACTERS], is_warning))
@@ -110,6 +126,7 @@ class JobState:
         is_over = self.phase is Phase.ENDED
         effects = self.commands + ([] if is_over else self.objects)
         if self.status != self._written:
+            self.count_ready()
             self._written = self.status
             effects.append(WriteStatus(self.status))
         effects += self._events + self._incident_writes + self.incidents.writes()
