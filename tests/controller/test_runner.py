@@ -39,6 +39,7 @@ from unbroken.core.events import (
     PodUid,
     RecordEvent,
     Tick,
+    WriteStatus,
 )
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.events import EventRecorder
@@ -165,6 +166,21 @@ def test_only_the_very_pod_is_deleted_and_one_that_is_gone_is_told_of(scripted: 
     asyncio.run(check())
 
 
+def test_pods_of_an_ended_job_are_deleted_once_its_end_is_stored(scripted: Any) -> None:
+    ended = JobStatus(restart_count=7, conditions=(Condition("Completed", "True"),))
+
+    async def check() -> None:
+        async with scripted() as (here, script):
+            script.orders = [CREATE]
+            pod = (await script.until(PodSeen)).pod
+            script.orders = [WriteStatus(ended), DeletePod(pod.name, pod.uid, "it has ended")]
+            await here.absent("pods/lm-pods-0")
+            found = await here.get(f"{JOBS}/lm")
+            assert found["status"]["restartCount"] == 7
+
+    asyncio.run(check())
+
+
 def test_a_fence_is_asked_for_and_a_job_deleted(scripted: Any) -> None:
     async def check() -> None:
         async with scripted() as (here, script):
@@ -222,12 +238,16 @@ def test_what_happens_while_the_api_server_is_away_is_written_when_it_is_back(
             async with running(writer.run()):
                 writer.status(JobStatus(restart_count=1))
                 await here.until(f"{JOBS}/lm", lambda found: found.get("status"))
+                await writer.status_stored()
                 port = kill()
                 for count in (2, 3):
                     writer.status(JobStatus(restart_count=count, master_addr="10.0.0.1"))
                     writer.event(RecordEvent("Restarted", f"attempt {count}"))
                     writer.incident(incident(1, "recovered" if count == 3 else ""))
+                stored = asyncio.ensure_future(writer.status_stored())
                 with embedded_cluster(tmp_path / "server", port):
+                    assert not stored.done()
+                    await stored
                     found = await here.until("incidents/lm-1", lambda one: one["spec"])
                     assert incident_from(found)[0].outcome == "recovered"
                     assert found["metadata"]["ownerReferences"][0]["uid"] == identity.uid

@@ -58,6 +58,10 @@ FINAL = frozenset({400, 422})
 TOKEN_RETRY_SECONDS = 5.0
 
 
+Order = CreatePod | DeletePod | FenceNode | DeleteJob
+Told = StartWorkers | StopWorkers | WriteStatus | RecordEvent | WriteIncident
+
+
 class Machine(Protocol):
     """What decides about a job."""
 
@@ -173,9 +177,14 @@ class JobRunner:
             case NodeGone(name):
                 self._unusable.discard(name)
             case _:
-                pass
+                await self._writer.status_stored()
+        has_written = False
         for effect in self._machine.step(event, self._around.clock()):
-            self._carry_out(effect, links)
+            has_written |= isinstance(effect, WriteStatus)
+            if isinstance(effect, CreatePod | DeletePod | FenceNode | DeleteJob):
+                self._order(effect, is_after_write=has_written)
+            else:
+                self._carry_out(effect, links)
 
     def _judge(self, node: NodeView) -> None:
         if node.is_ready and node.is_healthy and not node.is_fenced:
@@ -185,7 +194,7 @@ class JobRunner:
 
     # --- effects
 
-    def _carry_out(self, effect: Effect, links: AgentLinks) -> None:
+    def _carry_out(self, effect: Told, links: AgentLinks) -> None:
         match effect:
             case StartWorkers(uid, command) | StopWorkers(uid, command):
                 is_sent = links.send(uid, command)
@@ -198,37 +207,40 @@ class JobRunner:
                 self._writer.event(effect)
             case WriteIncident(incident):
                 self._writer.incident(incident)
-            case CreatePod() | DeletePod() | FenceNode() | DeleteJob():
-                self._order(effect)
 
-    def _order(self, effect: CreatePod | DeletePod | FenceNode | DeleteJob) -> None:
+    def _order(self, effect: Order, *, is_after_write: bool) -> None:
+        """Carry out an order to the API server, once the status that it follows is stored."""
         requests = self._requests
         match effect:
             case CreatePod(name, _, _, avoid):
-                if self._begin(("create", name), self._create(effect)):
+                if self._begin(("create", name), self._create(effect), is_after_write):
                     log.info("job=%s pod=%s create avoid=%s", self.title, name, ",".join(avoid))
             case DeletePod(name, uid, reason, force):
-                if self._begin(("delete", uid, force), self._delete(effect)):
+                if self._begin(("delete", uid, force), self._delete(effect), is_after_write):
                     text = 'job=%s pod=%s delete force=%s reason="%s"'
                     log.info(text, self.title, name, force, reason)
             case FenceNode(node, reason):
-                if self._begin(("fence", node), requests.fence(effect)):
+                if self._begin(("fence", node), requests.fence(effect), is_after_write):
                     log.warning('job=%s node=%s fence reason="%s"', self.title, node, reason)
             case DeleteJob(reason):
-                if self._begin("delete", requests.delete_job()):
+                if self._begin("delete", requests.delete_job(), is_after_write):
                     log.info('job=%s delete reason="%s"', self.title, reason)
 
-    def _begin(self, key: Hashable, work: Coroutine[Any, Any, None]) -> bool:
+    def _begin(self, key: Hashable, work: Coroutine[Any, Any, None], is_after_write: bool) -> bool:
         """Carry an order out beside the others, unless the same is under way."""
         if key in self._under_way:
             work.close()
             return False
         self._under_way.add(key)
-        self._tasks.create_task(self._finish(key, work))
+        self._tasks.create_task(self._finish(key, work, is_after_write))
         return True
 
-    async def _finish(self, key: Hashable, work: Coroutine[Any, Any, None]) -> None:
+    async def _finish(
+        self, key: Hashable, work: Coroutine[Any, Any, None], is_after_write: bool
+    ) -> None:
         try:
+            if is_after_write:
+                await self._writer.status_stored()
             async with self._around.slots:
                 await work
         except UnbrokenError as error:

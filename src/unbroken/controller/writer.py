@@ -37,6 +37,8 @@ class JobWriter:
         self._events: list[RecordEvent] = []
         self._incidents: dict[int, Incident] = {}
         self._wake = asyncio.Event()
+        self._stored = asyncio.Event()
+        self._stored.set()
         self.about = ObjectReference(
             apiVersion=f"{GROUP}/{VERSION}",
             kind=KIND,
@@ -48,7 +50,12 @@ class JobWriter:
     def status(self, status: JobStatus) -> None:
         """The status is now this."""
         self._status = status
+        self._stored.clear()
         self._wake.set()
+
+    async def status_stored(self) -> None:
+        """Return once the API server has the newest status, or has refused it for good."""
+        await self._stored.wait()
 
     def event(self, event: RecordEvent) -> None:
         """Record an event after the status that was given last."""
@@ -95,6 +102,7 @@ class JobWriter:
             log.log(level, 'job=%s write=status refused="%s"', self._title, error)
         if self._status is written:
             self._status = None
+            self._stored.set()
 
     async def _write_incident(self, incident: Incident) -> None:
         doing = f"job={self._title} write=incident-{incident.number}"
