@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -69,7 +70,9 @@ def test_a_frozen_agent_is_lost_once_and_found_again(tmp_path: Path) -> None:
                 try:
                     await operator.until(lambda: bool(operator.losses))
                     assert SILENCE_SECONDS - 1 < loop.time() - began < SILENCE_SECONDS + 2
-                    assert "silent" in operator.losses[0]
+                    assert operator.losses == [
+                        f"the agent at 127.0.0.1:{agent.port} was silent for 3 s"
+                    ]
                 finally:
                     os.kill(report.pid, signal.SIGCONT)
                 count = len(operator.reports)
@@ -107,6 +110,9 @@ def test_a_killed_agent_is_lost_at_once_and_the_next_one_has_another_name(tmp_pa
                 os.kill(report.pid, signal.SIGKILL)
                 await operator.until(lambda: bool(operator.losses))
                 assert loop.time() - began < 1.0
+                assert operator.losses == [
+                    f"the agent at 127.0.0.1:{agent.port} refused the connection"
+                ]
                 arguments = ("--server-port", str(agent.port), script)
                 with running(tmp_path, *arguments):
                     again = await operator.report(lambda r: r.agent_id != report.agent_id)
@@ -134,7 +140,11 @@ def test_two_operators_hear_the_same_and_do_no_harm(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_wrong_token_is_no_loss_and_no_agent(tmp_path: Path) -> None:
+def test_a_wrong_token_is_no_loss_and_no_agent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
     async def story() -> None:
         with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
             async with linked(agent.port, token="wrong") as stranger, linked(agent) as operator:
@@ -142,6 +152,7 @@ def test_a_wrong_token_is_no_loss_and_no_agent(tmp_path: Path) -> None:
                 operator.send(start(1))
                 await operator.workers(1)
                 assert (stranger.reports, stranger.losses) == ([], [])
+                assert "does not take the operator's token (HTTP 401)" in caplog.text
 
     asyncio.run(story())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -128,6 +129,9 @@ class AgentLink:
         delay = min(RETRY_LIMIT_SECONDS, grown) * (1.0 - self._random.random() / 2)
         await _first(asyncio.Event(), delay)
 
+    def _told(self, what: str) -> str:
+        return f"the agent at {self._base.authority} {what}"
+
     def _heard(self, report: AgentReport) -> None:
         if not self._is_up:
             logger.info("agent=%s up id=%s", self._base.authority, report.agent_id)
@@ -161,9 +165,9 @@ class AgentLink:
                 )
         except aiohttp.WSServerHandshakeError as error:
             is_stock = error.status == 404
-            return Broken(f"{LINK_PATH} is answered with {error.status}", is_stock)
+            return Broken(self._told(_refusal_text(error.status)), is_stock)
         except _ERRORS as error:
-            return Broken(_text(error))
+            return Broken(self._told(_text(error, CONNECT_SECONDS)))
         async with socket, asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(self._send_all(socket))
             try:
@@ -176,13 +180,13 @@ class AgentLink:
             try:
                 message = await _next_message(socket)
                 if message.type is not aiohttp.WSMsgType.TEXT:
-                    return "the link was closed"
+                    return self._told("closed the link")
                 report = decode_report(message.data)
             except TimeoutError:
                 self._failures += 1  # Three heartbeats are missing: no second look is needed.
-                return f"silent for {SILENCE_SECONDS:g} s"
+                return self._told(f"was silent for {SILENCE_SECONDS:g} s")
             except _ERRORS as error:
-                return _text(error)
+                return self._told(_text(error, SILENCE_SECONDS))
             self._heard(report)
 
     async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -205,7 +209,7 @@ class AgentLink:
                     await self._post_pending(session)
                     report = await self._status(session)
             except _ERRORS as error:
-                return Broken(_text(error))
+                return Broken(self._told(_text(error, SILENCE_SECONDS)))
             self._heard(report)
             await _first(self._has_command, POLL_SECONDS)
 
@@ -229,7 +233,7 @@ class AgentLink:
         async with session.get(url, headers=self._headers) as answer:
             body = await _read(answer)
             if answer.status != 200:
-                raise PeerError(f"/status is answered with {answer.status}")
+                raise PeerError(f"/status is answered with HTTP {answer.status}")
         return report_of_status(parse_json(body))
 
 
@@ -269,5 +273,26 @@ async def _first(event: asyncio.Event, seconds: float) -> None:
         return
 
 
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def _refusal_text(status: int) -> str:
+    if status in (401, 403):
+        return f"does not take the operator's token (HTTP {status})"
+    return f"refused the link with HTTP {status}"
+
+
+def _text(error: Exception, seconds: float) -> str:
+    """What the agent did, in plain words; `seconds`: how long it had."""
+    match error:
+        case PeerError():
+            return f"broke the protocol: {error}"
+        case TimeoutError():
+            return f"did not answer within {seconds:g} s"
+        case aiohttp.ClientConnectorError():
+            return _text(error.os_error, seconds)
+        case ConnectionRefusedError():
+            return "refused the connection"
+        case ConnectionError() | aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
+            return "closed the connection"
+        case OSError() if error.errno:
+            return f"cannot be reached: {os.strerror(error.errno)}"
+        case _:
+            return f"cannot be talked to: {str(error)[:200] or type(error).__name__}"

@@ -177,7 +177,7 @@ class JobRunner:
             case NodeGone(name):
                 self._unusable.discard(name)
             case _:
-                await self._writer.status_stored()
+                pass
         has_written = False
         for effect in self._machine.step(event, self._around.clock()):
             has_written |= isinstance(effect, WriteStatus)
