@@ -55,6 +55,27 @@ def test_a_restarted_operator_doubles_nothing_and_keeps_the_token(place: Any) ->
     asyncio.run(check())
 
 
+def test_a_secret_that_somebody_removes_or_changes_comes_back_for_new_pods(place: Any) -> None:
+    async def check() -> None:
+        async with place() as here, here.operator():
+            await here.post(JOBS, job())
+            await here.until(PODS, lambda listed: len(listed["items"]) == 2)
+            secret = await here.get("secrets/lm-agent")
+            await here.delete("secrets/lm-agent")
+            await here.delete(f"{PODS}/lm-pods-1", gracePeriodSeconds=0)
+            again = await here.until("secrets/lm-agent", lambda found: found)
+            assert again["data"] == secret["data"]
+            await here.merge("secrets/lm-agent", {"stringData": {"token": "another"}})
+            await here.delete(f"{PODS}/lm-pods-1", gracePeriodSeconds=0)
+            await here.until("secrets/lm-agent", lambda found: found["data"] == secret["data"])
+            await here.until(
+                "events",
+                lambda listed: "AgentTokenRestored" in [one["reason"] for one in listed["items"]],
+            )
+
+    asyncio.run(check())
+
+
 def test_a_job_that_cannot_be_understood_fails_with_every_problem(
     place: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -150,6 +150,22 @@ class JobRequests:
             )
         return _token(secret, self._job)
 
+    async def keep_token(self, token: str) -> bool:
+        """See that new pods get the token that the agents of the others have; False: they do."""
+        path = f"{self._secrets}/{quote(self._job.secret_name)}"
+        found = await self._get(path)
+        if found is None:
+            body = token_secret(self._job, token)
+            await self._client.raw("POST", self._secrets, body=body)
+            return True
+        secret: Object = msgspec.json.decode(found)
+        kept = base64.b64encode(token.encode()).decode()
+        if _decoded((secret.get("data") or {}).get(TOKEN_KEY, "")) == token:
+            return False
+        body = {"metadata": {"uid": secret["metadata"]["uid"]}, "data": {TOKEN_KEY: kept}}
+        await self._client.raw("PATCH", path, body=body, headers=MERGE)
+        return True
+
     async def _get(self, path: str) -> bytes | None:
         try:
             return await self._client.raw("GET", path)
@@ -168,14 +184,19 @@ class JobRequests:
         return True
 
 
-def _token(secret: Object, job: JobIdentity) -> str:
+def _decoded(value: str) -> str:
+    """A value of a Secret as text, without the blanks around it; empty where it is none."""
     try:
-        token = base64.b64decode((secret.get("data") or {})[TOKEN_KEY], validate=True).decode()
-    except (KeyError, binascii.Error, UnicodeDecodeError):
-        token = ""
-    if not token.strip():
+        return base64.b64decode(value, validate=True).decode().strip()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+
+
+def _token(secret: Object, job: JobIdentity) -> str:
+    token = _decoded((secret.get("data") or {}).get(TOKEN_KEY, ""))
+    if not token:
         name = f"{job.namespace}/{job.secret_name}"
         raise UnbrokenError(
             f"the Secret {name} holds no key {TOKEN_KEY}; delete it to get a new one"
         )
-    return token.strip()
+    return token

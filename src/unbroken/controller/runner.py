@@ -7,6 +7,7 @@ at a time: the machine says it again while it matters.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ log = logging.getLogger(__name__)
 FINAL = frozenset({400, 422})
 """Refusals of an object that no waiting makes good."""
 TOKEN_RETRY_SECONDS = 5.0
+TOKEN_CHECK_SECONDS = 60.0
+"""How often the Secret is looked after; new pods are another reason to."""
 
 
 Order = CreatePod | DeletePod | FenceNode | DeleteJob
@@ -104,6 +107,7 @@ class JobRunner:
         self._unusable: set[NodeName] = set()
         self._seen: JobSeen | None = None
         self._conditions: tuple[Condition, ...] = ()
+        self._needs_token = asyncio.Event()
 
     # --- what others tell
 
@@ -143,6 +147,8 @@ class JobRunner:
         async with self._tasks:
             self._tasks.create_task(self._writer.run())
             token = await self._token() if self.job.wants_token else None
+            if token is not None:
+                self._tasks.create_task(self._keep_token(token))
             links = AgentLinks(self._around.session, token, self.tell, self._tasks)
             while True:
                 self._step(await self._next(), links)
@@ -156,6 +162,22 @@ class JobRunner:
                 log.warning('%s failed="%s"', doing, error)
                 self.complain("NoAgentToken", str(error))
             await pause(TOKEN_RETRY_SECONDS)
+
+    async def _keep_token(self, token: str) -> None:
+        """Make the Secret anew should somebody delete or change it: the agents know this token."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TOKEN_CHECK_SECONDS):
+                    await self._needs_token.wait()
+            self._needs_token.clear()
+            try:
+                if await self._requests.keep_token(token):
+                    text = f"the Secret {self.job.secret_name} was deleted or changed"
+                    self.complain("AgentTokenRestored", f"{text}; it holds the job's token again")
+            except UnbrokenError as error:
+                log.warning('job=%s keep=token failed="%s"', self.title, error)
+                self._needs_token.set()
+                await pause(TOKEN_RETRY_SECONDS)
 
     async def _next(self) -> Event:
         deadline = self._machine.deadline()
@@ -254,6 +276,7 @@ class JobRunner:
             self._tell_gone(order.name, order.uid)
 
     async def _create(self, order: CreatePod) -> None:
+        self._needs_token.set()
         try:
             body = build_pod(self.job, self._spec(), order, self._unusable)
             made = await self._requests.create_pod(body)
