@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -36,16 +35,25 @@ class NotStartedError(WorldError):
 
 
 def spawn_all(programs: Sequence[Program]) -> list[Child]:
-    """Start them all, then wait until each has become its program.  NotStartedError."""
+    """Start them all, then wait until each has become its program.  NotStartedError.
+
+    As little as can be is done between the forks and in the children: every page that either side
+    touches is copied, and the attempt starts with the last of them.
+    """
     errors, report = os.pipe2(os.O_CLOEXEC)
     children: list[Child] = []
     failed = ""
+    every = signal.valid_signals()
+    origin = _Origin(os.getpid(), report, _changed(every))
+    # No handler of ours may run in a child.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, every)
     try:
         for program in programs:
-            children += [_spawn(program, report)]
+            children += [_spawn(program, origin)]
     except OSError as error:
         failed = f"{len(children)}:cannot start another process: {error.strerror}"
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(report)
     with open(errors, "rb") as file:
         # The end of the pipe comes when the last of them has closed it by becoming its program.
@@ -56,44 +64,54 @@ def spawn_all(programs: Sequence[Program]) -> list[Child]:
     return children
 
 
-def _spawn(program: Program, report: int) -> Child:
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """What a child needs to know of its agent."""
+
+    agent: int
+    report: int
+    """Descriptor for what goes wrong."""
+    changed: tuple[int, ...]
+    """Signals whose default action is not in force."""
+
+
+def _changed(signals: Iterable[int]) -> tuple[int, ...]:
+    # What Python knows no handler of is told as None: a handler of C, or a signal of the C library.
+    return tuple(n for n in signals if signal.getsignal(n) not in (signal.SIG_DFL, None))
+
+
+def _spawn(program: Program, origin: _Origin) -> Child:
     stdout, to_stdout = os.pipe2(os.O_CLOEXEC)
     stderr, to_stderr = os.pipe2(os.O_CLOEXEC)
-    agent = os.getpid()
-    # No handler of ours may run in the child.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            _become(program, agent, (to_stdout, to_stderr, report))
+            _become(program, origin, to_stdout, to_stderr)
     except OSError:
         os.close(stdout)
         os.close(stderr)
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(to_stdout)
         os.close(to_stderr)
     return Child(pid, stdout, stderr)
 
 
-def _become(program: Program, agent: int, descriptors: tuple[int, int, int]) -> NoReturn:
+def _become(program: Program, origin: _Origin, stdout: int, stderr: int) -> NoReturn:
     """In the child: become the program, or say why not and end."""
-    stdout, stderr, report = descriptors
+    report = origin.report
     try:
         os.setsid()
         lineage.die_with_parent()
-        if os.getppid() != agent:
+        if os.getppid() != origin.agent:
             os._exit(1)  # It died before it could take this along.
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, fd in enumerate((nothing, stdout, stderr)):
             os.dup2(fd, number)
         report = _keep_only(report)
         signal.set_wakeup_fd(-1)
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            # Signals of the C library itself refuse.
-            with contextlib.suppress(OSError):
-                signal.signal(number, signal.SIG_DFL)
+        for number in origin.changed:
+            signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.execvpe(program.command[0], program.command, program.environment)
     except (OSError, ValueError) as error:
