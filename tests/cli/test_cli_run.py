@@ -89,7 +89,7 @@ def test_the_exit_code_is_that_of_the_worker_that_failed(cli: Cli) -> None:
     assert "incident 1: rank 1 (fail-pods-0 on node-" in told[0]
     assert "exit code 7; restarted the processes; 0." in told[0]
     assert told[0].endswith(" s lost")
-    assert "gave up: jobMaxRetryCount: all 1 restarts are used" in told[1]
+    assert "gave up: jobMaxRetryCount: the only restart is used" in told[1]
 
 
 def test_json_holds_the_outcome_and_nothing_else(cli: Cli) -> None:

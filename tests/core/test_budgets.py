@@ -49,9 +49,12 @@ def test_what_failed_is_not_charged_and_the_reason_names_the_limit() -> None:
     spent = RestartStatus(0, 0, 3)
     last = charge(limits(RunPolicy()), spent, 3, 10)
     assert last.status == spent
-    assert last.reason == "3 restarts in evaluation period 0 (3600 s) are used"
+    assert last.reason == (
+        "restartPolicy: all 3 restarts are used in evaluation period 0 (3600 s); "
+        "set jobMaxRetryCount or restartPolicy to allow more"
+    )
     total = charge(limits(RunPolicy(job_max_retry_count=1)), RestartStatus(), 1, 10)
-    assert total.reason == "jobMaxRetryCount: all 1 restarts are used"
+    assert total.reason == "jobMaxRetryCount: the only restart is used"
 
 
 def test_clock_that_went_back_opens_no_new_period() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from unbroken.core.events import NodeName, WriteIncident
 from unbroken.core.incidents import RESTART_REQUESTED, SIGNALS_MAX, Incidents, culprit
-from unbroken.core.ladder import choose
+from unbroken.core.ladder import choose, escalated
 from unbroken.spec.incident import Incident, Remedy, Signal
 
 
@@ -89,3 +89,9 @@ def test_lost_pods_are_replaced_and_named() -> None:
     remedy, reason = choose(Remedy.PROCESS, "b", ["p1", "p2", "p3", "p4", "p5"])
     assert (remedy, reason) == (Remedy.POD, "lost p1, p2, p3 and 2 more; b")
     assert choose(Remedy.FAIL, "b", ["p1"]) == (Remedy.FAIL, "b")
+
+
+def test_a_pod_lost_later_is_named_and_no_pod_called_well() -> None:
+    _, reason = choose(Remedy.PROCESS, "b", [])
+    assert reason == "every pod is well; b"
+    assert escalated(reason, ["p1"]) == "lost p1; b"

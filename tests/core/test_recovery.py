@@ -400,6 +400,7 @@ def test_pod_that_fails_while_its_attempt_is_stopped_belongs_to_the_same_inciden
         10.1 pod w-0 phase=Failed -> delete w-0
     """)
     assert script.job.attempt == 1
+    assert script.incidents[1].reason == "lost j-w-0; restart 1 of 3 in evaluation period 0"
 
 
 def test_agent_that_comes_back_with_the_same_words_lets_the_job_go_on() -> None:

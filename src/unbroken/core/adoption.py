@@ -236,7 +236,7 @@ class Adoption:
             if member.state is AgentState.FAULTED:
                 found += signals.of_workers(member, member.report, now)
         if not found:
-            text = f"attempt {finding.attempt} was not found whole after a restart of the operator"
+            text = f"a new operator did not find every rank running in attempt {finding.attempt}"
             found = [Signal(now, OPERATOR_RESTARTED, text)]
         state.phase = Phase.TRAINING
         self._recovery.open(found, now)

@@ -13,10 +13,13 @@ from dataclasses import dataclass, replace
 from unbroken.spec.incident import Remedy
 from unbroken.spec.job import RestartPolicy, RestartStatus, RunPolicy
 
+from .wording import all_of
+
 DEFAULT_PERIOD_SECONDS = 3600
 DEFAULT_RESTARTS = 3
 DEFAULT_FULL_RESTARTS = 3
 """Where `numRestartBeforeFullJobRestart` is set and `maxFullJobRestarts` is not."""
+MORE = "set jobMaxRetryCount or restartPolicy to allow more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +62,22 @@ def charge(limits: Limits, status: RestartStatus, charged: int, age_seconds: flo
         status = RestartStatus(period)
     used, full = status.restart_count, status.full_job_restart_count
     if limits.total is not None and charged >= limits.total:
-        text = f"jobMaxRetryCount: all {limits.total} restarts are used"
+        text = f"jobMaxRetryCount: {_used(limits.total)}"
         return Charge(status, Remedy.FAIL, text)
     if limits.restarts is None or used < limits.restarts:
         of = "" if limits.restarts is None else f" of {limits.restarts}"
         text = f"restart {used + 1}{of} in evaluation period {period}"
         return Charge(replace(status, restart_count=used + 1), Remedy.PROCESS, text)
-    spent = f"{used} restarts in evaluation period {period} ({limits.period_seconds} s) are used"
+    seconds = limits.period_seconds
+    spent = f"restartPolicy: {_used(used)} in evaluation period {period} ({seconds} s)"
     if limits.full_restarts is None or full < limits.full_restarts:
         text = f"{spent}: full job restart {full + 1}"
         return Charge(RestartStatus(period, full + 1, 0), Remedy.JOB, text)
-    text = f"{spent}, and all {limits.full_restarts} full job restarts" if full else spent
-    return Charge(status, Remedy.FAIL, text)
+    text = f"{spent}, and {all_of(full, 'full job restart')}" if full else spent
+    return Charge(status, Remedy.FAIL, f"{text}; {MORE}")
+
+
+def _used(restarts: int) -> str:
+    if not restarts:
+        return "no restart is allowed"
+    return f"{all_of(restarts, 'restart')} {'is' if restarts == 1 else 'are'} used"

@@ -33,7 +33,9 @@ def limit(policy: RunPolicy, since: Since) -> Limit | None:
         (since.faulted, policy.fault_deadline_seconds, "FaultDeadlineExceeded", "fault"),
     )
     found = [
-        Limit(start + seconds, reason, f"{name}DeadlineSeconds: {seconds} s have passed")
+        Limit(
+            start + seconds, reason, f"{name}DeadlineSeconds: the limit of {seconds} s has passed"
+        )
         for start, seconds, reason, name in rows
         if start is not None and seconds is not None
     ]

@@ -164,7 +164,7 @@ def _signal_text(end: WorkerEnd, kind: FaultKind) -> str:
 
 
 def _code_text(end: WorkerEnd) -> str:
-    return "ended; nobody saw how" if end.exit_code is None else f"exit code {end.exit_code}"
+    return "ended, and how is not known" if end.exit_code is None else f"exit code {end.exit_code}"
 
 
 def signal_name(number: int) -> str:

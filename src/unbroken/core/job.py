@@ -39,7 +39,7 @@ from .events import (
 )
 from .gang import Stage
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
-from .life import STOP_SECONDS, Life, Verdict, pod_trouble
+from .life import START_SECONDS, STOP_SECONDS, Life, Verdict, pod_trouble
 from .recovery import Recovery
 from .roster import Member, is_stock
 from .state import JobState, Phase
@@ -300,7 +300,7 @@ class Job:
         member = state.roster.members.get(uid)
         if member is None or member.report is None or member.lost_why:
             return  # one that was never reached is waited for: it may still be starting
-        member.lost_why = why or "cannot be reached"
+        member.lost_why = why or "the agent cannot be reached"
         state.lost[uid] = now
         self._adoption.heard(uid)
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
@@ -403,14 +403,16 @@ class Job:
         for uid in list(away):
             del state.lost[uid]
             if uid not in state.gang.completed:
-                why = f"the agent stays away: {state.roster.members[uid].lost_why}"
-                self._recovery.lose_all([state.roster.members[uid]], signals.AGENT_LOST, why, now)
+                member = state.roster.members[uid]
+                why = f"{member.lost_why}, and is not back after {AGENT_BACK_SECONDS:g} s"
+                self._recovery.lose_all([member], signals.AGENT_LOST, why, now)
         if state.phase is Phase.PREPARING:
             stuck = [state.roster.members[uid] for uid in state.gang.stuck(now, STOP_SECONDS)]
-            self._recovery.lose_all(stuck, "StopTimeout", "the workers do not end", now)
+            text = f"the workers have not ended within {STOP_SECONDS:g} s"
+            self._recovery.lose_all(stuck, "StopTimeout", text, now)
         if self._life.is_start_overdue(now):
             waiting = [state.roster.members[uid] for uid in state.gang.awaited]
-            text = "the agent has not started its workers"
+            text = f"the agent has not started its workers within {START_SECONDS:g} s"
             fault = signals.START_TIMEOUT
             self._recovery.fault([signals.of_pod(fault, text, m, now) for m in waiting], now)
 

@@ -15,6 +15,7 @@ from .events import DeleteJob, PodName
 from .gang import Order, Stage
 from .roster import Member
 from .state import JobState, Phase
+from .wording import all_of, counted
 
 GATHER_SECONDS = 2.0
 """How long a first start, when enough agents are ready, waits for the others: with all of them
@@ -269,7 +270,7 @@ class Life:
         """Say that the job runs once it does; see its end, and the end of its last recovery."""
         state = self._state
         if len(state.gang.completed) == state.nnodes:
-            text = f"all {state.nnodes} agents completed attempt {state.attempt}"
+            text = f"{all_of(state.nnodes, 'agent')} completed attempt {state.attempt}"
             self.conclude(Verdict(Standing.COMPLETED, "Completed", text), now)
         elif state.gang.stage is Stage.RUNNING and state.standing is not Standing.RUNNING:
             self.say_running(now)
@@ -280,7 +281,7 @@ class Life:
         """Every agent runs the attempt."""
         state, incident = self._state, self._state.incidents.open
         state.has_run = True
-        text = f"attempt {state.attempt} runs on {state.nnodes} nodes"
+        text = f"attempt {state.attempt} runs on {counted(state.nnodes, 'node')}"
         if incident is not None:
             state.incidents.change(started_at=now)
             self._progress_by = now + PROGRESS_SECONDS

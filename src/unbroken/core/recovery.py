@@ -34,7 +34,6 @@ class Recovery:
     def __init__(self, state: JobState, life: Life) -> None:
         self._state = state
         self._life = life
-        self._budget_reason = ""
 
     def fault(self, found: Sequence[Signal], now: float) -> None:
         """Take signs of one fault: the first opens an incident, the others join it."""
@@ -75,7 +74,6 @@ class Recovery:
         broken = state.attempt
         found = [*found, *self._leavers(found, broken, now)]
         charged = self._charge(found, now)
-        self._budget_reason = charged.reason
         condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]
         lost = dict.fromkeys(m.view.name for m in condemned)
         lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
@@ -123,7 +121,7 @@ class Recovery:
         state, incident = self._state, self._state.incidents.open
         is_part = state.gang.stage is Stage.HALTED and member.uid in state.gang.ranks
         if is_part and incident is not None and incident.remedy is Remedy.PROCESS:
-            _, reason = ladder.choose(Remedy.PROCESS, self._budget_reason, [member.view.name])
+            reason = ladder.escalated(incident.reason, [member.view.name])
             state.incidents.change(remedy=Remedy.POD, reason=reason)
 
     def lose_all(self, members: Iterable[Member], fault: str, text: str, now: float) -> None:
@@ -141,7 +139,8 @@ class Recovery:
         for member in members:
             self._judge_pod(member, now)
         left = [m for m in members if roster.must_be_left(m)]
-        self.lose_all(left, signals.NODE_FAULT, "the node must not be used", now)
+        text = "its health label or a condition says that the node must be left"
+        self.lose_all(left, signals.NODE_FAULT, text, now)
         cut = [m for m in members if self._is_cut_off(m)]
         self.lose_all(cut, signals.NODE_LOST, "the node is not ready", now)
 
@@ -152,7 +151,7 @@ class Recovery:
         elif view.is_deleting:
             self.lose_all([member], signals.POD_DELETED, "the pod is being deleted", now)
         elif view.name not in state.plan.slots and view.uid not in state.ranks.rank_of:
-            self.lose_all([member], signals.POD_DELETED, "the job has no such pod", now)
+            self.lose_all([member], signals.POD_DELETED, "the job wants no pod of this name", now)
 
     def _pod_ended(self, member: Member, now: float) -> None:
         """A pod whose containers end before they trained is a fault too: it would end again."""

@@ -7,6 +7,7 @@ import re
 from unbroken.spec.incident import Signal
 from unbroken.wire.agent import AgentReport, FaultKind, WorkerFault, WorkerReport
 
+from .faults import signal_name
 from .roster import Member
 
 AGENT_LOST = "AgentLost"
@@ -93,5 +94,5 @@ def _of_leaver(worker: WorkerReport, member: Member, now: float) -> Signal:
 
 def _ending(fault: WorkerFault) -> str:
     if fault.signal is not None:
-        return f"ended by signal {fault.signal}"
+        return f"killed by {signal_name(fault.signal)}"
     return "not started" if fault.exit_code is None else f"exit code {fault.exit_code}"
