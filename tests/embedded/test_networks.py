@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import pytest
 
 from unbroken.embedded import networks
 from unbroken.embedded.node.addresses import NODES_MAX, node_address
+from unbroken.errors import WorldError
 
 
 @pytest.fixture(autouse=True)
 def own_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims of this test alone."""
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(networks, "CLAIMS", tmp_path)
 
 
 def made(path: Path) -> Path:
@@ -28,6 +30,24 @@ def test_a_directory_keeps_its_number_and_no_other_gets_it(tmp_path: Path) -> No
     first = networks.claim(one)
     assert networks.claim(two) != first
     assert networks.claim(one) == first
+
+
+def test_temporary_folders_of_the_shell_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = []
+    for name in ("one", "two"):
+        monkeypatch.setenv("TMPDIR", str(made(tmp_path / f"{name}-tmp")))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        numbers.append(networks.claim(made(tmp_path / name)))
+    assert numbers[0] != numbers[1]
+
+
+def test_a_folder_of_claims_that_somebody_has_put_there_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / f"unbroken-networks-{os.getuid()}"
+    folder.write_text("")
+    with pytest.raises(WorldError, match=str(folder)):
+        networks.claim(made(tmp_path / "one"))
 
 
 def test_the_number_of_a_directory_that_is_gone_is_given_again(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,8 @@ from unbroken.errors import WorldError
 from .node.addresses import CLUSTERS_MAX, NODES_MAX, node_address
 
 KUBELET_PORT = 10250
+CLAIMS = Path("/tmp")
+"""Not TMPDIR: shells that set it differently would give the same block twice."""
 
 
 def claim(directory: Path) -> int:
@@ -39,10 +40,13 @@ def claim(directory: Path) -> int:
 @contextmanager
 def _claims() -> Iterator[Path]:
     """The folder of claims, for this process alone."""
-    folder = Path(tempfile.gettempdir()) / f"unbroken-networks-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise WorldError(f"{folder} belongs to somebody else; set TMPDIR to a folder of yours")
+    folder = CLAIMS / f"unbroken-networks-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise WorldError(f"cannot note this cluster's addresses in {folder}: {error}") from error
+    if folder.lstat().st_uid != os.getuid():
+        raise WorldError(f"{folder} belongs to somebody else; have it removed")
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
