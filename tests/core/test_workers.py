@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.core.faults import WorkerEnd
+from unbroken.core.log_rule_events import RuleViolated, Violation
 from unbroken.core.workers import (
     Commanded,
     Effect,
@@ -21,6 +22,7 @@ from unbroken.core.workers import (
     PortFound,
     Prepared,
     Publish,
+    RulesRead,
     Settings,
     SignalWorkers,
     Spawn,
@@ -35,6 +37,8 @@ from unbroken.core.workers import (
 from unbroken.wire.agent import (
     AgentState,
     FaultKind,
+    RuleState,
+    RuleView,
     ShutdownCommand,
     StartCommand,
     StopCommand,
@@ -196,9 +200,9 @@ def test_a_program_that_cannot_start_while_it_is_stopped_is_no_fault() -> None:
     ("before", "given", "refusal"),
     [
         (READY_AGAIN, command(0), "attempt 0 is over; the newest is 0"),
-        (((stop(5), "say ready"),), command(4), "attempt 4 is over; the newest is 5"),
-        (((stop(5), "say ready"),), command(5), "attempt 5 is over; the newest is 5"),
-        (((stop(5), "say ready"),), command(6), ""),
+        (((stop(5), "port, say ready"),), command(4), "attempt 4 is over; the newest is 5"),
+        (((stop(5), "port, say ready"),), command(5), "attempt 5 is over; the newest is 5"),
+        (((stop(5), "port, say ready"),), command(6), ""),
         (RUNNING, command(0), ""),
         (RUNNING, command(1), "cannot start attempt 1 in state running"),
         (RUNNING, command(0, rank=1), "attempt 0 was started with another rank or address"),
@@ -238,8 +242,8 @@ def test_a_stop_of_an_older_attempt_stops_nothing_newer() -> None:
     )
 
 
-def test_a_stop_of_a_newer_attempt_stops_what_runs() -> None:
-    machine = check(*RUNNING, (stop(4), "kill, say stopping"))
+def test_a_stop_of_a_newer_attempt_stops_what_runs_and_renews_the_port() -> None:
+    machine = check(*RUNNING, (stop(4), "kill, port, say stopping"))
     assert machine.report().newest_attempt == 4
 
 
@@ -467,3 +471,50 @@ def test_a_doubled_end_changes_nothing() -> None:
         (ended(0, CRASHED), ""),
     )
     assert len(machine.report().faults) == 1
+
+
+def violated(kind: Violation, rank: int | None = None, *, is_decisive: bool = True) -> RuleViolated:
+    return RuleViolated("loss", kind, 2.5, "why", rank, line="loss=9", is_decisive=is_decisive)
+
+
+def rules_read(*found: RuleViolated, attempt: int = 0) -> Event:
+    return RulesRead(attempt, (RuleView("loss", RuleState.HANGING, "node"),), found)
+
+
+def test_a_broken_rule_is_a_fault_and_lets_the_workers_run() -> None:
+    machine = check(
+        *RUNNING,
+        (rules_read(violated(Violation.HANG, 1), violated(Violation.SLOW)), "say faulted"),
+        (rules_read(violated(Violation.FAULT)), ""),
+        (ended(0, CRASHED), "say faulted"),
+        (stop(), "kill, say stopping"),
+    )
+    report = machine.report()
+    assert [view.name for view in report.log_rules] == ["loss"]
+    hang, slow, crash = report.faults
+    assert (hang.kind, hang.local_rank, hang.pid, hang.at) == (FaultKind.LOG_RULE, 1, 101, 2.5)
+    assert (hang.message, hang.lines) == ("LogHang_loss: why", ("loss=9",))
+    assert (slow.rank, slow.pid) == (0, 0), "no worker can be named"
+    assert crash.kind is FaultKind.EXIT_CODE
+
+
+def test_the_reason_is_the_first_broken_rule() -> None:
+    report = check(*RUNNING, (rules_read(violated(Violation.FAULT, 0)), "say faulted")).report()
+    assert report.reason == "LogFault_loss"
+    assert report.message == "LogFault_loss: why; newest match: loss=9"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        rules_read(),
+        rules_read(violated(Violation.HANG, is_decisive=False)),
+    ],
+)
+def test_what_one_node_cannot_decide_is_only_told(event: Event) -> None:
+    report = check(*RUNNING, (event, "say running")).report()
+    assert (report.faults, report.log_rules[0].state) == ((), RuleState.HANGING)
+
+
+def test_rules_of_another_attempt_are_passed_over() -> None:
+    check(*RUNNING, (rules_read(violated(Violation.HANG), attempt=1), ""))

@@ -15,6 +15,8 @@ from unbroken.wire.agent import (
     AgentState,
     Command,
     FaultKind,
+    RuleState,
+    RuleView,
     ShutdownCommand,
     StartCommand,
     StopCommand,
@@ -53,6 +55,16 @@ FAULTS = st.builds(
     fingerprint=TEXTS,
     lines=st.lists(TEXTS, max_size=4).map(tuple),
 )
+RULES = st.builds(
+    RuleView,
+    name=TEXTS,
+    state=st.sampled_from(RuleState),
+    ranks=TEXTS,
+    matches=COUNTS,
+    last_match_at=st.none() | st.floats(0, 1e10),
+    last_rank=st.none() | COUNTS,
+    last_line=TEXTS,
+)
 REPORTS = st.builds(
     AgentReport,
     agent_id=TEXTS,
@@ -67,6 +79,7 @@ REPORTS = st.builds(
     offered_port=st.none() | COUNTS,
     workers=st.lists(WORKERS, max_size=3).map(tuple),
     faults=st.lists(FAULTS, max_size=3).map(tuple),
+    log_rules=st.lists(RULES, max_size=3).map(tuple),
     reason=TEXTS,
     message=TEXTS,
     agent_version=TEXTS,

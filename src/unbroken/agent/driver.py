@@ -71,7 +71,8 @@ class Owner(Protocol):
         """Write out what there is."""
 
 
-MakeOwner = Callable[[Options, Callable[[Event], None]], Owner]
+MakeOwner = Callable[[Options, Callable[[Event], None], Callable[[], float]], Owner]
+"""The last gives the machine's time, from any thread."""
 
 
 class Driver:
@@ -83,7 +84,7 @@ class Driver:
         self._options = options
         self._machine = Workers(settings(options))
         self._server = AgentServer(self, token, has_link)
-        self._processes = make(options, self.feed)
+        self._processes = make(options, self.feed, self._now)
         self._table = RankTable(Path(os.environ.get(DIRECTORY_VARIABLE, DIRECTORY)))
         self._random = random.Random()
         self._offered: collections.deque[int] = collections.deque(maxlen=PORTS_REMEMBERED)

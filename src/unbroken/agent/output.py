@@ -16,12 +16,15 @@ import selectors
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from unbroken.core.faults import LINE_CHARACTERS
 
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
+PIPE_BYTES_MAX = 1024 * 1024
+"""What a pipe can hold, of what an unprivileged worker can make of it."""
 LINE_BYTES_MAX = 64 * 1024
 TAIL_LINES = 64
 
@@ -39,6 +42,8 @@ class Stream:
     prefix: bytes
     on_first: Callable[[], None] | None = None
     """Called in the thread at the first byte."""
+    on_read: Callable[[bytes, bool], None] | None = None
+    """Called in the thread with what was read, and whether that was all; empty: it has ended."""
     rest: bytes = b""
     tail: collections.deque[bytes] = field(
         default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
@@ -46,10 +51,22 @@ class Stream:
     is_open: bool = True
 
 
+class Watch(Protocol):
+    """Wants to know when everything was read that had been written by a point in time."""
+
+    def deadline(self) -> float | None:
+        """The next such point."""
+
+    def tick(self) -> None:
+        """It is past, and all was read."""
+
+
 class Output:
     """The thread.  `add` streams; `finish` reads what a worker that has ended has left."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
+        self._clock = clock
+        self._watch: Watch | None = None
         self._selector = selectors.DefaultSelector()
         self._wakeup, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._orders: collections.deque[Callable[[], None]] = collections.deque()
@@ -67,13 +84,28 @@ class Output:
         def end() -> None:
             self._is_running = False
 
-        self._order(end)
+        self.call(end)
         self._thread.join(seconds)
 
     def add(self, stream: Stream) -> None:
         """Read it from now on, until its end."""
         os.set_blocking(stream.source, False)
-        self._order(lambda: self._register(stream))
+        self.call(lambda: self._register(stream))
+
+    def watch(self, watch: Watch | None) -> None:
+        """Keep the deadlines of `watch` from now on, in the place of another's."""
+
+        def begin() -> None:
+            self._watch = watch
+
+        self.call(begin)
+
+    def call(self, order: Callable[[], None]) -> None:
+        """Call it in the thread, in order."""
+        self._orders.append(order)
+        # A full pipe wakes it just as well.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, b"w")
 
     def finish(self, streams: tuple[Stream, ...], done: Callable[[], None]) -> None:
         """Read everything that is there, then call `done` in the thread."""
@@ -86,46 +118,61 @@ class Output:
                     self._take(stream, b"\n")
             done()
 
-        self._order(drain)
-
-    def _order(self, order: Callable[[], None]) -> None:
-        self._orders.append(order)
-        # A full pipe wakes it just as well.
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake, b"w")
+        self.call(drain)
 
     def _run(self) -> None:
         while self._is_running:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(self._patience()):
                 if key.data is None:
                     os.read(self._wakeup, 4096)
                 else:
                     self._read(key.data)
             while self._orders:
                 self._orders.popleft()()
+            if self._watch is not None and self._patience() == 0.0:
+                self._read_all()
+                self._watch.tick()
+
+    def _patience(self) -> float | None:
+        """Seconds until the watch's deadline; None: nothing is due ever."""
+        due = self._watch.deadline() if self._watch is not None else None
+        return None if due is None else max(0.0, due - self._clock())
+
+    def _read_all(self) -> None:
+        """Read what every watched pipe holds now, but not for ever what is written meanwhile."""
+        for key in list(self._selector.get_map().values()):
+            stream, taken = key.data, CHUNK_BYTES
+            left = PIPE_BYTES_MAX if stream is not None and stream.on_read is not None else 0
+            while left > 0 and taken == CHUNK_BYTES:
+                taken = self._read(stream)
+                left -= taken
 
     def _register(self, stream: Stream) -> None:
         self._selector.register(stream.source, selectors.EVENT_READ, stream)
 
-    def _read(self, stream: Stream) -> bool:
-        """Take one chunk; False: there is nothing now."""
+    def _read(self, stream: Stream) -> int:
+        """Take one chunk; its length, 0: there is nothing now."""
         try:
             chunk = os.read(stream.source, CHUNK_BYTES)
         except BlockingIOError:
-            return False
+            return 0
         if chunk:
             if stream.on_first is not None:
                 stream.on_first()
                 stream.on_first = None
+            if stream.on_read is not None:
+                stream.on_read(chunk, len(chunk) < CHUNK_BYTES)
             self._keep(stream, chunk)
             self._take(stream, chunk)
-            return True
+            return len(chunk)
         self._close(stream)
-        return False
+        return 0
 
     def _close(self, stream: Stream) -> None:
         if stream.rest:
             self._take(stream, b"\n")
+        if stream.on_read is not None:
+            stream.on_read(b"", True)
         stream.is_open = False
         self._selector.unregister(stream.source)
         os.close(stream.source)

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unbroken.core.faults import SIGBUS, SIGKILL, WorkerEnd
 from unbroken.core.workers import (
@@ -35,6 +36,9 @@ from .options import Options, streams_of
 from .output import Output, Stream, tail_text
 from .spawn import Child, NotStartedError, spawn_all
 
+if TYPE_CHECKING:
+    from .log_watch import LogWatch
+
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 0.1
@@ -51,6 +55,7 @@ class Worker:
     program: Program
     pid: int
     pidfd: int
+    rank: int
     streams: tuple[Stream, ...]
     oom_kills: int
     """Counted by the kernel before it started."""
@@ -59,12 +64,18 @@ class Worker:
 class Processes:
     """Carries out the machine's orders to processes; `feed` takes what comes of them."""
 
-    def __init__(self, options: Options, feed: Callable[[Event], None]) -> None:
+    def __init__(
+        self, options: Options, feed: Callable[[Event], None], clock: Callable[[], float]
+    ) -> None:
         self._options = options
         self._feed = feed
         self._directories = log_directories(options)
         self.note = f"output in {self._directories[Stage.TRAIN]}"
-        self._output = Output()
+        self._clock = clock
+        self._output = Output(clock)
+        self._command: StartCommand | None = None
+        """Whose rules `_rules` are."""
+        self._rules: LogWatch | None = None
         self._workers: dict[int, Worker] = {}
         self._last_words = 0
         """Workers that have ended and whose output is still being read."""
@@ -95,17 +106,36 @@ class Processes:
             children, failure = spawn_all(chosen), None
         except NotStartedError as error:
             children, failure = error.children, error
+        self._watch_rules(command)
         for program, child in zip(chosen, children, strict=False):
-            streams = self._streams(attempt, program, child)
+            rank = command.rank * self._options.nproc + program.local_rank
+            streams = self._streams(attempt, program, child, rank)
             pidfd = os.pidfd_open(child.pid)
             self._workers[child.pid] = Worker(
-                attempt, stage, program, child.pid, pidfd, streams, oom_kills
+                attempt, stage, program, child.pid, pidfd, rank, streams, oom_kills
             )
             self._loop.add_reader(pidfd, self._reap)
         if failure is None:
             self._feed(StageStarted(attempt, stage, tuple(child.pid for child in children)))
         else:
             self._feed(SpawnFailed(attempt, stage, failure.local_rank, str(failure)))
+
+    def _watch_rules(self, command: StartCommand) -> None:
+        """Let the rules know that workers run.  They are loaded while those start."""
+        if self._command is not command:
+            self._command, self._rules = command, None
+            if command.log_rules:
+                from .log_watch import LogWatch
+
+                nproc = self._options.nproc
+                self._rules = LogWatch.make(command, nproc, self._clock, self._tell)
+            self._output.watch(self._rules)
+        if self._rules is not None:
+            self._output.call(self._rules.start)
+
+    def _tell(self, event: Event) -> None:
+        """From another thread."""
+        _call_soon(self._loop, lambda: self._feed(event))
 
     def signal(self, number: int) -> None:
         """Signal the process group of every worker that lives."""
@@ -170,16 +200,27 @@ class Processes:
             )
             self._nothing_lives()
 
-        patience = self._loop.call_later(LAST_WORDS_SECONDS, tell)
-        self._output.finish(worker.streams, lambda: _call_soon(self._loop, tell))
+        rules, is_last = self._rules, not self._workers
 
-    def _streams(self, attempt: int, program: Program, child: Child) -> tuple[Stream, ...]:
+        def drained() -> None:
+            if rules is not None and worker.stage is Stage.TRAIN and code == 0:
+                rules.end_rank(worker.rank)
+            if rules is not None and is_last:
+                rules.pause()
+            _call_soon(self._loop, tell)
+
+        patience = self._loop.call_later(LAST_WORDS_SECONDS, tell)
+        self._output.finish(worker.streams, drained)
+
+    def _streams(
+        self, attempt: int, program: Program, child: Child, rank: int
+    ) -> tuple[Stream, ...]:
         ranks = self._options.local_ranks
         is_shown = ranks is None or program.local_rank in ranks
         kept_only = streams_of(self._options.redirects, program.local_rank)
 
         def first() -> None:
-            _call_soon(self._loop, lambda: self._feed(FirstOutput(attempt, program.local_rank)))
+            self._tell(FirstOutput(attempt, program.local_rank))
 
         streams = []
         for number, (name, source) in enumerate(
@@ -191,6 +232,7 @@ class Processes:
                 console=number if is_shown and not kept_only & number else None,
                 prefix=program.prefix,
                 on_first=first,
+                on_read=self._rules.reader(rank, name) if self._rules is not None else None,
             )
             self._output.add(stream)
             streams.append(stream)

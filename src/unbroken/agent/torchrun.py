@@ -174,7 +174,9 @@ class TorchWorkers:
     _is_done: bool = False
     """torchrun waits after success."""
 
-    def join(self, options: Options, feed: Callable[[Event], None]) -> TorchWorkers:
+    def join(
+        self, options: Options, feed: Callable[[Event], None], clock: Callable[[], float]
+    ) -> TorchWorkers:
         """Become the driver's."""
         import asyncio
 
@@ -200,6 +202,9 @@ class TorchWorkers:
 
     def spawn(self, stage: Stage, command: StartCommand) -> None:
         """Let the rendezvous return; workers are found when torchrun has started them."""
+        if command.log_rules:
+            text = "unbroken: torchrun reads the output, so log rules are not evaluated"
+            print(f"{text}; hyperpodrun evaluates them", file=sys.stderr, flush=True)  # noqa: T201
         self._attempt = command.attempt
         self.starts.put(command)
         self._look(command.attempt)

@@ -1,57 +1,25 @@
 """Log rules from what users write to what the evaluator runs: patterns, watched ranks.
 
-A rule that cannot be used is a problem of its own and leaves the others alone.
-
-**Watched ranks** (`unbroken.dev/log-rule-ranks` on the job: `RULE=WORD; RULE=WORD`, RULE `*` for
-all others; in a start command the rule's key `ranks`):
-
-- `some`, the default of our operator: the job as a whole must log.  A match of any rank of any node
-  feeds the rule, and it hangs only when no node hears it any more.  So a loss that rank 0 alone
-  logs, or the last rank alone as in Megatron, is no hang of the silent nodes.
-- `node`, the meaning of the HyperPod agent, which reads local rank 0 of each node: some rank of
-  each node must log.  Taken where nobody said anything, that is under an operator not ours.
-- `every`: each rank must log.
-- `0,8,16`: each of these ranks must log; lines of other ranks do not count.
-
-Values and `faultOnMatch` need no agreement: they count on whatever watched rank they appear.
+A rule that cannot be used is a problem of its own and leaves the others alone.  In a start command
+the rule's key `ranks` says who must log; without it, as with the HyperPod agent, some rank of each
+node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from unbroken.errors import SpecError
 from unbroken.spec.job import LogRule
+from unbroken.spec.log_rule_ranks import OF_NODE, Watch, read_watch
 from unbroken.spec.problems import Report, below
 from unbroken.spec.read import read_record
 
 from .log_patterns import Pattern, compile_pattern
 from .log_values import Meter
 
-RANKS_ANNOTATION = "unbroken.dev/log-rule-ranks"
 RANKS_KEY = "ranks"
-
-
-class Scope(Enum):
-    """Who must log so that a rule does not hang."""
-
-    JOB = "some"
-    NODE = "node"
-    RANK = "every"
-
-
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Whose lines feed a rule, and who of them must log."""
-
-    scope: Scope = Scope.NODE
-    ranks: frozenset[int] | None = None
-    """None: all."""
-
-    def __str__(self) -> str:
-        return self.scope.value if self.ranks is None else ",".join(map(str, sorted(self.ranks)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +29,7 @@ class CompiledRule:
     spec: LogRule
     pattern: Pattern
     stop: Pattern | None = None
-    watch: Watch = Watch()
+    watch: Watch = OF_NODE
 
     def meter(self) -> Meter | None:
         """For the values that it captures; None where they are not compared."""
@@ -69,33 +37,6 @@ class CompiledRule:
         if spec.metric_threshold is None or spec.operator is None or not self.pattern.groups:
             return None
         return Meter(spec.operator, spec.metric_threshold, spec.metric_evaluation_data_points)
-
-
-def read_watch(text: str) -> Watch:
-    """`some`, `node`, `every`, or ranks with commas.  Raises SpecError."""
-    word = text.strip()
-    if word in {scope.value for scope in Scope}:
-        return Watch(Scope(word))
-    parts = [part.strip() for part in word.split(",")]
-    if all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        return Watch(Scope.RANK, frozenset(map(int, parts)))
-    raise SpecError(f"{text!r} is none of some, node, every, or ranks such as 0,8")
-
-
-def read_watches(annotation: str) -> dict[str, Watch]:
-    """The annotation's text by rule name.  Raises SpecError."""
-    watches = {}
-    for part in filter(None, map(str.strip, annotation.split(";"))):
-        name, is_pair, word = part.rpartition("=")
-        if not is_pair or not name.strip():
-            raise SpecError(f"{part!r} is not RULE=RANKS")
-        watches[name.strip()] = read_watch(word)
-    return watches
-
-
-def watch_of(name: str, watches: Mapping[str, Watch]) -> Watch:
-    """Who is watched for the rule, by our operator's default."""
-    return watches.get(name) or watches.get("*") or Watch(Scope.JOB)
 
 
 def read_rules(entries: Sequence[object], report: Report) -> tuple[CompiledRule, ...]:
@@ -108,7 +49,7 @@ def read_rules(entries: Sequence[object], report: Report) -> tuple[CompiledRule,
         problems_before = len(report.problems)
         spec = read_record(LogRule, fields, path, report)
         try:
-            watch = Watch() if ranks is None else read_watch(str(ranks))
+            watch = OF_NODE if ranks is None else read_watch(str(ranks))
         except SpecError as error:
             report.invalid(below(path, RANKS_KEY), ranks, str(error))
             continue

@@ -10,19 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from .log_rule_config import Scope
-
-
-class RuleState(Enum):
-    """How a rule stands; the worst of what its ranks show."""
-
-    WAITING = "Waiting"
-    HEALTHY = "Healthy"
-    SLOW = "Slow"
-    HANGING = "Hanging"
-    FAULTED = "Faulted"
-    STOPPED = "Stopped"
-    """Its stopPattern was seen."""
+from unbroken.spec.log_rule_ranks import Scope
+from unbroken.wire.agent import RuleState, RuleView
 
 
 class Violation(Enum):
@@ -104,27 +93,6 @@ class RuleRecovered:
 
 
 Effect = RuleViolated | RuleRecovered
-
-
-@dataclass(frozen=True, slots=True)
-class RuleView:
-    """One rule for display, and for the operator's `hanging_rules`."""
-
-    name: str
-    state: RuleState
-    ranks: str
-    """`some`, `node`, `every`, or ranks."""
-    matches: int = 0
-    bad_points: int = 0
-    """In a row, on the worst rank."""
-    unreadable: int = 0
-    """Captured texts that are no numbers."""
-    last_match_at: float | None = None
-    last_rank: int | None = None
-    last_stream: str = ""
-    last_line: str = ""
-    last_value: str = ""
-    """As logged."""
 
 
 def hanging_rules(nodes: Sequence[Sequence[RuleView]]) -> tuple[str, ...]:

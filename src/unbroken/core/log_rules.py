@@ -19,8 +19,11 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from unbroken.spec.log_rule_ranks import Scope
+from unbroken.wire.agent import RuleState, RuleView
+
 from .log_patterns import PatternSet
-from .log_rule_config import CompiledRule, Scope
+from .log_rule_config import CompiledRule
 from .log_rule_events import (
     Effect,
     Event,
@@ -28,8 +31,6 @@ from .log_rule_events import (
     Paused,
     RankEnded,
     RuleRecovered,
-    RuleState,
-    RuleView,
     RuleViolated,
     Started,
     Tick,
@@ -166,6 +167,10 @@ class LogRules:
         self._next = math.inf
         """No deadline is before this."""
         self._effects: list[Effect] = []
+        self.hits = 0
+        """Matches of any pattern so far."""
+        self.turns = 0
+        """How often a rule was first heard, heard again after it was given up, or stopped."""
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take in an event; what came of it, in order."""
@@ -216,8 +221,10 @@ class LogRules:
                 clock = rule.clocks.get(rank)
                 if clock is None or clock.is_stopped:
                     continue
+                self.hits += 1
                 if index >= rule_count:
                     rule.stop(clock, rank)
+                    self.turns += 1
                     continue
                 rule.matches += 1
                 rule.at, rule.rank, rule.stream, rule.line = now, rank, stream, line
@@ -236,6 +243,7 @@ class LogRules:
         if clock.is_overdue:
             self._effects.append(RuleRecovered(rule.name, Violation.HANG, now, clock.rank))
         clock.has_matched, clock.is_overdue, clock.is_resting = True, False, False
+        self.turns += 1
         clock.limit = rule.compiled.spec.expected_recurring_frequency_in_seconds
         self._next = min(self._next, clock.deadline)
 

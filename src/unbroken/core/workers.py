@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     Command,
     FaultKind,
+    RuleView,
     ShutdownCommand,
     StartCommand,
     StopCommand,
@@ -26,6 +28,10 @@ from unbroken.wire.agent import (
 )
 
 from .faults import SIGKILL, Place, WorkerEnd, has_failed, judge
+
+if TYPE_CHECKING:
+    # Where a job has no rules, the agent does not load what evaluates them.
+    from .log_rule_events import RuleViolated
 
 SIGTERM, SIGUSR1 = 15, 10
 HEADING = "Worker processes failed:"
@@ -105,6 +111,16 @@ class FirstOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class RulesRead:
+    """What the log rules say of the output read so far."""
+
+    attempt: int
+    views: tuple[RuleView, ...]
+    violations: tuple[RuleViolated, ...] = ()
+    """New ones, in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class NothingLives:
     """Answer to `KillAll`: no process that descends from any worker lives."""
 
@@ -135,6 +151,7 @@ Event = (
     | SpawnFailed
     | WorkerEnded
     | FirstOutput
+    | RulesRead
     | NothingLives
     | PortFound
     | Terminated
@@ -194,6 +211,9 @@ class _Run:
     stage: Stage
     workers: dict[int, WorkerReport] = field(default_factory=dict)
     faults: list[WorkerFault] = field(default_factory=list)
+    rules: tuple[RuleView, ...] = ()
+    reason: str = "WorkerCrash"
+    """Of FAULTED."""
     is_killed: bool = False
     is_asked: bool = False
     """Its workers were sent a signal that asks them to end."""
@@ -265,6 +285,7 @@ class Workers:
             offered_port=self._port,
             workers=tuple(run.workers[i] for i in sorted(run.workers)) if run else (),
             faults=tuple(run.faults) if run else (),
+            log_rules=run.rules if run else (),
             reason=self._reason(),
             message=_message(run.faults) if run and self.state is AgentState.FAULTED else "",
             agent_version=settings.agent_version,
@@ -288,9 +309,11 @@ class Workers:
                 return []
             case Tick():
                 return self._kill() if self._kill_at is not None and now >= self._kill_at else []
-            case StageStarted() | SpawnFailed() | WorkerEnded() | FirstOutput():
+            case StageStarted() | SpawnFailed() | WorkerEnded() | FirstOutput() | RulesRead():
                 if self._run is None or event.attempt != self._run.command.attempt:
                     return []
+                if isinstance(event, RulesRead):
+                    return self._rules_read(self._run, event, now)
                 return self._process_event(self._run, event, now)
 
     def _process_event(
@@ -317,6 +340,16 @@ class Workers:
                     run.workers[local_rank] = replace(worker, first_output_at=now)
                 return []
 
+    def _rules_read(self, run: _Run, event: RulesRead, now: float) -> list[Effect]:
+        """Workers that break a rule run on until a stop, as with the HyperPod agent."""
+        run.rules = event.views
+        found = [violation for violation in event.violations if violation.is_decisive]
+        if self.state is AgentState.RUNNING and found:
+            run.reason = found[0].reason
+            run.faults += [_rule_fault(run, each, self._global_rank(run, 0)) for each in found]
+            self._enter(AgentState.FAULTED, now)
+        return []
+
     def _commanded(self, command: Command, now: float) -> list[Effect]:
         if isinstance(command, ShutdownCommand):
             return self._shut_down(SIGTERM, 0, now)
@@ -336,6 +369,12 @@ class Workers:
         return [Spawn(first, command), OfferPort()]
 
     def _stop(self, command: StopCommand, now: float) -> list[Effect]:
+        known = self._newest
+        effects = self._stop_workers(command, now)
+        # Its start may have been lost on the way, with the port that was offered for its store.
+        return effects if self._newest == known else [*effects, OfferPort()]
+
+    def _stop_workers(self, command: StopCommand, now: float) -> list[Effect]:
         run, attempt = self._run, command.attempt
         if attempt is not None:
             self._newest = max(attempt, self._newest or 0)
@@ -447,7 +486,7 @@ class Workers:
     def _reason(self) -> str:
         if self.state is AgentState.RUNNING:
             return "Running"
-        return "WorkerCrash" if self.state is AgentState.FAULTED else ""
+        return self._run.reason if self._run and self.state is AgentState.FAULTED else ""
 
     def _check(self) -> None:
         """Invariants; cheap enough to stay on."""
@@ -481,11 +520,28 @@ def _early_exits(run: _Run, now: float) -> list[WorkerFault]:
     ]
 
 
+def _rule_fault(run: _Run, found: RuleViolated, first_rank: int) -> WorkerFault:
+    """Without a pid where no worker can be named."""
+    named = (w for w in run.workers.values() if w.rank == found.rank)
+    worker = next(named, WorkerReport(0, first_rank, 0, "", 0.0))
+    return WorkerFault(
+        FaultKind.LOG_RULE,
+        worker.local_rank,
+        worker.rank,
+        worker.pid,
+        found.at,
+        message=f"{found.reason}: {found.why}",
+        lines=(found.line,) if found.line else (),
+    )
+
+
 def _message(faults: list[WorkerFault]) -> str:
-    if not faults:
-        return ""
-    lines = [f"local rank {f.local_rank} ({_end_text(f)}): {f.message}" for f in faults]
-    return "\n".join([HEADING, *lines])
+    rules = [f for f in faults if f.kind is FaultKind.LOG_RULE]
+    lines = ["; newest match: ".join((f.message, *f.lines)) for f in rules]
+    ends = [f for f in faults if f.kind is not FaultKind.LOG_RULE]
+    lines += [HEADING] if ends else []
+    lines += [f"local rank {f.local_rank} ({_end_text(f)}): {f.message}" for f in ends]
+    return "\n".join(lines)
 
 
 def _end_text(fault: WorkerFault) -> str:

@@ -86,6 +86,39 @@ class WorkerReport:
     first_output_at: float | None = None
 
 
+class RuleState(Enum):
+    """How a log rule stands on a node; the worst of what its ranks show."""
+
+    WAITING = "Waiting"
+    HEALTHY = "Healthy"
+    SLOW = "Slow"
+    HANGING = "Hanging"
+    FAULTED = "Faulted"
+    STOPPED = "Stopped"
+    """Its stopPattern was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleView:
+    """One log rule as it is now on a node."""
+
+    name: str
+    state: RuleState
+    ranks: str
+    """`some`, `node`, `every`, or ranks."""
+    matches: int = 0
+    bad_points: int = 0
+    """In a row, on the worst rank."""
+    unreadable: int = 0
+    """Captured texts that are no numbers."""
+    last_match_at: float | None = None
+    last_rank: int | None = None
+    last_stream: str = ""
+    last_line: str = ""
+    last_value: str = ""
+    """As logged."""
+
+
 @dataclass(frozen=True, slots=True)
 class StartCommand:
     """Run the workers of an attempt.  The agent refuses one older than the newest it has seen."""
@@ -98,7 +131,7 @@ class StartCommand:
     master_addr: str
     master_port: int
     log_rules: tuple[Mapping[str, Any], ...] = ()
-    """With the CRD's own keys."""
+    """With the CRD's own keys; for our agents also `ranks`, who must log."""
     spare: bool = False
     ip_version: str | None = None
     rank_ips: tuple[tuple[int, str], ...] | None = None
@@ -150,6 +183,8 @@ class AgentReport:
     get rank 0; a new one for each attempt.  None: a stock agent."""
     workers: tuple[WorkerReport, ...] = ()
     faults: tuple[WorkerFault, ...] = ()
+    log_rules: tuple[RuleView, ...] = ()
+    """Of the attempt; counts may lag by a second, states do not."""
     reason: str = ""
     message: str = ""
     agent_version: str = ""

@@ -19,6 +19,8 @@ from .agent import (
     AgentState,
     Command,
     FaultKind,
+    RuleState,
+    RuleView,
     ShutdownCommand,
     StartCommand,
     WorkerFault,
@@ -30,9 +32,11 @@ FRAME_BYTES_MAX = 4 * 1024 * 1024
 """Longest frame either side takes; a start with the addresses of 12,500 nodes has 0.5 MB."""
 WORKERS_MAX = 1024
 FAULTS_MAX = 1024
+RULES_MAX = 1024
 LINES_MAX = 64
 TEXT_MAX = 16 * 1024
 _REQUIRED = ("agent_id", "state")
+_NESTED = ("workers", "faults", "log_rules")
 
 
 def encode_report(report: AgentReport) -> str:
@@ -92,6 +96,7 @@ def report_from(value: Mapping[str, Any]) -> AgentReport:
         offered_port=take.count("offered_port"),
         workers=tuple(_worker(item) for item in take.items("workers", WORKERS_MAX)),
         faults=tuple(_fault(item) for item in take.items("faults", FAULTS_MAX)),
+        log_rules=tuple(_rule(item) for item in take.items("log_rules", RULES_MAX)),
         reason=take.optional_text("reason") or "",
         message=take.optional_text("message") or "",
         agent_version=take.optional_text("agent_version") or "",
@@ -123,6 +128,22 @@ def _fault(item: _Taker) -> WorkerFault:
         message=item.optional_text("message") or "",
         fingerprint=item.optional_text("fingerprint") or "",
         lines=item.lines("lines"),
+    )
+
+
+def _rule(item: _Taker) -> RuleView:
+    return RuleView(
+        name=item.optional_text("name") or "",
+        state=item.rule_state("state"),
+        ranks=item.optional_text("ranks") or "",
+        matches=item.count("matches") or 0,
+        bad_points=item.count("bad_points") or 0,
+        unreadable=item.count("unreadable") or 0,
+        last_match_at=item.time("last_match_at"),
+        last_rank=item.count("last_rank"),
+        last_stream=item.optional_text("last_stream") or "",
+        last_line=item.optional_text("last_line") or "",
+        last_value=item.optional_text("last_value") or "",
     )
 
 
@@ -193,6 +214,12 @@ class _Taker:
         except ValueError:
             raise self._wrong(name, "not a state of an agent") from None
 
+    def rule_state(self, name: str) -> RuleState:
+        try:
+            return RuleState(self.text(name))
+        except ValueError:
+            raise self._wrong(name, "not a state of a log rule") from None
+
     def kind(self, name: str) -> FaultKind:
         try:
             return FaultKind(self.text(name))
@@ -231,7 +258,7 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
     for name, item in value.items():
         if isinstance(item, Enum):
             found[name] = item.value
-        elif name in ("workers", "faults") and item:
+        elif name in _NESTED and item:
             found[name] = [_plain(each) for each in item]
         elif name in _REQUIRED or item not in (None, "", (), {}):
             found[name] = item

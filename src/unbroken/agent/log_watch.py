@@ -1,0 +1,113 @@
+"""A job's log rules over the output of one node, for one attempt.
+
+Everything here but `LogWatch.make` runs in the output's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from unbroken.core.log_lines import LineAssembler
+from unbroken.core.log_rule_config import read_rules
+from unbroken.core.log_rule_events import (
+    Event,
+    Lines,
+    Paused,
+    RankEnded,
+    RuleViolated,
+    Started,
+    Tick,
+)
+from unbroken.core.log_rules import LogRules
+from unbroken.core.workers import RulesRead
+from unbroken.spec.problems import Report
+from unbroken.wire.agent import StartCommand
+
+logger = logging.getLogger(__name__)
+
+NEWS_SECONDS = 1.0
+"""Between two reports of which only counts and lines are new."""
+
+
+class LogWatch:
+    """Feeds the rules; tells what they find at once, and what they have seen now and then."""
+
+    def __init__(
+        self,
+        attempt: int,
+        rules: LogRules,
+        clock: Callable[[], float],
+        tell: Callable[[RulesRead], None],
+    ) -> None:
+        self._attempt = attempt
+        self._rules = rules
+        self._clock = clock
+        self._tell = tell
+        self._told = (-1, -1)
+        """Hits and turns of the rules when they were last told of."""
+        self._told_at = 0.0
+
+    @classmethod
+    def make(
+        cls,
+        command: StartCommand,
+        nproc: int,
+        clock: Callable[[], float],
+        tell: Callable[[RulesRead], None],
+    ) -> LogWatch:
+        """For a start; rules that cannot be used are named in the log, and the others run."""
+        report = Report()
+        rules = read_rules(command.log_rules, report)
+        for text in (*map(str, report.problems), *report.warnings):
+            logger.warning("attempt=%d log_rule=%r", command.attempt, text)
+        first = command.rank * nproc
+        ranks = range(first, first + nproc)
+        return cls(command.attempt, LogRules(rules, ranks, command.nnodes), clock, tell)
+
+    def reader(self, rank: int, stream: str) -> Callable[[bytes, bool], None]:
+        """Takes what is read of a stream; empty: it has ended."""
+        lines = LineAssembler()
+
+        def read(chunk: bytes, is_drained: bool) -> None:
+            found = lines.feed(chunk, is_drained) if chunk else lines.close()
+            if found:
+                self._step(Lines(rank, stream, found))
+
+        return read
+
+    def start(self) -> None:
+        """Workers of a stage run."""
+        self._step(Started())
+
+    def pause(self) -> None:
+        """No worker runs."""
+        self._step(Paused())
+
+    def end_rank(self, rank: int) -> None:
+        """The rank's training has ended well."""
+        self._step(RankEnded(rank))
+
+    def deadline(self) -> float | None:
+        """When to `tick`; None: never, as things are."""
+        rules = self._rules
+        news = self._told_at + NEWS_SECONDS if rules.hits != self._told[0] else None
+        due = rules.deadline()
+        return min(due, news) if due is not None and news is not None else due or news
+
+    def tick(self) -> None:
+        """The deadline has come, and everything that could be read was read."""
+        self._step(Tick())
+
+    def _step(self, event: Event) -> None:
+        rules, now = self._rules, self._clock()
+        effects = rules.step(event, now)
+        told = (rules.hits, rules.turns)
+        is_due = isinstance(event, Paused) or now >= self._told_at + NEWS_SECONDS
+        if effects or told[1] != self._told[1] or (is_due and told != self._told):
+            self._told, self._told_at = told, now
+            self._tell(RulesRead(self._attempt, rules.views(), _violations(effects)))
+
+
+def _violations(effects: Iterable[object]) -> tuple[RuleViolated, ...]:
+    return tuple(effect for effect in effects if isinstance(effect, RuleViolated))
