@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli_calls import COUNT, Cli, read_until
+from e2e.control import api_of, is_ready, is_tainted
 
 pytestmark = pytest.mark.slow
 
@@ -211,5 +213,15 @@ def test_a_node_that_is_switched_off_is_replaced_by_the_spare(make_cli: Any) -> 
     }
     assert sorted(ranks) == [0, 1]
     assert ranks[1] != done["node"]
+    on = f"unbroken chaos start-node {done['node']}"
+    assert done["hint"] == f"switch it on again: {on} --dir {cli.directory}"
+    said = cli.call(*on.split()[1:]).stdout
+    assert said == f"switched on (node {done['node']})\n"
+    with closing(api_of(cli)) as api:
+        api.until(
+            "/api/v1/nodes", done["node"], lambda node: is_ready(node) and not is_tainted(node)
+        )
+    refused = cli.call("chaos", "start-node", "nobody", code=1)
+    assert "there is no node nobody; there are: node-0, node-1, node-2" in refused.stderr
     process.terminate()
     process.communicate(timeout=30)

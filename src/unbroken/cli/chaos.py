@@ -159,10 +159,31 @@ def kill_node(
     async def act(cluster: Cluster) -> dict[str, Any]:
         victim = await _find(cluster, job, rank)
         await cluster.patch(NODES, victim.node, {"metadata": {"annotations": {POWER: "off"}}})
-        on = f"kubectl annotate node {victim.node} {POWER}-"
+        on = f"unbroken chaos start-node {victim.node}" + (
+            f" --dir {directory}" if directory else ""
+        )
         return _done("switched off the node of", victim, hint=f"switch it on again: {on}")
 
     _drill(act, find(directory, context), namespace, output)
+
+
+@app.command("start-node")
+def start_node(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+) -> None:
+    """Switch a node on again after kill-node."""
+
+    async def act(cluster: Cluster) -> dict[str, Any]:
+        names = sorted(str(one["metadata"]["name"]) for one in await cluster.select(NODES))
+        if node not in names:
+            raise SpecError(f"there is no node {node}; there are: {', '.join(names) or 'none'}")
+        await cluster.patch(NODES, node, {"metadata": {"annotations": {POWER: None}}})
+        return {"done": "switched on", "node": node}
+
+    _drill(act, find(directory, context), "", output)
 
 
 def _drill(
