@@ -11,7 +11,7 @@ from .complete import JobName
 from .explain import as_value
 from .place import Context, Embedded, Form, Namespace, Output, find
 from .show import print_json, print_table
-from .views import first_line, incident_line, job_summary, pod_summary
+from .views import first_line, incident_line, job_summary, offers, pod_summary, waits
 
 EVENTS_SHOWN = 12
 
@@ -28,11 +28,12 @@ def command(
     async def read(cluster: Cluster) -> dict[str, Any]:
         return await describe(cluster, job)
 
-    found = on_cluster(find(directory, context), namespace, read)
+    place = find(directory, context)
+    found = on_cluster(place, namespace, read)
     if output is Output.JSON:
         print_json(found)
     else:
-        _show(found)
+        _show(found, is_embedded=place.paths is not None)
 
 
 async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _event_time(event: dict[str, Any]) -> str:
     return str(next((one for one in times if one), event["metadata"]["creationTimestamp"]))
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
     fields = {
         "name": f"{found['namespace']}/{found['name']}",
         "state": " ".join(
@@ -86,7 +87,13 @@ def _show(found: dict[str, Any]) -> None:
         print()
         rows = map(_pod_row, found["pods"])
         print_table(["POD", "NODE", "PHASE", "RESTARTS", "AGENT", "RANKS (PIDS)"], rows)
-    for title, lines in (("incidents", _incidents(found)), ("events", _events(found))):
+    waiting = waits(found["pods"])
+    if is_embedded and (options := offers(waiting)):
+        waiting.append(
+            f"to pretend that nodes have it: unbroken down; unbroken up {' '.join(options)}"
+        )
+    sections = {"waiting": waiting, "incidents": _incidents(found), "events": _events(found)}
+    for title, lines in sections.items():
         listed = list(lines)
         if listed:
             print(f"\n{title}:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,12 @@ WORDS = {
 }
 """What a remedy is, and how it is told once it has been done."""
 RECOVERED = "recovered"
+LACKING = re.compile(r"Insufficient ([\w./-]*\w)")
+OPTIONS = {
+    "cpu": "--cpu-per-node N",
+    "memory": "--memory-per-node SIZE",
+    "nvidia.com/gpu": "--gpu-per-node N",
+}
 LINE_LENGTH = 200
 STAGES = (
     ("detected", "detected_at"),
@@ -91,6 +98,15 @@ def pod_summary(pod: Object) -> dict[str, Any]:
     waiting: Object = next(
         (c["state"]["waiting"] for c in containers if "waiting" in c["state"]), {}
     )
+    unplaced: Object = next(
+        (
+            one
+            for one in status.get("conditions") or ()
+            if (one["type"], one["status"]) == ("PodScheduled", "False")
+        ),
+        {},
+    )
+    trouble = waiting or unplaced
     phase = "Terminating" if metadata.get("deletionTimestamp") else status.get("phase", "Unknown")
     return {
         "name": metadata["name"],
@@ -99,8 +115,26 @@ def pod_summary(pod: Object) -> dict[str, Any]:
         "phase": phase,
         "ready": is_ready(pod),
         "restarts": sum(c.get("restartCount", 0) for c in containers),
-        "reason": status.get("reason") or waiting.get("reason", ""),
+        "reason": status.get("reason") or trouble.get("reason", ""),
+        "message": status.get("message") or trouble.get("message", ""),
     }
+
+
+def waits(pods: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Why pods do not run, each reason once, from what `pod_summary` says of them."""
+    found: dict[str, list[str]] = {}
+    for pod in pods:
+        if pod["message"] and pod["phase"] == "Pending":
+            # What the scheduler says of preemption is about jobs of other priorities.
+            why = pod["message"].partition(" preemption: ")[0]
+            found.setdefault(f"{pod['reason']}: {why}", []).append(pod["name"])
+    return [f"{', '.join(names)}: {why}" for why, names in found.items()]
+
+
+def offers(waiting: Iterable[str]) -> list[str]:
+    """Options of `unbroken up` that offer what pods wait for."""
+    lacking = {name for line in waiting for name in LACKING.findall(line)}
+    return [OPTIONS.get(name, f"--resource {name}=N") for name in sorted(lacking)]
 
 
 def read_incidents(objects: Iterable[Object]) -> list[Incident]:
