@@ -62,7 +62,7 @@ TOKEN_CHECK_SECONDS = 60.0
 
 
 Order = CreatePod | DeletePod | FenceNode | DeleteJob
-Told = StartWorkers | StopWorkers | WriteStatus | RecordEvent | WriteIncident
+Told = WriteStatus | RecordEvent | WriteIncident
 
 
 class Machine(Protocol):
@@ -151,7 +151,7 @@ class JobRunner:
                 self._tasks.create_task(self._keep_token(token))
             links = AgentLinks(self._around.session, token, self.tell, self._tasks)
             while True:
-                self._step(await self._next(), links)
+                await self._step(await self._next(), links)
 
     async def _token(self) -> str:
         doing, new_token = f"job={self.title} read=token", self._around.new_token
@@ -188,7 +188,7 @@ class JobRunner:
         except TimeoutError:
             return Tick()
 
-    def _step(self, event: Event, links: AgentLinks) -> None:
+    async def _step(self, event: Event, links: AgentLinks) -> None:
         match event:
             case PodSeen(view):
                 links.follow(view, self._places[view.uid])
@@ -200,13 +200,20 @@ class JobRunner:
                 self._unusable.discard(name)
             case _:
                 pass
+        effects = self._machine.step(event, self._around.clock())
+        commands = [e for e in effects if isinstance(e, StartWorkers | StopWorkers)]
+        for command in commands:
+            self._command(command, links)
+        if commands:
+            # They leave before anything is written, and before the next report is looked at.
+            await pause(0)
         has_written = False
-        for effect in self._machine.step(event, self._around.clock()):
+        for effect in effects:
             has_written |= isinstance(effect, WriteStatus)
             if isinstance(effect, CreatePod | DeletePod | FenceNode | DeleteJob):
                 self._order(effect, is_after_write=has_written)
-            else:
-                self._carry_out(effect, links)
+            elif not isinstance(effect, StartWorkers | StopWorkers):
+                self._record(effect)
 
     def _judge(self, node: NodeView) -> None:
         if node.is_ready and node.is_healthy and not node.is_fenced:
@@ -216,11 +223,13 @@ class JobRunner:
 
     # --- effects
 
-    def _carry_out(self, effect: Told, links: AgentLinks) -> None:
+    def _command(self, order: StartWorkers | StopWorkers, links: AgentLinks) -> None:
+        uid, command = order.pod, order.command
+        is_sent = links.send(uid, command)
+        log.debug("job=%s pod=%s sent=%s command=%s", self.title, uid, is_sent, command)
+
+    def _record(self, effect: Told) -> None:
         match effect:
-            case StartWorkers(uid, command) | StopWorkers(uid, command):
-                is_sent = links.send(uid, command)
-                log.debug("job=%s pod=%s sent=%s command=%s", self.title, uid, is_sent, command)
             case WriteStatus(status):
                 self._log_status(status)
                 self._writer.status(status)
