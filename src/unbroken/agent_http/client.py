@@ -176,12 +176,15 @@ class AgentLink:
                 sending.cancel()
 
     async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> str:
+        frame, report = "", None
         while True:
             try:
                 message = await _next_message(socket)
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     return self._told("closed the link")
-                report = decode_report(message.data)
+                # A heartbeat says the same again.
+                if report is None or message.data != frame:
+                    frame, report = message.data, decode_report(message.data)
             except TimeoutError:
                 self._failures += 1  # Three heartbeats are missing: no second look is needed.
                 return self._told(f"was silent for {SILENCE_SECONDS:g} s")
