@@ -34,6 +34,8 @@ sim: setup
 
 bench: setup
 	@$(BIN)/python benchmarks/api.py
+	@$(BIN)/python benchmarks/recovery.py --quick
+	@$(BIN)/python benchmarks/agent.py
 
 # Rewrites requirements.lock from pyproject.toml; torch stays out of it (setup installs the CPU build).
 lock: setup
