@@ -6,7 +6,9 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.adoption import ADOPT_SECONDS
+from unbroken.core.events import AgentReported, StartWorkers, StopWorkers
 from unbroken.spec.job import JobStatus
+from unbroken.wire.agent import AgentReport, AgentState
 
 
 def left(replicas: int = 2, spares: int = 0, script: str = "") -> Script:
@@ -289,3 +291,20 @@ def test_ranks_wait_for_an_agent_that_may_yet_tell_its_own() -> None:
         112 ready w-0 0 rank=1     ->
         113 ready w-1 0 rank=0     -> start w-1 1 rank=0, start w-0 1 rank=1
     """)
+
+
+def test_attempt_of_stock_agents_that_not_all_run_is_stopped() -> None:
+    """A stock agent that is ready may have run the attempt before, and been stopped."""
+    old = Script()
+    old.up("ready")
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    new = old.successor(100)
+    new.run("100 synced")
+    effects = []
+    for name, state in (("w-0", AgentState.RUNNING), ("w-1", AgentState.READY)):
+        report = AgentReport(f"stock-{name}", state, rank=int(name[-1]))
+        effects += new.give(AgentReported(new.views[name].uid, report), 100)
+    both = {view.uid for view in new.views.values()}
+    assert {e.pod for e in effects if isinstance(e, StopWorkers)} == both
+    assert not any(isinstance(e, StartWorkers) for e in effects)

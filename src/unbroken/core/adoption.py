@@ -19,7 +19,7 @@ from .incidents import OPERATOR_RESTARTED
 from .life import Life, as_port
 from .ranks import Ranks
 from .recovery import Recovery
-from .roster import UNHEARD, Member
+from .roster import UNHEARD, Member, is_stock
 from .state import JobState, Phase
 
 ADOPT_SECONDS = 10.0
@@ -168,6 +168,8 @@ class Adoption:
                 return False
             # Some run it, so every pod was proven clear of what came before.
             ready = [m for m in state.roster.members.values() if _is_idle(m)]
+            if any(m.report and is_stock(m.report) for m in (*finding.running, *ready)):
+                return False  # One that is ready may have run the attempt and been stopped.
             self._fill(finding, ready)
             able = ranked.keys() | {member.uid for member in ready}
             if not state.ranks.is_full or not state.ranks.rank_of.keys() <= able:
@@ -189,7 +191,9 @@ class Adoption:
     def _is_someone_unheard(self) -> bool:
         """Whether an agent that was not heard may run the very rank that seems to be free."""
         members = self._state.roster.members.values()
-        return any(m.report is None and m.clear_through == UNHEARD for m in members)
+        return any(
+            m.report is None and m.clear_through == UNHEARD and not m.is_fenced for m in members
+        )
 
     def _fill(self, finding: Finding, ready: list[Member]) -> None:
         """Give the free ranks to the pods that the earlier operator gave them to, if that can be
