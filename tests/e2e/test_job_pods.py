@@ -106,19 +106,24 @@ def test_nothing_starts_beside_a_frozen_agent_until_it_is_back(
     assert incident["remedy"] == "process"
 
 
-def test_a_pod_whose_agent_never_comes_back_is_replaced(cluster: Cluster, tmp_path: Path) -> None:
-    with job(cluster, tmp_path) as one:
+def test_a_pod_that_stands_still_is_gone_before_a_spare_takes_its_ranks(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Its workers are alive, though nobody can ask: only the end of the pod proves their end."""
+    with job(cluster, tmp_path, spares=1) as one:
         starts, before = one.steps(0), uids(one)
-        agent = starts[0].more["agent"]
-        assert one.signal(agent, signal.SIGSTOP)
+        lost = places(starts)[0]
+        spare = (set(before) - set(places(starts).values())).pop()
+        for pid in (starts[0].more["agent"], starts[0].pid, starts[1].pid):
+            assert one.signal(pid, signal.SIGSTOP)
         after = one.steps(1)
-        await_end(agent)
-        name = places(starts)[0]
-        assert places(after) == places(starts)
-        assert uids(one)[name] != before[name]
+        assert places(after) == {**places(starts), 0: spare, 1: spare}
+        assert uids(one)[lost] != before[lost], "another one is the spare now"
+        for rank in (0, 1):
+            await_end(starts[rank].pid)
         assert one.finish()["status"]["restartCount"] == 1
         (incident,) = one.incidents(1)
-    assert (incident["culprit"]["fault"], incident["culprit"]["pod"]) == ("AgentLost", name)
+    assert (incident["culprit"]["fault"], incident["culprit"]["pod"]) == ("AgentLost", lost)
     assert incident["remedy"] == "pod"
 
 
