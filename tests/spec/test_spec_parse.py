@@ -10,6 +10,7 @@ import yaml
 from job_samples import MANIFESTS, changed, job, published, rule, template
 from unbroken.errors import SpecError
 from unbroken.spec.job import AgentAuth, CleanPodPolicy, JobOptions
+from unbroken.spec.log_rule_ranks import Scope, Watch
 from unbroken.spec.parse import admit_job, load_job, normalized, parse_job
 from unbroken.spec.problems import ManifestError
 
@@ -17,6 +18,7 @@ REPLICA = "spec/replicaSpecs/0"
 CONTAINERS = f"{REPLICA}/template/spec/containers"
 RUN = "spec.runPolicy"
 RULE = f"{RUN}.logMonitoringConfiguration[0]"
+RANKS = "metadata.annotations[unbroken.dev/log-rule-ranks]"
 NOT_YET = "elastic jobs are not supported yet; remove"
 
 
@@ -337,8 +339,28 @@ REFUSED = [
         annotated(prority="high"),
         (
             "metadata.annotations[unbroken.dev/prority]: Forbidden: unknown; "
-            "known annotations are unbroken.dev/agent-auth and unbroken.dev/restart"
+            "known annotations are unbroken.dev/agent-auth, unbroken.dev/log-rule-ranks, "
+            "unbroken.dev/restart"
         ),
+    ),
+    (
+        annotated(log_rule_ranks="loss"),
+        f"{RANKS}: Invalid value: \"loss\": 'loss' is not RULE=RANKS",
+    ),
+    (
+        annotated(log_rule_ranks="*=first"),
+        (
+            f"{RANKS}: Invalid value: \"*=first\": 'first' is none of some, node, every, or ranks "
+            "such as 0,8"
+        ),
+    ),
+    (
+        {**rule(), "metadata": annotated(log_rule_ranks="loss=every")["metadata"]},
+        f'{RANKS}: Invalid value: "loss": no log rule has this name; there are: r',
+    ),
+    (
+        changed("spec/nprocPerNode", "2", annotated(log_rule_ranks="*=0,4,5")),
+        f"{RANKS}: Invalid value: 4: the job's ranks end at 3",
     ),
     ("a job", 'Invalid value: "a job": must be an object of kind HyperPodPyTorchJob'),
 ]
@@ -471,6 +493,8 @@ def test_options_are_annotations() -> None:
     parsed = load_job(annotated(agent_auth="none", restart="2026-01-31T12:00:00.5+01:00"))
     assert parsed.options == JobOptions(AgentAuth.NONE, 1769857200.5)
     assert load_job(job()).options == JobOptions(AgentAuth.TOKEN, None)
+    ranks = load_job(annotated(log_rule_ranks="*=every")).options.log_rule_ranks
+    assert ranks == {"*": Watch(Scope.RANK)}
 
 
 def test_finished_job_is_kept_unless_told_otherwise() -> None:
@@ -494,13 +518,6 @@ WARNED = [
         (
             "metadata.annotations[kueue.x-k8s.io/podset-required-topology]: no Kueue is known to "
             "this operator: it has no effect"
-        ),
-    ),
-    (
-        rule(),
-        (
-            f"{RUN}.logMonitoringConfiguration: log rules are passed to the agent; unbroken's own "
-            "agent does not evaluate them yet"
         ),
     ),
     (

@@ -21,6 +21,7 @@ from unbroken.core.events import (
     Synced,
 )
 from unbroken.core.job import Job
+from unbroken.core.log_rule_config import rule_warnings
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.cache import HasMetadata, Key, key_of
 from unbroken.kube.client import ApiRefusal, KubeClient
@@ -200,7 +201,7 @@ class Operator:
                 incident, _ = incident_from(item)
                 runner.tell(IncidentSeen(incident))
         runner.tell(Synced())
-        for warning in parsed.warnings:
+        for warning in (*parsed.warnings, *rule_warnings(parsed.spec)):
             runner.complain("SpecWarning", warning)
         return runner
 
@@ -235,7 +236,8 @@ class Operator:
 
 def _seen(job: JobObject, parsed: Parsed) -> JobSeen:
     is_deleting = bool(job["metadata"].get("deletionTimestamp"))
-    return JobSeen(parsed.spec, is_deleting, parsed.options.restart)
+    options = parsed.options
+    return JobSeen(parsed.spec, is_deleting, options.restart, options.log_rule_ranks)
 
 
 def _job_of(pod: Pod) -> Key:

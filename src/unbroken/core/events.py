@@ -5,12 +5,14 @@ All times are seconds since the epoch by the operator's one clock, which never g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobSpec, JobStatus
+from unbroken.spec.log_rule_ranks import Watch
 from unbroken.wire.agent import AgentReport, StartCommand, StopCommand
 
 PodUid = NewType("PodUid", str)
@@ -69,6 +71,8 @@ class JobSeen:
     is_deleting: bool = False
     restart_requested_at: float | None = None
     """Time in the annotation `unbroken.dev/restart`; a later one than the last asks anew."""
+    log_rule_watches: Mapping[str, Watch] = field(default_factory=dict)
+    """Who must log, by log rule; for the next start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import takewhile
 
+from unbroken.spec.log_rule_ranks import RANKS_KEY
 from unbroken.wire.agent import AgentState, StartCommand, StopCommand
 
 from .events import Effect, PodUid, StartWorkers, StopWorkers
@@ -217,6 +218,14 @@ class Gang:
                 continue
             member.ordered = order.attempt
             member.clear_through = min(member.clear_through, order.attempt - 1)
-            effects.append(StartWorkers(uid, replace(command, rank=self.ranks[uid])))
+            of_node = replace(command, rank=self.ranks[uid])
+            if member.report is not None and is_stock(member.report):
+                of_node = replace(of_node, log_rules=_documented(order.log_rules))
+            effects.append(StartWorkers(uid, of_node))
         self._resend_at = now + RESEND_SECONDS
         return effects
+
+
+def _documented(rules: Iterable[Mapping[str, object]]) -> tuple[Mapping[str, object], ...]:
+    """Log rules with the keys of the CRD alone, for agents that know no others."""
+    return tuple({k: v for k, v in rule.items() if k != RANKS_KEY} for rule in rules)

@@ -38,6 +38,7 @@ from .events import (
     Tick,
 )
 from .gang import Stage
+from .hangs import Hangs
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
 from .life import START_SECONDS, STOP_SECONDS, Life, Verdict, pod_trouble
 from .recovery import Recovery
@@ -62,6 +63,7 @@ class Job:
         self._life = Life(self.state)
         self._recovery = Recovery(self.state, self._life)
         self._adoption = Adoption(self.state, self._life, self._recovery)
+        self._hangs = Hangs(self.state)
         self._is_synced = False
         self._last_asked: float | None = None
         self._is_asked = False
@@ -152,7 +154,7 @@ class Job:
 
     def _job_seen(self, event: JobSeen, now: float) -> None:
         state, old = self.state, self.state.spec
-        state.spec = event.spec
+        state.spec, state.watches = event.spec, event.log_rule_watches
         if event.is_deleting:
             state.phase = Phase.DELETED
             return
@@ -257,6 +259,7 @@ class Job:
                 self._life.progressed(report, now)
         elif state.gang.stage is Stage.HALTED and state.incidents.open is not None:
             self._join(member, report, is_same or not was_ordered, now)
+        self._recovery.fault(self._hangs.signs(member, report, now), now)
 
     def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Add what a report says to the incident that is open."""

@@ -6,6 +6,7 @@ import zlib
 from dataclasses import dataclass
 
 from unbroken.spec.job import CleanPodPolicy, RunPolicy
+from unbroken.spec.log_rule_ranks import RANKS_KEY, watch_of
 from unbroken.spec.write import write_record
 from unbroken.wire.agent import AgentReport, AgentState
 
@@ -211,7 +212,13 @@ class Life:
         state.set_status(
             master_addr=master[0], master_port=str(master[1]), restart_count=state.attempt
         )
-        written = tuple(write_record(rule, is_minimal=True) for rule in rules)
+        written = tuple(
+            {
+                **write_record(rule, is_minimal=True),
+                RANKS_KEY: str(watch_of(rule.name, state.watches)),
+            }
+            for rule in rules
+        )
         return Order(state.attempt, state.nnodes, *master, written)
 
     def _try_start(self, now: float) -> None:

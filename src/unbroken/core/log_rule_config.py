@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from unbroken.errors import SpecError
-from unbroken.spec.job import LogRule
-from unbroken.spec.log_rule_ranks import OF_NODE, Watch, read_watch
+from unbroken.spec.job import JobSpec, LogRule
+from unbroken.spec.log_rule_ranks import OF_NODE, RANKS_KEY, Watch, read_watch
 from unbroken.spec.problems import Report, below
 from unbroken.spec.read import read_record
 
 from .log_patterns import Pattern, compile_pattern
 from .log_values import Meter
 
-RANKS_KEY = "ranks"
+MATCHES_ALL = "matches every line, even an empty one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,18 @@ def read_rules(entries: Sequence[object], report: Report) -> tuple[CompiledRule,
         if rule and len(report.problems) == problems_before:
             rules.append(replace(rule, watch=watch))
     return tuple(rules)
+
+
+def rule_warnings(spec: JobSpec) -> list[str]:
+    """What to say of a job's patterns, for whoever admits it; what is wrong was said by `spec`."""
+    report = Report()
+    for index, rule in enumerate(spec.run_policy.log_monitoring_configuration):
+        place = f"spec.runPolicy.logMonitoringConfiguration[{index}]"
+        for key, source in (("logPattern", rule.log_pattern), ("stopPattern", rule.stop_pattern)):
+            pattern = source and _compile(source, below(place, key), report)
+            if pattern and pattern.is_match(b""):
+                report.warn(f"{place}.{key}: {MATCHES_ALL}")
+    return report.warnings
 
 
 def compile_rule(spec: LogRule, path: str, report: Report) -> CompiledRule | None:
@@ -99,4 +111,4 @@ def _warn(rule: CompiledRule, path: str, report: Report) -> None:
     if not (any(times) or rule.meter() or spec.fault_on_match):
         report.warn(f"{path}: this rule can never find a fault")
     if rule.pattern.is_match(b""):
-        report.warn(f"{path}.logPattern: matches every line, even an empty one")
+        report.warn(f"{path}.logPattern: {MATCHES_ALL}")

@@ -188,7 +188,7 @@ class Recovery:
         """Put the culprit, as it is known now, into the condition."""
         state, incident = self._state, self._state.incidents.open
         assert incident is not None
-        reason, text = signals.as_reason(incident.culprit.fault), story(incident)
+        reason, text = signals.reason_of(incident.culprit), story(incident)
         state.stand(Standing.FAULTED, reason, text, now)
         state.set_status(latest_faulty=_faulty(incident.remedy, incident.culprit, incident.signals))
         if incident.remedy is Remedy.FAIL:

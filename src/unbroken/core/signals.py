@@ -54,6 +54,12 @@ def as_reason(text: str) -> str:
     return word if word and word[0].isalpha() else "Fault"
 
 
+def reason_of(signal: Signal) -> str:
+    """Of the condition: the class of the fault; of a log rule the agent's reason."""
+    is_rule = signal.fault == FaultKind.LOG_RULE.value
+    return as_reason(signal.text.partition(":")[0] if is_rule else signal.fault)
+
+
 def describe(signal: Signal) -> str:
     """One line for people: who, where, what."""
     rank = "" if signal.rank is None else f"rank {signal.rank}"
@@ -74,7 +80,8 @@ def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
         (fault.message or _ending(fault))[:TEXT_CHARACTERS],
         pod=member.view.name,
         node=member.view.node or "",
-        rank=fault.rank,
+        # Without a process nobody is named: a rule that no rank of the node ever fulfilled.
+        rank=fault.rank if fault.pid or fault.kind is not FaultKind.LOG_RULE else None,
         evidence=tuple(line[:TEXT_CHARACTERS] for line in fault.lines[-LINES_MAX:]),
         exit_code=code,
     )

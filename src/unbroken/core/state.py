@@ -6,10 +6,12 @@ Pods of a job that has ended are deleted after the status: they are all that sho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 
 from unbroken.spec.job import FaultyPods, JobSpec, JobStatus, ReplicaSpec, RestartStatus
+from unbroken.spec.log_rule_ranks import Watch
 
 from .conditions import Standing, advance, counted, standing
 from .events import CreatePod, Effect, PodUid, RecordEvent, WriteStatus
@@ -49,6 +51,8 @@ class JobState:
         self.name = name
         self.status = status
         self.spec: JobSpec | None = None
+        self.watches: Mapping[str, Watch] = {}
+        """Who must log, by log rule."""
         self.shape: tuple[ReplicaSpec, ...] = ()
         """Replica specs in force; those of the spec since the last full start."""
         self.phase = Phase.UNKNOWN

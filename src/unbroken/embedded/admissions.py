@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from unbroken.core.log_rule_config import rule_warnings
 from unbroken.spec.job import RESOURCE
 from unbroken.spec.parse import parse_job
 from unbroken.spec.problems import Problem, Verdict
@@ -33,7 +34,7 @@ def admit_job(job: Object) -> Verdict:
         path = f"spec.replicaSpecs[{index}].template"
         if not any(place == path[:-9] or place.startswith(path) for place in broken):
             problems += _template_problems(replica.template, path)
-    return Verdict(tuple(problems), parsed.warnings)
+    return Verdict(tuple(problems), (*parsed.warnings, *rule_warnings(parsed.spec)))
 
 
 ADMISSIONS: Final[Mapping[str, Admit]] = {RESOURCE: admit_job}

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 from .fields import INT_MAX, Limits
+from .log_rule_ranks import Watch
 
 GROUP, VERSION, KIND = "sagemaker.amazonaws.com", "v1", "HyperPodPyTorchJob"
 PLURAL = "hyperpodpytorchjobs"
@@ -137,6 +138,8 @@ class JobOptions:
     agent_auth: AgentAuth = AgentAuth.TOKEN
     restart: Time | None = None
     """When a restart was last asked for."""
+    log_rule_ranks: Mapping[str, Watch] = field(default_factory=dict)
+    """Who must log, by log rule; `*`: all others."""
 
 
 @dataclass(frozen=True, slots=True)

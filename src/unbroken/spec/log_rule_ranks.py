@@ -22,6 +22,9 @@ from enum import Enum
 
 from unbroken.errors import SpecError
 
+RANKS_KEY = "ranks"
+"""Of a rule in a start command."""
+
 
 class Scope(Enum):
     """Who must log so that a rule does not hang."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from .job import LogRule
+from .job import JobSpec, LogRule
+from .log_rule_ranks import Watch
 from .problems import Report
 
 
@@ -25,11 +26,22 @@ def check_log_rules(rules: Sequence[LogRule], path: str, report: Report) -> None
             _groups(rule.stop_pattern, f"{place}.stopPattern", report)
         _check_metric(rule, groups, place, report)
         _warn(rule, place, report)
-    if rules:
-        report.warn(
-            f"{path}.logMonitoringConfiguration: log rules are passed to the agent; unbroken's own "
-            "agent does not evaluate them yet"
-        )
+
+
+def check_watches(watches: Mapping[str, Watch], spec: JobSpec, path: str, report: Report) -> None:
+    """Report who is to log for a rule that there is not, or with a rank that there is not."""
+    rules = [rule.name for rule in spec.run_policy.log_monitoring_configuration]
+    nproc = spec.nproc_per_node
+    is_known = nproc.isdecimal() and len(nproc) < 10
+    world = spec.nnodes * int(nproc) if is_known else None
+    for name, watch in watches.items():
+        if name not in (*rules, "*"):
+            report.invalid(
+                path, name, f"no log rule has this name; there are: {', '.join(rules) or 'none'}"
+            )
+        over = [rank for rank in watch.ranks or () if world is not None and rank >= world]
+        if over:
+            report.invalid(path, min(over), f"the job's ranks end at {(world or 0) - 1}")
 
 
 def _groups(pattern: str, path: str, report: Report) -> int:

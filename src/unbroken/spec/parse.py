@@ -10,7 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken.errors import SpecError
+
 from .job import GROUP, KIND, VERSION, AgentAuth, JobOptions, JobSpec
+from .log_rule_ranks import Watch, read_watches
+from .log_rules import check_watches
 from .problems import ManifestError, Problem, Report, Verdict, shown
 from .read import blank_record, read_record
 from .rules import check_names, check_spec
@@ -21,6 +25,8 @@ OTHER_KIND = "HyperPodPytorchJob"
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 OPTIONS_PREFIX = "unbroken.dev/"
 AGENT_AUTH, RESTART = "unbroken.dev/agent-auth", "unbroken.dev/restart"
+LOG_RULE_RANKS = "unbroken.dev/log-rule-ranks"
+OPTIONS = (AGENT_AUTH, LOG_RULE_RANKS, RESTART)
 QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_PREFIX = "kueue.x-k8s.io/"
 
@@ -49,7 +55,7 @@ def parse_job(manifest: Any) -> Parsed:
     _check_identity(manifest, report)
     metadata = _mapping(manifest.get("metadata"), "metadata", report)
     spec = _spec(manifest.get("spec"), report)
-    options = _options(metadata, report)
+    options = _options(metadata, spec, report)
     _warn_of_queues(metadata, report)
     name, prefix = (_name(metadata, key, report) for key in ("name", "generateName"))
     if name or prefix:
@@ -127,12 +133,12 @@ def _name(metadata: Mapping[str, Any], key: str, report: Report) -> str:
     return ""
 
 
-def _options(metadata: Mapping[str, Any], report: Report) -> JobOptions:
+def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobOptions:
     path = "metadata.annotations"
     annotations = _mapping(metadata.get("annotations"), path, report)
     for key in annotations:
-        if str(key).startswith(OPTIONS_PREFIX) and key not in (AGENT_AUTH, RESTART):
-            known = f"known annotations are {AGENT_AUTH} and {RESTART}"
+        if str(key).startswith(OPTIONS_PREFIX) and key not in OPTIONS:
+            known = f"known annotations are {', '.join(OPTIONS)}"
             report.forbidden(f"{path}[{str(key)[:80]}]", f"unknown; {known}")
     auth, restart = AgentAuth.TOKEN, None
     given = annotations.get(AGENT_AUTH)
@@ -148,7 +154,19 @@ def _options(metadata: Mapping[str, Any], report: Report) -> JobOptions:
         except (ValueError, OverflowError):
             why = "must be an RFC 3339 time with a zone, such as 2026-01-31T12:00:00Z"
             report.invalid(f"{path}[{RESTART}]", asked, why)
-    return JobOptions(auth, restart)
+    ranks = annotations.get(LOG_RULE_RANKS)
+    place = f"{path}[{LOG_RULE_RANKS}]"
+    return JobOptions(auth, restart, {} if ranks is None else _watches(ranks, place, spec, report))
+
+
+def _watches(given: Any, path: str, spec: JobSpec, report: Report) -> Mapping[str, Watch]:
+    try:
+        watches = read_watches(str(given))
+    except SpecError as error:
+        report.invalid(path, given, str(error))
+        return {}
+    check_watches(watches, spec, path, report)
+    return watches
 
 
 def _warn_of_queues(metadata: Mapping[str, Any], report: Report) -> None:

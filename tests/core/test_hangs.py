@@ -1,0 +1,106 @@
+"""Log rules that the job keeps as a whole, as its machine decides about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.drive_job import Script, spec
+from unbroken.core.events import AgentReported, JobSeen, StartWorkers
+from unbroken.core.hangs import Tally, shared
+from unbroken.core.log_rule_events import hanging_rules
+from unbroken.spec.job import LogRule, RunPolicy
+from unbroken.spec.log_rule_ranks import Scope, Watch
+from unbroken.wire.agent import RuleState, RuleView
+
+RULE = LogRule("loss", "loss=", expected_recurring_frequency_in_seconds=60)
+WAITING = RuleView("loss", RuleState.WAITING, "some")
+SILENT = replace(WAITING, state=RuleState.HANGING)
+HEALTHY = replace(WAITING, state=RuleState.HEALTHY, matches=3, last_match_at=5.0, last_rank=0)
+LOST = replace(HEALTHY, state=RuleState.HANGING, last_line="loss=3")
+
+VIEWS = st.builds(
+    RuleView,
+    name=st.sampled_from(["loss", "lr"]),
+    state=st.sampled_from(RuleState),
+    ranks=st.sampled_from(["some", "some", "node", "0,8"]),
+    matches=st.integers(0, 1),
+)
+
+
+class Logs(Script):
+    """A job of two nodes with a rule, all of it running."""
+
+    def __init__(self, policy: RunPolicy | None = None) -> None:
+        super().__init__(spec(2, policy=policy or RunPolicy(log_monitoring_configuration=(RULE,))))
+        self.up()
+
+    def say(self, pod: str, at: float, *views: RuleView, attempt: int = 0) -> str:
+        """A report with the rules; the job's true condition afterwards."""
+        report = self._report("runs", [pod, str(attempt)], {})
+        self.give(AgentReported(self._uid([pod]), replace(report, log_rules=views)), at)
+        return f"{self.condition.type} {self.condition.reason}"
+
+
+def test_a_rule_hangs_once_every_node_that_heard_it_has_lost_it() -> None:
+    logs = Logs()
+    logs.say("w-1", 65, SILENT)
+    assert logs.say("w-0", 65, HEALTHY) == "Running Running"
+    assert logs.say("w-0", 70, LOST) == "Faulted LogHang_loss"
+    culprit = logs.incidents[1].culprit
+    assert (culprit.fault, culprit.rank, culprit.pod) == ("LogRule", 0, "j-w-0")
+    assert culprit.evidence == ("loss=3",)
+    assert logs.status.restart_count == 1
+
+
+def test_a_rule_that_nobody_ever_heard_hangs_when_all_are_past_the_cut_off() -> None:
+    logs = Logs()
+    assert logs.say("w-1", 65, SILENT) == "Running Running"
+    assert logs.say("w-0", 66, WAITING) == "Running Running"
+    assert logs.say("w-0", 67, SILENT) == "Faulted LogHang_loss"
+    culprit = logs.incidents[1].culprit
+    assert (culprit.rank, culprit.pod) == (None, ""), "nobody can be blamed"
+
+
+def test_a_node_that_hears_it_again_keeps_the_job_going() -> None:
+    logs = Logs()
+    logs.say("w-1", 65, LOST)
+    logs.say("w-1", 66, HEALTHY)
+    assert logs.say("w-0", 70, LOST) == "Running Running"
+
+
+def test_views_of_an_earlier_attempt_decide_nothing() -> None:
+    logs = Logs()
+    logs.say("w-1", 65, LOST)
+    logs.run("""
+        70 failed w-0 0
+        71 ready w-0 0
+        71 ready w-1 0
+    """)
+    logs.run_ordered(72)
+    assert logs.say("w-0", 75, LOST, attempt=1) == "Running Running"
+    assert logs.say("w-1", 75, LOST, attempt=1) == "Faulted LogHang_loss"
+
+
+def test_agents_are_told_who_must_log() -> None:
+    rules = tuple(replace(RULE, name=name) for name in ("a", "b"))
+    script = Script(spec(1, policy=RunPolicy(log_monitoring_configuration=rules)))
+    script.run("0 job")
+    script.give(
+        JobSeen(script.spec, log_rule_watches={"b": Watch(Scope.RANK, frozenset({0, 8}))}), 0
+    )
+    script.run("0 synced\n0 pod w-0 node=n0\n1 ready w-0")
+    (order,) = [e for e in script.effects if isinstance(e, StartWorkers)]
+    assert [rule["ranks"] for rule in order.command.log_rules] == ["some", "0,8"]
+
+
+@given(st.lists(st.lists(VIEWS, max_size=4).map(tuple), min_size=1, max_size=4))
+def test_the_counts_say_what_all_views_together_say(nodes: list[tuple[RuleView, ...]]) -> None:
+    tallies: dict[tuple[str, int], Tally] = {}
+    for views in nodes:
+        for key, view in shared(views):
+            tallies.setdefault(key, Tally()).add(view, 1)
+    found = sorted(key[0] for key, tally in tallies.items() if tally.hangs(len(nodes)))
+    assert found == sorted(hanging_rules(nodes))
