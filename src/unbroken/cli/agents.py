@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from unbroken.errors import PeerError
-from unbroken.wire.agent import PORT, AgentReport
+from unbroken.spec.times import time_text
+from unbroken.wire.agent import PORT, AgentReport, RuleView
 from unbroken.wire.agent_codec import decode_report
 
 from .cluster import SECRETS, Cluster, Object
@@ -79,4 +80,18 @@ def agent_value(report: AgentReport) -> dict[str, Any]:
         "nodeRank": report.rank,
         "pid": report.pid,
         "workers": workers,
+        "logRules": [_rule_value(view) for view in report.log_rules],
+    }
+
+
+def _rule_value(view: RuleView) -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "state": view.state.value,
+        "ranks": view.ranks,
+        "matches": view.matches,
+        "lastMatch": None if view.last_match_at is None else time_text(view.last_match_at),
+        "lastRank": view.last_rank,
+        "lastValue": view.last_value,
+        "lastLine": view.last_line,
     }

@@ -14,6 +14,7 @@ from .show import print_json, print_table
 from .views import first_line, incident_line, job_summary, offers, pod_summary, waits
 
 EVENTS_SHOWN = 12
+LINE_SHOWN = 60
 
 
 def command(
@@ -87,6 +88,11 @@ def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
         print()
         rows = map(_pod_row, found["pods"])
         print_table(["POD", "NODE", "PHASE", "RESTARTS", "AGENT", "RANKS (PIDS)"], rows)
+    rules = [row for pod in found["pods"] for row in _rule_rows(pod)]
+    if rules:
+        print()
+        titles = ["LOG RULE", "POD", "STATE", "WHO LOGS", "MATCHES", "LAST MATCH", "RANK", "LINE"]
+        print_table(titles, rules)
     waiting = waits(found["pods"])
     if is_embedded and (options := offers(waiting)):
         waiting.append(
@@ -109,6 +115,16 @@ def _pod_row(pod: dict[str, Any]) -> list[object]:
     ranks = " ".join(f"{one['rank']} ({one['pid']})" for one in agent["workers"])
     phase = pod["phase"] + (f" {_in_brackets(pod['reason'])}" if pod["reason"] else "")
     return [pod["name"], pod["node"] or "-", phase, pod["restarts"], agent["state"], ranks or "-"]
+
+
+def _rule_rows(pod: dict[str, Any]) -> Iterator[list[object]]:
+    for rule in (pod["agent"] or {"logRules": ()})["logRules"]:
+        yield [
+            *(rule["name"], pod["name"], rule["state"], rule["ranks"], rule["matches"]),
+            rule["lastMatch"] or "-",
+            "-" if rule["lastRank"] is None else rule["lastRank"],
+            rule["lastLine"][:LINE_SHOWN] or "-",
+        ]
 
 
 def _incidents(found: dict[str, Any]) -> Iterator[str]:
