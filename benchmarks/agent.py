@@ -138,6 +138,28 @@ async def reactions(port: int, cycles: int) -> dict[str, list[float]]:
     return {name: [1000 * value for value in values] for name, values in found.items()}
 
 
+async def log_faults(port: int, cycles: int) -> dict[str, list[float]]:
+    """Milliseconds from a log rule's deadline, or its line, to FAULTED heard."""
+    hang = {"name": "r", "logPattern": "up", "expectedRecurringFrequencyInSeconds": 0.5}
+    line = {"name": "r", "logPattern": "up", "faultOnMatch": True}
+    found: dict[str, list[float]] = {"log_hang": [], "log_line": []}
+    operator = Operator(port)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(operator.link.run())
+        await operator.state(AgentState.READY)
+        for attempt in range(2 * cycles):
+            rule = line if attempt % 2 else hang
+            start = StartCommand(attempt, 0, 1, "127.0.0.1", 1, log_rules=(rule,))
+            operator.link.send(start)
+            report = await operator.state(AgentState.FAULTED)
+            late = time.time() - report.faults[0].at
+            found["log_line" if attempt % 2 else "log_hang"].append(late)
+            operator.link.send(StopCommand(attempt))
+            await operator.state(AgentState.READY)
+        task.cancel()
+    return {name: [1000 * value for value in values] for name, values in found.items()}
+
+
 def measure(starts: int, cycles: int, rest: float) -> dict[str, float]:
     """Every figure once."""
     with tempfile.TemporaryDirectory() as name:
@@ -155,9 +177,12 @@ def measure(starts: int, cycles: int, rest: float) -> dict[str, float]:
                 "pss_mib_with_keeper": sum(map(resident_mib, pids)),
                 "cpu_percent_at_rest": shares,
             }
-            for label, values in asyncio.run(reactions(port, cycles)).items():
-                figures[f"{label}_ms_p50"] = statistics.median(values)
-                figures[f"{label}_ms_max"] = max(values)
+            reacted = asyncio.run(reactions(port, cycles))
+        with agent(directory, 8) as (_, port, _):
+            reacted |= asyncio.run(log_faults(port, cycles))
+        for label, values in reacted.items():
+            figures[f"{label}_ms_p50"] = statistics.median(values)
+            figures[f"{label}_ms_max"] = max(values)
     return figures
 
 

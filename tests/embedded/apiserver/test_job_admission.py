@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from apiclient import Api
 from apiservers import Cluster
-from job_samples import changed, job, published
+from job_samples import changed, job, published, rule
 from samples import define
 from unbroken.embedded.admissions import ADMISSIONS
 from unbroken.embedded.apiserver.admission import Admit
@@ -223,6 +223,15 @@ def test_warnings_reach_the_client(here: Api) -> None:
             'operator: the job runs without waiting for the queue"'
         )
     ]
+
+
+def test_patterns_that_could_stall_or_say_nothing_are_warned_of(here: Api) -> None:
+    answer = here.post(JOBS, local(rule(logPattern=r"loss (?!of)", stopPattern=".*")))
+    assert answer.code == 201
+    pattern, stop = answer.headers.get_all("Warning")
+    place = "spec.runPolicy.logMonitoringConfiguration[0]"
+    assert f"{place}.logPattern: RE2 cannot express this pattern" in pattern
+    assert f"{place}.stopPattern: matches every line, even an empty one" in stop
 
 
 def test_job_that_was_bad_before_can_be_changed_and_deleted(tmp_path: Path) -> None:
