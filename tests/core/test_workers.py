@@ -296,6 +296,15 @@ def test_shutdown_signal_term_gives_the_workers_their_time() -> None:
     assert machine.deadline() == 18.0
 
 
+def test_being_shut_down_gives_workers_that_are_being_stopped_no_more_time() -> None:
+    machine = check(
+        *RUNNING,
+        (stop(is_graceful=True), "signal 10, say stopping"),
+        (Terminated(15), "signal 15, say shutdown"),
+    )
+    assert machine.deadline() == 18.0, "15 s after the stop"
+
+
 def test_stages_follow_one_another() -> None:
     check(
         (start(), "spawn pre_train 0, port, say running"),

@@ -393,11 +393,8 @@ class Workers:
         gentle = SIGUSR1 if command.is_graceful else self.settings.stop_signal
         if gentle == SIGKILL or not self._alive(run):
             return self._kill()
-        timeout = command.timeout_seconds or self.settings.shutdown_timeout_seconds
-        # A repeated command does not put the end off, nor signal twice.
-        due = now + timeout
-        self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
-        if run.is_asked:
+        self._kill_by(now + (command.timeout_seconds or self.settings.shutdown_timeout_seconds))
+        if run.is_asked:  # A repeated command does not signal twice.
             return []
         run.is_asked = True
         return [SignalWorkers(gentle)]
@@ -410,7 +407,7 @@ class Workers:
         run = self._run
         if run is None or run.is_killed or not self._alive(run):
             return self._kill()
-        self._kill_at = now + self.settings.shutdown_timeout_seconds
+        self._kill_by(now + self.settings.shutdown_timeout_seconds)
         run.is_asked = True
         return [SignalWorkers(signal)]
 
@@ -455,6 +452,10 @@ class Workers:
             return []
         run.workers.clear()
         return [Spawn(run.stage, run.command)]
+
+    def _kill_by(self, due: float) -> None:
+        """Who has been asked to end already gets no more time by being asked again."""
+        self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
 
     def _kill(self) -> list[Effect]:
         self._kill_at = None
