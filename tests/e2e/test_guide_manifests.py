@@ -170,11 +170,9 @@ def test_a_fault_is_told_in_a_line_and_the_count_of_ready_pods_stays_true(
 def test_a_job_that_fits_nowhere_says_why(hyperpod: Cluster, tmp_path: Path, script: Path) -> None:
     text = fsdp(tmp_path, script).replace("efa: 32", "efa: 64")
     hyperpod.kubectl("apply", "-f", "-", stdin=text)
+    first_event(hyperpod, FSDP, "Unschedulable")
     for number in (0, 1):
         hyperpod.wait(f"pod/{PODS}-{number}", "condition=PodScheduled=False")
-    hyperpod.kubectl(
-        "wait", "events", "--for=jsonpath={.reason}=Unschedulable", "--all", check=False
-    )
     told = {reason: message for _, reason, message in events(hyperpod, FSDP)}
     assert "0/2 nodes are available: 2 Insufficient vpc.amazonaws.com/efa" in told["Unschedulable"]
     described = hyperpod.unbroken("describe", FSDP).stdout
