@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from running import Running, linked, program, running, start, stop
 
+from unbroken.agent.output import Output, Stream
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView
 
 pytestmark = pytest.mark.slow
@@ -216,3 +219,32 @@ def test_without_rules_nothing_of_them_is_loaded(tmp_path: Path) -> None:
         assert not is_loaded()
         asyncio.run(story((LOSS,), 1))
         assert is_loaded()
+
+
+def test_what_was_written_in_time_is_read_before_the_deadline_counts() -> None:
+    events: list[str] = []
+    is_over = threading.Event()
+
+    class Due:
+        """A deadline that has come."""
+
+        def deadline(self) -> float | None:
+            return None if is_over.is_set() else 5.0
+
+        def tick(self) -> None:
+            events.append("tick")
+            is_over.set()
+
+    source, to_source = os.pipe()
+    os.write(to_source, b"line\n")
+    output = Output(lambda: 5.0)
+    stream = Stream(source, None, None, b"")
+    stream.on_read = lambda chunk, is_drained: events.append(f"{chunk.decode()!r} {is_drained}")
+    output.add(stream)
+    output.watch(Due())
+    output.start()
+    assert is_over.wait(20)
+    os.close(to_source)
+    output.finish((stream,), lambda: events.append("finished"))
+    output.stop(20)
+    assert events == ["'line\\n' True", "tick", "'' True", "finished"]

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.drive_job import Script, spec
-from unbroken.core.events import AgentReported, JobSeen, StartWorkers
+from unbroken.core.events import AgentReported, JobSeen, PodUid, StartWorkers
 from unbroken.core.hangs import Tally, shared
 from unbroken.core.log_rule_events import hanging_rules
 from unbroken.spec.job import LogRule, RunPolicy
 from unbroken.spec.log_rule_ranks import Scope, Watch
-from unbroken.wire.agent import RuleState, RuleView
+from unbroken.spec.write import write_record
+from unbroken.wire.agent import AgentReport, AgentState, RuleState, RuleView
 
 RULE = LogRule("loss", "loss=", expected_recurring_frequency_in_seconds=60)
 WAITING = RuleView("loss", RuleState.WAITING, "some")
@@ -104,3 +105,25 @@ def test_the_counts_say_what_all_views_together_say(nodes: list[tuple[RuleView, 
             tallies.setdefault(key, Tally()).add(view, 1)
     found = sorted(key[0] for key, tally in tallies.items() if tally.hangs(len(nodes)))
     assert found == sorted(hanging_rules(nodes))
+
+
+def test_a_stock_agent_is_told_what_the_crd_has() -> None:
+    script = Script(spec(1, policy=RunPolicy(log_monitoring_configuration=(RULE,))))
+    script.run("0 job\n0 synced\n0 pod w-0 node=n0")
+    script.give(AgentReported(PodUid("w-0.0"), AgentReport("stock", AgentState.READY)), 1)
+    (order,) = [e for e in script.effects if isinstance(e, StartWorkers)]
+    assert order.command.log_rules == (write_record(RULE, is_minimal=True),)
+
+
+def test_a_new_operator_decides_by_what_it_hears() -> None:
+    logs = Logs()
+    logs.run("5 pod w-0 phase=Running\n5 pod w-1 phase=Running")
+    logs.say("w-0", 65, LOST)
+    new = logs.successor(80)
+    new.run("80 synced")
+    for at in (80, 81):
+        for pod in ("w-0", "w-1"):
+            report = replace(logs.agents[pod], rank=int(pod[-1]), log_rules=(LOST,))
+            new.give(AgentReported(PodUid(f"{pod}.0"), report), at)
+    assert new.condition.reason == "LogHang_loss"
+    assert new.incidents[1].attempt == 0
