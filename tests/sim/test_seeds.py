@@ -6,6 +6,7 @@ import pytest
 
 from sim.regressions import SEEDS
 from unbroken.testing.__main__ import main, run_chunk
+from unbroken.testing.probes import unreached
 from unbroken.testing.world import World
 
 CHUNK = 50
@@ -39,3 +40,8 @@ def test_a_seed_is_repeated_with_its_trace(capsys: pytest.CaptureFixture[str]) -
     assert "operator" in out
     assert "AgentReported" in out
     assert "seed 7:" in out
+
+
+def test_what_no_world_went_through_is_named() -> None:
+    assert "adoption" in unreached({"fence": 3})
+    assert "fence" not in unreached({"fence": 3})

@@ -158,9 +158,11 @@ class Agent:
                 seconds = self.slow.pop(machine.Spawn, schedule.between(0.01, 0.3))
                 schedule.after(seconds, self._spawn, effect)
             case machine.KillAll():
+                if not self._living():
+                    schedule.after(0.0, self.give, machine.NothingLives())
+                    return
                 self._is_busy = True
-                seconds = self._world.kill_seconds if self._living() else 0.001
-                seconds = self.slow.pop(machine.KillAll, seconds)
+                seconds = self.slow.pop(machine.KillAll, self._world.kill_seconds)
                 schedule.after(seconds, self._kill_all)
             case machine.SignalWorkers(signal):
                 for worker in self._living():

@@ -20,6 +20,8 @@ from unbroken.testing.truth import Truth
 
 EFFECTS_PER_POD_MAX = 40
 """In any ten seconds; more is a storm."""
+STALE_SECONDS = 60.0
+"""How far an operator's view of the API may lag behind."""
 TERMINAL = ("Completed", "Failed")
 
 
@@ -93,7 +95,9 @@ class Checkers:
             if other is not worker:
                 require(other.attempt == worker.attempt, "two attempts live", other, worker)
                 require(other.rank != worker.rank, "a rank lives twice", other, worker)
-        key = (epoch, worker.attempt)
+        key = self._masters.get(worker.master, (epoch, worker.attempt))
+        if key[1] != worker.attempt:
+            key = (epoch, worker.attempt)
         attempt = self._attempts.get(key)
         if attempt is None or self._is_forgotten(attempt, worker):
             attempt = Attempt(
@@ -112,6 +116,10 @@ class Checkers:
         require(is_first, "an agent starts a rank twice in an attempt", before, worker)
         attempt.born[worker.rank] = worker
         holder = attempt.pods.setdefault(worker.node_rank, worker.pod)
+        if holder != worker.pod and attempt.generation != self.generation:
+            # Nobody knows of the former holder: it must be gone, and only then.
+            require(self._cluster.local(holder) is None, "a rank is taken", worker, holder)
+            attempt.pods[worker.node_rank] = holder = worker.pod
         require(holder == worker.pod, "two pods have one rank", worker, holder)
         self._note_holder(worker)
         if len(attempt.born) == attempt.world_size:
@@ -161,15 +169,13 @@ class Checkers:
                     self._ends(attempt, effect)
             case core.WriteStatus(status):
                 self._status_ordered(status)
-            case core.FenceNode(node):
-                self._fence_ordered(node)
             case core.WriteIncident(incident):
                 self._incident_ordered(incident)
             case core.DeletePod():
                 self._delete_ordered(effect)
             case core.CreatePod():
                 self.require(not self.is_over, "a pod is created after the end", effect)
-            case core.RecordEvent() | core.DeleteJob():
+            case core.FenceNode() | core.RecordEvent() | core.DeleteJob():
                 pass
 
     def _start_ordered(self, pod: PodUid, rank: int, attempt: int) -> None:
@@ -258,12 +264,13 @@ class Checkers:
             and all(worker.exit == SUCCESS for worker in attempt.born.values())
         )
 
-    def _fence_ordered(self, name: core.NodeName) -> None:
-        node = self._cluster.machines[name]
-        was_down = not node.is_up or (
-            node.is_repaired_at is not None and self._schedule.now - node.is_repaired_at < 30.0
-        )
-        self.require(was_down, "a healthy node is fenced", name)
+    def _fence_asked(self, name: core.NodeName) -> None:
+        """Only a node that is not well, or was not a moment ago, is fenced."""
+        node, view = self._cluster.machines[name], self._cluster.nodes.objects.get(name)
+        since = node.is_repaired_at
+        is_long_well = since is None or self._schedule.now - since > STALE_SECONDS
+        is_well = node.is_up and view is not None and view.is_ready and is_long_well
+        self.require(not is_well, "a healthy node is fenced", name)
 
     def _delete_ordered(self, effect: core.DeletePod) -> None:
         if not effect.force:
@@ -293,7 +300,9 @@ class Checkers:
             or (newest is not None and newest.remedy is Remedy.JOB)
         )
         was_hurt = any(effect.uid in fault.uids or fault.node == pod.node for fault in truth.faults)
-        self.require(is_wanted or was_hurt, "a pod is deleted that was well", effect, pod)
+        has_trained = effect.uid in truth.rank_of
+        is_right = is_wanted or was_hurt or not has_trained
+        self.require(is_right, "a pod is deleted that was well", effect, pod)
 
     def _incident_ordered(self, incident: Incident) -> None:
         before = self.incidents.get(incident.number)
@@ -336,6 +345,8 @@ class Checkers:
         """A write reaches the API."""
         if isinstance(effect, core.DeletePod):
             self._deleted(effect)
+        elif isinstance(effect, core.FenceNode):
+            self._fence_asked(effect.node)
         if isinstance(effect, core.CreatePod) and effect.name not in self._cluster.pods.objects:
             nodes = self._cluster.nodes.objects
             wanted = [

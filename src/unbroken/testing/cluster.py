@@ -109,6 +109,8 @@ class Cluster:
         self.machines: dict[NodeName, Node] = {}
         self.avoided: dict[PodUid, frozenset[NodeName]] = {}
         self.is_away = False
+        self.evicting: Callable[[Node], None] = lambda node: None
+        """Called when the pods of a lost node are marked for deletion."""
         for number in range(nodes):
             node = Node(NodeName(f"node-{number}"), (f"spine-{number % 2}",))
             self.machines[node.name] = node
@@ -310,6 +312,7 @@ class Cluster:
     def _evict(self, node: Node, down_at: float) -> None:
         if node.down_at != down_at or self.is_away:
             return
+        self.evicting(node)
         for pod in list(self.pods.objects.values()):
             if pod.node == node.name and not pod.is_deleting:
                 self.pods.put(pod.name, replace(pod, is_deleting=True))

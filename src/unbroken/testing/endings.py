@@ -105,7 +105,7 @@ class Ending:
             return not truth.is_undisturbed
         happened = [fault for fault in truth.faults if fault.at <= incident.detected_at + 60.0]
         if not truth.is_clear or any(fault.is_anyones for fault in happened):
-            return bool(happened) or truth.was_suspended
+            return bool(happened) or not truth.is_undisturbed
         return any(
             culprit.pod in fault.pods or (fault.node is not None and culprit.node == fault.node)
             for fault in happened

@@ -153,6 +153,8 @@ class Training:
             return False
         del place.members[worker.rank]
         self._break(place)
+        # Its own watchdog ends it last of all, should its peers no longer be there to complain.
+        self._schedule.after(self._habits.watchdog_seconds * 1.2, self.end, worker, PEER_LOST)
         return True
 
     def _break(self, place: Gathering) -> None:

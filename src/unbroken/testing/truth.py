@@ -41,7 +41,6 @@ class Truth:
     """What the user wants now."""
     is_suspended: bool = False
     """By its user, or not yet resumed: stopping needs no other reason."""
-    was_suspended: bool = False
     is_stock: bool = False
     """The agents know no attempts."""
     is_undisturbed: bool = True

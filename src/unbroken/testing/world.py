@@ -67,6 +67,7 @@ class World:
             is_stock=shape.is_stock, is_clear=not (quality.loss or quality.late or confused)
         )
         self.cluster = Cluster(self.schedule, shape.manners, shape.nodes, self._launch)
+        self.cluster.evicting = lambda node: faults.note(self, "evicted", node.locals.values())
         live: dict[int, Worker] = {}
         self.checkers = Checkers(self.schedule, self.truth, self.cluster, live, shape.spec)
         self.training = Training(self.schedule, shape.habits, self.checkers)
@@ -190,7 +191,7 @@ class World:
         self.control.jobs.put("job", replace(job, spec=replace(spec, run_policy=policy)))
         self.truth.wants_suspension = is_suspended
         if is_suspended:
-            self.truth.is_suspended = self.truth.was_suspended = True
+            self.truth.is_suspended = True
             self.truth.is_undisturbed = False
 
     def thaw(self, agent: Agent) -> None:
