@@ -118,6 +118,37 @@ def test_nothing_outlives_what_was_killed(tmp_path: Path, victim: str) -> None:
     asyncio.run(story())
 
 
+WITH_HELPER = """
+import os, signal, subprocess
+subprocess.Popen(["sleep", "1000"])
+os.write(1, b"up\\n")
+signal.pause()
+"""
+
+
+def test_workers_end_with_an_agent_that_leaves_nobody_to_end_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, WITH_HELPER), nproc=2) as agent:
+            async with linked(agent) as operator:
+                operator.send(start(0))
+                report = await operator.workers(0)
+                assert report.pid is not None
+                both = (agent.process.pid, report.pid)
+                left = [pid for pid in agent.processes() if pid not in both]
+                assert len(left) == 2 * len(report.workers)
+                descriptors = [os.pidfd_open(pid) for pid in left]
+                # Stopped, neither can end anything when the other is killed.
+                for number in (signal.SIGSTOP, signal.SIGKILL):
+                    for pid in both:
+                        os.kill(pid, number)
+                for fd in descriptors:
+                    await readable(fd)
+                    os.close(fd)
+                agent.wait()
+
+    asyncio.run(story())
+
+
 async def readable(fd: int) -> None:
     event = asyncio.Event()
     loop = asyncio.get_running_loop()

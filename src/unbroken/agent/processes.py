@@ -32,6 +32,7 @@ from unbroken.wire.agent import StartCommand
 
 from . import facts, lineage
 from .environment import Program, programs
+from .lease import Lease
 from .options import Options, streams_of
 from .output import Output, Stream, tail_text
 from .spawn import Child, NotStartedError, spawn_all
@@ -72,6 +73,7 @@ class Processes:
         self._directories = log_directories(options)
         self.note = f"output in {self._directories[Stage.TRAIN]}"
         self._clock = clock
+        self._lease = Lease()
         self._output = Output(clock)
         self._command: StartCommand | None = None
         """Whose rules `_rules` are."""
@@ -103,7 +105,7 @@ class Processes:
             _prepare(program.directory)
         oom_kills = facts.oom_kills()
         try:
-            children, failure = spawn_all(chosen), None
+            children, failure = spawn_all(chosen, self._lease), None
         except NotStartedError as error:
             children, failure = error.children, error
         self._watch_rules(command)
