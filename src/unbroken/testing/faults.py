@@ -32,7 +32,7 @@ NOTICED = {
     "agent_crash": 25.0,
     "agent_freeze": 25.0,
     "doomed": 25.0,
-    "early_exit": 25.0,
+    "early_exit": 150.0,
     "hang": 150.0,
     "link_cut": 25.0,
     "node_cut": 25.0,
