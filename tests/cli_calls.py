@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster_logs import assert_no_errors
+
 UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
 
 COUNT = """
@@ -75,6 +77,14 @@ class Cli:
         assert code is None or done.returncode == code, said
         assert "Traceback" not in done.stderr or '"' in done.stderr, said
         return done
+
+    def take_away(self) -> None:
+        """Stop the cluster, and fail if it said anything of an error."""
+        self.call("down", code=None)
+        try:
+            assert_no_errors(self.directory / "up.log")
+        finally:
+            self.call("down", "--purge", code=None)
 
     def json(self, *arguments: str, code: int = 0) -> Any:
         """The answer of a command with `-o json`."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,18 +15,17 @@ from cli_calls import Cli
 @pytest.fixture
 def make_cli(tmp_path: Path) -> Iterator[Callable[..., Cli]]:
     """Clusters of a test's own; `nodes` 0: none is started."""
-    made: list[Cli] = []
+    numbers = itertools.count()
+    with ExitStack() as stack:
 
-    def make(nodes: int = 0) -> Cli:
-        cli = Cli(tmp_path / f"cluster-{len(made)}", tmp_path)
-        made.append(cli)
-        if nodes:
-            cli.call("up", "--detach", "--nodes", str(nodes))
-        return cli
+        def make(nodes: int = 0) -> Cli:
+            cli = Cli(tmp_path / f"cluster-{next(numbers)}", tmp_path)
+            stack.callback(cli.take_away)
+            if nodes:
+                cli.call("up", "--detach", "--nodes", str(nodes))
+            return cli
 
-    yield make
-    for cli in made:
-        cli.call("down", "--purge", code=None)
+        yield make
 
 
 @pytest.fixture(scope="module")
@@ -34,4 +35,4 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     found = Cli(folder / "cluster", folder)
     found.call("up", "--detach", "--nodes", "2")
     yield found
-    found.call("down", "--purge", code=None)
+    found.take_away()

@@ -37,7 +37,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     found = Cluster(tmp_path / "cluster", kubectl)
     found.unbroken("up", "--detach", "--nodes", "2")
     yield found
-    found.unbroken("down", "--purge", check=False)
+    found.take_away()
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return Job(cluster, "lm", tmp_path)
 
     yield make
-    cluster.unbroken("down", "--purge", check=False)
+    cluster.take_away()
 
 
 def pod_uids(job: Job) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from cluster_logs import assert_no_errors
 from e2e.clusters import UNBROKEN, Cluster
 from watching import PATIENCE_SECONDS
 
@@ -129,7 +130,8 @@ class Operator:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._log = (cluster.directory.parent / "operator.log").open("ab")
+        self._path = cluster.directory.parent / "operator.log"
+        self._log = self._path.open("ab")
         self._start()
 
     def _start(self) -> None:
@@ -146,10 +148,11 @@ class Operator:
         self._start()
 
     def close(self) -> None:
-        """End it."""
+        """End it, and fail if it said anything of an error."""
         self.process.terminate()
         self.process.wait(timeout=20)
         self._log.close()
+        assert_no_errors(self._path)
 
 
 def until(holds: Callable[[], object], what: str) -> None:

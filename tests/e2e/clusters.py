@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from cluster_logs import assert_no_errors
 
 UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
 
@@ -19,6 +21,8 @@ class Cluster:
 
     directory: Path
     kubectl_path: str
+    allowed_errors: list[str] = field(default_factory=list)
+    """Expressions for errors in its log that a test provokes."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -60,6 +64,15 @@ class Cluster:
     def wait(self, what: str, condition: str, *, seconds: int = 30) -> None:
         """`kubectl wait --for=CONDITION`."""
         self.kubectl("wait", what, f"--for={condition}", f"--timeout={seconds}s")
+
+    def take_away(self) -> None:
+        """Stop it, and fail if it said anything of an error or left a process behind."""
+        self.unbroken("down", check=False)
+        try:
+            assert_no_errors(self.directory / "up.log", self.allowed_errors)
+            assert not processes(str(self.directory)), "a process of the cluster was left behind"
+        finally:
+            self.unbroken("down", "--purge", check=False)
 
     @property
     def up_pid(self) -> int:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import yaml
 
 from apiclient import Api
+from cluster_logs import assert_no_errors
 from e2e.clusters import UNBROKEN, Cluster
 
 LEASES = "coordination.k8s.io/v1:leases"
@@ -82,7 +83,7 @@ class Operator:
         """It runs and has met nothing that it did not expect."""
         assert self._process is not None
         assert self._process.poll() is None
-        assert "Traceback" not in self._log.read_text()
+        assert_no_errors(self._log)
 
 
 @contextmanager

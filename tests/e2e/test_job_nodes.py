@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster, processes
+from e2e.clusters import Cluster
 from e2e.control import api_of, is_ready, is_tainted, power
 from e2e.job_events import await_end, places
 from e2e.jobs import Job, job
@@ -23,8 +23,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Ite
     found = Cluster(tmp_path_factory.mktemp("machines") / "state", kubectl_path)
     found.unbroken("up", "--detach", "--nodes", str(NODES), "--node-grace", "2")
     yield found
-    found.unbroken("down", "--purge", check=False)
-    assert not processes(str(found.directory))
+    found.take_away()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import Cluster, processes
+from e2e.clusters import Cluster
 from e2e.control import Operator, frozen
 from e2e.jobs import Job, job
 
@@ -95,8 +95,7 @@ def sea(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator
     found = Cluster(tmp_path_factory.mktemp("sea") / "state", kubectl_path)
     found.unbroken("up", "--detach", "--nodes", "3", "--no-operator")
     yield found
-    found.unbroken("down", "--purge", check=False)
-    assert not processes(str(found.directory))
+    found.take_away()
 
 
 @pytest.mark.parametrize("seed", range(FIRST, LAST))

@@ -39,7 +39,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path / "state", str(kubectl))
     made.unbroken("up", "--detach", "--nodes", "2")
     yield made
-    made.unbroken("down", "--purge", check=False)
+    made.take_away()
 
 
 def start(cluster: Cluster, mark: str, node: str = "node-0") -> list[int]:
