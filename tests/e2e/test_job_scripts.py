@@ -29,13 +29,16 @@ def test_a_script_that_fails_at_once_ends_soon_with_its_own_words(
     with job(cluster, tmp_path, fails, policy={}) as one:
         failed = one.until_standing("Failed", "Completed")
         assert message(failed).startswith("RetriesExhausted: rank ")
-        assert 'raise ValueError(order["value"])' in message(failed)
         assert "ValueError: no such column" in message(failed)
         assert failed["status"]["restartCount"] == 3
         assert_over(one, 4)
         incidents = one.incidents(4)
     assert {e.attempt for e in one.events.all} == {0, 1, 2, 3}
-    assert {incident["culprit"]["fault"] for incident in incidents} == {"PythonException"}
+    for incident in incidents:
+        assert incident["culprit"]["fault"] == "PythonException"
+        evidence = [line.strip() for line in incident["culprit"]["evidence"]]
+        assert evidence[-1] == "ValueError: no such column"
+        assert 'raise ValueError(order["value"])' in evidence
 
 
 def test_a_used_up_budget_ends_the_job_and_frees_everything(
@@ -82,6 +85,22 @@ def test_a_rank_that_raises_is_the_culprit_not_who_misses_it(
     assert culprit["evidence"][-1] == "ValueError: bad batch"
 
 
+@pytest.mark.xfail(strict=True, reason="what a worker said before it was stopped is not judged")
+def test_a_rank_that_raises_and_takes_long_to_end_is_the_culprit_too(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    plan = [
+        {"attempt": 0, "rank": 0, "step": 1, "do": "linger", "value": 2},
+        {"attempt": 0, "rank": 0, "step": 5, "do": "raise", "value": "bad batch"},
+    ]
+    with job(cluster, tmp_path, *plan) as one:
+        one.steps(1)
+        one.finish()
+        (incident,) = one.incidents(1)
+    culprit = incident["culprit"]
+    assert (culprit["fault"], culprit["rank"]) == ("PythonException", 0)
+
+
 def test_a_store_port_that_was_stolen_costs_one_more_restart(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -94,7 +113,6 @@ def test_a_store_port_that_was_stolen_costs_one_more_restart(
         assert one.finish()["status"]["restartCount"] == 2
         _, incident = one.incidents(2)
     assert one.starts(1)[0].master.endswith(f":{port}")
-    assert {event.rank for event in one.events.all if event.attempt == 1} == set(one.ranks)
     assert not [e for e in one.events.all if (e.what, e.attempt) == ("step", 1)]
     culprit = incident["culprit"]
     assert (culprit["fault"], culprit["rank"]) == ("StorePortTaken", 0)

@@ -38,4 +38,4 @@ def test_who_raises_or_leaves_is_the_culprit_not_its_peers(
         raised, left = one.incidents(2)
     assert (raised["culprit"]["fault"], raised["culprit"]["rank"]) == ("PythonException", 0)
     assert raised["culprit"]["text"] == "ValueError: bad batch"
-    assert (left["culprit"]["fault"], left["culprit"]["rank"]) == ("EarlyExit", 1)
+    assert (left["culprit"]["fault"], left["culprit"]["rank"]) == ("EarlyExit", 1), left

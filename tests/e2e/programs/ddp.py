@@ -6,7 +6,7 @@ import os
 import sys
 
 import torch
-from gang import DIRECTORY, RANK, follow_plan, lock, report
+from gang import DIRECTORY, RANK, follow_plan, lock, report, run
 from torch import distributed, nn
 
 
@@ -37,4 +37,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

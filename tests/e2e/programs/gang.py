@@ -12,6 +12,7 @@ is there.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
@@ -20,6 +21,8 @@ import socket
 import struct
 import sys
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,10 @@ class Peer:
         if not line.endswith(b"\n"):
             raise RuntimeError(LOST.format(self._name))
         return line
+
+    def close(self) -> None:
+        """Before the process ends."""
+        self._socket.shutdown(socket.SHUT_RDWR)
 
     def send(self, line: bytes) -> None:
         """One line; an error if the peer has gone."""
@@ -106,6 +113,13 @@ def leave_family() -> None:
     os.wait()
 
 
+def linger(seconds: float) -> None:
+    """Take long to end once the connections are closed, as after work on a GPU."""
+    for peer in _kept:
+        peer.close()
+    time.sleep(seconds)
+
+
 def follow_plan(step: int) -> None:
     """What the test wants before this step."""
     for order in json.loads(os.environ.get("PLAN", "[]")):
@@ -115,9 +129,11 @@ def follow_plan(step: int) -> None:
         match order["do"]:
             case "raise":
                 raise ValueError(order["value"])
+            case "linger":
+                atexit.register(linger, order["value"])
             case "exit":
                 report("exit", code=order["value"])
-                sys.exit(order["value"])
+                os._exit(order["value"])
             case "sleep":
                 time.sleep(order["value"])
             case "daemon":
@@ -186,5 +202,18 @@ def main() -> None:
     report("end")
 
 
+def run(program: Callable[[], None]) -> None:
+    """Run it; where it fails, its connections close no sooner than it ends.
+
+    Then nobody can miss it before its agent has seen its end: who ended first is certain.
+    """
+    try:
+        program()
+    except (RuntimeError, ValueError, OSError):
+        traceback.print_exc()
+        atexit._run_exitfuncs()
+        os._exit(1)
+
+
 if __name__ == "__main__":
-    main()
+    run(main)
