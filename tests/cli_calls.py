@@ -33,12 +33,17 @@ print(json.dumps({**told, "argv": sys.argv[1:], "cwd": os.getcwd(), "python": sy
 
 FAIL = """
 import os, sys, time
-print("rank", os.environ["RANK"], "is here", flush=True)
+from pathlib import Path
+here = Path("here-" + os.environ["MASTER_PORT"])
 if os.environ["RANK"] == "1":
+    while not here.exists():
+        time.sleep(0.01)
     sys.exit(7)
+print("rank", os.environ["RANK"], "is here", flush=True)
+here.touch()
 time.sleep(1000)
 """
-"""Rank 1 fails at once."""
+"""Rank 1 fails as soon as rank 0 has said something."""
 
 
 @dataclass(frozen=True)
