@@ -129,6 +129,19 @@ def test_ctrl_c_asks_once_and_the_second_stops_the_job(cli: Cli) -> None:
     assert not processes("interrupted.py 1000")
 
 
+def test_a_job_that_fits_nowhere_says_why_while_it_waits(cli: Cli) -> None:
+    job = manifest("huge", "true")
+    container = job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
+    container["resources"] = {"limits": {"example.com/net": 4}}
+    (cli.folder / "huge.json").write_text(json.dumps(job))
+    process = cli.start("run", "huge.json")
+    *_, why, _ = read_until(process, lambda line: "--resource example.com/net=N" in line)
+    assert "waits: huge-pods-0: Unschedulable: 0/" in why
+    cli.call("delete", "huge")
+    rest, _ = process.communicate(timeout=30)
+    assert "Traceback" not in rest
+
+
 def test_sigterm_stops_the_job_without_asking(cli: Cli) -> None:
     process = cli.start("run", cli.script("terminated.py", COUNT), "1000")
     read_until(process, lambda line: line == "step 1")

@@ -11,7 +11,7 @@ from .complete import JobName
 from .explain import as_value
 from .place import Context, Embedded, Form, Namespace, Output, find
 from .show import print_json, print_table
-from .views import first_line, incident_line, job_summary, offers, pod_summary, waits
+from .views import advised, first_line, incident_line, job_summary, pod_summary, waits
 
 EVENTS_SHOWN = 12
 LINE_SHOWN = 60
@@ -94,10 +94,8 @@ def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
         titles = ["LOG RULE", "POD", "STATE", "WHO LOGS", "MATCHES", "LAST MATCH", "RANK", "LINE"]
         print_table(titles, rules)
     waiting = waits(found["pods"])
-    if is_embedded and (options := offers(waiting)):
-        waiting.append(
-            f"to pretend that nodes have it: unbroken down; unbroken up {' '.join(options)}"
-        )
+    if is_embedded and (advice := advised(waiting)):
+        waiting.append(advice)
     sections = {"waiting": waiting, "incidents": _incidents(found), "events": _events(found)}
     for title, lines in sections.items():
         listed = list(lines)

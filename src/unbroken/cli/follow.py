@@ -21,6 +21,7 @@ from .pod_logs import LogReaders, split
 from .screen import Screen
 from .views import (
     ENDED,
+    advised,
     condition,
     exit_code,
     first_line,
@@ -28,6 +29,7 @@ from .views import (
     pod_summary,
     restarts_text,
     state,
+    waits,
 )
 from .watching import Watched
 
@@ -62,6 +64,10 @@ class Follower:
         self._screen = screen
         self._told_state = ""
         self._faulted_at: float | None = None
+        self._waiting: tuple[str, ...] = ()
+        """Why pods wait; told once it lasts."""
+        self._waiting_at: float | None = None
+        """Since when, while that has not been told."""
         self._told: set[int] = set()
         self._agents: dict[str, AgentReport] = {}
         self._trouble = ""
@@ -103,6 +109,7 @@ class Follower:
 
     def _tell(self) -> None:
         self._tell_state()
+        self._tell_waiting()
         for incident in self._watched.incidents():
             if incident.number not in self._told and seconds_lost(incident) is not None:
                 self._told.add(incident.number)
@@ -124,9 +131,23 @@ class Follower:
             text = first_line(condition(self._job).get("message", ""))
             self._screen.note(f"{self._name}: {now}" + (f" ({text})" if text else ""))
 
+    def _tell_waiting(self) -> None:
+        """Why pods do not come up, once it lasts."""
+        waiting = tuple(waits(map(pod_summary, self._watched.pods())))
+        if waiting != self._waiting:
+            self._waiting, self._waiting_at = waiting, monotonic() if waiting else None
+        if self._waiting_at is None or monotonic() - self._waiting_at < SLOW_SECONDS:
+            return
+        self._waiting_at = None
+        for line in waiting:
+            self._screen.note(f"waits: {line}")
+        if self._cluster.place.paths is not None and (advice := advised(waiting)):
+            self._screen.note(advice)
+
     async def _change(self) -> None:
         """Return when something has changed, or a fault has lasted."""
         is_news = self._faulted_at is not None and self._told_state != "Faulted"
+        is_news |= self._waiting_at is not None
         try:
             async with asyncio.timeout(SLOW_SECONDS if is_news else None):
                 await self._watched.change()

@@ -46,7 +46,7 @@ Resources = Annotated[
     typer.Option(
         "--resource",
         metavar="NAME=QUANTITY",
-        help="More to offer on every node, such as vpc.amazonaws.com/efa=32 or hugepages-2Mi=8Gi.",
+        help="More to offer.",
     ),
 ]
 
@@ -82,7 +82,8 @@ def command(
     """Start a Kubernetes cluster on this machine: no root, container runtime or network needed.
 
     Options that are not given keep the value of the last time. Ctrl-C (or `unbroken down`) stops
-    the cluster and its pods; the objects stay in DIR for the next time.
+    the cluster and its pods; the objects stay in DIR for the next time. What nodes offer may be
+    pretended: `--gpu-per-node 8 --resource vpc.amazonaws.com/efa=32`.
     """
     paths = state.Paths(resolve(directory))
     found = state.running(paths)

@@ -131,10 +131,13 @@ def waits(pods: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"{', '.join(names)}: {why}" for why, names in found.items()]
 
 
-def offers(waiting: Iterable[str]) -> list[str]:
-    """Options of `unbroken up` that offer what pods wait for."""
+def advised(waiting: Iterable[str]) -> str:
+    """How to make an embedded cluster offer what pods wait for; empty: there is no way."""
     lacking = {name for line in waiting for name in LACKING.findall(line)}
-    return [OPTIONS.get(name, f"--resource {name}=N") for name in sorted(lacking)]
+    options = [OPTIONS.get(name, f"--resource {name}=N") for name in sorted(lacking)]
+    if not options:
+        return ""
+    return f"to pretend that nodes have it: unbroken down; unbroken up {' '.join(options)}"
 
 
 def read_incidents(objects: Iterable[Object]) -> list[Incident]:
