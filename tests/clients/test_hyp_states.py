@@ -5,7 +5,7 @@ One key that the client does not know, in one job, makes `hyp list` fail for the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -13,8 +13,8 @@ import pytest
 from hyp_program import Hyp, NotInstalledError, installed
 
 from apiclient import Api
-from apiservers import Cluster
-from samples import CRDS, define
+from apiservers import embedded_cluster
+from samples import define
 from unbroken.core.conditions import Standing, advance
 from unbroken.spec.codec import job_status_to
 from unbroken.spec.job import Condition, FaultyPods, JobStatus, RestartStatus
@@ -76,20 +76,19 @@ def full_status() -> JobStatus:
 
 
 @pytest.fixture
-def hyp(clusters: Callable[[str], Cluster], tmp_path: Path) -> Iterator[Hyp]:
+def hyp(tmp_path: Path) -> Iterator[Hyp]:
     """The client on an embedded API server with one job of each life, written by our codec."""
     try:
         program = installed()
     except NotInstalledError as error:
         pytest.skip(str(error))
-    cluster = clusters("embedded")
     statuses = {name: JobStatus(conditions=conditions(life)) for name, life in LIVES.items()}
-    with closing(Api(cluster)) as api:
-        made = define(api, job_definition())
+    # A server of its own: the client lists every job of the namespace.
+    with embedded_cluster(tmp_path / "server") as cluster, closing(Api(cluster)) as api:
+        define(api, job_definition())
         for name, status in {**statuses, "full": full_status()}.items():
             write_job(api.within("default"), name, status)
         yield Hyp(program, cluster.kubeconfig, tmp_path)
-        api.delete(f"{CRDS}/{made['metadata']['name']}").done()
 
 
 def write_job(api: Api, name: str, status: JobStatus) -> None:

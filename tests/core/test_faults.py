@@ -15,6 +15,7 @@ from unbroken.core.faults import (
     WorkerEnd,
     has_failed,
     judge,
+    judge_stopped,
     printed_error,
     signal_name,
 )
@@ -216,3 +217,33 @@ def test_no_output_is_too_strange(lines: list[str], recorded: str, code: int) ->
 def test_text_without_a_traceback_is_no_exception() -> None:
     assert printed_error(("ValueError: only mentioned",)) is None
     assert signal_name(15) == "SIGTERM"
+
+
+RAISED = (
+    "Traceback (most recent call last):",
+    '  File "/train.py", line 9, in <module>',
+    "    step()",
+    "ValueError: bad batch",
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [
+        (RAISED, FaultKind.EXCEPTION),
+        (
+            (*RAISED, "[rank0]: Warning: no destroy_process_group()"),
+            FaultKind.EXCEPTION,
+        ),
+        (("step 7 loss 1.2",), None),
+        ((*RAISED, *(f"step {i}" for i in range(20))), None),
+        ((*RAISED[:3], "RuntimeError: [gloo] Connection closed by peer"), None),
+    ],
+)
+def test_a_stopped_worker_is_blamed_for_what_it_was_dying_of(
+    lines: tuple[str, ...], kind: FaultKind | None
+) -> None:
+    fault = judge_stopped(WorkerEnd(signal=9, lines=lines), Place(0, 0, 1, 1.0))
+    assert (fault and fault.kind) == kind
+    if fault:
+        assert (fault.signal, fault.exit_code, fault.message) == (9, None, "ValueError: bad batch")

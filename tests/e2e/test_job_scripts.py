@@ -85,7 +85,6 @@ def test_a_rank_that_raises_is_the_culprit_not_who_misses_it(
     assert culprit["evidence"][-1] == "ValueError: bad batch"
 
 
-@pytest.mark.xfail(strict=True, reason="what a worker said before it was stopped is not judged")
 def test_a_rank_that_raises_and_takes_long_to_end_is_the_culprit_too(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
@@ -70,14 +71,23 @@ class Agent(Protocol):
         """The rest of the documented status."""
 
 
+@dataclass(slots=True)
+class _Unsent:
+    """What one link has yet to be told."""
+
+    change: asyncio.Event = field(default_factory=asyncio.Event)
+    """There is news."""
+    faults: str = ""
+    """The newest report that tells of faults; empty: sent."""
+
+
 class AgentServer:
     """Serves an agent from `start` to `close`; `publish` says that its report has changed."""
 
     def __init__(self, agent: Agent, token: str | None, has_link: bool = True) -> None:
         self._agent = agent
         self._token = None if token is None else token.encode()
-        self._links: dict[web.WebSocketResponse, asyncio.Event] = {}
-        """Each with its sign that there is news."""
+        self._links: dict[web.WebSocketResponse, _Unsent] = {}
         self._frame = ""
         self._server: asyncio.Server | None = None
         self._runner = web.AppRunner(
@@ -130,10 +140,13 @@ class AgentServer:
         await self._runner.cleanup()
 
     def publish(self, report: AgentReport) -> None:
-        """Send the report to everyone linked; of several at once the newest."""
+        """Send the report to everyone linked; of several at once the newest, and before it the
+        newest that tells of faults: READY no longer does."""
         self._frame = encode_report(report)
-        for change in self._links.values():
-            change.set()
+        for unsent in self._links.values():
+            if report.faults:
+                unsent.faults = self._frame
+            unsent.change.set()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -203,25 +216,27 @@ class AgentServer:
         )
         await channel.prepare(request)
         _bound_unsent(request)
-        change = asyncio.Event()
-        change.set()
-        self._links[channel] = change
+        unsent = self._links[channel] = _Unsent()
+        unsent.change.set()
         try:
             async with asyncio.TaskGroup() as tasks:
-                sending = tasks.create_task(self._send_reports(channel, change))
-                await self._receive_commands(channel, change)
+                sending = tasks.create_task(self._send_reports(channel, unsent))
+                await self._receive_commands(channel, unsent.change)
                 sending.cancel()
         finally:
             del self._links[channel]
         return channel
 
-    async def _send_reports(self, channel: web.WebSocketResponse, change: asyncio.Event) -> None:
+    async def _send_reports(self, channel: web.WebSocketResponse, unsent: _Unsent) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_RESTATE_SECONDS):
-                    await change.wait()
-            change.clear()
+                    await unsent.change.wait()
+            unsent.change.clear()
+            faults, unsent.faults = unsent.faults, ""
             try:
+                if faults not in ("", self._frame):
+                    await channel.send_str(faults)
                 await channel.send_str(self._frame)
             except (ClientConnectionError, ConnectionError):
                 return  # The receiving side hears of it too, and ends the link.

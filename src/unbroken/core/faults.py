@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unbroken.wire.agent import FaultKind, WorkerFault
 
@@ -90,6 +90,20 @@ class RaisedError:
 def has_failed(end: WorkerEnd) -> bool:
     """Whether it ended other than by exit code 0."""
     return end.exit_code != 0
+
+
+def judge_stopped(end: WorkerEnd, place: Place) -> WorkerFault | None:
+    """The fault that a worker had come to when it was stopped; None: it trained, or missed a peer.
+
+    Python prints its traceback first and takes long to end, so that peers may complain earlier.
+    """
+    said = [line for line in end.lines if line.strip()]
+    error = recorded_error(end.error_file) or printed_error(said)
+    if error is None or (not end.error_file and error.lines[-1] != _RANK_PREFIX.sub("", said[-1])):
+        return None
+    fault = judge(replace(end, signal=None, exit_code=1), place)
+    fault = replace(fault, exit_code=end.exit_code, signal=end.signal)
+    return None if fault.kind is FaultKind.PEER_LOST else fault
 
 
 def judge(end: WorkerEnd, place: Place) -> WorkerFault:

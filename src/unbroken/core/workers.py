@@ -27,7 +27,7 @@ from unbroken.wire.agent import (
     WorkerReport,
 )
 
-from .faults import SIGKILL, Place, WorkerEnd, has_failed, judge
+from .faults import SIGKILL, Place, WorkerEnd, has_failed, judge, judge_stopped
 
 if TYPE_CHECKING:
     # Where a job has no rules, the agent does not load what evaluates them.
@@ -418,8 +418,9 @@ class Workers:
         is_ours = run.is_asked or (run.is_killed and end.signal == SIGKILL)
         state = "succeeded" if not has_failed(end) else "stopped" if is_ours else "failed"
         run.workers[local_rank] = replace(worker, state=state, ended_at=now)
-        if state == "failed":
+        if state != "succeeded":
             self._add_fault(run, run.workers[local_rank], end, now)
+        if state == "failed":
             return self._fail(now) if self.state is AgentState.RUNNING else []
         if self._alive(run):
             return []
@@ -430,7 +431,9 @@ class Workers:
     def _add_fault(self, run: _Run, worker: WorkerReport, end: WorkerEnd, now: float) -> None:
         port = run.command.master_port
         place = Place(worker.local_rank, worker.rank, worker.pid, now, port)
-        fault = judge(end, place)
+        fault = judge_stopped(end, place) if worker.state == "stopped" else judge(end, place)
+        if fault is None:
+            return
         if run.stage is not Stage.TRAIN:
             kind = FaultKind.PRE_TRAIN if run.stage is Stage.PRE_TRAIN else FaultKind.POST_TRAIN
             fault = replace(fault, kind=kind)
