@@ -28,6 +28,8 @@ def test_a_manifest_runs_to_its_end_and_shows_rank_zero(cli: Cli) -> None:
     assert done.stdout == "rank 0 of 4\n"
     assert "written: Completed" in done.stderr
     assert cli.call("logs", "written", "--rank", "3").stdout == "rank 3 of 4\n"
+    refused = cli.call("logs", "written", "--rank", "4", code=1)
+    assert refused.stderr == "error: job written has ranks 0..3\n"
     everything = cli.call("logs", "written").stdout.splitlines()
     assert {f"[{rank}]: rank {rank} of 4" for rank in range(4)} <= set(everything)
 

@@ -21,7 +21,7 @@ from unbroken.cli.manifests import (
 )
 from unbroken.cli.pod_logs import split
 from unbroken.cli.run import split_options
-from unbroken.cli.views import age, exit_code, first_line, incident_line, stages, state
+from unbroken.cli.views import age, exit_code, first_line, incident_line, stages, state, world_size
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.parse import parse_job
 
@@ -64,6 +64,17 @@ GONE = Signal(100.0, "NodeLost", "the node is not ready", "a-pods-1", "node-1")
 )
 def test_one_line_tells_an_incident(incident: Incident, said: str) -> None:
     assert incident_line(incident) == said
+
+
+@pytest.mark.parametrize(
+    ("nproc", "told", "size"),
+    [("2", [], 6), ("auto", [None, 4], 12), ("auto", [], None), ("2", [1, 1, 1], 3)],
+)
+def test_agents_say_how_many_ranks_there_are(
+    nproc: str, told: list[int | None], size: int | None
+) -> None:
+    job = {"spec": {"nprocPerNode": nproc, "replicaSpecs": [{"replicas": 1}, {"replicas": 2}]}}
+    assert world_size(job, told) == size
 
 
 def test_stages_are_in_order_of_time_and_only_those_reached() -> None:

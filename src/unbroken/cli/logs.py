@@ -10,12 +10,13 @@ import typer
 
 from unbroken.errors import SpecError, UnbrokenError
 
+from .agents import reports
 from .cluster import Cluster, Object, on_cluster
 from .complete import JobName
 from .place import Context, Embedded, Form, Namespace, Output, find
 from .pod_logs import LogReaders, Ranks, pod_lines, split
 from .show import note, print_json
-from .views import ENDED, state
+from .views import ENDED, state, world_size
 
 OnLine = Callable[[Object, str], Awaitable[None]]
 
@@ -43,7 +44,10 @@ def command(
     lines: list[dict[str, Any]] = []
 
     async def act(cluster: Cluster) -> None:
-        ranks = Ranks(cluster, await cluster.job(job))
+        found_job = await cluster.job(job)
+        if rank is not None:
+            await _require_rank(cluster, found_job, rank)
+        ranks = Ranks(cluster, found_job)
 
         async def show(pod: Object, line: str) -> None:
             local_rank, text = split(line)
@@ -64,6 +68,14 @@ def command(
     on_cluster(find(directory, context), namespace, act)
     if output is Output.JSON:
         print_json({"job": job, "lines": lines})
+
+
+async def _require_rank(cluster: Cluster, job: Object, rank: int) -> None:
+    name = job["metadata"]["name"]
+    answers = await reports(cluster, name, await cluster.pods(name))
+    world = world_size(job, (one.nproc for one in answers.values()))
+    if world is not None and rank >= world:
+        raise SpecError(f"job {name} has " + (f"ranks 0..{world - 1}" if world > 1 else "rank 0"))
 
 
 async def _print(cluster: Cluster, job: str, show: OnLine, previous: bool) -> None:

@@ -61,6 +61,14 @@ def replicas(job: Object, field: str = "replicas") -> int:
     return sum(int(one.get(field) or 0) for one in job["spec"].get("replicaSpecs") or ())
 
 
+def world_size(job: Object, told: Iterable[int | None]) -> int | None:
+    """Ranks of the job, from what its agents say of their workers, else from its spec; None:
+    nobody says it."""
+    given = str(job["spec"].get("nprocPerNode", ""))
+    count = max((one for one in told if one), default=int(given) if given.isdecimal() else 0)
+    return replicas(job) * count or None
+
+
 def job_summary(job: Object, pods: Iterable[Object]) -> dict[str, Any]:
     """What `unbroken jobs` says of a job."""
     metadata, status = job["metadata"], job.get("status") or {}
