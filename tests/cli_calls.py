@@ -38,6 +38,7 @@ here = Path("here-" + os.environ["MASTER_PORT"])
 if os.environ["RANK"] == "1":
     while not here.exists():
         time.sleep(0.01)
+    print("rank 1 had enough", file=sys.stderr, flush=True)
     sys.exit(7)
 print("rank", os.environ["RANK"], "is here", flush=True)
 here.touch()

@@ -92,6 +92,13 @@ def test_the_exit_code_is_that_of_the_worker_that_failed(cli: Cli) -> None:
     assert "exit code 7; restarted the processes; 0." in told[0]
     assert told[0].endswith(" s lost")
     assert "gave up: jobMaxRetryCount: the only restart is used" in told[1]
+    assert done.stderr.splitlines()[-4:] == [
+        told[1],
+        "unbroken:   | rank 1 had enough",
+        "unbroken: fail: Failed",
+        "unbroken: for the whole story: unbroken explain fail",
+    ]
+    assert done.stderr.count("the only restart is used") == 1
 
 
 def test_json_holds_the_outcome_and_nothing_else(cli: Cli) -> None:

@@ -25,10 +25,10 @@ from .views import (
     condition,
     exit_code,
     first_line,
-    incident_line,
     pod_summary,
     restarts_text,
     state,
+    told_lines,
     waits,
 )
 from .watching import Watched
@@ -108,12 +108,13 @@ class Follower:
         return now in ENDED or (bool(self._stopped_by) and is_stopped)
 
     def _tell(self) -> None:
-        self._tell_state()
-        self._tell_waiting()
         for incident in self._watched.incidents():
             if incident.number not in self._told and seconds_lost(incident) is not None:
                 self._told.add(incident.number)
-                self._screen.note(incident_line(incident))
+                for line in told_lines(incident):
+                    self._screen.note(line)
+        self._tell_state()
+        self._tell_waiting()
         self._read_rank_zero()
         self._show()
 
@@ -129,7 +130,12 @@ class Follower:
         if now not in (self._told_state, "Pending"):
             self._told_state = now
             text = first_line(condition(self._job).get("message", ""))
+            told = [one for one in self._watched.incidents() if one.number in self._told]
+            if now == "Failed" and told and told[-1].remedy is Remedy.FAIL:
+                text = ""  # the incident's line has said it
             self._screen.note(f"{self._name}: {now}" + (f" ({text})" if text else ""))
+            if now == "Failed" and told:
+                self._screen.note(f"for the whole story: unbroken explain {self._name}")
 
     def _tell_waiting(self) -> None:
         """Why pods do not come up, once it lasts."""

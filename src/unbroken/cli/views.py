@@ -174,6 +174,14 @@ def incident_line(incident: Incident) -> str:
     return f"{what}; {did}; {cost:.3f} s lost"
 
 
+def told_lines(incident: Incident) -> list[str]:
+    """An incident for who follows the job and sees what rank 0 writes: one line, and what the
+    worker that failed the job has written."""
+    culprit = incident.culprit
+    is_unseen = incident.remedy is Remedy.FAIL and culprit.rank != 0
+    return [incident_line(incident), *(f"  | {x}" for x in culprit.evidence if is_unseen)]
+
+
 def stages(incident: Incident) -> list[tuple[str, float, float]]:
     """(stage, seconds since the epoch, seconds since it was detected) of those reached."""
     reached = [(name, getattr(incident, field)) for name, field in STAGES]
