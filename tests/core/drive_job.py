@@ -178,7 +178,7 @@ class Script:
         return self.views[words[0]].uid if words[0] in self.views else PodUid(words[0])
 
     def _pod(self, words: list[str], options: dict[str, str]) -> PodView:
-        """`pod w-0 [uid=] [node=] [phase=] [why=] [deleting]`: as it was, but for what is said."""
+        """`pod w-0 [uid=] [node=] [phase=] [why=] [says=] [deleting]`; else as it was."""
         name = words[0]
         index = int(name.rsplit("-", 1)[1])
         uid = PodUid(options.get("uid", f"{name}.0"))
@@ -193,6 +193,7 @@ class Script:
             node=NodeName(options["node"]) if "node" in options else view.node,
             phase=PodPhase(options["phase"]) if "phase" in options else view.phase,
             reason=options.get("why", view.reason),
+            message=options.get("says", view.message),
             is_deleting="deleting" in words or view.is_deleting,
         )
         self.views[name] = view

@@ -8,6 +8,7 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.conditions import Standing
+from unbroken.core.events import RecordEvent
 from unbroken.spec.job import CleanPodPolicy, RunPolicy
 
 
@@ -63,6 +64,15 @@ def test_deadlines_end_a_job_that_does_not_start(policy: RunPolicy, at: float, r
     script.run(f"{at} tick -> status Failed 0, delete w-0")
     assert script.condition.reason == reason
     assert "ImagePullBackOff" in script.condition.message
+
+
+def test_why_a_pod_does_not_come_up_is_said_once_in_an_event_and_once_at_the_end() -> None:
+    script = Script(spec(1, policy=RunPolicy(startup_deadline_seconds=30)))
+    script.run("0 job\n0 synced\n1 pod w-0 why=Unschedulable says=0/2-nodes")
+    *_, told = [e for e in script.effects if isinstance(e, RecordEvent)]
+    assert (told.reason, told.message) == ("Unschedulable", "pod j-w-0: 0/2-nodes")
+    script.run("30 tick -> status Failed 0, delete w-0")
+    assert script.condition.message.endswith("; pod j-w-0: Unschedulable: 0/2-nodes")
 
 
 def test_startup_deadline_is_over_once_the_job_has_run() -> None:

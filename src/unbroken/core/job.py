@@ -337,7 +337,8 @@ class Job:
         state, text = self.state, pod_trouble(view.name, view.reason, view.message)
         if state.trouble.get(view.name) != text:
             if not state.trouble:
-                state.tell(signals.as_reason(view.reason), text, is_warning=True)
+                said = f"pod {view.name}: {view.message or view.reason}"
+                state.tell(signals.as_reason(view.reason), said, is_warning=True)
             state.trouble[view.name] = text
 
     def _pod_gone(self, uid: PodUid, now: float) -> None:
