@@ -16,7 +16,7 @@ demo: setup
 
 # What CI runs: static checks, then every test.
 test: check
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -n 4 --dist loadfile
 
 check: setup
 	@$(BIN)/ruff check src tests tools benchmarks examples
