@@ -26,6 +26,7 @@ if os.fork() == 0:
         os.execv(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", MARK])
     os._exit(0)
 os.wait()
+open("both", "w").close()
 time.sleep(600)
 """
 """A program with a child that has left its family; neither listens to signals."""
@@ -45,7 +46,15 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def start(cluster: Cluster, mark: str, node: str = "node-0") -> list[int]:
     """Run the stubborn program on a node; its processes and their supervisor."""
     program = STUBBORN.replace("MARK", repr(mark)) + f"\nassert {mark!r}"
-    cluster.apply(pod("stubborn", *python(program), restartPolicy="Always", nodeName=node))
+    both = {"exec": {"command": ["test", "-e", "both"]}, "periodSeconds": 1}
+    cluster.apply(
+        pod(
+            *("stubborn", *python(program)),
+            restartPolicy="Always",
+            nodeName=node,
+            container={"readinessProbe": both},
+        )
+    )
     cluster.wait("pod/stubborn", "condition=Ready")
     found = processes(mark)
     assert len(found) >= 2

@@ -241,6 +241,8 @@ class ApiServer:
         except _WatchEndedError:
             if options.has_bookmarks:
                 await response.write(watch.bookmark())
+        except ConnectionResetError:
+            return response  # The client has left, which watchers do at any moment.
         await response.write_eof()
         return response
 
