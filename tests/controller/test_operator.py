@@ -12,6 +12,7 @@ from controller.conftest import conditions, job
 
 Object = dict[str, Any]
 JOBS, PODS = "hyperpodpytorchjobs", "pods"
+RULES = "spec.runPolicy.logMonitoringConfiguration"
 
 
 def pods(found: Object) -> dict[str, str]:
@@ -136,5 +137,31 @@ def test_a_bad_change_is_told_and_not_taken(place: Any) -> None:
             assert pods(await here.get(PODS)) == pods(before)
             found = await here.get(f"{JOBS}/lm")
             assert "Failed" not in conditions(found)
+
+    asyncio.run(check())
+
+
+def test_a_warning_is_recorded_once_and_that_of_a_change_when_it_is_made(place: Any) -> None:
+    def rules(*names: str) -> Object:
+        return {"logMonitoringConfiguration": [{"name": n, "logPattern": "x"} for n in names]}
+
+    def told(listed: Object) -> list[tuple[int, str]]:
+        found = [one for one in listed["items"] if one["reason"] == "SpecWarning"]
+        return [(one["count"], one["message"]) for one in found]
+
+    async def check() -> None:
+        async with place() as here:
+            async with here.operator():
+                await here.post(JOBS, job(runPolicy=rules("a")))
+                await here.until(f"{JOBS}/lm", conditions)
+                before = told(await here.until("events", told))
+            async with here.operator():
+                # The second operator has seen the job when it makes a pod of it.
+                await here.delete(f"{PODS}/lm-pods-1", gracePeriodSeconds=0)
+                await here.until(f"{PODS}/lm-pods-1", lambda pod: pod)
+                await here.merge(f"{JOBS}/lm", {"spec": {"runPolicy": rules("a", "b")}})
+                after = told(await here.until("events", lambda seen: len(told(seen)) > 1))
+            assert before[0][1].startswith(f"{RULES}[0]: finds nothing: ")
+            assert after == [*before, (1, before[0][1].replace("[0]", "[1]"))]
 
     asyncio.run(check())

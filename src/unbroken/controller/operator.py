@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,9 @@ class Operator:
         self._refused.pop(key, None)
         if runner is not None:
             runner.tell(_seen(new, parsed))
+            if old is not None and _generation(old) != _generation(new):
+                known = _warnings(parse_job(old))
+                _warn(runner, [one for one in _warnings(parsed) if one not in known])
         elif key not in self._tasks:
             self._tasks[key] = self._group.create_task(self._keep(key), name=str(key))
 
@@ -201,8 +204,9 @@ class Operator:
                 incident, _ = incident_from(item)
                 runner.tell(IncidentSeen(incident))
         runner.tell(Synced())
-        for warning in (*parsed.warnings, *rule_warnings(parsed.spec)):
-            runner.complain("SpecWarning", warning)
+        if not status.conditions:
+            # Of a job that has begun this has been said, by this operator or by one before it.
+            _warn(runner, _warnings(parsed))
         return runner
 
     def _refuse(self, key: Key, job: JobObject, parsed: Parsed, runner: JobRunner | None) -> None:
@@ -232,6 +236,20 @@ class Operator:
             await persist(f"job={key_of(job)} write=refusal", lambda: requests.write_status(wanted))
         except ApiRefusal as error:
             log.warning('job=%s write=refusal refused="%s"', key_of(job), error)
+
+
+def _generation(job: JobObject) -> int | None:
+    found: int | None = job["metadata"].get("generation")
+    return found
+
+
+def _warnings(parsed: Parsed) -> tuple[str, ...]:
+    return () if parsed.problems else (*parsed.warnings, *rule_warnings(parsed.spec))
+
+
+def _warn(runner: JobRunner, warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        runner.complain("SpecWarning", warning)
 
 
 def _seen(job: JobObject, parsed: Parsed) -> JobSeen:
