@@ -87,7 +87,9 @@ def test_a_killed_worker_is_explained(cli: Cli, counting: tuple[str, Any]) -> No
     assert sorted(after) == [0, 1, 2, 3]
     assert not set(after.values()) & set(before.values())
     (incident,) = cli.json("explain", name)["incidents"]
+    assert incident["culprit"]["fault"] == "Signal"
     assert incident["culprit"]["exitCode"] == 128 + signal.SIGKILL
+    assert cli.json("describe", name)["lastFault"] == "SIGKILL"
     assert incident["outcome"] == "recovered"
     assert 0 < incident["seconds"] < 30
     text = cli.call("explain", name, "--incident", "1").stdout

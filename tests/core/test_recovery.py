@@ -6,6 +6,7 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.recovery import story
+from unbroken.core.signals import reason_of
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.job import RestartPolicy, RunPolicy
 
@@ -69,6 +70,20 @@ def test_culprit_is_the_first_cause_and_never_a_lost_peer() -> None:
     assert script.status.latest_faulty is not None
     assert script.status.latest_faulty.faulty_rank_list == ("2",)
     assert script.condition.reason == "ExitCode"
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "word"),
+    [
+        ("Signal", 137, "SIGKILL"),
+        ("Signal", 128 + 35, "signal35"),
+        ("Signal", None, "Signal"),
+        ("OutOfMemory", 137, "OutOfMemory"),
+        ("ExitCode", 137, "ExitCode"),
+    ],
+)
+def test_a_condition_names_the_signal_that_killed(fault: str, code: int | None, word: str) -> None:
+    assert reason_of(Signal(1.0, fault, "killed", exit_code=code)) == word
 
 
 def test_early_exit_beats_the_errors_of_its_peers() -> None:

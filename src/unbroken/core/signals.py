@@ -55,9 +55,14 @@ def as_reason(text: str) -> str:
 
 
 def reason_of(signal: Signal) -> str:
-    """Of the condition: the class of the fault; of a log rule the agent's reason."""
-    is_rule = signal.fault == FaultKind.LOG_RULE.value
-    return as_reason(signal.text.partition(":")[0] if is_rule else signal.fault)
+    """Of the condition: the class of the fault; of a log rule the agent's reason, and of a worker
+    that was killed the signal's name, which says more in the one word of a column."""
+    if signal.fault == FaultKind.LOG_RULE.value:
+        return as_reason(signal.text.partition(":")[0])
+    number = (signal.exit_code or 0) - 128
+    if signal.fault == FaultKind.SIGNAL.value and number > 0:
+        return as_reason(signal_name(number))
+    return as_reason(signal.fault)
 
 
 def describe(signal: Signal) -> str:
