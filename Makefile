@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test check lock bench clean sim
+.PHONY: setup demo test check lock bench clean sim e2e
 
 setup: $(VENV)/.done
 
@@ -16,7 +16,11 @@ demo: setup
 
 # What CI runs: static checks, then every test.
 test: check
-	@$(BIN)/python -m pytest -n 4 --dist loadfile
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not heavy"
+
+# What takes both cores for long: the recovery benchmark, storms of faults.
+e2e: setup
+	@$(BIN)/python -m pytest -m heavy
 
 check: setup
 	@$(BIN)/ruff check src tests tools benchmarks examples

@@ -17,6 +17,7 @@ MODES = ("unbroken", "torchrun-fresh-store")
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_one_kill_of_each_is_recovered_from_and_measured(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
@@ -38,6 +39,7 @@ def test_one_kill_of_each_is_recovered_from_and_measured(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_an_interrupt_ends_all_that_was_started() -> None:
     command = [sys.executable, "-W", "ignore", str(PROGRAM), "--kills=1", f"--modes={MODES[0]}"]

@@ -17,7 +17,7 @@ from e2e.clusters import Cluster
 from e2e.control import Operator, frozen
 from e2e.jobs import Job, job
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.heavy, pytest.mark.timeout(300)]
 BLOWS = 12
 FIRST, LAST = map(int, os.environ.get("UNBROKEN_STORMS", "0:1").split(":"))
 

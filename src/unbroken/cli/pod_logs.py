@@ -19,6 +19,8 @@ the agent's own."""
 LAST_SECONDS = 3.0
 """What the containers of a job that has ended may take to hand over their last lines."""
 
+REST_SECONDS = 20.0
+"""What reading the rest may take where a cluster that was away has come back."""
 RETRY_SECONDS = 1.0
 """Between two tries where the cluster does not answer."""
 
@@ -85,6 +87,10 @@ class LogReaders:
         self._on_line = on_line
         self._on_problem = on_problem
         self._readers: dict[str, asyncio.Task[None]] = {}
+        self._seen: dict[str, int] = {}
+        """Lines told of each container."""
+        self._broken: dict[str, Object] = {}
+        """Pods by container, where a reader was cut off and may be behind."""
 
     def read(self, pods: Iterable[Object]) -> None:
         """Follow the containers of these pods that have started and are not followed yet."""
@@ -92,7 +98,7 @@ class LogReaders:
             for one in (pod.get("status") or {}).get("containerStatuses") or ():
                 has_started = "running" in one["state"] or "terminated" in one["state"]
                 if has_started and one["containerID"] not in self._readers:
-                    task = self._tasks.create_task(self._read(pod))
+                    task = self._tasks.create_task(self._read(pod, one["containerID"]))
                     self._readers[one["containerID"]] = task
 
     async def finish(self) -> None:
@@ -102,21 +108,28 @@ class LogReaders:
             _, late = await asyncio.wait(readers, timeout=LAST_SECONDS)
             for reader in late:
                 reader.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        try:
+            async with asyncio.timeout(REST_SECONDS):
+                for container, pod in self._broken.items():
+                    await self._read(pod, container, follow=False)
+        except TimeoutError:
+            self._on_problem("the last output could not be read; see: unbroken logs")
 
-    async def _read(self, pod: Object) -> None:
+    async def _read(self, pod: Object, container: str, *, follow: bool = True) -> None:
         """To the log's end, however often the way to it breaks."""
-        seen = 0
         while True:
             try:
                 number = 0
-                async for line in pod_lines(self._cluster, pod, follow=True):
+                async for line in pod_lines(self._cluster, pod, follow=follow):
                     number += 1
-                    if number > seen:
-                        seen = number
+                    if number > self._seen.get(container, 0):
+                        self._seen[container] = number
                         await self._on_line(pod, line)
                 return
             except UnbrokenError as error:
                 self._on_problem(f"output of {pod['metadata']['name']}: {error}")
                 if not isinstance(error, WorldError):
                     return
+                self._broken[container] = pod
             await pause(RETRY_SECONDS)

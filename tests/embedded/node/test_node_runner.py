@@ -14,6 +14,7 @@ from node_world import World, condition, in_world, node_index, processes_of, she
 
 from unbroken.embedded.node import stop_pods
 from unbroken.embedded.node.addresses import node_address
+from unbroken.embedded.node.process import readable
 
 pytestmark = pytest.mark.slow
 
@@ -186,8 +187,11 @@ def test_a_failing_liveness_probe_restarts_the_container(tell: Tell) -> None:
 
 def test_deletion_lets_the_pod_say_goodbye_and_leaves_nothing(tell: Tell) -> None:
     async def story(world: World) -> None:
-        stubborn = shell("trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 1000' & sleep 1000")
-        polite = shell("trap 'echo bye; exit 0' TERM; while :; do sleep 0.1; done", "polite")
+        armed = {"exec": {"command": ["test", "-e", "armed"]}, "periodSeconds": 1}
+        left = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 1000' & touch armed; sleep 1000"
+        stubborn = shell(left, readinessProbe=armed)
+        text = "trap 'echo bye; exit 0' TERM; touch armed; while :; do sleep 0.1; done"
+        polite = shell(text, "polite", readinessProbe=armed)
         async with world.node():
             await world.create("p", stubborn, polite, terminationGracePeriodSeconds=1)
             await world.ready("p")
@@ -345,6 +349,8 @@ def test_the_next_runner_finds_the_pods_and_doubles_none(tell: Tell) -> None:
                 )
             before = {name: await world.ready(name) for name in ("stays", "ends", "leaves")}
         directory = world.node_directory / "pods"
+        leaving = [os.pidfd_open(pid) for pid in processes_of(world.directory, "leaves")]
+        assert leaving
         (directory / before["ends"]["metadata"]["uid"] / "volumes/e/end").touch()
         await world.delete("leaves", grace=0)
         async with world.node():
@@ -356,7 +362,9 @@ def test_the_next_runner_finds_the_pods_and_doubles_none(tell: Tell) -> None:
             assert stays["status"]["podIP"] == before["stays"]["status"]["podIP"]
             starts = directory / stays["metadata"]["uid"] / "volumes/e/starts"
             assert starts.read_text() == "start\n"
-            assert processes_of(world.directory, "leaves") == []
+            for handle in leaving:
+                await readable(handle)
+                os.close(handle)
             await world.create("new", shell("sleep 1000"), terminationGracePeriodSeconds=1)
             new = await world.ready("new")
             assert new["status"]["podIP"] not in {
