@@ -231,7 +231,7 @@ def test_the_example_trains_by_the_fsdp_manifest(hyperpod: Cluster, tmp_path: Pa
         said = following.stdout.read()
     until(hyperpod, FSDP, "Completed")
     losses = [float(loss) for loss in re.findall(r"step \d+ loss ([\d.]+)", said)]
-    assert len(losses) == 8
+    assert len(losses) == 8, hyperpod.kubectl("get", "incidents", "-o", "yaml").stdout
     assert losses[-1] < losses[0]
     assert row(hyperpod, FSDP)["RESTARTS"] == "0"
     hyperpod.kubectl("delete", "hyperpodpytorchjobs", FSDP)
