@@ -18,7 +18,6 @@ import pytest
 from apiservers import embedded_cluster
 from controller.conftest import Place, job
 from unbroken.controller import definitions
-from unbroken.controller.driver import steady_clock
 from unbroken.controller.pods import job_identity
 from unbroken.controller.requests import JobRequests, status_patch
 from unbroken.controller.runner import JobRunner, Surroundings
@@ -42,6 +41,7 @@ from unbroken.core.events import (
     WriteStatus,
 )
 from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.clock import steady_clock
 from unbroken.kube.events import EventRecorder
 from unbroken.spec.codec import incident_from
 from unbroken.spec.incident import Incident, Remedy, Signal

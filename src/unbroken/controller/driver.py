@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import aiohttp
 
 from unbroken.kube.client import KubeClient
+from unbroken.kube.clock import steady_clock
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 
@@ -32,12 +31,6 @@ class OperatorOptions:
     namespace: str | None = None
     """Look after the jobs of this one only; None: all."""
     terms: LeaderTerms = field(default_factory=LeaderTerms)
-
-
-def steady_clock() -> Callable[[], float]:
-    """Seconds since the epoch that go on evenly, whatever is done to the system's clock."""
-    offset = time.time() - time.monotonic()
-    return lambda: offset + time.monotonic()
 
 
 async def run_operator(

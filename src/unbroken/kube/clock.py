@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 
@@ -20,6 +21,12 @@ def wall() -> float:
 def monotonic() -> float:
     """Seconds of a clock that never jumps: for deadlines and durations."""
     return time.monotonic()
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch that go on evenly, whatever is done to the system's clock."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
 
 
 def entropy() -> random.Random:

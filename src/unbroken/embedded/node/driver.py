@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from lightkube.resources.core_v1 import Pod
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube import clock
 from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import steady_clock
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.lease import LeaseTerms, keep_lease
@@ -80,12 +80,6 @@ class NodeOptions:
     kubelet_token: str = ""
     """Bearer token of the node's own server; empty: it answers nobody."""
     heartbeat_seconds: float = 10.0
-
-
-def steady_clock() -> Callable[[], float]:
-    """Seconds since the epoch that go on evenly, whatever is done to the system's clock."""
-    offset = time.time() - time.monotonic()
-    return lambda: offset + time.monotonic()
 
 
 async def run_node(
