@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
+from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobSpec, JobStatus
+from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
 from unbroken.wire.agent import AgentReport, StartCommand, StopCommand
+from unbroken.wire.observation import CollectCommand, Evidence
 
 PodUid = NewType("PodUid", str)
 PodName = NewType("PodName", str)
@@ -73,6 +76,8 @@ class JobSeen:
     """Time in the annotation `unbroken.dev/restart`; a later one than the last asks anew."""
     log_rule_watches: Mapping[str, Watch] = field(default_factory=dict)
     """Who must log, by log rule; for the next start."""
+    detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
+    ledger: Ledger = field(default_factory=Ledger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,14 @@ class AgentReported:
 
     pod: PodUid
     report: AgentReport
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceReceived:
+    """The agent in the pod has looked at its ranks, as `CollectEvidence` asked it to."""
+
+    pod: PodUid
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +207,28 @@ class StartWorkers:
 class StopWorkers:
     pod: PodUid
     command: StopCommand
+
+
+@dataclass(frozen=True, slots=True)
+class CollectEvidence:
+    """Let an agent say what its ranks are doing; answered by `EvidenceReceived`, or not at all."""
+
+    pod: PodUid
+    command: CollectCommand
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLedger:
+    """The job's ledger is now this; as with the status, the newest counts."""
+
+    ledger: Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteIncident:
+    """Delete the Incident object of this number: there are too many."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)

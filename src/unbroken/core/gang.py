@@ -11,7 +11,7 @@ Commands say what should be and are repeated until a report shows it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import takewhile
 
@@ -42,6 +42,7 @@ class Order:
     master_addr: str
     master_port: int
     log_rules: tuple[Mapping[str, object], ...] = ()
+    detectors: Mapping[str, str] = field(default_factory=dict)
 
 
 class Gang:
@@ -209,8 +210,9 @@ class Gang:
         order = self.order
         assert order is not None
         command = StartCommand(
-            order.attempt, 0, order.nnodes, order.master_addr, order.master_port, order.log_rules
-        )
+            order.attempt, 0, order.nnodes, order.master_addr, order.master_port, order.log_rules,
+            order.detectors,
+        )  # fmt: skip
         effects: list[Effect] = []
         for uid in sorted(self.awaited, key=lambda uid: self.ranks[uid]):
             member = self._roster.members.get(uid)
@@ -220,7 +222,7 @@ class Gang:
             member.clear_through = min(member.clear_through, order.attempt - 1)
             of_node = replace(command, rank=self.ranks[uid])
             if member.report is not None and is_stock(member.report):
-                of_node = replace(of_node, log_rules=_documented(order.log_rules))
+                of_node = replace(of_node, log_rules=_documented(order.log_rules), detectors={})
             effects.append(StartWorkers(uid, of_node))
         self._resend_at = now + RESEND_SECONDS
         return effects

@@ -155,6 +155,7 @@ class Job:
     def _job_seen(self, event: JobSeen, now: float) -> None:
         state, old = self.state, self.state.spec
         state.spec, state.watches = event.spec, event.log_rule_watches
+        state.detectors = event.detectors
         if event.is_deleting:
             state.phase = Phase.DELETED
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
+from unbroken.spec import detectors
 from unbroken.spec.job import CleanPodPolicy, RunPolicy
 from unbroken.spec.log_rule_ranks import RANKS_KEY, watch_of
 from unbroken.spec.write import write_record
@@ -219,7 +220,8 @@ class Life:
             }
             for rule in rules
         )
-        return Order(state.attempt, state.nnodes, *master, written)
+        modes = detectors.written(state.detectors)
+        return Order(state.attempt, state.nnodes, *master, written, modes)
 
     def _try_start(self, now: float) -> None:
         state = self._state

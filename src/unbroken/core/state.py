@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 
+from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.job import FaultyPods, JobSpec, JobStatus, ReplicaSpec, RestartStatus
 from unbroken.spec.log_rule_ranks import Watch
 
@@ -53,6 +54,7 @@ class JobState:
         self.spec: JobSpec | None = None
         self.watches: Mapping[str, Watch] = {}
         """Who must log, by log rule."""
+        self.detectors: Mapping[Detector, Mode] = DEFAULTS
         self.shape: tuple[ReplicaSpec, ...] = ()
         """Replica specs in force; those of the spec since the last full start."""
         self.phase = Phase.UNKNOWN

@@ -41,6 +41,25 @@ class Signal:
     """Last lines of the traceback or the log; bounded."""
     exit_code: int | None = None
     """Of the worker, as a shell shows it: 128 + n where signal n ended it.  None: none ended."""
+    fingerprint: str = ""
+    """Same for the same exception at the same place; empty where there was none."""
+    step: int | None = None
+    """Newest step that the rank had told."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Ranks that were found doing the same."""
+
+    ranks: str
+    """As ranges: `0-2,5`."""
+    count: int
+    doing: str
+    """In words: `waits in all_reduce`, `stopped by a signal`."""
+    stack: tuple[str, ...] = ()
+    """Of the main thread, innermost first; bounded."""
+    is_outlier: bool = False
+    """They do something else than those who wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +82,8 @@ class Incident:
     """No worker of the attempt lives any more."""
     ready_at: Time | None = None
     """Every agent of the next attempt is ready to start."""
+    examined_at: Time | None = None
+    """All ranks were looked at, before anything was stopped; None: there was no need."""
     started_at: Time | None = None
     """Every agent runs the next attempt."""
     progress_at: Time | None = None
@@ -70,3 +91,17 @@ class Incident:
     ended_at: Time | None = None
     outcome: str = ""
     """`recovered`, or why not; empty while open."""
+    confidence: str = ""
+    """`certain`, `likely` or `unsure` of the culprit; empty: nothing had to be compared."""
+    blame: str = ""
+    """Why this rank, in a sentence."""
+    groups: tuple[StackGroup, ...] = ()
+    """What the ranks did, the outliers first."""
+    progress_before: Time | None = None
+    """Last step or other sign of progress before the fault; None: unknown."""
+    step: int | None = None
+    """Newest step that the job had made, by any rank; None: the script tells none."""
+    resumed_step: int | None = None
+    """First step that the next attempt told."""
+    step_seconds: float | None = None
+    """What a step took before the fault."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from .observation import RankWatch
+
 PORT = 8080
 LINK_PATH = "/v1/link"
 HEARTBEAT_SECONDS = 1.0
@@ -70,6 +72,8 @@ class WorkerFault:
     """Same for the same error at the same place; empty where there was no exception."""
     lines: tuple[str, ...] = ()
     """Last lines of the traceback, or of the output; bounded."""
+    step: int | None = None
+    """Newest step that the worker had told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,8 @@ class StartCommand:
     master_port: int
     log_rules: tuple[Mapping[str, Any], ...] = ()
     """With the CRD's own keys; for our agents also `ranks`, who must log."""
+    detectors: Mapping[str, str] = field(default_factory=dict)
+    """Mode by name (`spec.detectors`); what is missing has its default."""
     spare: bool = False
     ip_version: str | None = None
     rank_ips: tuple[tuple[int, str], ...] | None = None
@@ -185,6 +191,8 @@ class AgentReport:
     faults: tuple[WorkerFault, ...] = ()
     log_rules: tuple[RuleView, ...] = ()
     """Of the attempt; counts may lag by a second, states do not."""
+    watch: tuple[RankWatch, ...] = ()
+    """Of the attempt, by rank; steps may lag by a second, alarms do not."""
     reason: str = ""
     message: str = ""
     agent_version: str = ""

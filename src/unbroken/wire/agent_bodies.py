@@ -83,6 +83,7 @@ def start_command(value: object) -> StartCommand:
         master_addr=master_addr,
         master_port=master_port,
         log_rules=reader.optional("log_monitoring_configuration", _rules, ()),
+        detectors=reader.optional("detectors", _object, {}),
         spare=spare,
         ip_version=reader.optional("ipVersion", _text, None),
         rank_ips=None if ranks is None else tuple(pair for pair in ranks if pair[0] < nnodes),
@@ -118,6 +119,8 @@ def start_body(command: StartCommand) -> dict[str, Any]:
     }
     if command.log_rules:
         body["log_monitoring_configuration"] = [dict(rule) for rule in command.log_rules]
+    if command.detectors:
+        body["detectors"] = dict(command.detectors)
     if command.ip_version is not None:
         body["ipVersion"] = command.ip_version
     if command.rank_ips is not None:

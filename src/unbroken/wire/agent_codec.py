@@ -27,16 +27,19 @@ from .agent import (
     WorkerReport,
 )
 from .agent_bodies import NUMBER_MAX, start_body, start_command, stop_body, stop_command
+from .observation import Alarm, RankWatch
 
 FRAME_BYTES_MAX = 4 * 1024 * 1024
 """Longest frame either side takes; a start with the addresses of 12,500 nodes has 0.5 MB."""
 WORKERS_MAX = 1024
 FAULTS_MAX = 1024
 RULES_MAX = 1024
+ALARMS_MAX = 16
+METRICS_MAX = 64
 LINES_MAX = 64
 TEXT_MAX = 16 * 1024
 _REQUIRED = ("agent_id", "state")
-_NESTED = ("workers", "faults", "log_rules")
+_NESTED = ("workers", "faults", "log_rules", "watch", "alarms")
 
 
 def encode_report(report: AgentReport) -> str:
@@ -97,6 +100,7 @@ def report_from(value: Mapping[str, Any]) -> AgentReport:
         workers=tuple(_worker(item) for item in take.items("workers", WORKERS_MAX)),
         faults=tuple(_fault(item) for item in take.items("faults", FAULTS_MAX)),
         log_rules=tuple(_rule(item) for item in take.items("log_rules", RULES_MAX)),
+        watch=tuple(_watch(item) for item in take.items("watch", WORKERS_MAX)),
         reason=take.optional_text("reason") or "",
         message=take.optional_text("message") or "",
         agent_version=take.optional_text("agent_version") or "",
@@ -128,6 +132,31 @@ def _fault(item: _Taker) -> WorkerFault:
         message=item.optional_text("message") or "",
         fingerprint=item.optional_text("fingerprint") or "",
         lines=item.lines("lines"),
+        step=item.count("step"),
+    )
+
+
+def _watch(item: _Taker) -> RankWatch:
+    return RankWatch(
+        rank=item.number("rank"),
+        phase=item.optional_text("phase") or "",
+        step=item.count("step"),
+        step_at=item.time("step_at"),
+        step_seconds=item.time("step_seconds"),
+        sign_at=item.time("sign_at"),
+        allowed_seconds=item.time("allowed_seconds"),
+        checkpoint_step=item.count("checkpoint_step"),
+        metrics=item.floats("metrics"),
+        alarms=tuple(_alarm(each) for each in item.items("alarms", ALARMS_MAX)),
+    )
+
+
+def _alarm(item: _Taker) -> Alarm:
+    return Alarm(
+        detector=item.text("detector"),
+        since=item.time("since") or 0.0,
+        at=item.time("at") or 0.0,
+        why=item.optional_text("why") or "",
     )
 
 
@@ -200,6 +229,15 @@ class _Taker:
         if not isinstance(found, dict):
             raise self._wrong(name, "not an object")
         return found
+
+    def floats(self, name: str) -> dict[str, float]:
+        """Of what JSON cannot say, Python writes and reads NaN and Infinity."""
+        found = list(self.mapping(name).items())[:METRICS_MAX]
+        return {
+            key[:TEXT_MAX]: float(value)
+            for key, value in found
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
 
     def items(self, name: str, longest: int) -> list[_Taker]:
         found = self._list(name)[:longest]

@@ -1,0 +1,91 @@
+"""What watches a job without being asked, and what each of it may do: `unbroken.dev/detectors`.
+
+The annotation's text is `DETECTOR=MODE; DETECTOR=MODE`, DETECTOR `*` for the others.  A detector
+is promoted by evidence: in `shadow` it only keeps count of what it would have done, and
+`unbroken describe` shows how often it was right on this job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from unbroken.errors import SpecError
+
+ANNOTATION = "unbroken.dev/detectors"
+
+
+class Detector(Enum):
+    """What is looked for on every rank."""
+
+    STOPPED = "stopped"
+    """The process was stopped by a signal (state T) and not continued."""
+    SILENT = "silent"
+    """No step, output or work for longer than the run itself has taught, on the whole job."""
+    SPINNING = "spinning"
+    """As silent, while a rank uses its processor in one place without getting on."""
+    STUCK = "stuck"
+    """In the kernel, and not to be interrupted (state D)."""
+    SLOW = "slow"
+    """Steps take markedly longer than they did."""
+    NAN = "nan"
+    """A metric given to `unbroken.worker.progress` is no finite number."""
+    SPIKE = "spike"
+    """The metric `loss` has left the range that it kept."""
+    CHECKPOINT = "checkpoint"
+    """No checkpoint for several times the interval at which there were some."""
+
+
+class Mode(Enum):
+    """What a detector may do; each includes the ones before it."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    """Count what it would have done."""
+    WARN = "warn"
+    """Record an event on the job."""
+    ACT = "act"
+    """Open an incident, and recover."""
+
+
+DEFAULTS: Mapping[Detector, Mode] = {
+    Detector.STOPPED: Mode.ACT,
+    Detector.SILENT: Mode.ACT,
+    Detector.SPINNING: Mode.ACT,
+    Detector.STUCK: Mode.WARN,
+    Detector.SLOW: Mode.WARN,
+    Detector.NAN: Mode.WARN,
+    Detector.SPIKE: Mode.SHADOW,
+    Detector.CHECKPOINT: Mode.WARN,
+}
+
+
+def read_detectors(annotation: str) -> dict[Detector, Mode]:
+    """The mode of every detector.  Raises SpecError."""
+    given: dict[str, Mode] = {}
+    names = {one.value for one in Detector}
+    modes = {one.value for one in Mode}
+    for part in filter(None, map(str.strip, annotation.split(";"))):
+        name, is_pair, mode = (word.strip() for word in part.partition("="))
+        if not is_pair or name not in {*names, "*"}:
+            known = ", ".join(sorted(names))
+            raise SpecError(f"{part!r} is not DETECTOR=MODE with one of: {known}, *")
+        if mode not in modes:
+            raise SpecError(f"{part!r}: the mode is one of off, shadow, warn, act")
+        given[name] = Mode(mode)
+    rest = given.get("*")
+    return {one: given.get(one.value, rest or DEFAULTS[one]) for one in Detector}
+
+
+def written(modes: Mapping[Detector, Mode]) -> dict[str, str]:
+    """For a start command."""
+    return {one.value: mode.value for one, mode in modes.items()}
+
+
+def from_command(given: Mapping[str, str]) -> dict[Detector, Mode]:
+    """Of a start command; defaults for what it does not name, or names in a newer way."""
+    found = dict(DEFAULTS)
+    for one in Detector:
+        if given.get(one.value) in {mode.value for mode in Mode}:
+            found[one] = Mode(given[one.value])
+    return found

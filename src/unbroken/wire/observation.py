@@ -1,0 +1,126 @@
+"""What an agent sees of its ranks while they run: signs of progress, alarms, evidence of a hang.
+
+Signs and alarms are part of each report.  Evidence is collected on request, before anything is
+stopped, and sent once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+THREADS_MAX = 16
+"""Of a process, in evidence; the main thread is always among them."""
+FRAMES_MAX = 48
+"""Of a thread, from the innermost."""
+FRAME_CHARACTERS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A detector that has found something, and has not seen it end."""
+
+    detector: str
+    """`spec.detectors.Detector`; a text, since the other side may know more of them."""
+    since: float
+    """When what it found began: the last step, the stop, the first bad value."""
+    at: float
+    """When it was sure."""
+    why: str
+    """One line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWatch:
+    """One rank as the watchdog sees it now.  Times are seconds since the epoch."""
+
+    rank: int
+    phase: str = ""
+    """startup, first step, train, eval, checkpoint, or the script's own word."""
+    step: int | None = None
+    """Newest that the script has told; None: it tells none."""
+    step_at: float | None = None
+    step_seconds: float | None = None
+    """Median of the newest steps."""
+    sign_at: float | None = None
+    """Last sign of life: a step, output, or work where the rank shows nothing else."""
+    allowed_seconds: float | None = None
+    """Silence that is usual in this phase, with a margin; None: still learning."""
+    checkpoint_step: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """As last told; NaN and infinities as they are."""
+    alarms: tuple[Alarm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectCommand:
+    """Say what every rank is doing, in Evidence, and stop nothing."""
+
+    request: int
+    """Chosen by who asks; the answer has it."""
+    attempt: int
+    seconds: float
+    """The answer is sent within this time, with what there is by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """Where a thread is."""
+
+    name: str
+    is_main: bool
+    frames: tuple[str, ...]
+    """`function (file:line)`, native ones `function (library)`; the innermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The newest collective of a process group, by the flight recorder."""
+
+    group: str
+    sequence: int
+    operation: str
+    state: str
+    """scheduled, started, completed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """One rank, looked at twice with a pause between."""
+
+    rank: int
+    pid: int
+    state: str = ""
+    """Of the process, by the kernel: R, S, D, T, t, Z; empty: gone."""
+    waits_in: str = ""
+    """Function of the kernel in which the main thread waits."""
+    cpu_seconds: float = 0.0
+    """Since it started, children that it has waited for not included."""
+    cpu_share: float | None = None
+    """Cores used between the looks, with the processes below it; None: not measured."""
+    io_bytes: int | None = None
+    """Read and written between the looks; None: not measured."""
+    is_same: bool | None = None
+    """The main thread was in the same functions both times; None: could not be told."""
+    last_output_at: float | None = None
+    last_line: str = ""
+    phase: str = ""
+    step: int | None = None
+    step_at: float | None = None
+    threads: tuple[ThreadStack, ...] = ()
+    """The main thread first."""
+    collectives: tuple[Collective, ...] = ()
+    note: str = ""
+    """Why something is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The answer to a CollectCommand."""
+
+    request: int
+    attempt: int
+    agent_id: str
+    at: float
+    """When it was complete."""
+    ranks: tuple[RankEvidence, ...] = ()
