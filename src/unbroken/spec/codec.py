@@ -99,6 +99,12 @@ def owner_reference(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seconds_lost(incident: Incident) -> float | None:
-    """From the fault to the next progress, or to the end; None: still open."""
+    """From the last progress before the fault to the first after it, or to the end; None: open."""
     end = incident.progress_at if incident.progress_at is not None else incident.ended_at
-    return None if end is None else round(max(end - incident.detected_at, 0.0), 3)
+    return None if end is None else round(max(end - lost_since(incident), 0.0), 3)
+
+
+def lost_since(incident: Incident) -> float:
+    """The last progress before the fault; where none is known, when it was detected."""
+    before = incident.progress_before
+    return incident.detected_at if before is None else min(before, incident.detected_at)
