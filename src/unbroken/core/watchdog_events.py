@@ -1,0 +1,91 @@
+"""What the watchdog is told, and what it asks for.
+
+`now` and every time in these events, those of the page too, are seconds of the driver's one clock,
+and so are those of the views.  A clock that does not jump is best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from unbroken.wire.worker import Page
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The rank's worker runs; whatever was known of the rank is forgotten."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What the rank's page says, read just now."""
+
+    rank: int
+    page: Page
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """Output that came since the last time; nothing came: the event may be left out."""
+
+    rank: int
+    at: float
+    """Of the newest."""
+    longest_gap: float = 0.0
+    """Between two successive writes, the one before these included."""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The rank's processes, by /proc, just now."""
+
+    rank: int
+    state: str
+    """The worst of the worker and the processes below it, in this order: T or t, D, R, S."""
+    cpu_seconds: float
+    """User and system time so far, of the worker and the processes below it."""
+    io_bytes: int = 0
+    """Read and written so far, of the same; 0 where the kernel does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """A signal stopped the worker, says the kernel."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """A signal continued the worker, says the kernel."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The worker has ended; nothing more will come from the rank."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The deadline has come."""
+
+
+Event = Started | Told | Wrote | Sampled | Halted | Continued | Ended | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Read page, output and /proc of these ranks now: for each `Told` and `Wrote` if there is
+    anything new, then `Sampled`."""
+
+    ranks: tuple[int, ...]
+
+
+Effect = Sample
