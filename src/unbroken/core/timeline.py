@@ -1,0 +1,186 @@
+"""Where a job's time went: start-up, productive steps, and what each fault has cost.
+
+Every second of a job's active time is counted once; `Goodput` is a partition of it, whatever the
+clocks and the records say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from unbroken.spec.codec import lost_since, seconds_lost
+from unbroken.spec.incident import Incident
+from unbroken.spec.job import JobStatus
+from unbroken.spec.ledger import Ledger
+
+from .conditions import Standing, standing
+
+TWICE = "StepsMadeTwice"
+"""Cause of what was lost by going back to a checkpoint."""
+
+lost_seconds = seconds_lost
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput:
+    """A job's time in seconds; `startup`, `productive` and `lost` add up to `total`."""
+
+    total: float
+    """Active time: without suspensions."""
+    startup: float
+    """Before the first progress of each life."""
+    productive: float
+    lost: Mapping[str, float] = field(default_factory=dict)
+    """By class of the fault, and TWICE; the costliest first."""
+    suspended: float = 0.0
+    """Not part of the total."""
+    steps: int = 0
+    """Lost in all incidents of which it is known."""
+    share: float | None = None
+    """Productive of total; None: no progress is known, so nothing can be said."""
+
+
+def lost_steps(incident: Incident) -> int | None:
+    """Steps that have to be made again; None: not known, or not yet."""
+    if incident.step is None or incident.resumed_step is None:
+        return None
+    return max(incident.step - incident.resumed_step + 1, 0)
+
+
+def redo_seconds(incident: Incident) -> float:
+    """What making them again takes, by the pace before the fault."""
+    return _sane((lost_steps(incident) or 0) * _sane(incident.step_seconds or 0.0))
+
+
+def settle(ledger: Ledger, incident: Incident) -> Ledger:
+    """The ledger with an incident that is no longer kept."""
+    lost = defaultdict(float, ledger.seconds)
+    lost[incident.culprit.fault] += lost_seconds(incident) or 0.0
+    lost[TWICE] += redo_seconds(incident)
+    return replace(
+        ledger,
+        incidents=ledger.incidents + 1,
+        steps=ledger.steps + (lost_steps(incident) or 0),
+        seconds={name: value for name, value in lost.items() if value},
+    )
+
+
+def end_life(ledger: Ledger, start: float | None, now: float) -> Ledger:
+    """The ledger of a job that is suspended: the life since `start` is over."""
+    if start is None:
+        return replace(ledger, progress_at=None)
+    active = _sane(now - start)
+    until = now if ledger.progress_at is None else ledger.progress_at
+    return replace(
+        ledger,
+        active_seconds=ledger.active_seconds + active,
+        startup_seconds=ledger.startup_seconds + min(_sane(until - start), active),
+        progress_at=None,
+    )
+
+
+def goodput(
+    status: JobStatus,
+    incidents: Iterable[Incident],
+    ledger: Ledger,
+    now: float,
+    created: float | None = None,
+) -> Goodput:
+    """Where the time of a job went; `created` is when its object was, None: unknown."""
+    found, life = list(incidents), _life(status, now)
+    past = _sane(ledger.active_seconds)
+    progress_at = _first_progress(ledger, found, life)
+    left = _Budget(past + life[1] - life[0])
+    lost: dict[str, float] = defaultdict(float)
+    spans = _disjoint(found, life)
+    for cause, start, end in (*_disjoint(found, (-math.inf, life[0])), *spans):
+        lost[cause] += left.take(end - start)
+    for cause, seconds in ledger.seconds.items():
+        lost[cause] += left.take(seconds)
+    startup = left.take(_startup(spans, life[0], progress_at or life[1]))
+    startup += left.take(min(_sane(ledger.startup_seconds), past))
+    lost[TWICE] += left.take(sum(map(redo_seconds, found)))
+    has_progress = progress_at is not None or ledger.startup_seconds < past
+    return Goodput(
+        total=left.total,
+        startup=startup,
+        productive=left.rest,
+        lost=dict(sorted(((k, v) for k, v in lost.items() if v > 0), key=lambda one: -one[1])),
+        suspended=_suspended(status, ledger, left.total, life, now, created),
+        steps=ledger.steps + sum(lost_steps(one) or 0 for one in found),
+        share=left.rest / left.total if has_progress and left.total > 0 else None,
+    )
+
+
+class _Budget:
+    """Seconds that are given out; never more than there are."""
+
+    def __init__(self, total: float) -> None:
+        self.total = self.rest = total
+
+    def take(self, wanted: float) -> float:
+        """As much of it as is left."""
+        given = min(_sane(wanted), self.rest)
+        self.rest -= given
+        return given
+
+
+def _sane(seconds: float) -> float:
+    """Clocks may go back and records may be garbled: no time is negative or infinite."""
+    return seconds if math.isfinite(seconds) and seconds > 0 else 0.0
+
+
+def _life(status: JobStatus, now: float) -> tuple[float, float]:
+    """From when to when the present life is active; that of a suspended job is in the ledger."""
+    start = status.start_time
+    if start is None or standing(status.conditions) is Standing.SUSPENDED:
+        return now, now
+    end = now if status.completion_time is None else status.completion_time
+    return start, max(start, end)
+
+
+def _first_progress(
+    ledger: Ledger, incidents: Sequence[Incident], life: tuple[float, float]
+) -> float | None:
+    told = [ledger.progress_at, *(one.progress_before for one in incidents)]
+    told += [one.progress_at for one in incidents]
+    return min((at for at in told if at is not None and life[0] <= at <= life[1]), default=None)
+
+
+def _disjoint(
+    incidents: Sequence[Incident], within: tuple[float, float]
+) -> list[tuple[str, float, float]]:
+    """(cause, from, to) of what was lost in a span; where faults overlap, the first counts."""
+    found, at = [], within[0]
+    for one in sorted(incidents, key=lost_since):
+        start = max(lost_since(one), at)
+        end = one.progress_at if one.progress_at is not None else one.ended_at
+        end = within[1] if end is None else min(end, within[1])
+        if end > start:
+            found.append((one.culprit.fault, start, end))
+            at = end
+    return found
+
+
+def _startup(spans: Iterable[tuple[str, float, float]], start: float, until: float) -> float:
+    """Seconds from the start until the first progress, without those that faults have cost."""
+    broken = sum(max(min(end, until) - begin, 0.0) for _, begin, end in spans)
+    return _sane(until - start - broken)
+
+
+def _suspended(
+    status: JobStatus,
+    ledger: Ledger,
+    total: float,
+    life: tuple[float, float],
+    now: float,
+    created: float | None,
+) -> float:
+    """Of a job that is or was suspended: the time since it was created that is not active."""
+    is_suspended = standing(status.conditions) is Standing.SUSPENDED
+    if created is None or not (is_suspended or ledger.active_seconds):
+        return 0.0
+    return _sane((now if is_suspended else life[1]) - created - total)
