@@ -21,7 +21,7 @@ MAGIC = b"UNBRPAGE"
 VERSION = 1
 PAGE_BYTES = 4096
 PLACES = (64, 2048)
-"""Where records begin."""
+"""Where records begin: the one with number n at `PLACES[n & 1]`."""
 METRICS_MAX = 16
 NAME_BYTES_MAX = 48
 NO_STEP = -(2**63)
@@ -32,7 +32,8 @@ RECORD = struct.Struct("=QqQdQdQdQqdHH")
 """After the checksum: number, step, calls, step_at, visit, phase_at, visit_calls, longest_gap,
 bad_calls, checkpoint_step, checkpoint_at, number of metrics, bytes of text.  The metrics' values
 and the text follow: the phase and the names of the metrics, with a zero byte between."""
-VALUES = tuple(struct.Struct(f"={count}d") for count in range(METRICS_MAX + 1))
+RECORDS = tuple(struct.Struct(f"{RECORD.format}{count}d") for count in range(METRICS_MAX + 1))
+"""By the number of metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +80,9 @@ def text(phase: str, names: Sequence[str] = ()) -> bytes:
     return b"\0".join(_cut(name) for name in (phase, *names[:METRICS_MAX]))
 
 
-def record(fields: tuple[int | float, ...], values: Sequence[float], texts: bytes) -> bytes:
-    """What is written at a place; `fields` are RECORD's without the last two.
-
-    struct.error where a number does not fit."""
-    count = len(values)
-    body = RECORD.pack(*fields, count, len(texts)) + VALUES[count].pack(*values) + texts
+def sealed(body: bytes) -> bytes:
+    """What is written at the record's place; `body` is of RECORDS, with the text."""
     return CHECK.pack(zlib.crc32(body)) + body
-
-
-def place(number: int) -> int:
-    """Where the record with this number is written."""
-    return PLACES[number & 1]
 
 
 def read(data: bytes) -> tuple[int, Page] | None:
@@ -113,13 +105,15 @@ def _cut(name: str) -> bytes:
 def _read(data: bytes, start: int) -> tuple[int, Page] | None:
     body = start + CHECK.size
     *fields, count, length = RECORD.unpack_from(data, body)
-    texts = body + RECORD.size + 8 * count
+    if count > METRICS_MAX:
+        return None
+    texts = body + RECORDS[count].size
     end = texts + length
-    if count > METRICS_MAX or end > PAGE_BYTES:
+    if end > PAGE_BYTES:
         return None
     if CHECK.unpack_from(data, start)[0] != zlib.crc32(data[body:end]):
         return None
-    values = VALUES[count].unpack_from(data, body + RECORD.size)
+    values = RECORDS[count].unpack_from(data, body)[-count:] if count else ()
     return fields[0], _page(fields[1:], values, data[texts:end])
 
 

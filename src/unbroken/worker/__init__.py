@@ -1,0 +1,337 @@
+"""Tell the agent how training goes: for training scripts, and needed by none.
+
+    from unbroken import worker
+
+    for step, batch in enumerate(batches):
+        loss = train(batch)
+        worker.progress(step, loss=loss_on_the_host)
+        if step % 1000 == 0:
+            with worker.phase("eval"):
+                evaluate()
+
+Nothing here raises, waits, or costs more than a microsecond or two.  Where no agent of unbroken has
+started the process, and in processes forked from the one that trains, everything does nothing.
+Standard library only, Python 3.10 or newer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import nan
+from time import monotonic  # noqa: TID251  (the caller's clock is read here)
+from types import TracebackType
+from typing import SupportsFloat, SupportsInt
+
+from unbroken.wire.worker import (
+    METRICS_MAX,
+    NO_STEP,
+    PAGE_BYTES,
+    PLACES,
+    RECORDS,
+    VARIABLE,
+    VERSION,
+    Page,
+    read,
+    sealed,
+    text,
+    version,
+)
+
+__all__ = ["Context", "Phase", "checkpoint", "context", "phase", "progress"]
+
+
+def progress(step: SupportsInt, **metrics: SupportsFloat) -> None:
+    """Tell that a step was made, and up to 16 metrics of it; call it once per step on every rank.
+
+    Give plain numbers: a tensor on a GPU has to be fetched, which makes the step wait for the
+    device.  A metric keeps its value until it is told again.  What is no number is ignored, with
+    one warning; NaN and infinities are what the detector `nan` looks for.
+    """
+    try:
+        _writer.progress(step, metrics)
+    except Exception as error:  # noqa: BLE001  (training goes on, whatever a user's float() does)
+        _warn(f"progress is not told: {error!r}")
+
+
+def phase(name: str) -> Phase:
+    """Tell what begins now, such as "train", "eval" or "checkpoint": silence that is usual in one
+    phase is not in another.  As a context manager it goes back to the phase before."""
+    try:
+        return Phase(_writer.enter(str(name)))
+    except Exception as error:  # noqa: BLE001
+        _warn(f"the phase is not told: {error!r}")
+        return Phase(None)
+
+
+def checkpoint(step: SupportsInt) -> None:
+    """Tell that a checkpoint is complete, with everything up to this step."""
+    try:
+        _writer.checkpoint(int(step))
+    except Exception as error:  # noqa: BLE001
+        _warn(f"the checkpoint is not told: {error!r}")
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where this process stands; outside of unbroken what torchrun says, or a world of one."""
+
+    is_managed: bool
+    """Started by an agent of unbroken."""
+    job: str
+    pod: str
+    rank: int
+    world_size: int
+    local_rank: int
+    node_rank: int
+    attempt: int
+    """Of the job, from 0; each recovery starts the next."""
+    restart_count: int
+    """As torchrun counts; with unbroken's own agent the same."""
+
+
+def context() -> Context:
+    """Read from the environment variables."""
+    job, restarts = os.environ.get("UNBROKEN_JOB", ""), _number("TORCHELASTIC_RESTART_COUNT", 0)
+    return Context(
+        is_managed="RANK" in os.environ and bool(job or VARIABLE in os.environ),
+        job=job,
+        pod=os.environ.get("UNBROKEN_POD", ""),
+        rank=_number("RANK", 0),
+        world_size=_number("WORLD_SIZE", 1),
+        local_rank=_number("LOCAL_RANK", 0),
+        node_rank=_number("GROUP_RANK", 0),
+        attempt=_number("JOB_RESTART_COUNT", restarts),
+        restart_count=restarts,
+    )
+
+
+class Phase:
+    """A phase that has begun."""
+
+    __slots__ = ("_before",)
+
+    def __init__(self, before: str | None) -> None:
+        self._before = before
+
+    def __enter__(self) -> None:
+        """Nothing: the phase began with the call."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Go back to the phase before."""
+        if self._before is not None:
+            phase(self._before)
+
+
+class _Nowhere:
+    """There is no page, or it is another process's."""
+
+    def progress(self, step: SupportsInt, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Nothing."""
+
+    def enter(self, phase: str) -> str | None:
+        """Nothing."""
+        return None
+
+    def checkpoint(self, step: int) -> None:
+        """Nothing."""
+
+
+class _Unclaimed(_Nowhere):
+    """Looks for the page when something is told first."""
+
+    def progress(self, step: SupportsInt, metrics: Mapping[str, SupportsFloat]) -> None:
+        _claim().progress(step, metrics)
+
+    def enter(self, phase: str) -> str | None:
+        return _claim().enter(phase)
+
+    def checkpoint(self, step: int) -> None:
+        _claim().checkpoint(step)
+
+
+class _Writer(_Nowhere):
+    """Writes the page; what an earlier process of this worker has told goes on counting.
+
+    Threads and signal handlers may tell things at once.  A lock would cost as much as all the rest,
+    and is not needed: a record is written by one store that Python does not interrupt, and what a
+    lost race leaves out is in the next record.
+    """
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        number, page = read(memory[:]) or (0, Page())
+        self._memory = memory
+        self._number = number
+        self._step = NO_STEP
+        self._calls, self._step_at = page.calls, page.step_at
+        self._visit = _Visit("", page.visit + (number > 0), monotonic())
+        self._metrics: dict[str, float] = {}
+        self._text, self._named = text(""), 0
+        self._bad_calls = page.bad_calls
+        self._saved, self._saved_at = NO_STEP, nan
+
+    def progress(self, step: SupportsInt, metrics: Mapping[str, SupportsFloat]) -> None:
+        now, visit = monotonic(), self._visit
+        if visit.calls and now - self._step_at > visit.longest_gap:
+            visit.longest_gap = now - self._step_at
+        visit.calls += 1
+        self._calls += 1
+        self._step_at = now
+        try:
+            self._step = int(step)
+            if metrics:
+                self._take(metrics)
+            self._write()
+        except Exception:  # noqa: BLE001  (a user's objects)
+            self._salvage(step, metrics)
+
+    def enter(self, phase: str) -> str | None:
+        before = self._visit
+        if phase != before.phase:
+            self._visit = _Visit(phase, before.number + 1, monotonic())
+            self._name()
+            self._write()
+        return before.phase
+
+    def checkpoint(self, step: int) -> None:
+        self._saved, self._saved_at = _whole(step), monotonic()
+        self._write()
+
+    def _take(self, told: Mapping[str, SupportsFloat]) -> None:
+        known, is_bad = self._metrics, False
+        for name, value in told.items():
+            known[name] = number = float(value)
+            # 0 for finite numbers, NaN for all others.
+            if number - number:
+                is_bad = True
+        self._bad_calls += is_bad
+        if len(known) != self._named:
+            self._name()
+
+    def _name(self) -> None:
+        while len(self._metrics) > METRICS_MAX:
+            self._metrics.popitem()
+            _warn(f"more than {METRICS_MAX} metrics: the last are ignored")
+        self._text, self._named = text(self._visit.phase, [*self._metrics]), len(self._metrics)
+
+    def _salvage(self, step: SupportsInt, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Take what can be taken."""
+        try:
+            self._step = _whole(step)
+        except Exception:  # noqa: BLE001
+            self._step = NO_STEP
+            _warn(f"the step is no whole number: {type(step).__name__}")
+        told = {}
+        for name, value in metrics.items():
+            try:
+                told[name] = float(value)
+            except Exception:  # noqa: BLE001
+                _warn(f"metric {name!r} is no number: {type(value).__name__}")
+        self._take(told)
+        self._write()
+
+    def _write(self) -> None:
+        self._number = number = self._number + 1
+        visit, values = self._visit, [*self._metrics.values()]
+        texts, count = self._text, len(values)
+        body = RECORDS[count].pack(
+            *(number, self._step, self._calls, self._step_at),
+            *(visit.number, visit.at, visit.calls, visit.longest_gap),
+            *(self._bad_calls, self._saved, self._saved_at),
+            *(count, len(texts)),
+            *values,
+        )
+        start = PLACES[number & 1]
+        data = sealed(body + texts)
+        self._memory[start : start + len(data)] = data
+
+
+class _Visit:
+    """One stay in a phase."""
+
+    __slots__ = ("at", "calls", "longest_gap", "number", "phase")
+
+    def __init__(self, phase: str, number: int, at: float) -> None:
+        self.phase, self.number, self.at = phase, number, at
+        self.calls, self.longest_gap = 0, 0.0
+
+
+_lock = threading.Lock()
+_NOWHERE, _UNCLAIMED = _Nowhere(), _Unclaimed()
+_writer: _Nowhere = _UNCLAIMED
+_warned: set[str] = set()
+
+
+def _claim() -> _Nowhere:
+    global _writer
+    with _lock:
+        if _writer is _UNCLAIMED:
+            _writer = _found() or _NOWHERE
+        return _writer
+
+
+def _found() -> _Writer | None:
+    """The page, if this process has inherited it and is the first of its worker to write."""
+    try:
+        fd = int(os.environ[VARIABLE])
+        status = os.fstat(fd)
+        # The variable may outlive the descriptor, which may be anything by now.
+        if not stat.S_ISREG(status.st_mode) or status.st_size != PAGE_BYTES:
+            return None
+        found = version(os.pread(fd, PAGE_BYTES, 0))
+    except (KeyError, ValueError, OSError):
+        return None
+    if found != VERSION:
+        if found is not None:
+            _warn(f"the agent's page has version {found}, not {VERSION}: nothing is told")
+        return None
+    try:
+        # Held until this process ends: what it starts inherits the page as well.
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _Writer(mmap.mmap(fd, PAGE_BYTES))
+    except (BlockingIOError, PermissionError):
+        return None
+    except OSError as error:
+        _warn(f"the agent's page cannot be used: {error.strerror}")
+        return None
+
+
+def _forget() -> None:
+    """In a forked child: the page is its parent's, and so may be the lock."""
+    global _writer, _lock
+    _writer, _lock = _NOWHERE, threading.Lock()
+
+
+def _whole(step: SupportsInt) -> int:
+    found = int(step)
+    if not NO_STEP < found < -NO_STEP:
+        raise OverflowError(found)
+    return found
+
+
+def _number(name: str, default: int) -> int:
+    try:
+        return int(os.environ[name])
+    except (KeyError, ValueError):
+        return default
+
+
+def _warn(what: str) -> None:
+    if what not in _warned and len(_warned) < METRICS_MAX:
+        _warned.add(what)
+        import logging
+
+        logging.getLogger(__name__).warning("unbroken.worker: %s", what)
+
+
+os.register_at_fork(after_in_child=_forget)
