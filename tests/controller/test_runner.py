@@ -24,6 +24,7 @@ from unbroken.controller.runner import JobRunner, Surroundings
 from unbroken.controller.writer import JobWriter
 from unbroken.core.events import (
     CreatePod,
+    DeleteIncident,
     DeleteJob,
     DeletePod,
     Effect,
@@ -38,6 +39,8 @@ from unbroken.core.events import (
     PodUid,
     RecordEvent,
     Tick,
+    WriteIncident,
+    WriteLedger,
     WriteStatus,
 )
 from unbroken.kube.client import KubeClient, connect
@@ -46,6 +49,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.spec.codec import incident_from
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.job import Condition, FaultyPods, JobStatus
+from unbroken.spec.ledger import ANNOTATION, Ledger, read_ledger
 from unbroken.spec.parse import parse_job
 from watching import Watcher, running
 
@@ -59,6 +63,7 @@ class Script:
     def __init__(self) -> None:
         self.told: Watcher[Event] = Watcher()
         self.orders: list[Effect] = []
+        self.runner: JobRunner
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Keep the event; give the orders out."""
@@ -97,7 +102,7 @@ def scripted(place: Any) -> Callable[..., Any]:
             made = await here.post(JOBS, given or job())
             async with surroundings(here.client) as around:
                 script = Script()
-                runner = JobRunner(around, job_identity(made), script)
+                script.runner = runner = JobRunner(around, job_identity(made), script)
                 runner.tell(JobSeen(parse_job(made).spec))
                 async with running(runner.run()):
                     await script.until(JobSeen)
@@ -224,6 +229,35 @@ def incident(number: int, outcome: str = "") -> Incident:
     return Incident(
         number, 0, signal, (signal,), Remedy.PROCESS, "why", detected_at=1.0, outcome=outcome
     )
+
+
+def test_an_incident_is_deleted_once_the_ledger_has_it(scripted: Any) -> None:
+    ledger = Ledger(incidents=1, seconds={"Signal": 2.5})
+
+    async def check() -> None:
+        async with scripted() as (here, script):
+            script.orders = [WriteIncident(incident(1, "recovered")), WriteIncident(incident(2))]
+            await here.until("incidents/lm-2", lambda one: one["spec"])
+            script.orders = [DeleteIncident(7), DeleteIncident(1), WriteLedger(ledger)]
+            await here.absent("incidents/lm-1")
+            kept = (await here.get(f"{JOBS}/lm"))["metadata"]["annotations"][ANNOTATION]
+            assert read_ledger(kept) == ledger
+            assert await here.get("incidents/lm-2") is not None
+
+    asyncio.run(check())
+
+
+def test_the_echo_of_the_ledger_wakes_no_machine(scripted: Any) -> None:
+    async def check() -> None:
+        async with scripted() as (_, script):
+            seen = await script.until(JobSeen)
+            script.runner.tell(replace(seen, ledger=Ledger(incidents=1)))
+            script.runner.tell(replace(seen, restart_requested_at=5.0))
+            await script.told.until(lambda told: told[-1] != seen)
+            told = [one for one in script.told.seen if isinstance(one, JobSeen)]
+            assert told == [seen, replace(seen, restart_requested_at=5.0)]
+
+    asyncio.run(check())
 
 
 @pytest.mark.slow

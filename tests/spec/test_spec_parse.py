@@ -339,8 +339,16 @@ REFUSED = [
         annotated(prority="high"),
         (
             "metadata.annotations[unbroken.dev/prority]: Forbidden: unknown; "
-            "known annotations are unbroken.dev/agent-auth, unbroken.dev/log-rule-ranks, "
+            "known annotations are unbroken.dev/agent-auth, unbroken.dev/detectors, "
+            "unbroken.dev/log-rule-ranks, "
             "unbroken.dev/restart"
+        ),
+    ),
+    (
+        annotated(detectors="nan=loud"),
+        (
+            "metadata.annotations[unbroken.dev/detectors]: Invalid value: "
+            "\"nan=loud\": 'nan=loud': the mode is one of off, shadow, warn, act"
         ),
     ),
     (

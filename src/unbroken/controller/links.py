@@ -9,8 +9,17 @@ from dataclasses import dataclass
 import aiohttp
 
 from unbroken.agent_http.client import AgentLink
-from unbroken.core.events import AgentLost, AgentReported, Event, PodPhase, PodUid, PodView
+from unbroken.core.events import (
+    AgentLost,
+    AgentReported,
+    Event,
+    EvidenceReceived,
+    PodPhase,
+    PodUid,
+    PodView,
+)
 from unbroken.wire.agent import AgentReport, Command
+from unbroken.wire.observation import CollectCommand, Evidence
 
 from .views import AgentPlace
 
@@ -65,6 +74,12 @@ class AgentLinks:
             held.link.send(command)
         return held is not None
 
+    def collect(self, uid: PodUid, command: CollectCommand) -> None:
+        """Ask an agent what its ranks do; without a link there is no answer."""
+        held = self._held.get(uid)
+        if held is not None:
+            held.link.collect(command)
+
     def _make(self, uid: PodUid, address: str, place: AgentPlace) -> None:
         self.drop(uid)
 
@@ -76,6 +91,11 @@ class AgentLinks:
             held.is_up = False
             self._tell(AgentLost(uid, why))
 
-        link = AgentLink(address, place.port, self._token, on_report, on_lost, self._session)
+        def on_evidence(evidence: Evidence) -> None:
+            self._tell(EvidenceReceived(uid, evidence))
+
+        link = AgentLink(
+            address, place.port, self._token, on_report, on_lost, self._session, on_evidence
+        )
         held = _Held(address, place, link, self._tasks.create_task(link.run()))
         self._held[uid] = held

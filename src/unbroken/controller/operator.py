@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightkube.resources.core_v1 import Node, Pod
@@ -30,6 +30,8 @@ from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
 from unbroken.spec.codec import incident_from, job_status_from
 from unbroken.spec.job import JobStatus
+from unbroken.spec.ledger import ANNOTATION as LEDGER
+from unbroken.spec.ledger import read_ledger
 from unbroken.spec.parse import Parsed, parse_job
 from unbroken.spec.problems import Problem
 
@@ -193,7 +195,9 @@ class Operator:
             status = JobStatus(other=status.other)
         runner = JobRunner(self._around, job_identity(job), Job(key.name, status))
         self._runners[key] = runner
-        runner.tell(_seen(job, parsed))
+        annotations = job["metadata"].get("annotations") or {}
+        ledger = read_ledger(str(annotations.get(LEDGER) or ""))
+        runner.tell(replace(_seen(job, parsed), ledger=ledger))
         for view in self._nodes.values():
             runner.tell(NodeSeen(view))
         for pod in self._watches.pods.items():
@@ -255,7 +259,9 @@ def _warn(runner: JobRunner, warnings: Iterable[str]) -> None:
 def _seen(job: JobObject, parsed: Parsed) -> JobSeen:
     is_deleting = bool(job["metadata"].get("deletionTimestamp"))
     options = parsed.options
-    return JobSeen(parsed.spec, is_deleting, options.restart, options.log_rule_ranks)
+    return JobSeen(
+        parsed.spec, is_deleting, options.restart, options.log_rule_ranks, options.detectors
+    )
 
 
 def _job_of(pod: Pod) -> Key:

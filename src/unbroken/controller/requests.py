@@ -23,6 +23,8 @@ from unbroken.spec.codec import OTHER, OTHERS, incident_to, job_status_to
 from unbroken.spec.fields import fields_of
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import FaultyPods, JobStatus
+from unbroken.spec.ledger import ANNOTATION as LEDGER
+from unbroken.spec.ledger import Ledger, write_ledger
 
 from .kinds import INCIDENTS, JOBS
 from .pods import TOKEN_KEY, JobIdentity, token_secret
@@ -114,6 +116,17 @@ class JobRequests:
         await self._client.raw(
             "PATCH", path, body=body, headers=APPLY, parameters={"force": "true"}
         )
+
+    async def write_ledger(self, ledger: Ledger) -> None:
+        """Write the annotation with the ledger of this very job."""
+        annotations = {LEDGER: write_ledger(ledger) or None}
+        body = {"metadata": {"uid": self._job.uid, "annotations": annotations}}
+        await self._client.raw("PATCH", self._self, body=body, headers=MERGE)
+
+    async def delete_incident(self, number: int) -> None:
+        """Delete the Incident object, if it is there."""
+        name = f"{self._job.name}-{number}"
+        await self._delete(f"{self._incidents}/{quote(name)}", {})
 
     async def fence(self, order: FenceNode) -> None:
         """Ask for the fence of a node; one that is gone runs nothing."""

@@ -10,14 +10,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import aiohttp
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.events import (
+    CollectEvidence,
     CreatePod,
+    DeleteIncident,
     DeleteJob,
     DeletePod,
     Effect,
@@ -38,6 +40,7 @@ from unbroken.core.events import (
     StopWorkers,
     Tick,
     WriteIncident,
+    WriteLedger,
     WriteStatus,
 )
 from unbroken.errors import UnbrokenError
@@ -62,7 +65,8 @@ TOKEN_CHECK_SECONDS = 60.0
 
 
 Order = CreatePod | DeletePod | FenceNode | DeleteJob
-Told = WriteStatus | RecordEvent | WriteIncident
+Told = WriteStatus | RecordEvent | WriteIncident | WriteLedger | DeleteIncident
+Commanded = StartWorkers | StopWorkers | CollectEvidence
 
 
 class Machine(Protocol):
@@ -114,6 +118,8 @@ class JobRunner:
     def tell(self, event: Event) -> None:
         """Something happened."""
         if isinstance(event, JobSeen):
+            # The ledger is ours: what was found at the start counts, and an echo is no news.
+            event = replace(event, ledger=self._seen.ledger) if self._seen else event
             if event == self._seen:
                 return
             self._seen = event
@@ -201,7 +207,7 @@ class JobRunner:
             case _:
                 pass
         effects = self._machine.step(event, self._around.clock())
-        commands = [e for e in effects if isinstance(e, StartWorkers | StopWorkers)]
+        commands = [e for e in effects if isinstance(e, Commanded)]
         for command in commands:
             self._command(command, links)
         if commands:
@@ -212,7 +218,7 @@ class JobRunner:
             has_written |= isinstance(effect, WriteStatus)
             if isinstance(effect, CreatePod | DeletePod | FenceNode | DeleteJob):
                 self._order(effect, is_after_write=has_written)
-            elif not isinstance(effect, StartWorkers | StopWorkers):
+            elif not isinstance(effect, Commanded):
                 self._record(effect)
 
     def _judge(self, node: NodeView) -> None:
@@ -223,7 +229,11 @@ class JobRunner:
 
     # --- effects
 
-    def _command(self, order: StartWorkers | StopWorkers, links: AgentLinks) -> None:
+    def _command(self, order: Commanded, links: AgentLinks) -> None:
+        if isinstance(order, CollectEvidence):
+            links.collect(order.pod, order.command)
+            log.info("job=%s pod=%s collect=%d", self.title, order.pod, order.command.request)
+            return
         uid, command = order.pod, order.command
         is_sent = links.send(uid, command)
         log.debug("job=%s pod=%s sent=%s command=%s", self.title, uid, is_sent, command)
@@ -238,6 +248,10 @@ class JobRunner:
                 self._writer.event(effect)
             case WriteIncident(incident):
                 self._writer.incident(incident)
+            case WriteLedger(ledger):
+                self._writer.ledger(ledger)
+            case DeleteIncident(number):
+                self._writer.forget(number)
 
     def _order(self, effect: Order, *, is_after_write: bool) -> None:
         """Carry out an order to the API server, once the status that it follows is stored."""

@@ -1,4 +1,4 @@
-"""Writes what a job has become: the status, then its events, then its incidents.
+"""Writes what a job has become: the status, its events, its incidents, and the ledger.
 
 One write at a time.  Of several statuses the newest is written; while the API server is away all
 waits here, and is written when it is back.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from lightkube.models.core_v1 import ObjectReference
 
@@ -16,6 +18,7 @@ from unbroken.kube.client import ApiRefusal
 from unbroken.kube.events import EventRecorder
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import GROUP, KIND, VERSION, JobStatus
+from unbroken.spec.ledger import Ledger
 
 from .pods import JobIdentity
 from .requests import CONFLICT, NOT_FOUND, JobRequests, persist
@@ -36,6 +39,8 @@ class JobWriter:
         self._status: JobStatus | None = None
         self._events: list[RecordEvent] = []
         self._incidents: dict[int, Incident] = {}
+        self._ledger: Ledger | None = None
+        self._forgotten: list[int] = []
         self._wake = asyncio.Event()
         self._stored = asyncio.Event()
         self._stored.set()
@@ -67,19 +72,41 @@ class JobWriter:
         self._incidents[incident.number] = incident
         self._wake.set()
 
+    def ledger(self, ledger: Ledger) -> None:
+        """The ledger is now this."""
+        self._ledger = ledger
+        self._wake.set()
+
+    def forget(self, number: int) -> None:
+        """Delete an incident once the ledger that has taken it in is stored."""
+        self._incidents.pop(number, None)
+        self._forgotten.append(number)
+        self._wake.set()
+
     async def run(self) -> None:
         """Write until cancelled."""
+        requests = self._requests
         while True:
             await self._wake.wait()
             self._wake.clear()
             events, self._events = self._events, []
             incidents, self._incidents = self._incidents, {}
+            ledger, self._ledger = self._ledger, None
+            forgotten, self._forgotten = self._forgotten, []
             await self._write_status()
             for event in events:
                 kind = "Warning" if event.is_warning else "Normal"
                 self._recorder.record(self.about, kind, event.reason, event.message)
             for incident in incidents.values():
-                await self._write_incident(incident)
+                await self._persist(
+                    f"incident-{incident.number}", partial(requests.write_incident, incident)
+                )
+            if ledger is not None:
+                await self._persist("ledger", partial(requests.write_ledger, ledger))
+            for number in forgotten:
+                await self._persist(
+                    f"no-incident-{number}", partial(requests.delete_incident, number)
+                )
 
     async def _write_status(self) -> None:
         written: JobStatus | None = None
@@ -104,10 +131,10 @@ class JobWriter:
             self._status = None
             self._stored.set()
 
-    async def _write_incident(self, incident: Incident) -> None:
-        doing = f"job={self._title} write=incident-{incident.number}"
+    async def _persist(self, what: str, request: Callable[[], Awaitable[None]]) -> None:
+        doing = f"job={self._title} write={what}"
         try:
-            await persist(doing, lambda: self._requests.write_incident(incident))
+            await persist(doing, request)
         except ApiRefusal as error:
             log.warning('%s refused="%s"', doing, error)
 

@@ -78,6 +78,7 @@ class JobSeen:
     """Who must log, by log rule; for the next start."""
     detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
     ledger: Ledger = field(default_factory=Ledger)
+    """As found when the operator started; our own writes of it are not told again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +163,7 @@ Event = (
     | NodeGone
     | AgentReported
     | AgentLost
+    | EvidenceReceived
     | IncidentSeen
     | Synced
     | Tick
@@ -270,8 +272,11 @@ Effect = (
     | FenceNode
     | StartWorkers
     | StopWorkers
+    | CollectEvidence
     | WriteStatus
     | RecordEvent
     | WriteIncident
+    | WriteLedger
+    | DeleteIncident
     | DeleteJob
 )

@@ -24,6 +24,7 @@ from .events import (
     AgentReported,
     Effect,
     Event,
+    EvidenceReceived,
     IncidentSeen,
     JobSeen,
     NodeGone,
@@ -140,7 +141,7 @@ class Job:
             case Synced():
                 self._is_synced = True
                 self._begin(now)
-            case Tick():
+            case EvidenceReceived() | Tick():
                 pass
 
     def _take_pod(self, event: PodSeen | PodGone | PodRefused, now: float) -> None:
@@ -156,6 +157,8 @@ class Job:
         state, old = self.state, self.state.spec
         state.spec, state.watches = event.spec, event.log_rule_watches
         state.detectors = event.detectors
+        if old is None:
+            state.find_ledger(event.ledger)
         if event.is_deleting:
             state.phase = Phase.DELETED
             return

@@ -12,10 +12,11 @@ from enum import Enum
 
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.job import FaultyPods, JobSpec, JobStatus, ReplicaSpec, RestartStatus
+from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
 
 from .conditions import Standing, advance, counted, standing
-from .events import CreatePod, Effect, PodUid, RecordEvent, WriteStatus
+from .events import CreatePod, Effect, PodUid, RecordEvent, WriteLedger, WriteStatus
 from .gang import Gang
 from .incidents import Incidents
 from .pods import PodPlan
@@ -81,6 +82,8 @@ class JobState:
         self._events: list[Effect] = []
         self._incident_writes: list[Effect] = []
         self._written = status
+        self.ledger = Ledger()
+        self._written_ledger = self.ledger
 
     @property
     def nnodes(self) -> int:
@@ -115,6 +118,14 @@ class JobState:
         """Record an event on the job."""
         self._events.append(RecordEvent(reason, message[:EVENT_CHARACTERS], is_warning))
 
+    def find_ledger(self, ledger: Ledger) -> None:
+        """Take what an earlier operator has written."""
+        self.ledger = self._written_ledger = ledger
+
+    def set_ledger(self, ledger: Ledger) -> None:
+        """Change the ledger; it is written at the end of the step."""
+        self.ledger = ledger
+
     def create_no_more(self) -> None:
         """Take back the pods ordered in this step: the job has come to its end in the same one."""
         self.objects[:] = [order for order in self.objects if not isinstance(order, CreatePod)]
@@ -136,6 +147,9 @@ class JobState:
             self._written = self.status
             effects.append(WriteStatus(self.status))
         effects += self._events + self._incident_writes + self.incidents.writes()
+        if self.ledger != self._written_ledger:
+            self._written_ledger = self.ledger
+            effects.append(WriteLedger(self.ledger))
         effects += (self.objects if is_over else []) + self.last
         for ordered in (self.commands, self.objects, self._events, self._incident_writes):
             ordered.clear()

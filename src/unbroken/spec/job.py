@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
+from .detectors import DEFAULTS, Detector, Mode
 from .fields import INT_MAX, Limits
 from .log_rule_ranks import Watch
 
@@ -140,6 +141,7 @@ class JobOptions:
     """When a restart was last asked for."""
     log_rule_ranks: Mapping[str, Watch] = field(default_factory=dict)
     """Who must log, by log rule; `*`: all others."""
+    detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ from typing import Any
 
 from unbroken.errors import SpecError
 
+from .detectors import ANNOTATION as DETECTORS
+from .detectors import DEFAULTS, Detector, Mode, read_detectors
 from .job import GROUP, KIND, VERSION, AgentAuth, JobOptions, JobSpec
+from .ledger import ANNOTATION as LEDGER
 from .log_rule_ranks import Watch, read_watches
 from .log_rules import check_watches
 from .problems import ManifestError, Problem, Report, Verdict, shown
@@ -26,7 +29,7 @@ TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 OPTIONS_PREFIX = "unbroken.dev/"
 AGENT_AUTH, RESTART = "unbroken.dev/agent-auth", "unbroken.dev/restart"
 LOG_RULE_RANKS = "unbroken.dev/log-rule-ranks"
-OPTIONS = (AGENT_AUTH, LOG_RULE_RANKS, RESTART)
+OPTIONS = (AGENT_AUTH, DETECTORS, LOG_RULE_RANKS, RESTART)
 QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_PREFIX = "kueue.x-k8s.io/"
 
@@ -137,7 +140,7 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     path = "metadata.annotations"
     annotations = _mapping(metadata.get("annotations"), path, report)
     for key in annotations:
-        if str(key).startswith(OPTIONS_PREFIX) and key not in OPTIONS:
+        if str(key).startswith(OPTIONS_PREFIX) and key not in (*OPTIONS, LEDGER):
             known = f"known annotations are {', '.join(OPTIONS)}"
             report.forbidden(f"{path}[{str(key)[:80]}]", f"unknown; {known}")
     auth, restart = AgentAuth.TOKEN, None
@@ -156,7 +159,16 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
             report.invalid(f"{path}[{RESTART}]", asked, why)
     ranks = annotations.get(LOG_RULE_RANKS)
     place = f"{path}[{LOG_RULE_RANKS}]"
-    return JobOptions(auth, restart, {} if ranks is None else _watches(ranks, place, spec, report))
+    watches = {} if ranks is None else _watches(ranks, place, spec, report)
+    return JobOptions(auth, restart, watches, _detectors(annotations.get(DETECTORS), path, report))
+
+
+def _detectors(given: Any, path: str, report: Report) -> Mapping[Detector, Mode]:
+    try:
+        return read_detectors("" if given is None else str(given))
+    except SpecError as error:
+        report.invalid(f"{path}[{DETECTORS}]", given, str(error))
+        return dict(DEFAULTS)
 
 
 def _watches(given: Any, path: str, spec: JobSpec, report: Report) -> Mapping[str, Watch]:

@@ -177,6 +177,8 @@ class Checkers:
                 self.require(not self.is_over, "a pod is created after the end", effect)
             case core.FenceNode() | core.RecordEvent() | core.DeleteJob():
                 pass
+            case core.CollectEvidence() | core.WriteLedger() | core.DeleteIncident():
+                pass
 
     def _start_ordered(self, pod: PodUid, rank: int, attempt: int) -> None:
         truth = self._truth

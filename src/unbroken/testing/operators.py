@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from unbroken.core import events as core
 from unbroken.core.events import PodUid, PodView
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobStatus
+from unbroken.spec.ledger import Ledger
 from unbroken.testing.agents import Agent
 from unbroken.testing.api import Lag, Table, Watch
 from unbroken.testing.cluster import Cluster
@@ -64,6 +65,7 @@ class Control:
     jobs: Table[core.JobSeen] = field(default_factory=Table)
     statuses: Table[JobStatus] = field(default_factory=Table)
     incidents: Table[Incident] = field(default_factory=Table)
+    ledger: Ledger = field(default_factory=Ledger)
     ambiguous: float = 0.0
     """How often a write is done, but its answer is lost."""
     refuses: Callable[[], core.PodRefused | None] = lambda: None
@@ -123,7 +125,7 @@ class Operator:
             self._schedule.probes["adoption"] += 1
         self._machine = control.make(control.statuses.objects.get("job", JobStatus()))
         self._job = job
-        self.give(job)
+        self.give(replace(job, ledger=control.ledger))
         schedule, lag, cluster = self._schedule, control.lag, control.cluster
         self._watches = [
             Watch(schedule, cluster.nodes, lag, self._node_changed),
@@ -187,6 +189,8 @@ class Operator:
         if isinstance(effect, core.StartWorkers | core.StopWorkers):
             self._command(effect.pod, effect.command)
             return
+        if isinstance(effect, core.CollectEvidence):
+            return
         if isinstance(effect, core.WriteStatus):
             self._writes = deque(w for w in self._writes if not isinstance(w, core.WriteStatus))
         self._writes.append(effect)
@@ -239,13 +243,24 @@ class Operator:
                 control.cluster.delete_pod(name, uid, force=force)
             case core.FenceNode(node):
                 control.cluster.fence(node)
+            case core.DeleteJob():
+                control.jobs.remove("job")
+            case _:
+                self._note(effect)
+
+    def _note(self, effect: core.Effect) -> None:
+        """A request about what is told of the job."""
+        control = self._control
+        match effect:
             case core.WriteStatus(status):
                 control.statuses.put("job", status)
             case core.WriteIncident(incident):
                 control.incidents.put(str(incident.number), incident)
-            case core.DeleteJob():
-                control.jobs.remove("job")
-            case core.RecordEvent() | core.StartWorkers() | core.StopWorkers():
+            case core.WriteLedger(ledger):
+                control.ledger = ledger
+            case core.DeleteIncident(number):
+                control.incidents.remove(str(number))
+            case _:
                 pass
 
     # Informers.
