@@ -1,0 +1,251 @@
+"""What a rank is doing, in words: from its process state and the stack of its main thread.
+
+Texts of py-spy 0.4 with CPython 3.9-3.13, torch 2.x, gloo, NCCL and glibc; those of torch 2.13 on
+gloo are kept with the tests.  A stack is read from the innermost frame outwards, and a
+frame of the user's own code ends the search, for what is outside of it only called it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
+
+from unbroken.wire.observation import Collective, RankEvidence
+
+
+class Kind(Enum):
+    """Kinds of what a rank does."""
+
+    GONE = "gone"
+    STOPPED = "stopped"
+    STUCK = "stuck"
+    COLLECTIVE = "collective"
+    """It waits for its peers."""
+    STORE = "store"
+    """It waits in the rendezvous' store, for its peers or for rank 0."""
+    DATA = "data"
+    CHILD = "child"
+    LOCK = "lock"
+    SLEEP = "sleep"
+    FILES = "files"
+    NETWORK = "network"
+    CHECKPOINT = "checkpoint"
+    COMPUTE = "compute"
+    OTHER = "other"
+    UNKNOWN = "unknown"
+
+
+WAITING = (Kind.COLLECTIVE, Kind.STORE)
+"""For peers, which are more interesting than who waits for them."""
+BUSY_SHARE = 0.5
+"""Of a core; more is computing."""
+IDLE_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """Equal for ranks that do the same, whatever line they are at."""
+
+    kind: Kind
+    words: str
+    """Without the place."""
+    where: str = ""
+    """Function of the user's."""
+
+
+COLLECTIVE = "waits in a collective"
+"""Nobody says in which."""
+GPU = "waits for the GPU"
+_FRAME = re.compile(r"^(?P<function>.*?)(?: \((?P<file>[^()]*)\))?$", re.DOTALL)
+# What is neither a Python file nor a notebook's cell is native code.
+_SOURCE = re.compile(r"(?:\.py|>):\d+$")
+# Python's own and installed packages are not the user's.
+_LIBRARY = re.compile(
+    r"(^|/)(torch|multiprocessing|concurrent|asyncio|importlib|site-packages|dist-packages"
+    r"|python3(\.\d+)?|lightning|pytorch_lightning|transformers|accelerate|deepspeed|numpy)/"
+    r"|^(threading|queue|selectors|subprocess|socket|ssl|contextlib|functools|signal|runpy"
+    r"|_bootstrap|frozen importlib\._bootstrap)(\.py|:|$)|^<frozen"
+)
+_OPERATIONS = (
+    r"all_reduce|all_reduce_coalesced|all_gather|all_gather_into_tensor|all_gather_coalesced"
+    r"|all_to_all|all_to_all_single|reduce_scatter|reduce_scatter_tensor|broadcast|reduce|gather"
+    r"|scatter|barrier|monitored_barrier|send|recv|isend|irecv|batch_isend_irecv|wait_tensor"
+)
+# Function and file of a frame.  The strongest that is found decides, and of equals the innermost:
+# locks and sockets are what others wait with, and a collective's own name says more than its parts.
+_WAYS, _PARTS, _NAMES = 1, 2, 3
+_KNOWN: tuple[tuple[re.Pattern[str], int, Kind, str], ...] = tuple(
+    (re.compile("|".join(patterns)), strength, kind, words)
+    for strength, kind, words, patterns in (
+        (_NAMES, Kind.COLLECTIVE, "waits in {}",
+         [rf"^(?:{_OPERATIONS}) \(.*(?:distributed_c10d|_functional_collectives)\.py"]),
+        (_NAMES, Kind.COLLECTIVE, "waits in FSDP ({})",
+         [r"^\S*(?:wait|gather|reduce|sync)\S* \(.*torch/distributed/fsdp/"]),
+        (_PARTS, Kind.STORE, "in the store (rendezvous)",
+         [r"\(.*torch/distributed/rendezvous\.py", r"^c10d::(?:TCP|Prefix|File)?Store\b",
+          r"^c10d::detail::(?:TCPClient|Socket)"]),
+        (_NAMES, Kind.COLLECTIVE, "waits in all_reduce (backward)", [r"^c10d::Reducer::"]),
+        (_PARTS, Kind.COLLECTIVE, COLLECTIVE,
+         [r"^c10d::", r"^gloo::", r"^p?nccl[A-Z]", r"^ProcessGroup(?:NCCL|Gloo)"]),
+        # The host waits for kernels, and those of a collective wait for peers.
+        (_PARTS, Kind.COLLECTIVE, GPU,
+         [r"^cu(?:da)?(?:Stream|Event|Ctx|Device)Synchronize", r"^c10::cuda::.*synchronize",
+          r"^cuda(?:Memcpy|Free|Malloc)", r"^cuMemcpy\w*toH",
+          r"^at::native::_local_scalar_dense_cuda", r"^synchronize \(.*torch/cuda/"]),
+        (_PARTS, Kind.DATA, "waits for a DataLoader worker",
+         [r"^\S*(?:_get_data|_next_data|__next__) \(.*torch/utils/data/dataloader\.py"]),
+        (_PARTS, Kind.CHECKPOINT, "reads or writes a checkpoint",
+         [r"\(.*torch/serialization\.py", r"\(.*torch/distributed/checkpoint/",
+          r"\(.*safetensors/"]),
+        (_WAYS, Kind.CHILD, "waits for a child process",
+         [r"\(.*(?:subprocess|multiprocessing/popen_\w+|multiprocessing/process)\.py",
+          r"^wait(?:4|pid)\b"]),
+        (_WAYS, Kind.CHILD, "waits for another process",
+         [r"\(.*(?:multiprocessing|concurrent/futures)/"]),
+        (_WAYS, Kind.NETWORK, "waits for the network",
+         [r"\(.*\b(?:socket|ssl|urllib3|requests|http/client|aiohttp|botocore)\b",
+          r"^(?:connect|accept4?|recv|recvfrom|recvmsg|__libc_recv)(?: \(|$)"]),
+        (_WAYS, Kind.LOCK, "waits for a lock",
+         [r"^(?:lock_)?PyThread_acquire_lock", r"^pthread_mutex_lock", r"^__lll_lock_wait",
+          r"^sem_(?:clock)?wait", r"\(.*(?:threading|queue)\.py"]),
+        (_WAYS, Kind.SLEEP, "sleeps", [r"^(?:clock_nanosleep|nanosleep|time_sleep|pause)\b"]),
+        (_WAYS, Kind.FILES, "reads files",
+         [r"^(?:read|pread64|readv|__read|open64|openat|__libc_read)(?: \(|$)"]),
+        (_WAYS, Kind.FILES, "writes files",
+         [r"^(?:write|pwrite64|writev|__write|fsync|fdatasync|__libc_write)(?: \(|$)"]),
+    )
+)  # fmt: skip
+# Functions of Linux 5-6 in which a process waits (/proc/PID/wchan).
+_KERNEL: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
+    (re.compile(pattern), kind, words)
+    for kind, words, pattern in (
+        (Kind.SLEEP, "sleeps", r"nanosleep"),
+        (Kind.LOCK, "waits for a lock", r"^futex"),
+        (Kind.CHILD, "waits for a child process", r"^do_wait|^kernel_wait"),
+        (
+            Kind.FILES,
+            "reads or writes files",
+            r"folio_wait|wait_on_page|io_schedule|^wait_for_partner",
+        ),
+        (Kind.FILES, "reads or writes files", r"^nfs|^rpc_|fuse_|^lustre|^ll_|^ceph"),
+        (Kind.CHILD, "waits for a pipe", r"pipe_|^wait_for_space"),
+        (Kind.NETWORK, "waits for the network", r"sk_wait|inet_|tcp_|unix_stream|skb_wait"),
+    )
+)
+_BACKWARD = re.compile(r"^_engine_run_backward \(|^torch::autograd::.*Engine::")
+
+
+def doing(one: RankEvidence) -> Doing:
+    """What the rank does."""
+    if one.state in ("", "Z", "X"):
+        return _gone(one)
+    if one.state in ("T", "t"):
+        by = "a signal" if one.state == "T" else "a debugger"
+        return Doing(Kind.STOPPED, f"stopped by {by}")
+    frames = one.threads[0].frames if one.threads else ()
+    if one.state == "D":
+        inside = f" in {one.waits_in}" if one.waits_in not in ("", "0") else ""
+        return Doing(Kind.STUCK, f"in the kernel (D){inside}", user_function(frames))
+    found = _of_stack(frames) or _of_backward(one, frames)
+    if found is not None and found.words != COLLECTIVE:
+        return found
+    return _of_recorder(one, found) or found or _of_process(one, frames)
+
+
+def place(frames: tuple[str, ...]) -> str:
+    """The innermost frame of the user's, or the innermost, as `get_batch (data.py:41)`."""
+    frame = next((f for f in frames if not is_library(f)), frames[0] if frames else "")
+    function, file = parts(frame)
+    return f"{function} ({file.rpartition('/')[2]})" if file else function
+
+
+def parts(frame: str) -> tuple[str, str]:
+    """The function, and its file and line or its library."""
+    found = _FRAME.match(frame)
+    return (found["function"], found["file"] or "") if found else (frame, "")
+
+
+def is_library(frame: str) -> bool:
+    """Whether it is none of the user's own functions."""
+    _, file = parts(frame)
+    return not _SOURCE.search(file) or _LIBRARY.search(file) is not None
+
+
+def user_function(frames: tuple[str, ...]) -> str:
+    """Name of the innermost function of the user's; empty: there is none."""
+    return next((parts(frame)[0] for frame in frames if not is_library(frame)), "")
+
+
+def pending(one: RankEvidence) -> tuple[Collective, ...]:
+    """The collectives that it has begun and not ended, by the flight recorder."""
+    return tuple(c for c in one.collectives if c.state in ("scheduled", "started"))
+
+
+def _gone(one: RankEvidence) -> Doing:
+    if not one.state and not one.pid:
+        return Doing(Kind.UNKNOWN, "not known")
+    return Doing(Kind.GONE, "has ended")
+
+
+def _of_stack(frames: tuple[str, ...]) -> Doing | None:
+    best, strongest = None, 0
+    for frame in frames:
+        found = _known(frame)
+        if found is not None and found[0] > strongest:
+            strongest, kind, words = found
+            best = Doing(kind, words.format(parts(frame)[0].rpartition(".")[2]))
+        if not is_library(frame):
+            break
+    if best is None or best.kind in WAITING:
+        return best
+    return replace(best, where=user_function(frames))
+
+
+@lru_cache(maxsize=4096)
+def _known(frame: str) -> tuple[int, Kind, str] | None:
+    for pattern, strength, kind, words in _KNOWN:
+        if pattern.search(frame):
+            return strength, kind, words
+    return None
+
+
+def _of_backward(one: RankEvidence, frames: tuple[str, ...]) -> Doing | None:
+    """In the backward pass the hooks, and so the wait, may be on another thread."""
+    if not any(_BACKWARD.search(frame) for frame in frames):
+        return None
+    for thread in one.threads[1:]:
+        found = _of_stack(thread.frames)
+        if found is not None and found.kind is Kind.COLLECTIVE:
+            return Doing(found.kind, f"{found.words} (backward)")
+    if one.cpu_share is not None and one.cpu_share >= BUSY_SHARE:
+        return Doing(Kind.COMPUTE, "computes in the backward pass")
+    return Doing(Kind.COLLECTIVE, "waits in the backward pass")
+
+
+def _of_recorder(one: RankEvidence, found: Doing | None) -> Doing | None:
+    """By the flight recorder, where the stack does not tell the collective."""
+    begun = pending(one)
+    if not begun or (found is None and _is_elsewhere(one)):
+        return None
+    return Doing(Kind.COLLECTIVE, f"waits in {begun[0].operation.rpartition(':')[2]}")
+
+
+def _is_elsewhere(one: RankEvidence) -> bool:
+    """Whether the kernel says that it waits for something that is no peer."""
+    return any(p.search(one.waits_in) and k is not Kind.LOCK for p, k, _ in _KERNEL)
+
+
+def _of_process(one: RankEvidence, frames: tuple[str, ...]) -> Doing:
+    """By what the kernel says, where no function is known."""
+    where = user_function(frames) or (parts(frames[0])[0] if frames else "")
+    for pattern, kind, words in _KERNEL:
+        if pattern.search(one.waits_in):
+            return Doing(kind, words, where)
+    share = one.cpu_share
+    if share is not None and share >= BUSY_SHARE:
+        return Doing(Kind.COMPUTE, "computes", where)
+    if not frames:
+        return Doing(Kind.UNKNOWN, "not known")
+    return Doing(Kind.OTHER, "waits" if share is not None and share < IDLE_SHARE else "is", where)
