@@ -24,12 +24,12 @@ from unbroken.wire.agent import (
     WorkerReport,
 )
 from unbroken.wire.agent_codec import (
-    FRAME_BYTES_MAX,
     decode_command,
     decode_report,
     encode_command,
     encode_report,
 )
+from unbroken.wire.json_fields import FRAME_BYTES_MAX
 
 COUNTS = st.integers(0, 2**40)
 TIMES = st.floats(0, 1e10)

@@ -11,9 +11,9 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import unbroken
 from unbroken.agent_http.server import AgentServer
@@ -38,11 +38,15 @@ from unbroken.core.workers import (
 from unbroken.errors import WorldError
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand
 from unbroken.wire.agent_bodies import Status
+from unbroken.wire.observation import CollectCommand, Evidence
 
 from . import facts
 from .options import Options
 from .processes import Processes
 from .rank_table import DIRECTORY, DIRECTORY_VARIABLE, RankTable
+
+if TYPE_CHECKING:
+    from .examine import Examination
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +96,10 @@ class Driver:
         self._inbox: collections.deque[Event] = collections.deque()
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
+        self._examination: Examination | None = None
+        """The newest; who asks while it goes on is told what it finds."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Examinations, and answers that are waited for."""
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int] = self._loop.create_future()
         self._began_at, self._began = time.time(), time.monotonic()
@@ -108,6 +116,7 @@ class Driver:
         self.feed(Prepared())
         self._announce(port)
         code = await self._end
+        self._stop_examining()
         await self._server.close()
         self._processes.close()
         return code
@@ -127,6 +136,36 @@ class Driver:
         """Take over the addresses of the ranks and whether this is a spare."""
         self._is_spare = command.spare
         self._table.take(command)
+
+    def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
+        """Look at the workers of an attempt, and answer within the command's time."""
+        from .examine import Examination  # asked for in trouble only
+
+        report = self._machine.report()
+        current = self._examination
+        if current is None or current.is_over or current.attempt != command.attempt:
+            alive = [one for one in report.workers if one.state == "running"]
+            workers = alive if report.attempt == command.attempt else []
+            current = self._examination = Examination(command.attempt, workers, command.seconds)
+            self._keep(current.run())
+        self._keep(self._answer(current, command, answer))
+
+    async def _answer(
+        self, examination: Examination, command: CollectCommand, answer: Callable[[Evidence], None]
+    ) -> None:
+        ranks = await examination.found(command.seconds)
+        agent_id = self._machine.settings.agent_id
+        answer(Evidence(command.request, command.attempt, agent_id, self._now(), ranks))
+
+    def _keep(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _stop_examining(self) -> None:
+        """The workers are ended: let nobody look at them, and answer with what was seen."""
+        if self._examination is not None:
+            self._examination.stop()
 
     def report(self) -> AgentReport:
         """How the agent stands."""
@@ -161,8 +200,10 @@ class Driver:
             case Spawn(stage, command):
                 self._processes.spawn(stage, command)
             case SignalWorkers(number):
+                self._stop_examining()
                 self._processes.signal(number)
             case KillAll():
+                self._stop_examining()
                 self._processes.kill_all()
             case OfferPort():
                 self._offer_port()

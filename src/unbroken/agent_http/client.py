@@ -2,7 +2,8 @@
 
 With agents that offer `/v1/link` it keeps a WebSocket; others are sent the documented requests and
 asked for their status again and again.  A command is what should be: a newer one replaces an older
-one that is still unsent, and one that may have been lost with its link is sent again.
+one that is still unsent, and one that may have been lost with its link is sent again.  A question
+for evidence is none: it is asked once, on a link that is up, and never in a command's way.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from unbroken.wire.agent_bodies import (
     start_body,
     stop_body,
 )
-from unbroken.wire.agent_codec import FRAME_BYTES_MAX, decode_report, encode_command
+from unbroken.wire.agent_codec import EvidenceError, decode_answer, encode_command
+from unbroken.wire.json_fields import FRAME_BYTES_MAX
+from unbroken.wire.observation import CollectCommand, Evidence
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class AgentLink:
 
     `on_report` gets every report, heartbeats too.  `on_lost` is called once for each loss of an
     agent that had reported: it did not answer at once when its link had gone, or was silent.
+    `on_evidence` gets the answers to `collect`.
     """
 
     def __init__(
@@ -73,17 +77,21 @@ class AgentLink:
         on_report: Callable[[AgentReport], None],
         on_lost: Callable[[str], None],
         session: aiohttp.ClientSession | None = None,
+        on_evidence: Callable[[Evidence], None] = lambda evidence: None,
     ) -> None:
         self._base = URL.build(scheme="http", host=address, port=port)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._on_report = on_report
         self._on_lost = on_lost
+        self._on_evidence = on_evidence
         self._session = session
         self._random = random.Random()
         self._pending: Command | None = None
         self._unconfirmed: Command | None = None
         """Sent on this connection, on which nothing has been heard since."""
         self._has_command = asyncio.Event()
+        self._is_linked = False
+        self._question: CollectCommand | None = None
         self._is_up = False
         self._failures = 0
         self._why = ""
@@ -93,6 +101,12 @@ class AgentLink:
         """Hand a command over; it goes out as soon as the agent can be reached."""
         self._pending = command
         self._has_command.set()
+
+    def collect(self, command: CollectCommand) -> None:
+        """Ask for evidence.  No answer comes from an agent that cannot give it or is not linked."""
+        if self._is_linked:
+            self._question = command
+            self._has_command.set()
 
     async def run(self) -> None:
         """Connect, and connect again whenever that ends; returns only by cancellation."""
@@ -170,9 +184,11 @@ class AgentLink:
             return Broken(self._told(_text(error, CONNECT_SECONDS)))
         async with socket, asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(self._send_all(socket))
+            self._is_linked = True
             try:
                 return Broken(await self._receive_all(socket))
             finally:
+                self._is_linked, self._question = False, None
                 sending.cancel()
 
     async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> str:
@@ -184,7 +200,10 @@ class AgentLink:
                     return self._told("closed the link")
                 # A heartbeat says the same again.
                 if report is None or message.data != frame:
-                    frame, report = message.data, decode_report(message.data)
+                    answer = self._answer(message.data)
+                    if answer is None:
+                        continue
+                    frame, report = message.data, answer
             except TimeoutError:
                 self._failures += 1  # Three heartbeats are missing: no second look is needed.
                 return self._told(f"was silent for {SILENCE_SECONDS:g} s")
@@ -192,15 +211,29 @@ class AgentLink:
                 return self._told(_text(error, SILENCE_SECONDS))
             self._heard(report)
 
+    def _answer(self, frame: str) -> AgentReport | None:
+        """The report in a frame; None: it had something else, which was dealt with."""
+        try:
+            answer = decode_answer(frame)
+        except EvidenceError as error:
+            logger.warning("agent=%s dropped reason=%r", self._base.authority, str(error))
+            return None
+        if isinstance(answer, Evidence):
+            self._on_evidence(answer)
+            return None
+        return answer
+
     async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await self._has_command.wait()
             command = self._take()
-            if command is None:
-                continue
-            self._unconfirmed = command
+            question, self._question = self._question, None
             try:
-                await socket.send_str(encode_command(command))
+                if command is not None:
+                    self._unconfirmed = command
+                    await socket.send_str(encode_command(command))
+                if question is not None:
+                    await socket.send_str(encode_command(question))
             except _ERRORS:
                 return  # The receiving side hears of it too, and ends the link.
 

@@ -36,12 +36,17 @@ from unbroken.wire.agent_bodies import (
     status_body,
     stop_command,
 )
-from unbroken.wire.agent_codec import FRAME_BYTES_MAX, decode_command, encode_report
+from unbroken.wire.agent_codec import decode_command, encode_report
+from unbroken.wire.json_fields import FRAME_BYTES_MAX
+from unbroken.wire.observation import CollectCommand, Evidence
+from unbroken.wire.observation_codec import COLLECT_SECONDS_MAX, encode_evidence
 
 logger = logging.getLogger(__name__)
 
 STRICT_HEADER = "Unbroken-Strict"
 LINKS_MAX = 32
+EVIDENCE_SECONDS = 5.0
+"""For who asks by HTTP and does not say how long."""
 KEEP_ALIVE_SECONDS = 5.0
 """As the stock agent's server."""
 CLOSE_SECONDS = 0.1
@@ -64,6 +69,9 @@ class Agent(Protocol):
     def update(self, command: StartCommand) -> None:
         """Take over the addresses of the ranks, and nothing else."""
 
+    def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
+        """Look at the ranks, and answer once, within the command's time."""
+
     def report(self) -> AgentReport:
         """How the agent stands."""
 
@@ -79,6 +87,12 @@ class _Unsent:
     """There is news."""
     faults: str = ""
     """The newest report that tells of faults; empty: sent."""
+    evidence: list[Evidence] = field(default_factory=list)
+
+    def answer(self, evidence: Evidence) -> None:
+        """Send it behind what there is to report."""
+        self.evidence.append(evidence)
+        self.change.set()
 
 
 class AgentServer:
@@ -108,6 +122,7 @@ class AgentServer:
             ("POST", "/update", self._update),
             ("POST", "/shutdown", self._shutdown),
             ("GET", "/v1/report", self._report),
+            ("GET", "/v1/evidence", self._evidence),
             ("GET", "/v1/health", self._health),
         ]
         if has_link:
@@ -205,6 +220,21 @@ class AgentServer:
     async def _report(self, _: web.Request) -> web.Response:
         return web.Response(text=self._frame, content_type="application/json")
 
+    async def _evidence(self, request: web.Request) -> web.Response:
+        given = request.query.get("seconds", str(EVIDENCE_SECONDS))
+        try:
+            seconds = float(given)
+        except ValueError:
+            seconds = -1.0
+        if not 0 <= seconds <= COLLECT_SECONDS_MAX:
+            return _detail(422, f"seconds: a number from 0 to {COLLECT_SECONDS_MAX:g}")
+        report = self._agent.report()
+        attempt = report.attempt if report.attempt is not None else report.newest_attempt
+        answer: asyncio.Future[Evidence] = asyncio.get_running_loop().create_future()
+        self._agent.collect(CollectCommand(0, attempt or 0, seconds), _into(answer))
+        text = encode_evidence(await answer)
+        return web.Response(text=text, content_type="application/json")
+
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
@@ -221,7 +251,7 @@ class AgentServer:
         try:
             async with asyncio.TaskGroup() as tasks:
                 sending = tasks.create_task(self._send_reports(channel, unsent))
-                await self._receive_commands(channel, unsent.change)
+                await self._receive_commands(channel, unsent)
                 sending.cancel()
         finally:
             del self._links[channel]
@@ -238,12 +268,12 @@ class AgentServer:
                 if faults not in ("", self._frame):
                     await channel.send_str(faults)
                 await channel.send_str(self._frame)
+                while unsent.evidence:
+                    await channel.send_str(encode_evidence(unsent.evidence.pop(0)))
             except (ClientConnectionError, ConnectionError):
                 return  # The receiving side hears of it too, and ends the link.
 
-    async def _receive_commands(
-        self, channel: web.WebSocketResponse, change: asyncio.Event
-    ) -> None:
+    async def _receive_commands(self, channel: web.WebSocketResponse, unsent: _Unsent) -> None:
         async for message in channel:
             if message.type is not WSMsgType.TEXT:
                 continue
@@ -252,12 +282,15 @@ class AgentServer:
             except PeerError as error:
                 logger.warning("path=%s dropped reason=%r", LINK_PATH, str(error))
                 continue
+            if isinstance(command, CollectCommand):
+                self._agent.collect(command, unsent.answer)
+                continue
             refusal = self._agent.refusal(command)
             if refusal:
                 logger.info("path=%s refused reason=%r", LINK_PATH, refusal)
             self._agent.command(command)
             # Answer with how things stand, even where the command has changed nothing.
-            change.set()
+            unsent.change.set()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -284,6 +317,16 @@ def _bound_unsent(request: web.Request) -> None:
     found = transport.get_extra_info("socket") if transport is not None else None
     if found is not None:
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSENT_MILLISECONDS)
+
+
+def _into(answer: asyncio.Future[Evidence]) -> Callable[[Evidence], None]:
+    """Who asked may have gone meanwhile."""
+
+    def put(evidence: Evidence) -> None:
+        if not answer.done():
+            answer.set_result(evidence)
+
+    return put
 
 
 def _raw(value: dict[str, Any]) -> web.Response:

@@ -1,0 +1,229 @@
+"""The examination: what every rank of this agent is doing, found without stopping anything.
+
+Each rank is looked at twice with a pause between.  What takes longer than there is time for is left
+out, and what is known by then is the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+
+from unbroken.errors import WorldError
+from unbroken.wire.agent import WorkerReport
+from unbroken.wire.observation import RankEvidence
+
+from . import procfs, spy
+
+LOOKS_AT_ONCE = max(2, min(8, (os.cpu_count() or 1) // 4))
+WAITS_FOR_CHILD = "do_wait"
+"""Function of the kernel in which wait4(2) waits."""
+PAUSE_SECONDS = 1.0
+PAUSE_SHARE = 0.3
+"""Of the time that there is, at most."""
+LOOK_SECONDS_MAX = 2.0
+MEASURED_SECONDS_MIN = 0.1
+"""The kernel counts processor time in hundredths of a second."""
+ANSWER_SHARE = 0.1
+ANSWER_SECONDS_MAX = 0.25
+"""Kept for the way of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    at: float
+    cpu_seconds: float
+    io_bytes: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Subject:
+    """A worker that is looked at."""
+
+    worker: WorkerReport
+    pid: int
+    """Of the process that matters: the worker's own, or one below it."""
+    first: _Counters | None = None
+    second: _Counters | None = None
+    stat: procfs.Stat | None = None
+    """The newest."""
+    waits_in: str = ""
+    stacks: spy.Stacks | None = None
+    functions: list[tuple[str, ...]] = field(default_factory=list)
+    """Of each look that has shown any."""
+    is_spied: bool = False
+    """py-spy is at it, or was ended while it was."""
+    note: str = "there was no time to look at its stack"
+
+    @property
+    def is_halted(self) -> bool:
+        """It cannot be paused: it does not run anyway (proc(5): stopped, traced, in the kernel)."""
+        return self.stat is None or self.stat.state in "TtDZX"
+
+    async def spied(self, way: tuple[str, ...]) -> spy.Stacks:
+        """One look; WorldError."""
+        self.is_spied = True
+        try:
+            found = await spy.dump(self.pid, way)
+        except WorldError:
+            self.is_spied = False
+            raise
+        self.is_spied = False
+        return found
+
+    def look(self, now: float) -> _Counters:
+        """Read what the kernel tells."""
+        found = procfs.stat(self.pid)
+        self.stat = found
+        if found is None:
+            return _Counters(now, 0.0, None)
+        self.waits_in = procfs.waits_in(self.pid)
+        family = procfs.tree(self.pid)
+        cpu = sum(one.cpu_seconds for one in map(procfs.stat, family) if one is not None)
+        told = [] if found.state == "D" else [procfs.io_bytes(pid) for pid in family]
+        known = [count for count in told if count is not None]
+        return _Counters(now, cpu, sum(known) if known else None)
+
+    def evidence(self) -> RankEvidence:
+        """What is known now."""
+        before, after = self.first, self.second
+        share = moved = None
+        if before is not None and after is not None and self.stat is not None:
+            elapsed = after.at - before.at
+            if elapsed >= MEASURED_SECONDS_MIN:
+                share = max(0.0, after.cpu_seconds - before.cpu_seconds) / elapsed
+            if before.io_bytes is not None and after.io_bytes is not None:
+                moved = max(0, after.io_bytes - before.io_bytes)
+        looks = self.functions
+        return RankEvidence(
+            rank=self.worker.rank,
+            pid=self.pid,
+            state=self.stat.state if self.stat is not None else "",
+            waits_in=self.waits_in,
+            cpu_seconds=self.stat.cpu_seconds if self.stat is not None else 0.0,
+            cpu_share=share,
+            io_bytes=moved,
+            is_same=looks[0] == looks[-1] if len(looks) > 1 else None,
+            threads=self.stacks.threads if self.stacks is not None else (),
+            note="it has ended" if self.stat is None else self.note,
+        )
+
+
+class Examination:
+    """Looks at the workers from `run` to its end; `evidence` says what is known, at any time."""
+
+    def __init__(self, attempt: int, workers: Sequence[WorkerReport], seconds: float) -> None:
+        self.attempt = attempt
+        self._now = asyncio.get_running_loop().time
+        self._began = self._now()
+        self._seconds = seconds - min(ANSWER_SHARE * seconds, ANSWER_SECONDS_MAX)
+        self._subjects = [Subject(one, matters_most(one.pid)) for one in workers]
+        self._slots = asyncio.Semaphore(LOOKS_AT_ONCE)
+        self._over = asyncio.Event()
+        self._looking: asyncio.Task[None] | None = None
+        for subject in self._subjects:
+            subject.first = subject.look(self._began)
+
+    @property
+    def is_over(self) -> bool:
+        """It looks no more."""
+        return self._over.is_set()
+
+    async def run(self) -> None:
+        """Look at all, twice."""
+        try:
+            async with asyncio.timeout_at(self._began + self._seconds):
+                async with asyncio.TaskGroup() as tasks:
+                    self._looking = tasks.create_task(self._look())
+        except TimeoutError:
+            pass  # What is known by now is the answer.
+        finally:
+            for subject in self._subjects:
+                if subject.second is None and not subject.is_spied:
+                    subject.second = subject.look(self._now())
+            self._over.set()
+
+    def stop(self) -> None:
+        """Let it be over: py-spy is killed, if it runs."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def found(self, seconds: float) -> tuple[RankEvidence, ...]:
+        """What is known when it is over, or after so many seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        return tuple(subject.evidence() for subject in self._subjects)
+
+    async def _look(self) -> None:
+        await self._all(self._first)
+        # The last look takes as long as the first.
+        reserved = 1.5 * (self._now() - self._began)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._began + self._seconds - reserved):
+                await self._all(self._deeper)
+                await self._pause()
+        await self._all(self._again)
+
+    async def _all(self, look: Callable[[Subject], Coroutine[None, None, None]]) -> None:
+        async def one(subject: Subject) -> None:
+            async with self._slots:
+                await look(subject)
+
+        async with asyncio.TaskGroup() as tasks:
+            for subject in self._subjects:
+                tasks.create_task(one(subject))
+
+    async def _pause(self) -> None:
+        due = self._began + min(PAUSE_SECONDS, PAUSE_SHARE * self._seconds)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(due):
+                await asyncio.Event().wait()
+
+    async def _first(self, subject: Subject) -> None:
+        subject.stacks = await self._spy(subject)
+
+    async def _deeper(self, subject: Subject) -> None:
+        """Native frames, which take a second to find in libraries as large as torch's."""
+        if subject.stacks is None or subject.is_halted:
+            return
+        with contextlib.suppress(WorldError):
+            subject.stacks = await subject.spied(spy.NATIVE)
+
+    async def _again(self, subject: Subject) -> None:
+        subject.second = subject.look(self._now())
+        found = await self._spy(subject)
+        subject.stacks = subject.stacks or found
+
+    async def _spy(self, subject: Subject) -> spy.Stacks | None:
+        if subject.stat is None or subject.stat.state in "ZX":
+            return None
+        ways = (spy.NONBLOCKING,) if subject.is_halted else (spy.PLAIN, spy.NONBLOCKING)
+        for way in ways:
+            try:
+                async with asyncio.timeout(min(LOOK_SECONDS_MAX, self._seconds / 4)):
+                    found = await subject.spied(way)
+            except TimeoutError:
+                subject.note = "py-spy did not end in time"
+            except WorldError as error:
+                subject.note = str(error)
+                if subject.note in (spy.NOT_ALLOWED, spy.MISSING):
+                    return None
+            else:
+                subject.note = ""
+                subject.functions.append(found.functions)
+                return found
+        return None
+
+
+def matters_most(pid: int) -> int:
+    """The worker, or where that only waits for what it has started, the Python process below it
+    that has computed most."""
+    if procfs.is_python(pid) and procfs.waits_in(pid) != WAITS_FOR_CHILD:
+        return pid
+    below = (one for one in procfs.tree(pid)[1:] if procfs.is_python(one))
+    told = [(found.cpu_seconds, one) for one in below if (found := procfs.stat(one))]
+    return max(told)[1] if told else pid

@@ -1,0 +1,81 @@
+"""What the kernel tells of a process: nothing here waits for the process itself.
+
+`/proc/PID/cmdline`, `environ` and `maps` are not read: they wait for a lock that a process in state
+D may hold.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """Of /proc/PID/stat (proc(5))."""
+
+    state: str
+    parent: int
+    cpu_seconds: float
+
+
+def stat(pid: int) -> Stat | None:
+    """None: it is gone."""
+    text = _read(f"/proc/{pid}/stat")
+    # The name in parentheses may hold anything, so count fields from its end.
+    fields = text.rpartition(")")[2].split()
+    if len(fields) < 13:
+        return None
+    return Stat(fields[0], int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS)
+
+
+def waits_in(pid: int) -> str:
+    """Function of the kernel in which the main thread waits; empty: it runs, or it is not told."""
+    found = _read(f"/proc/{pid}/wchan")
+    return "" if found == "0" else found
+
+
+def io_bytes(pid: int) -> int | None:
+    """Read and written so far, from caches too; None: not told."""
+    fields = dict(line.split(": ") for line in _read(f"/proc/{pid}/io").splitlines())
+    if "rchar" not in fields:
+        return None
+    return int(fields["rchar"]) + int(fields["wchar"])
+
+
+def is_python(pid: int) -> bool:
+    """Whether its program is an interpreter, by name."""
+    try:
+        program = os.readlink(f"/proc/{pid}/exe")
+    except OSError:
+        return False
+    return os.path.basename(program).startswith(("python", "pypy"))
+
+
+def tree(pid: int) -> list[int]:
+    """The process and all below it, by generations."""
+    found = [pid]
+    for one in found:
+        found += _children(one)
+    return found
+
+
+def _children(pid: int) -> Iterator[int]:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for thread in threads:
+        yield from map(int, _read(f"/proc/{pid}/task/{thread}/children").split())
+
+
+def _read(path: str) -> str:
+    """Empty: it cannot be read, because the process has ended or is not ours to see."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

@@ -1,0 +1,167 @@
+"""Stacks of a Python process from outside, by py-spy: started, bounded, and read here.
+
+py-spy pauses the process while it reads (not with `NONBLOCKING`); its end, however it comes, lets
+the process go on.  Local variables are never asked for: they may hold secrets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken.errors import WorldError
+from unbroken.wire.observation import FRAME_CHARACTERS, FRAMES_MAX, THREADS_MAX, ThreadStack
+
+PLAIN: tuple[str, ...] = ()
+NATIVE = ("--native",)
+NONBLOCKING = ("--nonblocking",)
+OUTPUT_BYTES_MAX = 16 * 1024 * 1024
+NOTE_CHARACTERS = 200
+NOT_ALLOWED = (
+    "the kernel does not let py-spy look into the process: give the container the capability "
+    "SYS_PTRACE, or its node kernel.yama.ptrace_scope=0"
+)
+MISSING = "py-spy is not installed beside the agent's Python: pip install py-spy"
+_REFUSED = ("Permission denied", "Operation not permitted")
+_IN_BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)")
+_UNKNOWN = re.compile(r"0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """What one look has shown."""
+
+    threads: tuple[ThreadStack, ...] = ()
+    """The main thread first."""
+    functions: tuple[str, ...] = ()
+    """Of the main thread: Python's only, without lines."""
+
+
+def program() -> str:
+    """Where py-spy is: beside the interpreter, where pip puts it, or in the path.  WorldError."""
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if found is None:
+        raise WorldError(MISSING)
+    return found
+
+
+async def dump(pid: int, options: tuple[str, ...]) -> Stacks:
+    """Look at the process once; WorldError says why it cannot be.  Cancelled, it ends py-spy."""
+    arguments = (program(), "dump", "--json", *options, "--pid", str(pid))
+    with contextlib.ExitStack() as stack:
+        # Files in memory, so that py-spy never waits for us with the process paused.
+        output, errors = (os.memfd_create(name) for name in ("output", "errors"))
+        stack.callback(os.close, output)
+        stack.callback(os.close, errors)
+        try:
+            pidfd = _spawn(arguments, output, errors)
+        except OSError as error:
+            raise WorldError(f"py-spy cannot be started: {error.strerror}") from error
+        await _end(pidfd)
+        text = os.pread(output, OUTPUT_BYTES_MAX, 0)
+        if not text.strip():
+            raise WorldError(_why(os.pread(errors, OUTPUT_BYTES_MAX, 0).decode(errors="replace")))
+    return read(text, pid)
+
+
+def _spawn(arguments: tuple[str, ...], output: int, errors: int) -> int:
+    """A pidfd.  Nobody can have reaped the process yet: that is done in this thread."""
+    null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+    files = [null, (os.POSIX_SPAWN_DUP2, output, 1), (os.POSIX_SPAWN_DUP2, errors, 2)]
+    return os.pidfd_open(os.posix_spawn(arguments[0], arguments, {}, file_actions=files))
+
+
+async def _end(pidfd: int) -> None:
+    """Wait for the end; cancelled, bring it about.
+
+    Not by asyncio's subprocesses: who owns the agent's children may be first to reap this one, and
+    a pidfd is exact whoever does.
+    """
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def reap() -> None:
+        loop.remove_reader(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        os.close(pidfd)
+        if not ended.done():
+            ended.set_result(None)
+
+    loop.add_reader(pidfd, reap)
+    try:
+        await ended
+    except asyncio.CancelledError:
+        if not loop.is_closed() and ended.cancelled():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        raise
+
+
+def read(text: bytes, pid: int) -> Stacks:
+    """What py-spy wrote; WorldError."""
+    try:
+        threads = sorted(json.loads(text), key=lambda one: _order(one, pid))
+        shown = tuple(_thread(one, pid) for one in threads[:THREADS_MAX])
+        functions = tuple(
+            f"{frame['name']} {frame['filename']}"
+            for one in threads[:1]
+            for frame in one["frames"]
+            if frame.get("module") is None
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise WorldError(
+            f"what py-spy says is not understood: {error}"[:NOTE_CHARACTERS]
+        ) from error
+    return Stacks(shown, functions)
+
+
+def _order(thread: dict[str, Any], pid: int) -> tuple[bool, bool]:
+    return not _is_main(thread, pid), not thread.get("active")
+
+
+def _is_main(thread: dict[str, Any], pid: int) -> bool:
+    known = thread.get("os_thread_id")
+    return bool(known == pid if known else thread.get("thread_name") == "MainThread")
+
+
+def _thread(thread: dict[str, Any], pid: int) -> ThreadStack:
+    frames = (_frame(frame) for frame in thread["frames"] if not _UNKNOWN.fullmatch(frame["name"]))
+    shown = tuple(frames)[:FRAMES_MAX]
+    return ThreadStack(str(thread.get("thread_name") or ""), _is_main(thread, pid), shown)
+
+
+def _frame(frame: dict[str, Any]) -> str:
+    name, where = frame["name"], frame.get("short_filename") or frame.get("filename") or "?"
+    if frame.get("module") is None:
+        where = f"{where}:{frame['line']}"
+    else:
+        name, where = shortened(name), os.path.basename(frame["module"])
+    return f"{name[: max(0, FRAME_CHARACTERS - len(where) - 3)]} ({where})"[:FRAME_CHARACTERS]
+
+
+def shortened(name: str) -> str:
+    """A C++ function without its template's and its own parameters."""
+    count = 1
+    while count:
+        name, count = _IN_BRACKETS.subn("", name)
+    return name.removesuffix(" const").strip()
+
+
+def _why(errors: str) -> str:
+    """The error and its causes in a line."""
+    if any(text in errors for text in _REFUSED):
+        return NOT_ALLOWED
+    told = errors.partition("Stack backtrace")[0].splitlines()
+    lines = (line.strip().removeprefix("Error: ") for line in told)
+    parts = [re.sub(r"^\d+: ", "", line) for line in lines if line and line != "Caused by:"]
+    return f"py-spy: {': '.join(dict.fromkeys(parts)) or 'it said nothing'}"[:NOTE_CHARACTERS]

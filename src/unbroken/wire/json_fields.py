@@ -1,0 +1,171 @@
+"""Frames of JSON, and checked fields of the objects in them.
+
+What is not known is passed over, so that either side may be newer.  What is wrong raises PeerError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from unbroken.errors import PeerError
+
+from .agent_bodies import NUMBER_MAX
+
+FRAME_BYTES_MAX = 4 * 1024 * 1024
+"""Longest frame either side takes; a start with the addresses of 12,500 nodes has 0.5 MB."""
+LINES_MAX = 64
+METRICS_MAX = 64
+TEXT_MAX = 16 * 1024
+_REQUIRED = ("agent_id", "state")
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def load(frame: str | bytes) -> Mapping[str, Any]:
+    """The object of a frame."""
+    if len(frame) > FRAME_BYTES_MAX:
+        raise PeerError(f"a message of {len(frame)} bytes")
+    try:
+        value: object = json.loads(frame)
+    except (ValueError, RecursionError):
+        raise PeerError("a message that is not JSON") from None
+    if not isinstance(value, dict):
+        raise PeerError("a message that is not an object")
+    return value
+
+
+def dump(value: Mapping[str, Any]) -> str:
+    """A frame."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def plain(value: dict[str, Any]) -> dict[str, Any]:
+    """A dataclass as `asdict` has it, without what is empty."""
+    found = {}
+    for name, item in value.items():
+        if isinstance(item, Enum):
+            found[name] = item.value
+        elif isinstance(item, tuple) and item and isinstance(item[0], dict):
+            found[name] = [plain(each) for each in item]
+        elif name == "metrics" and item:
+            found[name] = {key: _number(each) for key, each in item.items()}
+        elif name in _REQUIRED or item not in (None, "", (), {}):
+            found[name] = item
+    return found
+
+
+def _number(value: float) -> float | str:
+    """JSON has no NaN and no infinities, and what others read must be JSON."""
+    return value if math.isfinite(value) else str(float(value))
+
+
+class Taker:
+    """Takes checked fields out of an object."""
+
+    def __init__(self, value: object, where: str) -> None:
+        if not isinstance(value, Mapping):
+            raise PeerError(f"{where}: not an object")
+        self._value = value
+        self._where = where
+
+    def text(self, name: str) -> str:
+        """One that must be there."""
+        found = self.optional_text(name)
+        if found is None:
+            raise self.wrong(name, "missing")
+        return found
+
+    def optional_text(self, name: str) -> str | None:
+        """None: absent or null."""
+        found = self._value.get(name)
+        if found is None:
+            return None
+        if not isinstance(found, str):
+            raise self.wrong(name, "not a text")
+        return found[:TEXT_MAX]
+
+    def number(self, name: str) -> int:
+        """A natural number that must be there."""
+        found = self.count(name)
+        if found is None:
+            raise self.wrong(name, "missing")
+        return found
+
+    def count(self, name: str) -> int | None:
+        """A natural number; None: absent or null."""
+        found = self._value.get(name)
+        if found is None:
+            return None
+        if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= NUMBER_MAX:
+            raise self.wrong(name, "not a natural number")
+        return found
+
+    def time(self, name: str) -> float | None:
+        """A finite number; None: absent or null."""
+        found = self._value.get(name)
+        if found is None:
+            return None
+        is_number = isinstance(found, int | float) and not isinstance(found, bool)
+        if not is_number or not abs(found) <= NUMBER_MAX or not math.isfinite(found):
+            raise self.wrong(name, "not a time")
+        return float(found)
+
+    def flag(self, name: str) -> bool | None:
+        """None: absent or null."""
+        found = self._value.get(name)
+        if not isinstance(found, bool | None):
+            raise self.wrong(name, "neither true nor false")
+        return found
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """Empty: absent or null."""
+        found = self._value.get(name)
+        if found is None:
+            return {}
+        if not isinstance(found, dict):
+            raise self.wrong(name, "not an object")
+        return found
+
+    def floats(self, name: str) -> dict[str, float]:
+        """Numbers by name; what is none is left out."""
+        found = list(self.mapping(name).items())[:METRICS_MAX]
+        return {
+            key[:TEXT_MAX]: number for key, value in found if (number := _float(value)) is not None
+        }
+
+    def items(self, name: str, longest: int) -> list[Taker]:
+        """The first objects of a list."""
+        found = self._list(name)[:longest]
+        return [Taker(item, f"{self._where}.{name}[{i}]") for i, item in enumerate(found)]
+
+    def lines(self, name: str) -> tuple[str, ...]:
+        """The last lines of a list of texts."""
+        return tuple(str(line)[:TEXT_MAX] for line in self._list(name)[-LINES_MAX:])
+
+    def texts(self, name: str, longest: int, characters: int) -> tuple[str, ...]:
+        """The first texts of a list, each cut."""
+        return tuple(str(text)[:characters] for text in self._list(name)[:longest])
+
+    def _list(self, name: str) -> list[Any]:
+        found = self._value.get(name)
+        if found is not None and not isinstance(found, list):
+            raise self.wrong(name, "not a list")
+        return found or []
+
+    def wrong(self, name: str, text: str) -> PeerError:
+        """To be raised."""
+        return PeerError(f"{self._where}.{name}: {text}")
+
+
+def _float(value: object) -> float | None:
+    if isinstance(value, str):
+        return _NOT_FINITE.get(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer that no float comes near
+        return math.inf if value > 0 else -math.inf
