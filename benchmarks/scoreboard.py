@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""The same faults and the same judge for unbroken and its peers.
+
+    benchmarks/scoreboard.py --seeds 20 --json FILE           # everything
+    benchmarks/scoreboard.py --quick                          # a minute or two
+    benchmarks/scoreboard.py --markdown docs/detection.md --from FILE [FILE ...]
+
+Of each fault: did the job come to its last step with the right result, how long did it stand
+still, how many steps were made twice, when was the fault found, whom did the launcher blame.
+A result that was not obtained is told as not run, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from recovery_launch import Unavailable
+from scoreboard_judge import Judge, NotRun
+from scoreboard_launch import Dlrover, FtLauncher, Launcher, Torchrun, TorchrunFreshStore, Trial
+from scoreboard_outcome import Outcome, rows
+from scoreboard_tables import line, markdown, table
+from scoreboard_trials import BY_NAME, FAULTS, Fault, plan
+from scoreboard_unbroken import Unbroken, UnbrokenAct, UnbrokenPlain
+
+LAUNCHERS = (
+    Unbroken,
+    UnbrokenPlain,
+    UnbrokenAct,
+    Torchrun,
+    TorchrunFreshStore,
+    FtLauncher,
+    Dlrover,
+)
+QUICK_FAULTS = ("stop", "error", "segfault", "healthy")
+QUICK_LAUNCHERS = ("unbroken", "torchrun")
+Contest = tuple[Fault, int, Launcher, str]
+_interrupted = threading.Event()
+
+
+def say(text: str) -> None:
+    """Progress, beside the table."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_trial(contest: Contest, directory: Path, bound: float) -> Outcome:
+    """One fault of one launcher."""
+    fault, seed, launcher, program = contest
+    made = plan(fault, seed)
+    empty = Outcome(fault.name, seed, launcher.name, program, made.rank, made.step)
+    if _interrupted.is_set():
+        return Outcome(**{**empty.to_json(), "not_run": "interrupted"})
+    try:
+        with Judge(made, directory) as judge:
+            groups = judge.memory_groups()
+            trial = Trial(made, directory, judge.name, program == "torch", groups)
+            job = launcher.start(trial)
+            try:
+                why = judge.look_on(job, bound)
+                return judge.outcome(launcher.name, program, why, job.words(judge.ranks))
+            finally:
+                job.stop()
+    except (NotRun, Unavailable) as error:
+        return Outcome(**{**empty.to_json(), "not_run": str(error)})
+
+
+def contests(options: argparse.Namespace, launchers: Iterable[Launcher]) -> list[Contest]:
+    """All trials; launchers take turns, so that noise hits all alike."""
+    listed = list(launchers)
+    return [
+        (BY_NAME[name], seed, launcher, program)
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
+        for name in options.faults.split(",")
+        for launcher in listed
+        for program in options.programs.split(",")
+        if seed - options.first_seed < options.peer_seeds or isinstance(launcher, Unbroken)
+    ]
+
+
+def play(todo: Sequence[Contest], options: argparse.Namespace, base: Path) -> list[Outcome]:
+    """Run the trials, several at once."""
+    found: list[Outcome] = []
+    began = time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = {
+            pool.submit(run_trial, contest, base / f"{number:04}", options.bound_seconds): number
+            for number, contest in enumerate(todo)
+        }
+        try:
+            for done in as_completed(running):
+                found.append(done.result())
+                took = time.monotonic() - began
+                say(f"{running[done]:04} {len(found)}/{len(todo)} {took:5.0f} s  {line(found[-1])}")
+                if options.json:
+                    write(options.json, found, options)
+        except KeyboardInterrupt:
+            _interrupted.set()
+            say("interrupted: trials under way are let come to their end")
+    return found
+
+
+def machine() -> str:
+    """Where it was measured."""
+    cores = len(os.sched_getaffinity(0))
+    when = time.strftime("%Y-%m-%d")
+    return f"{when}, {cores} cores, Linux {platform.release()}, Python {platform.python_version()}"
+
+
+def document(outcomes: Sequence[Outcome], options: argparse.Namespace) -> dict[str, Any]:
+    """What is written to a file."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return {
+        "machine": machine(),
+        "command": shlex.join(["benchmarks/" + words[0], *words[1:]]),
+        "bound_seconds": options.bound_seconds,
+        "jobs": options.jobs,
+        "skipped": options.skipped,
+        "settings": {kind.name: kind.settings for kind in LAUNCHERS},
+        "trials": [one.to_json() for one in outcomes],
+    }
+
+
+def write(path: Path, outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document(outcomes, options), indent=1) + "\n")
+    part.rename(path)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    names = [kind.name for kind in LAUNCHERS]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--faults", default=",".join(fault.name for fault in FAULTS), help="of: %(default)s")
+    add("--launchers", default=",".join(names), help="of: %(default)s")
+    add("--programs", default="plain", help="of plain, torch (gloo); default plain")
+    add("--seeds", type=int, default=3, help="of each fault and launcher (default 3)")
+    add("--first-seed", type=int, default=0)
+    add("--peer-seeds", type=int, default=10**9, help="so many at most for launchers not ours")
+    add("--jobs", type=int, default=3, help="trials at once (default 3)")
+    add("--bound-seconds", type=float, default=60.0, help="without a step: not recovered")
+    add("--quick", action="store_true", help="one seed of few faults, ours and torchrun")
+    add("--json", type=Path, help="write the figures to this file, after each trial")
+    add("--keep", action="store_true", help="keep the directories of the trials")
+    add("--markdown", type=Path, help="write the page of figures and run nothing")
+    add("--from", type=Path, nargs="+", dest="sources", help="files of figures for it")
+    options = parser.parse_args()
+    options.skipped = {}
+    if options.quick:
+        options.faults, options.launchers = ",".join(QUICK_FAULTS), ",".join(QUICK_LAUNCHERS)
+        options.seeds = 1
+    if options.markdown and not options.sources:
+        parser.error("--markdown needs --from")
+    for given, known in ((options.faults, [*BY_NAME]), (options.launchers, names)):
+        if unknown := set(given.split(",")) - set(known):
+            parser.error(f"not known: {', '.join(sorted(unknown))}")
+    return options
+
+
+def ready(options: argparse.Namespace, base: Path) -> list[Launcher]:
+    """The launchers that can be had here."""
+    found: list[Launcher] = []
+    for kind in LAUNCHERS:
+        if kind.name not in options.launchers.split(","):
+            continue
+        launcher = kind()
+        try:
+            launcher.prepare(base)
+        except Unavailable as error:
+            options.skipped[kind.name] = str(error)
+            say(f"{kind.name}: {error}")
+        else:
+            found.append(launcher)
+    return found
+
+
+def main() -> None:
+    """Run the trials and print the table; or write the page."""
+    options = parse()
+    if options.markdown:
+        options.markdown.write_text(markdown([json.loads(p.read_text()) for p in options.sources]))
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    base = Path(tempfile.mkdtemp(prefix="unbroken-scoreboard-"))
+    say(f"in {base}")
+    launchers: list[Launcher] = []
+    outcomes: list[Outcome] = []
+    try:
+        launchers = ready(options, base)
+        outcomes = play(contests(options, launchers), options, base)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was started is ended in any case
+        for launcher in launchers:
+            launcher.close()
+        if not options.keep:
+            shutil.rmtree(base, ignore_errors=True)
+    print(machine())
+    print(table(rows(outcomes)))
+    for name, why in options.skipped.items():
+        print(f"{name}: not run: {why}")
+
+
+if __name__ == "__main__":
+    main()

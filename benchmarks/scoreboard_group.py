@@ -1,0 +1,172 @@
+"""How the ranks of a trial add up numbers: over plain sockets, or with torch and gloo.
+
+The plain one starts in a moment and behaves as gloo does: a rank waits in the kernel for the
+others, for ever or for the time of the group, a message of another collective is put aside, and
+who loses a peer fails with gloo's words.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from contextlib import suppress
+from pathlib import Path
+
+LOST = "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [{}]"
+LATE = (
+    "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting {:.0f}ms for recv operation"
+    " to complete"
+)
+MESSAGE = struct.Struct("!Id")
+ALL_REDUCE, BARRIER, HELLO, WELCOME = 1, 2, 3, 4
+MEET_SECONDS, AGAIN_SECONDS = 90.0, 0.02
+WELCOME_SECONDS = 10.0
+"""Then the address was of a rank 0 that is gone, or of one that waits for others still."""
+
+
+class Peer:
+    """A connection to another rank."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        connection.settimeout(seconds)
+        self.connection = connection
+        self.seconds = seconds
+        self.name = "{}:{}".format(*connection.getpeername())
+        self._aside: dict[int, list[float]] = {}
+
+    def send(self, kind: int, value: float) -> None:
+        """RuntimeError: the peer has gone."""
+        try:
+            self.connection.sendall(MESSAGE.pack(kind, value))
+        except ConnectionError:
+            raise RuntimeError(LOST.format(self.name)) from None
+
+    def receive(self, kind: int) -> float:
+        """Wait for a message of this kind; others are kept.  RuntimeError: gone, or too late."""
+        while not self._aside.get(kind):
+            try:
+                data = self.connection.recv(MESSAGE.size, socket.MSG_WAITALL)
+            except ConnectionError:
+                data = b""
+            except TimeoutError:
+                raise RuntimeError(LATE.format(self.seconds * 1000)) from None
+            if len(data) < MESSAGE.size:
+                raise RuntimeError(LOST.format(self.name))
+            found, value = MESSAGE.unpack(data)
+            self._aside.setdefault(found, []).append(value)
+        return self._aside[kind].pop(0)
+
+
+class PlainGroup:
+    """Rank 0 listens and adds up; the others send and receive."""
+
+    def __init__(self, directory: Path, seconds: float) -> None:
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._note = directory / "store"
+        self._seconds = seconds
+        self._peers: list[Peer] = []
+
+    def meet(self, step: int) -> int:
+        """Wait for all ranks; the step of rank 0, from which all go on."""
+        if self.rank == 0:
+            self._gather(step)
+            return step
+        until = time.monotonic() + MEET_SECONDS
+        while time.monotonic() < until:
+            with suppress(OSError, RuntimeError, ValueError):
+                return self._join()
+            time.sleep(AGAIN_SECONDS)
+        raise RuntimeError("TCPStore: timed out waiting for clients: rank 0 was not found")
+
+    def all_reduce(self, value: float) -> float:
+        """The sum over all ranks."""
+        return self._collect(ALL_REDUCE, value)
+
+    def barrier(self) -> None:
+        """Wait for all ranks to come here."""
+        self._collect(BARRIER, 0.0)
+
+    def _collect(self, kind: int, value: float) -> float:
+        if self.rank != 0:
+            self._peers[0].send(kind, value)
+            return self._peers[0].receive(kind)
+        total = value + sum(peer.receive(kind) for peer in self._peers)
+        for peer in self._peers:
+            peer.send(kind, total)
+        return total
+
+    def _gather(self, step: int) -> None:
+        """At the port that the launcher has given, unless its own store is there: then at any."""
+        has_own_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        place = ("127.0.0.1", 0)
+        if not has_own_store:
+            place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        found: dict[int, Peer] = {}
+        with socket.create_server(place, backlog=self.world) as server:
+            server.settimeout(MEET_SECONDS)
+            part = self._note.with_suffix(f".{os.getpid()}")
+            part.write_text("{} {}".format(*server.getsockname()))
+            part.rename(self._note)
+            while len(found) < self.world - 1:
+                peer = Peer(server.accept()[0], WELCOME_SECONDS)
+                with suppress(RuntimeError):
+                    found[int(peer.receive(HELLO))] = peer
+        self._peers = [found[rank] for rank in sorted(found)]
+        for peer in self._peers:
+            peer.seconds = self._seconds
+            peer.connection.settimeout(self._seconds)
+            peer.send(WELCOME, step)
+
+    def _join(self) -> int:
+        host, port = self._note.read_text().split()
+        peer = Peer(socket.create_connection((host, int(port)), timeout=1), MEET_SECONDS)
+        peer.send(HELLO, self.rank)
+        step = int(peer.receive(WELCOME))
+        peer.seconds = self._seconds
+        peer.connection.settimeout(self._seconds)
+        self._peers = [peer]
+        return step
+
+
+class TorchGroup:
+    """The same with torch.distributed on gloo, and a small DDP model that is trained beside it."""
+
+    def __init__(self, directory: Path, seconds: float) -> None:
+        del directory
+        self._seconds = seconds
+
+    def meet(self, step: int) -> int:
+        """Wait for all ranks; the step of rank 0, from which all go on."""
+        from datetime import timedelta
+
+        import torch
+        from torch import distributed
+        from torch.nn.parallel import DistributedDataParallel
+
+        torch.set_num_threads(1)
+        distributed.init_process_group("gloo", timeout=timedelta(seconds=self._seconds))
+        self._model = DistributedDataParallel(torch.nn.Linear(64, 64))
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01)
+        agreed = torch.tensor([step])
+        distributed.broadcast(agreed, 0)
+        return int(agreed[0])
+
+    def all_reduce(self, value: float) -> float:
+        """The sum over all ranks, after a step of the model."""
+        import torch
+        from torch import distributed
+
+        self._optimizer.zero_grad()
+        self._model(torch.ones(8, 64)).square().mean().backward()
+        self._optimizer.step()
+        total = torch.tensor([value], dtype=torch.float64)
+        distributed.all_reduce(total)
+        return float(total[0])
+
+    def barrier(self) -> None:
+        """Wait for all ranks to come here."""
+        from torch import distributed
+
+        distributed.barrier()

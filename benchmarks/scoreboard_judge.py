@@ -1,0 +1,275 @@
+"""Looks at one trial from outside, the same way for every launcher, and says what came of it.
+
+Workers tell each start, step and end over a datagram socket, their deaths come through pidfds.
+The judge does the parts of a fault that no worker can do to itself: it stops a process, takes a
+port, fills a disk and makes room on it again, limits memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections import Counter
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+from scoreboard_logs import Word, first_since
+from scoreboard_outcome import Outcome
+from scoreboard_trials import AGENTS, WORLD, Plan, right_result
+
+START_SECONDS = 120.0
+TRIAL_SECONDS = 420.0
+LOOK_SECONDS = 0.25
+DISK_BYTES = 256 << 10
+MEMORY_BYTES = 2 << 30
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class NotRun(Exception):
+    """This trial cannot be had here; the text says why."""
+
+
+class Job(Protocol):
+    """What the judge asks of a launcher."""
+
+    def ended(self) -> str:
+        """Why the job can never go on; empty while it may."""
+
+    def words(self, ranks: dict[int, int]) -> list[Word]:
+        """What the launcher has said of faults; `ranks` is the rank of each process."""
+
+    def stop(self) -> None:
+        """Take the job away."""
+
+
+@dataclass
+class Process:
+    """A worker that has started."""
+
+    rank: int
+    pidfd: int
+    at: float
+    died_at: float | None = None
+
+
+class Judge:
+    """One trial; use as a context manager."""
+
+    def __init__(self, plan: Plan, directory: Path) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.name = f"unbroken-scoreboard-{uuid.uuid4().hex}"
+        self.processes: dict[int, Process] = {}
+        self.steps: list[tuple[float, int, int]] = []
+        """Time, rank, step."""
+        self.ends: dict[int, float] = {}
+        self.injected_at: float | None = None
+        self._stop_at: float | None = None
+        self._not_run = ""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Judge:
+        """Make the directory and what the fault needs, and listen."""
+        for rank in range(WORLD):
+            (self.directory / f"checkpoints/{rank}").mkdir(parents=True)
+        self._selector = self._stack.enter_context(selectors.DefaultSelector())
+        self._socket = self._stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        self._socket.bind("\0" + self.name)
+        self._socket.setblocking(False)
+        self._selector.register(self._socket, selectors.EVENT_READ, None)
+        if self.plan.fault == "disk":
+            self._mount(self.directory / f"checkpoints/{self.plan.rank}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let nothing of the trial live."""
+        for pid in self._left():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in self.processes.values():
+            os.close(process.pidfd)
+        self._stack.close()
+
+    def memory_groups(self) -> list[Path]:
+        """A memory group for each agent, where the fault is about memory.  NotRun."""
+        if self.plan.fault != "oom":
+            return []
+        is_old = (CGROUPS / "memory").is_dir()
+        base = CGROUPS / "memory" if is_old else CGROUPS
+        groups = [base / f"{self.name}-{number}" for number in range(AGENTS)]
+        try:
+            for group in groups:
+                group.mkdir()
+                self._stack.callback(remove_group, group)
+                limit = "memory.limit_in_bytes" if is_old else "memory.max"
+                (group / limit).write_text(str(MEMORY_BYTES))
+        except OSError as error:
+            raise NotRun(f"no memory group can be made: {error.strerror}") from None
+        return groups
+
+    def look_on(self, job: Job, bound: float) -> str:
+        """Until the job has ended or stands still for too long: why it did not end well, or ''."""
+        began = time.time()
+        while not self._not_run:
+            now = time.time()
+            if len(self.ends) == WORLD:
+                return ""
+            if why := job.ended():
+                self._hear(0.0)
+                return why
+            idle = now - (self.steps[-1][0] if self.steps else began)
+            if idle > (bound if self.steps else max(bound, START_SECONDS)):
+                return f"stood still for {idle:.0f} s"
+            if now - began > TRIAL_SECONDS:
+                return f"not at its end after {TRIAL_SECONDS:.0f} s"
+            self._hear(LOOK_SECONDS)
+        raise NotRun(self._not_run)
+
+    def outcome(self, launcher: str, program: str, why: str, said: list[Word]) -> Outcome:
+        """What came of it."""
+        plan = self.plan
+        if self.injected_at is None and plan.rank >= 0:
+            raise NotRun(why or "the fault did not fall")
+        since = self.injected_at or 0.0
+        word = first_since(said, since)
+        made = [(rank, step) for _, rank, step in self.steps]
+        is_right = set(self.ends.values()) == {right_result(plan.last_step)}
+        starts = [one.at for one in self.processes.values()]
+        again = sorted(at for at in starts if at > since) if plan.rank >= 0 else []
+        at = min([*([word.at] if word else []), *again[:1]], default=None)
+        if plan.step == 0:
+            at = word.at if word else None
+        return Outcome(
+            fault=plan.fault,
+            seed=plan.seed,
+            launcher=launcher,
+            program=program,
+            rank=plan.rank,
+            step=plan.step,
+            survived=not why and is_right,
+            ending=why or ("right" if is_right else "wrong result"),
+            stall_seconds=self._stall(since) if len(self.ends) == WORLD else None,
+            detected_seconds=at - since if at is not None and plan.rank >= 0 else None,
+            acted=bool(again) or bool(word and word.acts),
+            blamed=word.rank if word else None,
+            said=word.text if word else "",
+            others=[one.text for one in said if one is not word][:20],
+            early=sum(one.at < since for one in said),
+            restarts=max(Counter(p.rank for p in self.processes.values()).values(), default=1) - 1,
+            lost_steps=sum(rank == 0 for rank, _ in made)
+            - len({step for rank, step in made if rank == 0}),
+        )
+
+    @property
+    def ranks(self) -> dict[int, int]:
+        """Rank of each process."""
+        return {pid: process.rank for pid, process in self.processes.items()}
+
+    def _stall(self, since: float) -> float:
+        """The longest time without a step of any rank, from the last step before the fault."""
+        times = sorted(at for at, _, _ in self.steps)
+        before = [at for at in times if at <= since]
+        later = [before[-1] if before else since, *(at for at in times if at > since)]
+        return max((b - a for a, b in pairwise(later)), default=0.0)
+
+    def _hear(self, seconds: float) -> None:
+        if self._stop_at is not None:
+            seconds = min(seconds, max(0.0, self._stop_at - time.time()))
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    while True:
+                        self._take(json.loads(self._socket.recv(1 << 16)))
+            else:
+                self._selector.unregister(key.fd)
+                self._died(key.data)
+        if self._stop_at is not None and time.time() >= self._stop_at:
+            self._stop_process()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        rank, at = event["rank"], event["at"]
+        match event["what"]:
+            case "start":
+                self._started(event["pid"], rank, at)
+            case "step":
+                self.steps.append((at, rank, event["step"]))
+                self._after_step(rank, event["step"])
+            case "end":
+                self.ends[rank] = event["state"]
+            case "fault":
+                self.injected_at = at
+            case "port":
+                self._take_port(*event["place"])
+            case "held":
+                self._not_run = "the launcher holds the port of the store itself"
+
+    def _started(self, pid: int, rank: int, at: float) -> None:
+        with suppress(ProcessLookupError):
+            process = Process(rank, os.pidfd_open(pid), at)
+            self.processes[pid] = process
+            self._selector.register(process.pidfd, selectors.EVENT_READ, process)
+
+    def _died(self, process: Process) -> None:
+        process.died_at = time.time()
+        if self.plan.fault == "disk" and process.rank == self.plan.rank:
+            (self.directory / f"checkpoints/{process.rank}/optimizer").unlink(missing_ok=True)
+
+    def _after_step(self, rank: int, step: int) -> None:
+        plan = self.plan
+        is_due = plan.fault == "stop" and (rank, step) == (plan.rank, plan.step)
+        if is_due and self.injected_at is None:
+            self._stop_at = time.time() + plan.jitter_seconds
+
+    def _stop_process(self) -> None:
+        self._stop_at = None
+        newest = max(
+            (one for one in self.processes.values() if one.rank == self.plan.rank),
+            key=lambda one: one.at,
+        )
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(newest.pidfd, signal.SIGSTOP)
+            self.injected_at = time.time()
+
+    def _take_port(self, host: str, port: int) -> None:
+        try:
+            self._stack.enter_context(socket.create_server((host, port)))
+        except OSError as error:
+            self._not_run = f"the port could not be taken: {error.strerror}"
+        (self.directory / "port-taken").touch()
+
+    def _mount(self, place: Path) -> None:
+        words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(place)]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise NotRun(f"no small disk can be mounted: {done.stderr.strip()}")
+        self._stack.callback(subprocess.run, ["umount", "--lazy", str(place)], check=False)
+
+    def _left(self) -> list[int]:
+        """Processes of the trial that live."""
+        mark = f"SCOREBOARD_EVENTS={self.name}".encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mark in path.read_bytes().split(b"\0"):
+                    found.append(int(path.parent.name))
+        return found
+
+
+def remove_group(group: Path) -> None:
+    """Once nobody is in it; what was killed just now takes a moment."""
+    for _ in range(50):
+        try:
+            group.rmdir()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return

@@ -1,0 +1,69 @@
+"""Reads out of the logs of launchers whom they blame, by the lines that they write of a failure.
+
+torchrun (torch/distributed/elastic/multiprocessing/api.py) and what is built on it:
+    E1121 10:46:12.123456 99 torch/.../api.py:1010] failed (exitcode: -9) local_rank: 1 (pid: 42) of
+nvidia-resiliency-ext (fault_tolerance/rank_monitor_server.py):
+    [2026-11-21 10:43:52,661] [WARNING] [RankMonServer77@host:2] [Cycle 0] Did not get subsequent
+    heartbeat. Waited 5.00 seconds.
+
+A log names the process; whose rank that is, the judge knows.  Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+_GLOG = re.compile(r"[EWI](\d\d)(\d\d) (\d\d:\d\d:\d\d\.\d+)")
+_ISO = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})\]")
+_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: \d+ \(pid: (?P<pid>\d+)\)")
+_NO_HEARTBEAT = re.compile(r"@\S+:(?P<rank>\d+)\] .*Did not get \w+ heartbeat")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a launcher has said of a fault."""
+
+    at: float
+    """Seconds since the epoch."""
+    rank: int | None
+    """Blamed; None: nobody by name."""
+    text: str
+    acts: bool = True
+    """Something is done about it; False: it is only told."""
+
+
+def stamp(line: str, year: int) -> float | None:
+    """The time that a line says of itself, in the machine's time zone; None: it says none."""
+    if found := _GLOG.search(line):
+        text = f"{year}-{found[1]}-{found[2]} {found[3]}"
+        return datetime.strptime(text, "%Y-%m-%d %H:%M:%S.%f").timestamp()  # noqa: DTZ007  (local)
+    if found := _ISO.search(line):
+        text = f"{found[1]}.{found[2]}"
+        return datetime.strptime(text, "%Y-%m-%d %H:%M:%S.%f").timestamp()  # noqa: DTZ007
+    return None
+
+
+def words(lines: Iterable[str], ranks: Mapping[int, int], year: int) -> list[Word]:
+    """What a log says, in its order; `ranks` is the rank of each process."""
+    found = []
+    for line in lines:
+        at = stamp(line, year)
+        if at is None:
+            continue
+        if failed := _FAILED.search(line):
+            found.append(Word(at, ranks.get(int(failed["pid"])), line.strip()))
+        elif late := _NO_HEARTBEAT.search(line):
+            found.append(Word(at, int(late["rank"]), line.strip()))
+    return found
+
+
+def first_since(said: Sequence[Word], since: float) -> Word | None:
+    """The first that was said of a fault at that time: what is read first is believed.
+
+    Where several agents speak at one time, any that names somebody; then the earliest."""
+    later = sorted((word for word in said if word.at >= since), key=lambda word: word.at)
+    named = [word for word in later if word.rank is not None]
+    return next(iter(named), next(iter(later), None))

@@ -1,0 +1,137 @@
+"""What came of trials, and the figures that are made of it.  Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One fault of one launcher."""
+
+    fault: str
+    seed: int
+    launcher: str
+    program: str
+    """plain or torch."""
+    rank: int
+    """Who was broken; -1: nobody."""
+    step: int
+    survived: bool = False
+    """All ranks came to the last step with the right result."""
+    ending: str = ""
+    """right, wrong result, or why the job never came to its end."""
+    stall_seconds: float | None = None
+    """Longest time without any step since the last one before the fault; None: it never ended."""
+    detected_seconds: float | None = None
+    """From the fault to the launcher's first word of it, or to its first new process."""
+    acted: bool = False
+    """Something was done about it; False with a detection: it was only told."""
+    blamed: int | None = None
+    said: str = ""
+    others: Sequence[str] = ()
+    early: int = 0
+    """Words of faults before there was one."""
+    restarts: int = 0
+    lost_steps: int = 0
+    """Steps that were made twice."""
+    not_run: str = ""
+    """Why there is no result at all."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For a file of figures."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All seeds of a fault for a launcher."""
+
+    fault: str
+    launcher: str
+    program: str
+    trials: int
+    survived: int
+    detected: int
+    acted: int
+    blamed: int
+    """Somebody was named."""
+    correct: int
+    touched: int
+    """Something was said or done where nothing was wrong: of a healthy run, or before the fault."""
+    detect_p50: float | None
+    detect_max: float | None
+    stall_p50: float | None
+    lost_p50: float | None
+    not_run: Sequence[str] = field(default_factory=tuple)
+
+    @property
+    def precision(self) -> float | None:
+        """Of the blame; None: nobody was blamed."""
+        return self.correct / self.blamed if self.blamed else None
+
+    @property
+    def recall(self) -> float | None:
+        """Of the blame; None: there was nothing to blame."""
+        return self.correct / self.trials if self.trials else None
+
+
+def row(outcomes: Sequence[Outcome]) -> Row:
+    """Figures of trials of one fault, launcher and program."""
+    ran = [one for one in outcomes if not one.not_run]
+    detected = [one.detected_seconds for one in ran if one.detected_seconds is not None]
+    stalls = [one.stall_seconds for one in ran if one.stall_seconds is not None and one.survived]
+    some = outcomes[0]
+    return Row(
+        fault=some.fault,
+        launcher=some.launcher,
+        program=some.program,
+        trials=len(ran),
+        survived=sum(one.survived for one in ran),
+        detected=len(detected),
+        acted=sum(one.acted for one in ran),
+        blamed=sum(one.blamed is not None for one in ran),
+        correct=sum(one.blamed == one.rank for one in ran if one.rank >= 0),
+        touched=sum(is_touched(one) for one in ran),
+        detect_p50=statistics.median(detected) if detected else None,
+        detect_max=max(detected, default=None),
+        stall_p50=statistics.median(stalls) if stalls else None,
+        lost_p50=statistics.median(one.lost_steps for one in ran) if ran else None,
+        not_run=sorted({one.not_run for one in outcomes if one.not_run}),
+    )
+
+
+def is_touched(one: Outcome) -> bool:
+    """Whether the launcher saw a fault where there was none."""
+    return one.early > 0 or (one.rank < 0 and bool(one.said or one.others or one.restarts))
+
+
+def rows(outcomes: Sequence[Outcome]) -> list[Row]:
+    """One for each fault, launcher and program, in the order in which they come first."""
+    grouped: dict[tuple[str, str, str], list[Outcome]] = {}
+    for one in outcomes:
+        grouped.setdefault((one.fault, one.launcher, one.program), []).append(one)
+    return [row(group) for group in grouped.values()]
+
+
+def totals(found: Sequence[Row]) -> dict[tuple[str, str], Row]:
+    """Each launcher and program over all faults that can be blamed on somebody."""
+    made: dict[tuple[str, str], Row] = {}
+    for launcher, program in dict.fromkeys((one.launcher, one.program) for one in found):
+        mine = [
+            one
+            for one in found
+            if (one.launcher, one.program) == (launcher, program) and one.fault != "healthy"
+        ]
+        if not mine:
+            continue
+        count = {
+            name: sum(getattr(one, name) for one in mine)
+            for name in ("trials", "survived", "detected", "acted", "blamed", "correct", "touched")
+        }
+        figures = dict.fromkeys(("detect_p50", "detect_max", "stall_p50", "lost_p50"))
+        made[launcher, program] = Row("all", launcher, program, **count, **figures)
+    return made

@@ -1,0 +1,133 @@
+"""The trials of the scoreboard: which faults there are, and what a seed makes of each.  Pure."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import asdict, dataclass
+
+AGENTS, RANKS_PER_AGENT = 2, 2
+WORLD = AGENTS * RANKS_PER_AGENT
+STEP_SECONDS = 0.1
+CHECKPOINT_STEPS = 10
+LOG_STEPS = 10
+MODULUS = 1_000_003
+FAULT_STEPS = (60, 90)
+"""The fault falls between them: six to nine seconds after the first step."""
+JITTER_SECONDS = 0.15
+HEALTHY = "healthy"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong once in a job."""
+
+    name: str
+    what: str
+    steps_after: int = 60
+    """Steps between the fault and the end of the job, had there been no fault."""
+    is_fatal: bool = True
+    """The job cannot get to its end with a right result unless somebody does something."""
+    rank: int | None = None
+    """Where only this one can have it."""
+
+
+FAULTS = (
+    Fault("stop", "SIGSTOP of one rank"),
+    Fault("loader", "deadlock in a data loader: its process never answers"),
+    Fault("collective", "one rank enters another collective"),
+    Fault("loop", "infinite loop on one rank"),
+    Fault("dstate", "one rank in state D (its vfork child waits in open())"),
+    Fault("silent", "one rank sleeps for ever and says nothing"),
+    Fault("nan", "the loss of one rank is NaN; all have it a step later", 120),
+    Fault("spike", "the loss of one rank is 30 times what it was", 120, is_fatal=False),
+    Fault("slow", "one rank takes twice as long for each step", 150, is_fatal=False),
+    Fault("checkpoint", "one rank writes no more checkpoints", 200, is_fatal=False),
+    Fault("error", "an exception on one rank, told on stderr only"),
+    Fault("oom", "one rank allocates until the kernel kills it"),
+    Fault("segfault", "one rank reads address 0"),
+    Fault("disk", "the disk of one rank's checkpoints is full"),
+    Fault("port", "somebody else has taken the port of the store", rank=0),
+    Fault(HEALTHY, "nothing: evaluations, a slow checkpoint, uneven steps", 240, is_fatal=False),
+)
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A fault as it will fall; a function of its name and the seed alone."""
+
+    fault: str
+    seed: int
+    rank: int
+    """-1: nobody."""
+    step: int
+    """Before it, or 0: at the meeting of the ranks."""
+    jitter_seconds: float
+    last_step: int
+
+    def to_json(self) -> str:
+        """For the environment of the workers."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The other way."""
+        return cls(**json.loads(text))
+
+
+def plan(fault: Fault, seed: int) -> Plan:
+    """What the seed makes of the fault."""
+    rng = random.Random(f"{fault.name}:{seed}")
+    rank = rng.randrange(WORLD) if fault.rank is None else fault.rank
+    step, jitter = rng.randint(*FAULT_STEPS), rng.uniform(0, JITTER_SECONDS)
+    last = step + fault.steps_after
+    if fault.name == HEALTHY:
+        rank = -1
+    if fault.name == "port":
+        step = 0
+    return Plan(fault.name, seed, rank, step, jitter, last)
+
+
+def contribution(rank: int, step: int) -> int:
+    """What a rank adds to the sum of a step."""
+    return (step * 31 + rank * 17) % 101
+
+
+def advance(state: float, total: float) -> float:
+    """The model after a step; a NaN stays."""
+    return (state * 31 + total) % MODULUS
+
+
+def right_result(last_step: int) -> float:
+    """The model after so many steps, none left out and none made twice."""
+    state = 0.0
+    for step in range(1, last_step + 1):
+        state = advance(state, sum(contribution(rank, step) for rank in range(WORLD)))
+    return state
+
+
+def loss(plan: Plan, rank: int, step: int) -> float:
+    """Of a well rank: it falls, with noise that the seed gives."""
+    noise = random.Random(f"{plan.seed}:{rank}:{step}").gauss(0, 0.05)
+    return max(0.05, 3.0 / (1.0 + 0.02 * step) * (1.0 + noise))
+
+
+def step_seconds(plan: Plan, step: int) -> float:
+    """How long the work of a step takes; uneven in a healthy run, all but even in the others."""
+    rng = random.Random(f"step:{plan.seed}:{step}")
+    if plan.fault == HEALTHY:
+        return min(2.0, STEP_SECONDS * rng.lognormvariate(0, 0.6))
+    return STEP_SECONDS * rng.uniform(0.9, 1.1)
+
+
+def pause(plan: Plan, step: int) -> tuple[str, float] | None:
+    """What a healthy run does after the step instead of training: phase and seconds."""
+    if plan.fault != HEALTHY:
+        return None
+    rng = random.Random(f"pause:{plan.seed}:{step}")
+    if step % 60 == 0:
+        return "eval", rng.uniform(1.5, 4.0)
+    if step == plan.step // CHECKPOINT_STEPS * CHECKPOINT_STEPS + 100:
+        return "checkpoint", rng.uniform(2.0, 4.0)
+    return None

@@ -1,0 +1,210 @@
+"""Our own side of the scoreboard: one embedded cluster with the real operator, a job each trial."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from recovery_launch import UP, Unavailable
+from scoreboard_launch import RESTARTS_MAX, SCRIPT, Launcher, Trial
+from scoreboard_logs import Word
+from scoreboard_trials import AGENTS, RANKS_PER_AGENT
+
+from unbroken.spec.codec import incident_from
+from unbroken.spec.detectors import ANNOTATION
+
+NODES = 6
+JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
+INCIDENTS = "/apis/unbroken.dev/v1/namespaces/default/incidents"
+CORE = "/api/v1/namespaces/default"
+SETTLE_SECONDS, LOOK_SECONDS = 15.0, 0.5
+COLLECTIVE_SECONDS = 1800.0
+_RANK = re.compile(r"\brank (\d+)")
+_STORY = ("Created", "Started", "Running", "Completed", "Recovered")
+"""Reasons of events that are warnings for another cause than a detector."""
+
+
+class Server:
+    """Requests to the embedded API server."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        config = yaml.safe_load(kubeconfig.read_text())
+        cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+        self._url, self._token = cluster["server"], user["token"]
+        authority = base64.b64decode(cluster.get("certificate-authority-data", "")).decode()
+        self._context = ssl.create_default_context(cadata=authority) if authority else None
+
+    def __call__(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._url + path, data, headers, method=method)
+        with urllib.request.urlopen(request, context=self._context, timeout=30) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
+
+
+@dataclass
+class ClusterJob:
+    """A job of the cluster."""
+
+    server: Server
+    name: str
+    _next_look: float = 0.0
+    _ending: str = ""
+
+    def standing(self) -> tuple[str, str]:
+        """The newest condition that is true, and what it says."""
+        job = self.server("GET", f"{JOBS}/{self.name}")
+        listed = (job.get("status") or {}).get("conditions") or []
+        true = [one for one in listed if one["status"] == "True"]
+        return (true[-1]["type"], true[-1]["message"]) if true else ("", "")
+
+    def ended(self) -> str:
+        """Why the job can never go on; empty while it may."""
+        if not self._ending and time.monotonic() > self._next_look:
+            self._next_look = time.monotonic() + LOOK_SECONDS
+            kind, message = self.standing()
+            self._ending = f"failed: {message[:300]}" if kind == "Failed" else ""
+        return self._ending
+
+    def settle(self) -> None:
+        """Wait until all that is known of the job's faults is written."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < until and self.standing()[0] not in ("Completed", "Failed"):
+            time.sleep(LOOK_SECONDS)
+
+    def words(self, ranks: dict[int, int]) -> list[Word]:
+        """The incidents, and the warnings of detectors that do not act."""
+        if not self._ending:
+            self.settle()
+        listed = self.server("GET", INCIDENTS)["items"]
+        mine = [one for one in listed if one["metadata"]["name"].rpartition("-")[0] == self.name]
+        found = []
+        for one in (incident_from(content)[0] for content in mine):
+            sure = f" ({one.confidence}: {one.blame})" if one.confidence else ""
+            text = f"{one.culprit.fault}: {one.culprit.text}{sure}"
+            found.append(Word(one.detected_at, one.culprit.rank, text))
+        return sorted([*found, *self._warnings()], key=lambda word: word.at)
+
+    def _warnings(self) -> list[Word]:
+        listed = self.server("GET", f"{CORE}/events")["items"]
+        found = []
+        for one in listed:
+            about = one["involvedObject"]
+            if about["name"] != self.name or not one["reason"].startswith("Detect"):
+                continue
+            said = one.get("firstTimestamp") or one.get("eventTime")
+            rank = _RANK.search(one["message"])
+            text = f"{one['reason']}: {one['message']}"
+            at = datetime.fromisoformat(said).timestamp()
+            found.append(Word(at, int(rank[1]) if rank else None, text, acts=False))
+        return found
+
+    def stop(self) -> None:
+        """Delete it and wait for its pods."""
+        with suppress(urllib.error.HTTPError):
+            self.server("DELETE", f"{JOBS}/{self.name}")
+        until = time.monotonic() + SETTLE_SECONDS
+        pods = f"{CORE}/pods?labelSelector=HPJob%3D{self.name}"
+        while time.monotonic() < until and self.server("GET", pods)["items"]:
+            time.sleep(LOOK_SECONDS)
+
+
+class Unbroken(Launcher):
+    """As it ships, with a script that calls `unbroken.worker`."""
+
+    name = "unbroken"
+    settings = "defaults; the script calls unbroken.worker"
+    uses: ClassVar[tuple[str, ...]] = ("progress",)
+    annotations: ClassVar[dict[str, str]] = {}
+    _shared: ClassVar[dict[Path, Server]] = {}
+    _jobs: ClassVar[int] = 0
+
+    def prepare(self, base: Path) -> None:
+        """Start the cluster, unless another of our launchers has."""
+        self._cluster = base / "cluster"
+        if self._cluster not in self._shared:
+            up = [*UP, "up", "--dir", str(self._cluster), "--nodes", str(NODES), "--detach"]
+            done = subprocess.run(up, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise Unavailable(f"unbroken up: {done.stderr.strip()}")
+            self._shared[self._cluster] = Server(self._cluster / "kubeconfig")
+        self._server = self._shared[self._cluster]
+
+    def start(self, trial: Trial) -> ClusterJob:
+        """Apply a job."""
+        name = f"trial-{trial.directory.name}"
+        self._server("POST", JOBS, self.manifest(name, trial))
+        return ClusterJob(self._server, name)
+
+    def manifest(self, name: str, trial: Trial) -> dict[str, Any]:
+        """The job; two pods on two nodes."""
+        command = f"exec hyperpodrun --nnodes=$NNODES --nproc-per-node=$NPROC_PER_NODE {SCRIPT}"
+        env = trial.environment(self.uses, COLLECTIVE_SECONDS)
+        if trial.memory_groups:
+            env["GROUPS"] = " ".join(map(str, trial.memory_groups))
+            words = 'set -- $GROUPS; [ "${UNBROKEN_POD##*-}" = 1 ] && shift; '
+            command = f"{words}echo $$ > $1/cgroup.procs; {command}"
+        container = {
+            "name": "train",
+            "image": "none",
+            "command": ["/bin/sh", "-c", command],
+            "env": [{"name": key, "value": value} for key, value in env.items()],
+        }
+        terms = [
+            {
+                "labelSelector": {"matchLabels": {"HPJob": name}},
+                "topologyKey": "kubernetes.io/hostname",
+            }
+        ]
+        apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+        pods = {"terminationGracePeriodSeconds": 2, "containers": [container], "affinity": apart}
+        replica = {"name": "pods", "replicas": AGENTS, "template": {"spec": pods}}
+        return {
+            "apiVersion": "sagemaker.amazonaws.com/v1",
+            "kind": "HyperPodPyTorchJob",
+            "metadata": {"name": name, "annotations": self.annotations},
+            "spec": {
+                "nprocPerNode": str(RANKS_PER_AGENT),
+                "replicaSpecs": [replica],
+                "runPolicy": {"jobMaxRetryCount": RESTARTS_MAX},
+            },
+        }
+
+    def close(self) -> None:
+        """Take the cluster away, but for its log."""
+        if self._shared.pop(self._cluster, None) is None:
+            return
+        with suppress(FileNotFoundError):
+            shutil.copy(self._cluster / "up.log", self._cluster.parent)
+        words = [*UP, "down", "--dir", str(self._cluster), "--purge"]
+        subprocess.run(words, capture_output=True, check=False)
+
+
+class UnbrokenPlain(Unbroken):
+    """With a script that only prints."""
+
+    name = "unbroken-plain"
+    settings = "defaults; the script only prints a line each second"
+    uses: ClassVar[tuple[str, ...]] = ()
+
+
+class UnbrokenAct(Unbroken):
+    """With every detector in mode act."""
+
+    name = "unbroken-act"
+    settings = f"annotation {ANNOTATION}: '*=act'; the script calls unbroken.worker"
+    annotations: ClassVar[dict[str, str]] = {ANNOTATION: "*=act"}
