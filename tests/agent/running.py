@@ -20,6 +20,7 @@ from typing import IO, Any
 from unbroken.agent_http.client import AgentLink
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
 from unbroken.wire.agent_codec import decode_report
+from unbroken.wire.observation import CollectCommand, Evidence
 
 MARK = "UNBROKEN_TEST_AGENT"
 TOKEN = "a-token-for-tests"
@@ -186,7 +187,9 @@ class Operator:
     reports: list[AgentReport] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    evidence: list[Evidence] = field(default_factory=list)
     send: Callable[[Command], None] = lambda command: None
+    collect: Callable[[CollectCommand], None] = lambda command: None
 
     def on_report(self, report: AgentReport) -> None:
         self.reports.append(report)
@@ -195,6 +198,17 @@ class Operator:
     def on_lost(self, why: str) -> None:
         self.losses.append(why)
         self.news.set()
+
+    def on_evidence(self, evidence: Evidence) -> None:
+        self.evidence.append(evidence)
+        self.news.set()
+
+    async def examine(self, attempt: int = 0, seconds: float = 20.0) -> Evidence:
+        """Ask what the ranks do, and wait for the answer."""
+        request = len(self.evidence) + 1
+        self.collect(CollectCommand(request, attempt, seconds))
+        await self.until(lambda: any(one.request == request for one in self.evidence))
+        return self.evidence[-1]
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait for news until it holds."""
@@ -231,8 +245,11 @@ async def linked(agent: Running | int, token: str | None = TOKEN) -> AsyncIterat
     if isinstance(agent, Running):
         token = agent.token
     operator = Operator()
-    link = AgentLink("127.0.0.1", port, token, operator.on_report, operator.on_lost)
-    operator.send = link.send
+    link = AgentLink(
+        "127.0.0.1", port, token, operator.on_report, operator.on_lost,
+        on_evidence=operator.on_evidence,
+    )  # fmt: skip
+    operator.send, operator.collect = link.send, link.collect
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(link.run())
         try:

@@ -136,8 +136,9 @@ def _is_main(thread: dict[str, Any], pid: int) -> bool:
 
 def _thread(thread: dict[str, Any], pid: int) -> ThreadStack:
     frames = (_frame(frame) for frame in thread["frames"] if not _UNKNOWN.fullmatch(frame["name"]))
-    shown = tuple(frames)[:FRAMES_MAX]
-    return ThreadStack(str(thread.get("thread_name") or ""), _is_main(thread, pid), shown)
+    shown, is_main = tuple(frames)[:FRAMES_MAX], _is_main(thread, pid)
+    name = thread.get("thread_name") or ("MainThread" if is_main else "")
+    return ThreadStack(str(name)[:FRAME_CHARACTERS], is_main, shown)
 
 
 def _frame(frame: dict[str, Any]) -> str:

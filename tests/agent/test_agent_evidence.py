@@ -1,0 +1,322 @@
+"""What the agent finds its ranks doing: real processes that hang in every way there is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from running import Operator, Running, linked, program, running, start, stop
+
+from unbroken.agent import procfs, spy
+from unbroken.agent.examine import Examination
+from unbroken.wire.agent import AgentState, WorkerReport
+from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
+from unbroken.wire.observation_codec import decode_evidence
+
+pytestmark = pytest.mark.slow
+
+HANGS = """
+import os, signal, sys, threading
+def up(): os.write(1, b"up\\n")
+def sleeping():
+    up()
+    while True: signal.pause()
+def spinning():
+    up()
+    while True: pass
+def uninterruptible():
+    # The child runs its program only when it has opened its files, one of which nobody writes; its
+    # parent waits for that as after vfork(2): in state D.
+    os.mkfifo("silent")
+    up()
+    files = [(os.POSIX_SPAWN_OPEN, 0, "silent", os.O_RDONLY, 0)]
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=files)
+def threaded():
+    threading.Thread(target=sleeping_beside, name="beside", daemon=True).start()
+    sleeping()
+def sleeping_beside(): threading.Event().wait()
+def ended(): pass
+globals()[sys.argv[1 + int(os.environ["LOCAL_RANK"])]]()
+"""
+Story = Callable[[Running, Operator], Awaitable[None]]
+
+
+def tell(directory: Path, story: Story, *arguments: str, nproc: int = 2, **environ: str) -> None:
+    """Run an agent whose workers are up, beside a story."""
+
+    async def run() -> None:
+        with running(directory, *arguments, nproc=nproc, **environ) as agent:
+            async with linked(agent) as operator:
+                operator.send(start(0))
+                await operator.workers(0)
+                await story(agent, operator)
+
+    asyncio.run(run())
+
+
+def main_frames(rank: RankEvidence) -> tuple[str, ...]:
+    """Of the main thread, without places."""
+    assert rank.threads[0].is_main
+    return tuple(frame.partition(" (")[0] for frame in rank.threads[0].frames)
+
+
+def test_a_sleeping_and_a_spinning_rank_are_told_apart(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        evidence = await operator.examine()
+        sleeping, spinning = evidence.ranks
+        assert (evidence.attempt, sleeping.rank, spinning.rank) == (0, 0, 1)
+        assert [one.pid for one in evidence.ranks] == [
+            one.pid for one in operator.reports[-1].workers
+        ]
+        assert main_frames(sleeping)[-2:] == ("sleeping", "<module>")
+        assert main_frames(spinning)[-2:] == ("spinning", "<module>")
+        assert sleeping.threads[0].frames[0] == "pause (libc.so.6)", "native frames are there"
+        assert sleeping.threads[0].frames[-1].startswith("<module> (train.py:")
+        assert (sleeping.state, sleeping.is_same, sleeping.io_bytes) == ("S", True, 0)
+        assert sleeping.cpu_share == pytest.approx(0.0, abs=0.05)
+        assert spinning.cpu_share is not None
+        assert spinning.cpu_share > 0.1
+        assert spinning.cpu_seconds > 0
+        assert (sleeping.note, spinning.note) == ("", "")
+        assert procfs.stat(spinning.pid).state == "R"  # type: ignore[union-attr]
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "spinning")
+
+
+def test_every_thread_is_told_the_main_one_first(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        (rank,) = (await operator.examine()).ranks
+        names = [(one.name, one.is_main) for one in rank.threads]
+        assert names == [("MainThread", True), ("beside", False)]
+        assert any(frame.startswith("sleeping_beside (") for frame in rank.threads[1].frames)
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "threaded", nproc=1)
+
+
+def test_a_stopped_rank_is_looked_at_and_stays_stopped(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        pid = operator.reports[-1].workers[1].pid
+        os.kill(pid, signal.SIGSTOP)
+        other, stopped = (await operator.examine()).ranks
+        assert (other.state, stopped.state, stopped.is_same) == ("S", "T", True)
+        assert main_frames(stopped)[-2:] == ("sleeping", "<module>")
+        assert stopped.cpu_share == 0.0
+        assert procfs.stat(pid).state == "T"  # type: ignore[union-attr]
+        os.kill(pid, signal.SIGCONT)
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "sleeping")
+
+
+def test_a_rank_that_the_kernel_does_not_let_go_holds_up_nobody(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        pid = operator.reports[-1].workers[1].pid
+        while _state(pid) != "D":
+            await asyncio.sleep(0)
+        other, stuck = (await operator.examine()).ranks
+        assert main_frames(other)[-2:] == ("sleeping", "<module>")
+        assert (stuck.state, stuck.io_bytes, stuck.is_same) == ("D", None, True)
+        assert main_frames(stuck)[-2:] == ("uninterruptible", "<module>")
+        assert _state(pid) == "D"
+        (tmp_path / "silent").write_text("")  # lets it go on
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "uninterruptible")
+
+
+def test_a_crash_ends_the_examination(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        operator.collect(CollectCommand(1, 0, 60.0))
+        os.kill(operator.reports[-1].workers[1].pid, signal.SIGKILL)
+        await operator.until(lambda: bool(operator.evidence))
+        assert [one.rank for one in operator.evidence[0].ranks] in ([0, 1], [0], [])
+        await operator.state(AgentState.FAULTED)
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "sleeping")
+
+
+def test_a_rank_that_ends_between_the_looks_is_gone(tmp_path: Path) -> None:
+    async def story() -> None:
+        script = program(tmp_path, HANGS)
+        workers = []
+        for rank in range(2):
+            worker = await asyncio.create_subprocess_exec(
+                sys.executable, script, "sleeping", "sleeping",
+                stdout=subprocess.PIPE, env=os.environ | {"LOCAL_RANK": str(rank)},
+            )  # fmt: skip
+            assert worker.stdout is not None
+            await worker.stdout.readline()
+            workers.append(worker)
+        reports = [WorkerReport(i, i, one.pid, "running", 0.0) for i, one in enumerate(workers)]
+        examination = Examination(0, reports, 20.0)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(examination.run())
+            workers[1].kill()
+            await workers[1].wait()
+        one, gone = await examination.found(0.0)
+        assert (gone.rank, gone.state, gone.note) == (1, "", "it has ended")
+        assert (main_frames(one)[-1], one.is_same) == ("<module>", True)
+        workers[0].kill()
+        await workers[0].wait()
+
+    asyncio.run(story())
+
+
+def test_what_is_known_by_the_end_of_the_time_is_the_answer(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        evidence = await operator.examine(seconds=0.0)
+        assert [(one.rank, one.state) for one in evidence.ranks] == [(0, "S"), (1, "S")]
+        assert {one.note for one in evidence.ranks} == {"there was no time to look at its stack"}
+        # The next question is answered in full: nothing is left of the one before.
+        evidence = await operator.examine()
+        assert main_frames(evidence.ranks[0])[-2:] == ("sleeping", "<module>")
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "sleeping")
+
+
+def test_of_another_attempt_nothing_is_said(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        evidence = await operator.examine(attempt=7)
+        assert (evidence.attempt, evidence.ranks) == (7, ())
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", nproc=1)
+
+
+def test_two_who_ask_are_both_answered(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        async with linked(agent) as other:
+            await other.workers(0)
+            answers = await asyncio.gather(operator.examine(), other.examine())
+            assert answers[0].ranks == answers[1].ranks
+            assert (len(operator.evidence), len(other.evidence)) == (1, 1)
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", nproc=1)
+
+
+def test_people_ask_by_http(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        code, body, headers = await asyncio.to_thread(
+            agent.request, "GET", "/v1/evidence?seconds=20"
+        )
+        assert (code, headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+        (rank,) = decode_evidence(body).ranks
+        assert main_frames(rank)[-2:] == ("sleeping", "<module>")
+        for wrong in ("soon", "-1", "nan", "1e9"):
+            path = f"/v1/evidence?seconds={wrong}"
+            code, body, _ = await asyncio.to_thread(agent.request, "GET", path)
+            assert (code, body) == (422, b'{"detail":"seconds: a number from 0 to 60"}')
+        assert operator.evidence == [], "who did not ask is not told"
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", nproc=1)
+
+
+def test_a_worker_below_a_shell_is_found(tmp_path: Path) -> None:
+    inner = program(tmp_path, HANGS, "inner.py")
+    script = program(tmp_path, f"{sys.executable} -u {inner} sleeping; true\n", "train.sh")
+
+    async def story(agent: Running, operator: Operator) -> None:
+        (rank,) = (await operator.examine()).ranks
+        assert rank.pid != operator.reports[-1].workers[0].pid
+        assert main_frames(rank)[-2:] == ("sleeping", "<module>")
+
+    tell(tmp_path, story, "--no-python", "bash", script, nproc=1)
+
+
+def test_a_worker_below_a_launcher_is_found(tmp_path: Path) -> None:
+    inner = program(tmp_path, HANGS, "inner.py")
+    text = f"import subprocess, sys; subprocess.run([sys.executable, '-u', {inner!r}, 'sleeping'])"
+
+    async def story(agent: Running, operator: Operator) -> None:
+        (rank,) = (await operator.examine()).ranks
+        assert main_frames(rank)[-2:] == ("sleeping", "<module>")
+        assert rank.threads[0].frames[-1].startswith("<module> (inner.py:")
+
+    tell(tmp_path, story, program(tmp_path, text), nproc=1)
+
+
+def test_what_is_no_python_has_a_state_and_a_note(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        (rank,) = (await operator.examine()).ranks
+        assert (rank.state, rank.threads) == ("S", ())
+        assert rank.note.startswith("py-spy: ")
+
+    script = program(tmp_path, "echo up; read line < $0.fifo\n", "train.sh")
+    os.mkfifo(f"{script}.fifo")
+    tell(tmp_path, story, "--no-python", "bash", script, nproc=1)
+
+
+def test_the_workers_are_stopped_while_they_are_examined(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        operator.collect(CollectCommand(1, 0, 60.0))
+        operator.send(stop(0))
+        await operator.state(AgentState.READY)
+        await operator.until(lambda: bool(operator.evidence))
+        assert [one.rank for one in operator.evidence[0].ranks] in ([0, 1], [])
+        operator.send(start(1))
+        await operator.workers(1)
+        assert len((await operator.examine(attempt=1)).ranks) == 2
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "sleeping")
+
+
+def test_an_agent_ends_while_it_examines(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        operator.collect(CollectCommand(1, 0, 60.0))
+        agent.process.terminate()
+        assert await asyncio.to_thread(agent.wait) == 128 + signal.SIGTERM
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "sleeping")
+
+
+def test_a_process_goes_on_when_py_spy_is_ended_while_it_is_paused(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        pid = operator.reports[-1].workers[0].pid
+        caught = 0
+        while caught < 3:
+            looking = asyncio.ensure_future(spy.dump(pid, spy.NATIVE))
+            while not looking.done() and _state(pid) != "t":
+                await asyncio.sleep(0)
+            caught += not looking.done()
+            looking.cancel()
+            await asyncio.wait([looking])
+            while _state(pid) == "t":
+                await asyncio.sleep(0)
+            assert _state(pid) == "R"
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "spinning", nproc=1)
+
+
+def _state(pid: int) -> str:
+    found = procfs.stat(pid)
+    return found.state if found is not None else ""
+
+
+def test_without_py_spy_the_note_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    monkeypatch.setattr(sys, "executable", str(bare / "python"))
+    monkeypatch.setenv("PATH", str(bare))
+
+    async def story() -> None:
+        examination = Examination(0, [WorkerReport(0, 0, os.getpid(), "running", 0.0)], 20.0)
+        await examination.run()
+        (rank,) = await examination.found(0.0)
+        assert (rank.state, rank.threads, rank.note) == ("R", (), spy.MISSING)
+
+    asyncio.run(story())
+
+
+def test_evidence_names_who_asked(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        operator.collect(CollectCommand(2**40, 0, 20.0))
+        await operator.until(lambda: bool(operator.evidence))
+        evidence: Evidence = operator.evidence[0]
+        report = operator.reports[-1]
+        assert (evidence.request, evidence.agent_id) == (2**40, report.agent_id)
+        assert report.workers[0].started_at <= evidence.at
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", nproc=1)
