@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
+from unbroken.spec.detectors import Detector
 from unbroken.spec.incident import Signal
 from unbroken.wire.agent import AgentReport, FaultKind, WorkerFault, WorkerReport
 
@@ -21,6 +23,28 @@ POD_LOSSES = (NODE_LOST, NODE_FAULT, POD_FAILED, POD_DELETED)
 """Signs that the pod itself is lost."""
 WORKER_CRASH = "WorkerCrash"
 """A stock agent's word for a worker that failed, where it gives no other."""
+
+PROCESS_STOPPED = "Stopped"
+"""A signal stopped the process, and nothing continued it."""
+STALLED = "Stalled"
+"""No rank of the job gets on."""
+SPINNING = "Spinning"
+"""As Stalled, while a rank computes in one place."""
+STUCK = "Stuck"
+"""In the kernel, and not to be interrupted."""
+BAD_METRIC, LOSS_SPIKE = "BadMetric", "LossSpike"
+SLOW_STEPS, NO_CHECKPOINT = "SlowSteps", "NoCheckpoint"
+BY_DETECTOR: Mapping[Detector, str] = {
+    Detector.STOPPED: PROCESS_STOPPED,
+    Detector.SILENT: STALLED,
+    Detector.SPINNING: SPINNING,
+    Detector.STUCK: STUCK,
+    Detector.SLOW: SLOW_STEPS,
+    Detector.NAN: BAD_METRIC,
+    Detector.SPIKE: LOSS_SPIKE,
+    Detector.CHECKPOINT: NO_CHECKPOINT,
+}
+"""Class of the fault that a detector finds, and reason of its events."""
 
 TEXT_CHARACTERS = 500
 LINES_MAX = 24
