@@ -8,7 +8,7 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.conditions import Standing
-from unbroken.core.events import RecordEvent
+from unbroken.core.events import RecordEvent, WriteLedger
 from unbroken.spec.job import CleanPodPolicy, RunPolicy
 
 
@@ -40,6 +40,22 @@ def test_suspended_job_stops_gracefully_and_starts_the_same_attempt_on_new_pods(
     """)
     stops = [e.command for e in script.effects if type(e).__name__ == "StopWorkers"]
     assert all(command.is_graceful for command in stops)
+
+
+def test_the_time_before_a_suspension_is_kept_once_over_operators() -> None:
+    script = Script()
+    script.up()
+    script.run("8 runs w-0 0 output=7\n9 runs w-1 0 output=6\n10 job suspend=yes")
+    script.run("10.2 ready w-0 0\n10.3 ready w-1 0")
+    kept = script.job.state.ledger
+    assert (kept.active_seconds, kept.startup_seconds) == (pytest.approx(10.3), 7)
+    assert kept.progress_at is None
+    written = [e.ledger for e in script.effects if isinstance(e, WriteLedger)]
+    assert written[-1] == kept
+
+    successor = script.successor(20)
+    successor.run("20 job\n20 synced\n21 tick")
+    assert not [e for e in successor.effects if isinstance(e, WriteLedger)]
 
 
 def test_suspension_does_not_wait_for_ever() -> None:

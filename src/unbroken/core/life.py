@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unbroken.spec import detectors
 from unbroken.spec.job import CleanPodPolicy, RunPolicy
@@ -17,6 +17,7 @@ from .events import DeleteJob, PodName
 from .gang import Order, Stage
 from .roster import Member
 from .state import JobState, Phase
+from .timeline import end_life
 from .wording import all_of, counted
 
 GATHER_SECONDS = 2.0
@@ -159,12 +160,18 @@ class Life:
             state.objects += state.plan.condemn(member, "the job has ended", now)
 
     def progressed(self, report: AgentReport, now: float) -> None:
-        """Note the first output after a recovery."""
-        incident = self._state.incidents.open
-        if incident is None or self._progress_by is None:
-            return
+        """Note the first output of the job's life, and after a recovery."""
         first = [w.first_output_at for w in report.workers if w.first_output_at is not None]
-        if first:
+        # A script may write nothing and yet tell its steps.
+        first = first or [rank.step_at for rank in report.watch if rank.step_at is not None]
+        if not first:
+            return
+        ledger, start = self._state.ledger, self._state.status.start_time
+        if ledger.progress_at is None and start is not None:
+            at = min(max(min(first), start), now)
+            self._state.set_ledger(replace(ledger, progress_at=at))
+        incident = self._state.incidents.open
+        if incident is not None and self._progress_by is not None:
             at = min(max(min(first), incident.ready_at or incident.detected_at), now)
             self._state.incidents.change(progress_at=at)
             self._recovered(now)
@@ -311,6 +318,8 @@ class Life:
             self.conclude(verdict, now)
             return
         state.phase = Phase.SUSPENDED
+        if state.standing is not Standing.SUSPENDED:
+            state.set_ledger(end_life(state.ledger, state.status.start_time, now))
         state.close_incident(_outcome(verdict), now)
         state.plan.reshape(())
         state.ranks.reset(())
