@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from unbroken.cli.explain import story
 from unbroken.cli.manifests import (
     Script,
     Sizes,
@@ -21,6 +20,7 @@ from unbroken.cli.manifests import (
 )
 from unbroken.cli.pod_logs import split
 from unbroken.cli.run import split_options
+from unbroken.cli.story import story
 from unbroken.cli.views import age, exit_code, first_line, incident_line, stages, state, world_size
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.parse import parse_job

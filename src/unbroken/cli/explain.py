@@ -2,96 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
+from unbroken.core.timeline import Goodput, lost_steps, redo_seconds
+from unbroken.core.wording import counted
 from unbroken.errors import SpecError
+from unbroken.kube.clock import wall
 from unbroken.spec.codec import seconds_lost
-from unbroken.spec.incident import Incident, Signal
+from unbroken.spec.incident import Incident
 from unbroken.spec.write import write_record
 
 from .cluster import Cluster, on_cluster
 from .complete import JobName
+from .goodput import goodput_line, goodput_of, goodput_value
 from .place import Context, Embedded, Form, Namespace, Output, find
-from .show import print_json
-from .views import WORDS, culprit_text, restarts_text, stages, state
+from .show import Paper, paper, print_json
+from .story import common, story
+from .views import incident_line, restarts_text, state
 
-WIDTH = 11
-"""Of the column of names."""
+OLDER_SHOWN = 10
+"""In one line each, before the newest in full."""
 
 
 def command(
     job: JobName,
     number: Annotated[
-        int | None, typer.Option("--incident", min=1, help="This one only.", show_default="all")
+        int | None,
+        typer.Option("--incident", min=1, help="This one only.", show_default="the newest"),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every incident in full.")] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Every group of ranks, frame and sign.")
+    ] = False,
     namespace: Namespace = "",
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
 ) -> None:
-    """Tell each fault of a job: timeline, culprit, evidence, remedy and why, cost."""
+    """Tell what broke: culprit, evidence, what all ranks did, timeline, remedy and why, cost.
+
+    The newest incident in full, those before it in one line each, the job's goodput at the end.
+    """
 
     async def read(cluster: Cluster) -> tuple[dict[str, Any], list[Incident]]:
         found = await cluster.job(job)
         return found, await cluster.incidents(found)
 
     found, incidents = on_cluster(find(directory, context), namespace, read)
-    if number is not None:
-        known = ", ".join(str(one.number) for one in incidents) or "none"
-        incidents = [one for one in incidents if one.number == number]
-        if not incidents:
-            raise SpecError(f"job {job} has no incident {number} (it has: {known})")
+    now = wall()
+    good = goodput_of(found, incidents, now)
+    chosen = _chosen(job, incidents, number)
     if output is Output.JSON:
-        print_json({"job": job, "state": state(found), "incidents": list(map(as_value, incidents))})
+        listed = incidents if number is None else chosen
+        value = {"job": job, "state": state(found), "goodput": goodput_value(good)}
+        print_json({**value, "incidents": list(map(as_value, listed))})
         return
-    print(f"{job}: {state(found)}, {restarts_text(found)}")
-    if not incidents:
-        print("nothing has broken so far")
-    for one in incidents:
+    sheet = paper()
+    print(sheet.paint(f"{job}: {state(found)}, {restarts_text(found)}", is_bold=True))
+    if number is None and not every:
+        _print_older(incidents[:-1], sheet)
+    for one in incidents if every and number is None else chosen:
         print()
-        print("\n".join(story(one)))
+        print("\n".join(story(one, sheet, now=now, is_full=stacks)))
+    print()
+    print("\n".join(_end(incidents, good, sheet)))
+
+
+def _chosen(job: str, incidents: Sequence[Incident], number: int | None) -> Sequence[Incident]:
+    """The one that was asked for, or the newest."""
+    if number is None:
+        return incidents[-1:]
+    found = [one for one in incidents if one.number == number]
+    if not found:
+        known = ", ".join(str(one.number) for one in incidents) or "none"
+        raise SpecError(f"job {job} has no incident {number} (it has: {known})")
+    return found
 
 
 def as_value(incident: Incident) -> dict[str, Any]:
-    """An incident for a program: the object's own keys, and the seconds it cost."""
-    return {**write_record(incident), "seconds": seconds_lost(incident)}
+    """An incident for a program: the object's own keys, and what it cost."""
+    cost = {"seconds": seconds_lost(incident), "lostSteps": lost_steps(incident)}
+    return {**write_record(incident), **cost, "redoSeconds": round(redo_seconds(incident), 3)}
 
 
-def story(incident: Incident) -> Iterator[str]:
-    """An incident for a person, line by line."""
-    culprit = incident.culprit
-    yield f"incident {incident.number} (attempt {incident.attempt}): {culprit.fault}"
-    yield _field("culprit", culprit_text(culprit))
-    yield _field("what", culprit.text)
-    for line in culprit.evidence:
-        yield _field("", f"| {line}")
-    yield _field("remedy", f"{incident.remedy.value}: {WORDS[incident.remedy][0]}")
-    yield _field("why", incident.reason)
-    for index, (name, at, since) in enumerate(stages(incident)):
-        after = "" if index == 0 else f"  +{since:.3f} s"
-        yield _field("" if index else "timeline", f"{_clock(at)}  {name:<13}{after}".rstrip())
-    others = [one for one in incident.signals if one != culprit]
-    for index, one in enumerate(others):
-        yield _field("" if index else "also seen", _also(one, incident.detected_at))
-    cost = seconds_lost(incident)
-    yield _field("cost", "still open" if cost is None else f"{cost:.3f} s")
-    if incident.outcome:
-        yield _field("outcome", incident.outcome)
+def _print_older(incidents: Sequence[Incident], sheet: Paper) -> None:
+    hidden = len(incidents) - OLDER_SHOWN
+    if incidents:
+        print()
+    if hidden > 0:
+        print(f"  {counted(hidden, 'older incident')}: --all")
+    for one in incidents[-OLDER_SHOWN:]:
+        at = datetime.fromtimestamp(one.detected_at).astimezone()
+        line = f"{at:%m-%d %H:%M:%S}  {incident_line(one)}"
+        print("\n".join(sheet.wrap(line, 18, first="  ")))
 
 
-def _field(name: str, text: str) -> str:
-    return f"  {name:<{WIDTH}}{text}"
-
-
-def _also(signal: Signal, detected_at: float) -> str:
-    since = signal.at - detected_at
-    return f"{since:+.3f} s  {culprit_text(signal)}: {signal.fault}: {signal.text}"
-
-
-def _clock(at: float) -> str:
-    """Local time of day with milliseconds."""
-    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")[:-3]
+def _end(incidents: Sequence[Incident], good: Goodput, sheet: Paper) -> Iterator[str]:
+    if not incidents:
+        yield "nothing has broken so far"
+    elif pattern := common(incidents):
+        yield from sheet.wrap(pattern, 10, first="in common ")
+    yield from sheet.wrap(goodput_line(good), 10, first="goodput   ")

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from unbroken.core.timeline import lost_steps
+from unbroken.core.wording import counted
 from unbroken.spec.codec import incident_from, job_status_from, seconds_lost
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.job import KIND
@@ -34,7 +36,9 @@ OPTIONS = {
 }
 LINE_LENGTH = 200
 STAGES = (
+    ("last progress", "progress_before"),
     ("detected", "detected_at"),
+    ("examined", "examined_at"),
     ("stopped", "stopped_at"),
     ("ready", "ready_at"),
     ("started", "started_at"),
@@ -171,15 +175,18 @@ def incident_line(incident: Incident) -> str:
     if incident.remedy is Remedy.FAIL or incident.outcome not in ("", RECOVERED):
         why = incident.reason if incident.remedy is Remedy.FAIL else incident.outcome
         return f"{what}; {did}: {why}"
-    return f"{what}; {did}; {cost:.3f} s lost"
+    steps = lost_steps(incident)
+    again = f", {counted(steps, 'step')} made again" if steps else ""
+    return f"{what}; {did}; {cost:.3f} s lost{again}"
 
 
 def told_lines(incident: Incident) -> list[str]:
-    """An incident for who follows the job and sees what rank 0 writes: one line, and what the
-    worker that failed the job has written."""
+    """An incident for who follows the job and sees what rank 0 writes: one line, why it was that
+    rank where ranks had to be compared, and what the worker that failed the job has written."""
     culprit = incident.culprit
     is_unseen = incident.remedy is Remedy.FAIL and culprit.rank != 0
-    return [incident_line(incident), *(f"  | {x}" for x in culprit.evidence if is_unseen)]
+    because = [f"  {incident.blame} ({incident.confidence})"] if incident.blame else []
+    return [incident_line(incident), *because, *(f"  | {x}" for x in culprit.evidence if is_unseen)]
 
 
 def stages(incident: Incident) -> list[tuple[str, float, float]]:
@@ -207,6 +214,18 @@ def restarts_text(job: Object) -> str:
     """`2 restarts`."""
     count = job_status_from(job.get("status"))[0].restart_count
     return f"{count} restart{'' if count == 1 else 's'}"
+
+
+def span(seconds: float) -> str:
+    """A length of time, as exact as it matters: `3.214 s`, `4m 50s`, `2h 03m`, `3d 04h`."""
+    if seconds < 60:
+        return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes}m {rest:02}s"
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours:02}h" if days else f"{hours}h {minutes:02}m"
 
 
 def age(created: str, now: float) -> str:

@@ -1,0 +1,162 @@
+"""An incident for a person: culprit, evidence, what ranks did, timeline, remedy, cost.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from unbroken.core.timeline import lost_steps, redo_seconds
+from unbroken.core.wording import counted
+from unbroken.spec.codec import lost_since, seconds_lost
+from unbroken.spec.incident import Incident, Signal, StackGroup
+
+from .show import FIELD, Paper
+from .views import WORDS, culprit_text, span, stages
+
+GROUPS_SHOWN = 5
+FRAMES_SHOWN = 3
+"""Of a group that does as most do."""
+OUTLIER_FRAMES_SHOWN = 8
+ALSO_SHOWN = 6
+PATTERN_LEAST = 3
+"""So many incidents have something in common by more than chance."""
+LIBRARIES = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*)/|<frozen |[(][^:]*[)]$")
+"""In a frame: not the user's own code."""
+PLAIN = Paper()
+COLOURS = {"certain": "red", "likely": "red", "unsure": "yellow"}
+
+
+def story(
+    incident: Incident,
+    paper: Paper = PLAIN,
+    *,
+    now: float | None = None,
+    is_full: bool = False,
+) -> Iterator[str]:
+    """Line by line; `is_full`: with every group and frame."""
+    culprit, field = incident.culprit, paper.field
+    when = f"{datetime.fromtimestamp(incident.detected_at).astimezone():%Y-%m-%d %H:%M:%S}"
+    head = f"incident {incident.number} (attempt {incident.attempt}): {culprit.fault}"
+    yield f"{paper.paint(head, is_bold=True)}, {when}"
+    sure = f", {incident.confidence}" if incident.confidence else ""
+    colour = COLOURS.get(incident.confidence, "red")
+    yield from field("culprit", culprit_text(culprit) + sure, colour)
+    if incident.blame:
+        yield from field("because", incident.blame)
+    yield from field("what", culprit.text)
+    for index, line in enumerate(culprit.evidence):
+        yield from field("" if index else "said last", f"| {line}")
+    yield from _groups(incident.groups, paper, is_full=is_full)
+    yield from field("remedy", f"{incident.remedy.value}: {WORDS[incident.remedy][0]}")
+    yield from field("why", incident.reason)
+    yield from _timeline(incident, paper)
+    yield from _also(incident, paper, is_full=is_full)
+    yield from field("cost", cost_text(incident, now), "yellow")
+    if incident.outcome:
+        yield from field("outcome", incident.outcome)
+
+
+def cost_text(incident: Incident, now: float | None = None) -> str:
+    """Seconds, and steps where they are told."""
+    cost, steps = seconds_lost(incident), lost_steps(incident)
+    if cost is None:
+        so_far = "" if now is None else f", {span(max(now - lost_since(incident), 0.0))} so far"
+        return f"still open{so_far}"
+    text = f"{cost:.3f} s"
+    if steps is None:
+        return text
+    if steps == 0:
+        return f"{text}, no step"
+    again = redo_seconds(incident)
+    work = f", about {span(again)} of work" if again else ""
+    which = f"{incident.resumed_step} to {incident.step}"
+    if steps == 1:
+        which = str(incident.step)
+    return f"{text} until it went on, then {counted(steps, 'step')} made again ({which}{work})"
+
+
+def common(incidents: Sequence[Incident]) -> str:
+    """What most of the incidents share; empty: nothing, or there are too few."""
+    if len(incidents) < PATTERN_LEAST:
+        return ""
+    culprits = [one.culprit for one in incidents]
+    told = []
+    for name, values in (
+        ("on {}", [one.node for one in culprits]),
+        ("by rank {}", ["" if one.rank is None else str(one.rank) for one in culprits]),
+        ("{}", [one.fault for one in culprits]),
+    ):
+        value, count = Counter(values).most_common(1)[0]
+        if value and count * 2 > len(incidents):
+            told.append(f"{count} {name.format(value)}")
+    return f"of {len(incidents)} incidents: {', '.join(told)}" if told else ""
+
+
+def folded(stack: Sequence[str], most: int) -> list[str]:
+    """The frames that say most: the innermost, then the user's own; dots for those between."""
+    if len(stack) <= most:
+        return list(stack)
+    own = [index for index, frame in enumerate(stack) if not LIBRARIES.search(frame)]
+    kept = sorted({0, *own[: most - 1]})
+    spare = (index for index in range(1, len(stack)) if index not in kept)
+    kept = sorted(
+        {*kept, *(index for index, _ in zip(spare, range(most - len(kept)), strict=False))}
+    )
+    lines, last = [], -1
+    for index in [*kept, len(stack)]:
+        if index - last > 1:
+            lines.append(f"... {counted(index - last - 1, 'frame')}")
+        if index < len(stack):
+            lines.append(stack[index])
+        last = index
+    return lines
+
+
+def _groups(groups: Sequence[StackGroup], paper: Paper, *, is_full: bool) -> Iterator[str]:
+    has_outliers = any(one.is_outlier for one in groups)
+    shown = groups if is_full else groups[:GROUPS_SHOWN]
+    previous = ""
+    for group in shown:
+        name = ("differs" if group.is_outlier else "others") if has_outliers else "ranks"
+        ranks = f"rank {group.ranks}" if group.count == 1 else f"ranks {group.ranks}"
+        size = f" ({group.count})" if group.count > 2 else ""
+        colour = "red" if group.is_outlier else ""
+        text = f"{ranks}{size}: {group.doing}"
+        yield from paper.field("" if name == previous else name, text, colour)
+        most = OUTLIER_FRAMES_SHOWN if group.is_outlier else FRAMES_SHOWN
+        for frame in group.stack if is_full else folded(group.stack, most):
+            yield from paper.wrap(f"| {frame}", FIELD + 4, "dim")
+        previous = name
+    if len(shown) < len(groups):
+        yield from paper.field(
+            "", f"and {counted(len(groups) - len(shown), 'group')} more: --stacks"
+        )
+
+
+def _timeline(incident: Incident, paper: Paper) -> Iterator[str]:
+    for index, (name, at, since) in enumerate(stages(incident)):
+        after = "" if name == "detected" else f"  {since:+.3f} s"
+        step = f" (step {incident.step})" if name == "last progress" and incident.step else ""
+        text = f"{_clock(at)}  {name:<13}{after}{step}".rstrip()
+        yield from paper.field("" if index else "timeline", text)
+
+
+def _also(incident: Incident, paper: Paper, *, is_full: bool) -> Iterator[str]:
+    others = [one for one in incident.signals if one != incident.culprit]
+    shown = others if is_full else others[:ALSO_SHOWN]
+    for index, one in enumerate(shown):
+        yield from paper.field("" if index else "also seen", _sign(one, incident.detected_at))
+    if len(shown) < len(others):
+        yield from paper.field("", f"and {len(others) - len(shown)} more: --stacks")
+
+
+def _sign(signal: Signal, detected_at: float) -> str:
+    since = signal.at - detected_at
+    return f"{since:+.3f} s  {culprit_text(signal)}: {signal.fault}: {signal.text}"
+
+
+def _clock(at: float) -> str:
+    """Local time of day with milliseconds."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")[:-3]
