@@ -82,10 +82,12 @@ Event = Started | Told | Wrote | Sampled | Halted | Continued | Ended | Tick
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Read page, output and /proc of these ranks now: for each `Told` and `Wrote` if there is
-    anything new, then `Sampled`."""
+    """Read page and output of these ranks now, and tell of each `Told`, and `Wrote` if there is
+    any; then /proc too, and tell `Sampled`, always last."""
 
     ranks: tuple[int, ...]
+    with_processes: bool = True
+    """False: /proc is not needed this time; to read it nevertheless does no harm."""
 
 
 Effect = Sample

@@ -1,0 +1,166 @@
+"""How long a rank is usually silent, learned from the gaps between its signs of life.
+
+An unseen kind of pause (the first evaluation, a stall of storage) cannot be told from a hang by
+time alone.  So what is allowed is never tighter than a multiple of the longest gap seen, however
+rare it was; few gaps make the multiple larger; a short history raises the floors; and a silence
+that was taken for a hang and was none is remembered with a margin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+FACTOR = 4.0
+"""Of the longest gap: never tighter than this."""
+FEW_GAPS = 8
+"""With so few the factor is doubled, with many it nears FACTOR."""
+FEW_VISITS = 3
+"""After so many visits of a phase their lengths teach, however few gaps were in them."""
+STEADY_GAPS, STEADY_SECONDS = 30, 60.0
+"""In its first visit a phase must show this to be no mere pause."""
+CAUTION_SECONDS = 120.0
+"""With a history of this length floors are doubled."""
+MISTAKES_MAX = 6
+START_GAPS = 12
+REGULAR_FACTOR = 5.0
+"""Of its longest gap a source that is no step must have been heard, to have a rhythm."""
+
+
+class Source(Enum):
+    """What counts as a sign of life, the first that the rank gives."""
+
+    STEP = "step"
+    OUTPUT = "output"
+    WORK = "work"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How silence of one source is judged.
+
+    The rank is idle in it, or spins (about whole cores, steadily, nothing read or written), or
+    works at something; what looks like work needs a longer silence, a weak source a longer one."""
+
+    floor_seconds: float
+    gaps: int
+    """Learned at the earliest with so many of them, in `history_seconds`."""
+    history_seconds: float
+    firm_gaps: int
+    """Needed before silence despite work means anything, in `firm_seconds`; those of the start are
+    then forgotten."""
+    firm_seconds: float
+    spin_factor: float
+    spin_floor_seconds: float
+    work_factor: float
+    work_floor_seconds: float
+    forgets_start: bool = False
+    """The first gaps are those of the start-up: they count until the rhythm is firm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Silences in seconds; infinite: never judged."""
+
+    idle: float
+    spinning: float
+    working: float
+
+
+STEP_FLOOR_SECONDS = 5.0
+_NEVER = float("inf")
+LIMITS: Mapping[Source, Limits] = {
+    Source.STEP: Limits(STEP_FLOOR_SECONDS, 8, 30, 8, 30, 3, 60, 6, 600),
+    Source.OUTPUT: Limits(15, 12, 60, 50, 600, 5, 120, 10, 900, True),
+    Source.WORK: Limits(30, 12, 60, 50, 600, _NEVER, _NEVER, _NEVER, _NEVER, True),
+}
+
+
+class Rhythm:
+    """The gaps between signs of one source, in one phase of one rank."""
+
+    __slots__ = (
+        "_longest_seconds",
+        "_start_seconds",
+        "gaps",
+        "history_seconds",
+        "is_main",
+        "mistakes",
+        "visits",
+    )
+
+    def __init__(self, is_main: bool = True) -> None:
+        self.is_main = is_main
+        """The phase that is the rule, to which others are pauses."""
+        self.gaps = 0
+        self.history_seconds = 0.0
+        self._longest_seconds = self._start_seconds = 0.0
+        self.visits = 0
+        """Of the phase, ended ones."""
+        self.mistakes = 0
+
+    def learn(self, gap_seconds: float) -> None:
+        """Two signs came with this between them."""
+        gap_seconds = max(0.0, gap_seconds)
+        self.gaps += 1
+        self.history_seconds += gap_seconds
+        if self.gaps <= START_GAPS:
+            self._start_seconds = max(self._start_seconds, gap_seconds)
+        else:
+            self._longest_seconds = max(self._longest_seconds, gap_seconds)
+
+    def end_visit(self, gap_seconds: float) -> None:
+        """The phase was left, so long after its last sign."""
+        self.learn(gap_seconds)
+        self.visits += 1
+
+    def excuse(self) -> None:
+        """What was taken for a hang was none."""
+        self.mistakes = min(MISTAKES_MAX, self.mistakes + 1)
+
+    def longest_seconds(self, limits: Limits) -> float:
+        """Gap that counts."""
+        if limits.forgets_start and self._is_firm(limits):
+            return self._longest_seconds
+        return max(self._longest_seconds, self._start_seconds)
+
+    def is_learned(self, limits: Limits) -> bool:
+        """Enough was seen to judge a silence."""
+        if self.visits >= FEW_VISITS:
+            return True
+        gaps, seconds = limits.gaps, limits.history_seconds
+        if not self.visits and not self.is_main:
+            gaps, seconds = max(gaps, _first_visit_gaps(self)), max(seconds, STEADY_SECONDS)
+        longest = self.longest_seconds(limits)
+        if limits.forgets_start and self.history_seconds < REGULAR_FACTOR * longest:
+            return False
+        return self.gaps >= gaps and self.history_seconds >= seconds
+
+    def allowed(self, limits: Limits, floor_seconds: float = 0.0) -> Allowed | None:
+        """None: still learning.  No floor is below `floor_seconds`."""
+        if not self.is_learned(limits):
+            return None
+        few = FEW_GAPS / max(1, self.gaps)
+        if self.visits >= FEW_VISITS:
+            few = min(few, FEW_VISITS / self.visits)
+        margin = 1 + self.mistakes / 2
+        caution = margin * (1 + CAUTION_SECONDS / max(1.0, self.history_seconds))
+        floor = max(limits.floor_seconds * caution, floor_seconds)
+        idle = max(floor, self.longest_seconds(limits) * FACTOR * (1 + few) * margin)
+        if not self._is_firm(limits):
+            return Allowed(idle, _NEVER, _NEVER)
+        return Allowed(
+            idle,
+            max(limits.spin_floor_seconds * caution, idle * limits.spin_factor),
+            max(limits.work_floor_seconds * caution, idle * limits.work_factor),
+        )
+
+    def _is_firm(self, limits: Limits) -> bool:
+        return self.gaps >= limits.firm_gaps and self.history_seconds >= limits.firm_seconds
+
+
+def _first_visit_gaps(rhythm: Rhythm) -> int:
+    """Long steps make for a long history, in which few of them are enough."""
+    is_long = rhythm.history_seconds >= STEADY_GAPS * STEP_FLOOR_SECONDS
+    return 0 if is_long else STEADY_GAPS

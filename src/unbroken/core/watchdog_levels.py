@@ -1,0 +1,206 @@
+"""Levels that a rank keeps, and whether it has left them for good: step time, loss, checkpoints,
+finite metrics.
+
+Medians and their deviations: single outliers move neither.  A level is learned before anything is
+judged, and is not taught by what is under suspicion.  All memory is of fixed size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import median
+
+from unbroken.wire.worker import Page
+
+DEVIATION = 1.4826
+"""Median deviation to standard deviation, of normal noise."""
+BLOCK_LOOKS, BLOCK_SECONDS = 5, 5.0
+"""At least, in one block of which the median counts: a pause in it does not."""
+BLOCKS_MIN, BLOCKS_MAX = 12, 48
+SLOW_FACTOR, WELL_FACTOR = 1.5, 1.25
+SLOW_BLOCKS, SLOW_SECONDS = 6, 30.0
+NEW_LEVEL_SECONDS = 1800.0
+"""What lasts so long is how the run is now."""
+LOSSES_MIN, LOSSES_MAX = 32, 64
+SPIKE_LOOKS, CALM_LOOKS = 5, 3
+NEW_LOSS_LOOKS = 600
+WARM_CALLS, WARM_BAD_CALLS, BAD_CALLS = 30, 12, 3
+"""Mixed precision begins with a scale that is too large, and halves it until gradients are
+finite."""
+CHECKPOINTS_MIN, CHECKPOINT_FACTOR, CHECKPOINT_FLOOR_SECONDS = 3, 3.0, 60.0
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """The median, and a robust standard deviation."""
+    middle = median(values)
+    return middle, DEVIATION * median([abs(value - middle) for value in values])
+
+
+class Pace:
+    """Seconds a step takes."""
+
+    __slots__ = ("_block", "_block_at", "_level", "_well", "newest", "slow", "slow_since", "why")
+
+    def __init__(self) -> None:
+        self.newest: deque[float] = deque(maxlen=16)
+        self._block: list[float] = []
+        self._block_at: float | None = None
+        self._level: deque[float] = deque(maxlen=BLOCKS_MAX)
+        self._well = 0
+        self.slow = 0
+        """Slow blocks without one between that was not."""
+        self.slow_since = 0.0
+        self.why = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a step, by the newest of them."""
+        return median(self.newest) if self.newest else None
+
+    def add(self, seconds: float, now: float) -> None:
+        """Steps took so long each since the last look."""
+        self.newest.append(seconds)
+        if self._block_at is None:
+            self._block_at = now
+        if len(self._block) < 64:
+            self._block.append(seconds)
+        if len(self._block) >= BLOCK_LOOKS and now - self._block_at >= BLOCK_SECONDS:
+            self._judge(median(self._block), self._block_at, now)
+            self._block, self._block_at = [], now
+
+    def interrupt(self) -> None:
+        """The phase was left: the time until it comes back is in no block."""
+        self._block, self._block_at = [], None
+
+    def is_slow(self, now: float) -> bool:
+        """Persistently slower than it was."""
+        return self.slow >= SLOW_BLOCKS and now - self.slow_since >= SLOW_SECONDS
+
+    def _judge(self, seconds: float, since: float, now: float) -> None:
+        if len(self._level) < BLOCKS_MIN:
+            self._level.append(seconds)
+            return
+        usual, noise = spread(self._level)
+        if seconds >= SLOW_FACTOR * usual and seconds > usual + 6 * noise:
+            self.slow_since = self.slow_since if self.slow else since
+            self.slow, self._well = self.slow + 1, 0
+            self.why = f"{seconds:.3g} s a step, was {usual:.3g} s"
+            if now - self.slow_since >= NEW_LEVEL_SECONDS and self.slow > BLOCKS_MAX:
+                self._level.clear()
+                self.slow = 0
+            return
+        if self.is_slow(now):
+            self._well += seconds < WELL_FACTOR * usual
+            self.slow = 0 if self._well >= 2 else self.slow
+            return
+        self.slow = 0
+        self._level.append(seconds)
+
+
+class LossLevel:
+    """The metric `loss`, one value a look."""
+
+    __slots__ = ("_calm", "_level", "high", "since", "why")
+
+    def __init__(self) -> None:
+        self._level: deque[float] = deque(maxlen=LOSSES_MAX)
+        self._calm = 0
+        self.high = 0
+        """Values out of range without enough between that were not."""
+        self.since = 0.0
+        self.why = ""
+
+    @property
+    def is_high(self) -> bool:
+        return self.high >= SPIKE_LOOKS
+
+    def add(self, value: float, at: float) -> None:
+        """A finite one."""
+        if len(self._level) >= LOSSES_MIN:
+            usual, noise = spread(self._level)
+            if value > usual + 8 * noise and value > usual + abs(usual):
+                self._rise(value, usual, at)
+                return
+        self._calm += 1
+        if not self.is_high or self._calm >= CALM_LOOKS:
+            self.high = 0
+        self._level.append(value)
+
+    def _rise(self, value: float, usual: float, at: float) -> None:
+        self.since = self.since if self.high else at
+        self.high, self._calm = self.high + 1, 0
+        self.why = f"loss {value:.4g}, was {usual:.4g}"
+        if self.high > NEW_LOSS_LOOKS:
+            self._level.clear()
+            self.high = 0
+
+
+class Finiteness:
+    """Calls in a row whose metrics were no finite numbers."""
+
+    __slots__ = ("bad", "since", "why")
+
+    def __init__(self) -> None:
+        self.bad = 0
+        self.since = 0.0
+        self.why = ""
+
+    def add(self, old: Page, new: Page) -> None:
+        """A look at the page, with calls since the one before."""
+        calls, bad = new.calls - old.calls, new.bad_calls - old.bad_calls
+        names = [name for name, value in new.metrics.items() if not math.isfinite(value)]
+        was = self.bad
+        if bad >= calls:
+            self.bad += bad
+        else:
+            # Which of them came last is not known, but for the newest.
+            self.bad = 1 if bad and names else 0
+        if self.bad:
+            self.since = self.since if was else new.step_at
+            self.why = f"{', '.join(names) or 'a metric'} not finite"
+            self.why += f" in {self.bad} calls in a row" if self.bad > 1 else ""
+
+    def is_bad(self, calls: int) -> bool:
+        """Of `calls` so far; the first ones may be bad for long."""
+        return self.bad >= (WARM_BAD_CALLS if calls <= WARM_CALLS else BAD_CALLS)
+
+
+class Checkpoints:
+    """Seconds and steps from one checkpoint to the next."""
+
+    __slots__ = ("_at", "_count", "_longest_seconds", "_longest_steps", "_step")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._at = 0.0
+        self._step: int | None = None
+        self._longest_seconds = 0.0
+        self._longest_steps = 0
+
+    def add(self, at: float, step: int | None, excused_seconds: float) -> None:
+        """One was written."""
+        if self._count:
+            self._longest_seconds = max(self._longest_seconds, at - self._at - excused_seconds)
+            if step is not None and self._step is not None:
+                self._longest_steps = max(self._longest_steps, step - self._step)
+        self._count, self._at, self._step = self._count + 1, at, step
+
+    @property
+    def at(self) -> float:
+        return self._at
+
+    def missing(self, now: float, step: int | None) -> str:
+        """Why one is missed; empty: it is not.  Time and steps must both be over: where steps have
+        become slow, checkpoints have too."""
+        if self._count < CHECKPOINTS_MIN:
+            return ""
+        if now - self._at < max(
+            CHECKPOINT_FACTOR * self._longest_seconds, CHECKPOINT_FLOOR_SECONDS
+        ):
+            return ""
+        made = self._step is not None and step is not None and step - self._step
+        if made is not False and made < CHECKPOINT_FACTOR * self._longest_steps:
+            return ""
+        return f"no checkpoint for {now - self._at:.0f} s, was one in {self._longest_seconds:.0f} s"
