@@ -9,7 +9,7 @@ import typer
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
-from . import change, chaos, describe, down, explain, jobs, logs, operator, status, up
+from . import change, chaos, describe, down, explain, jobs, logs, operator, rules, status, up
 from . import run as running
 
 app = typer.Typer(
@@ -39,6 +39,7 @@ for name, command in (
 ):
     app.command(name)(command)
 app.add_typer(chaos.app, name="chaos")
+app.add_typer(rules.app, name="rules")
 
 
 def _show_version(asked: bool) -> None:

@@ -198,6 +198,10 @@ class LogRules:
         """Every rule as it stands, for display and for `hanging_rules`."""
         return tuple(rule.view() for rule in self._rules)
 
+    def matches(self) -> list[int]:
+        """Of each rule so far, in the order of `views`."""
+        return [rule.matches for rule in self._rules]
+
     def _start(self, now: float) -> None:
         if self._has_started and self._paused_at is None:
             return

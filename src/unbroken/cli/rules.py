@@ -1,0 +1,144 @@
+"""`unbroken rules`: a workbench for log rules, without a cluster.
+
+`test` replays recorded logs, `check` reads the rules alone.  They end with 0 where nothing was
+found, 1 where something was, 2 where they could not be asked so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unbroken.core.log_rule_sets import RuleSet, rule_sets, the_one
+from unbroken.errors import SpecError, UnbrokenError
+
+from .place import Form, Output
+from .show import note, print_json
+
+FOUND, WRONG = 1, 2
+app = typer.Typer(no_args_is_help=True, help="Try and check log rules before a job has them.")
+
+Job = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB.YAML",
+        help="A job, a fragment with runPolicy, or a list of rules.",
+        show_default=False,
+    ),
+]
+Logs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="LOG...",
+        help="Files, folders of them, .gz too; - is standard input.",
+        show_default=False,
+    ),
+]
+MaybeLogs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[LOG]...", help="Hold the rules against these logs, too."),
+]
+Ranks = Annotated[
+    list[str] | None,
+    typer.Option("--rank", metavar="FILE=RANK", help="Who wrote a log whose name does not say it."),
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option("--nproc-per-node", min=1, help="Ranks of a node.", show_default="the job's"),
+]
+TimeFormat = Annotated[
+    str,
+    typer.Option(
+        help="Of the times in the lines: auto, iso, syslog, glog, epoch, or for strptime."
+    ),
+]
+
+
+@app.command("test")
+def replay(
+    job: Job,
+    logs: Logs,
+    rank: Ranks = None,
+    nproc: Nproc = None,
+    time_format: TimeFormat = "auto",
+    pace: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-6, metavar="LINES_PER_SECOND", help="Take this in place of times in the lines."
+        ),
+    ] = None,
+    seconds_per_line: Annotated[
+        float | None, typer.Option(min=1e-6, help="The same, the other way round.")
+    ] = None,
+    lead_seconds: Annotated[
+        float, typer.Option(min=0, help="That workers ran before the first line.")
+    ] = 0.0,
+    tail_seconds: Annotated[
+        float, typer.Option(min=0, help="That they ran on after the last.")
+    ] = 0.0,
+    output: Form = Output.TEXT,
+) -> None:
+    """Replay recorded logs through a job's rules: which would have fired, when and on which rank.
+
+    Ends with 0 if none had fired, 1 if one had, 2 if that could not be said.
+    """
+
+    def act() -> bool:
+        from .rule_replay import Options, replay_logs
+        from .rule_views import attempt_view, pattern_views, print_test
+
+        if pace and seconds_per_line:
+            raise SpecError("--pace and --seconds-per-line say the same; give one of them")
+        slow = 1 / pace if pace else seconds_per_line
+        options = Options(_ranks(rank), nproc, time_format, slow, lead_seconds, tail_seconds)
+        rule_set = the_one(read(job), job)
+        rules = rule_set.compiled()
+        if not rules:
+            raise SpecError(f"{job} has no log rules")
+        attempts, sample = replay_logs(rules, rule_set, logs, options)
+        views = [attempt_view(attempt) for attempt in attempts]
+        view = {"attempts": views, "patterns": pattern_views(rules, sample)}
+        if output is Output.JSON:
+            print_json(view)
+        else:
+            print_test(view, is_paced=slow is not None)
+        return any(one["fired"] for one in views)
+
+    _end(act)
+
+
+def read(path: str) -> list[RuleSet]:
+    """The rules in a file of YAML or JSON.  Raises SpecError."""
+    import yaml
+
+    try:
+        documents = list(yaml.safe_load_all(Path(path).read_text()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot read {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise SpecError(f"{path} is not YAML: {error}") from error
+    return rule_sets(documents)
+
+
+def _ranks(given: list[str] | None) -> dict[str, int]:
+    ranks = {}
+    for text in given or ():
+        file, _, number = text.rpartition("=")
+        if not file or not (number.isascii() and number.isdigit()):
+            raise SpecError(f"--rank {text}: must be FILE=RANK")
+        ranks[file] = int(number)
+    return ranks
+
+
+def _end(act: Callable[[], bool]) -> None:
+    """Exit with what `act` says; what is wrong is told and ends with 2."""
+    try:
+        is_found = act()
+    except UnbrokenError as error:
+        note(f"error: {error}")
+        raise typer.Exit(WRONG) from error
+    if is_found:
+        raise typer.Exit(FOUND)

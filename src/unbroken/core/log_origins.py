@@ -1,0 +1,122 @@
+"""Which rank wrote a recorded line: by the name of its file, and by what tools put before lines.
+
+What a tool has put there is taken off, for the agent's rules see what the worker wrote:
+`[default0]:` of torchrun, `[3]: ` of `unbroken logs`, the time of `kubectl logs --timestamps`, and
+`[pod/NAME/CONTAINER] ` of `--prefix`.  `[rank3]:`, which torch itself writes, stays.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from unbroken.errors import SpecError
+
+KUBECTL_TIME = re.compile(
+    rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{7,9}(?:Z|[+-]\d\d:\d\d) (?:(stdout|stderr) [FP] )?"
+)
+KUBECTL_POD = re.compile(rb"\[pod/[^\]/\s]*?(\d+)/[^\]\s]+\] ")
+WORKER = re.compile(rb"\[(?:(\d+)\]: ?|(rank)(\d+)\]:|([A-Za-z_][\w.]*?)(\d+)\]:)")
+AGENT = re.compile(rb"\[[a-z0-9][-a-z0-9]*-\d+\]: ")
+"""`unbroken logs` of a line that no worker wrote."""
+
+_TORCHRUN = re.compile(r"(?:attempt_(\d+)/)?(\d+)/(stdout|stderr)(?:\.log)?(?:\.gz)?$")
+_ATTEMPT = re.compile(r"attempt[-_](\d+)")
+_RANK = re.compile(r"rank[-_.=]?(\d+)", re.IGNORECASE)
+_NODE = re.compile(r"node[-_.=]?(\d+)", re.IGNORECASE)
+_POD = re.compile(r"[a-z0-9]-(\d+)(?:_[^/]*/[^/]+/\d+)?(?:\.(?:log|txt|out|err))*(?:\.gz)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where the lines of a file come from."""
+
+    attempt: int = 0
+    rank: int | None = None
+    """Over the whole job; None: see `local_rank`."""
+    node: int = 0
+    local_rank: int = 0
+    stream: str = "stdout"
+
+
+def origin_of(path: str) -> Origin:
+    """By the file's name."""
+    stream = "stderr" if re.search(r"(stderr|\.err)[^/]*$", path) else "stdout"
+    attempt, node, rank = (_last(one, path) for one in (_ATTEMPT, _NODE, _RANK))
+    torchrun, pod = _TORCHRUN.search(path), _POD.search(path)
+    if rank is None and torchrun is None and pod and node is None:
+        node = int(pod[1])
+    local_rank = int(torchrun[2]) if torchrun else 0
+    return Origin(attempt or 0, rank, node or 0, local_rank, stream)
+
+
+def _last(expression: re.Pattern[str], path: str) -> int | None:
+    found = expression.findall(path)
+    return int(found[-1]) if found else None
+
+
+class Prefix(Enum):
+    """What a number before a line is."""
+
+    RANK = "rank"
+    LOCAL_RANK = "local rank"
+    NODE = "node"
+    AGENT = "agent"
+    """The line is no worker's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line without what tools put before it."""
+
+    text: bytes
+    stamp: bytes = b""
+    """Of kubectl; better than a time in the text."""
+    stream: str | None = None
+    prefixes: tuple[tuple[Prefix, int], ...] = ()
+
+
+def take_off(line: bytes) -> Told:
+    """What tools have put before a line, and the line."""
+    if line[:1] not in b"[0123456789":
+        return Told(line)
+    stamp, stream, prefixes = b"", None, []
+    if pod := KUBECTL_POD.match(line):
+        prefixes.append((Prefix.NODE, int(pod[1])))
+        line = line[pod.end() :]
+    if time := KUBECTL_TIME.match(line):
+        stamp, line = time[0], line[time.end() :]
+        stream = time[1].decode() if time[1] else None
+    if AGENT.match(line):
+        return Told(line, stamp, stream, ((Prefix.AGENT, 0),))
+    if worker := WORKER.match(line):
+        rank, is_torch, of_torch, _, local_rank = worker.groups()
+        kind = Prefix.LOCAL_RANK if local_rank else Prefix.RANK
+        prefixes.append((kind, int(rank or of_torch or local_rank)))
+        if not is_torch:
+            line = line[worker.end() :]
+    return Told(line, stamp, stream, tuple(prefixes))
+
+
+def rank_of(origin: Origin, told: Told, nproc: int | None) -> int | None:
+    """Who wrote a line; None: no worker did.  Raises SpecError where `nproc` has to be known."""
+    rank, node, local_rank = origin.rank, origin.node, origin.local_rank
+    for kind, number in told.prefixes:
+        match kind:
+            case Prefix.AGENT:
+                return None
+            case Prefix.RANK:
+                rank = number
+            case Prefix.NODE:
+                rank, node = None, number
+            case Prefix.LOCAL_RANK:
+                rank, local_rank = None, number
+    if rank is not None:
+        return rank
+    if node and nproc is None:
+        raise SpecError(
+            f"which rank is local rank {local_rank} of node {node}? Give --nproc-per-node, or "
+            "--rank FILE=RANK"
+        )
+    return node * (nproc or 0) + local_rank
