@@ -157,7 +157,7 @@ def test_a_rank_that_ends_between_the_looks_is_gone(tmp_path: Path) -> None:
             tasks.create_task(examination.run())
             workers[1].kill()
             await workers[1].wait()
-        one, gone = await examination.found(0.0)
+        one, gone = examination.evidence()
         assert (gone.rank, gone.state, gone.note) == (1, "", "it has ended")
         assert (main_frames(one)[-1], one.is_same) == ("<module>", True)
         workers[0].kill()
@@ -304,7 +304,7 @@ def test_without_py_spy_the_note_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     async def story() -> None:
         examination = Examination(0, [WorkerReport(0, 0, os.getpid(), "running", 0.0)], 20.0)
         await examination.run()
-        (rank,) = await examination.found(0.0)
+        (rank,) = examination.evidence()
         assert (rank.state, rank.threads, rank.note) == ("R", (), spy.MISSING)
 
     asyncio.run(story())

@@ -153,9 +153,10 @@ class Driver:
     async def _answer(
         self, examination: Examination, command: CollectCommand, answer: Callable[[Evidence], None]
     ) -> None:
-        ranks = await examination.found(command.seconds)
-        agent_id = self._machine.settings.agent_id
-        answer(Evidence(command.request, command.attempt, agent_id, self._now(), ranks))
+        await examination.wait(command.seconds)
+        report = self._machine.report()
+        ranks = examination.evidence(report.watch if report.attempt == command.attempt else ())
+        answer(Evidence(command.request, command.attempt, report.agent_id, self._now(), ranks))
 
     def _keep(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

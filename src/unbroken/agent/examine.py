@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unbroken.errors import WorldError
 from unbroken.wire.agent import WorkerReport
-from unbroken.wire.observation import RankEvidence
+from unbroken.wire.observation import RankEvidence, RankWatch
 
-from . import procfs, spy
+from . import flight_recorder, procfs, spy
 
 LOOKS_AT_ONCE = max(2, min(8, (os.cpu_count() or 1) // 4))
 WAITS_FOR_CHILD = "do_wait"
@@ -46,6 +46,7 @@ class Subject:
     worker: WorkerReport
     pid: int
     """Of the process that matters: the worker's own, or one below it."""
+    recorder: flight_recorder.Request
     first: _Counters | None = None
     second: _Counters | None = None
     stat: procfs.Stat | None = None
@@ -107,6 +108,7 @@ class Subject:
             cpu_share=share,
             io_bytes=moved,
             is_same=looks[0] == looks[-1] if len(looks) > 1 else None,
+            collectives=self.recorder.answer(),
             threads=self.stacks.threads if self.stacks is not None else (),
             note="it has ended" if self.stat is None else self.note,
         )
@@ -120,7 +122,10 @@ class Examination:
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
         self._seconds = seconds - min(ANSWER_SHARE * seconds, ANSWER_SECONDS_MAX)
-        self._subjects = [Subject(one, matters_most(one.pid)) for one in workers]
+        self._subjects = [
+            Subject(one, matters_most(one.pid), flight_recorder.Request(one.rank, os.environ))
+            for one in workers
+        ]
         self._slots = asyncio.Semaphore(LOOKS_AT_ONCE)
         self._over = asyncio.Event()
         self._looking: asyncio.Task[None] | None = None
@@ -151,12 +156,17 @@ class Examination:
         if self._looking is not None:
             self._looking.cancel()
 
-    async def found(self, seconds: float) -> tuple[RankEvidence, ...]:
-        """What is known when it is over, or after so many seconds."""
+    async def wait(self, seconds: float) -> None:
+        """Return when it is over, or after so many seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
-        return tuple(subject.evidence() for subject in self._subjects)
+
+    def evidence(self, watch: Sequence[RankWatch] = ()) -> tuple[RankEvidence, ...]:
+        """What is known now, with what the ranks have told of themselves."""
+        told = {one.rank: one for one in watch}
+        found = (subject.evidence() for subject in self._subjects)
+        return tuple(_with(one, told.get(one.rank)) for one in found)
 
     async def _look(self) -> None:
         await self._all(self._first)
@@ -217,6 +227,12 @@ class Examination:
                 subject.functions.append(found.functions)
                 return found
         return None
+
+
+def _with(one: RankEvidence, watch: RankWatch | None) -> RankEvidence:
+    if watch is None:
+        return one
+    return replace(one, phase=watch.phase, step=watch.step, step_at=watch.step_at)
 
 
 def matters_most(pid: int) -> int:

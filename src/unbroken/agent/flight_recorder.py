@@ -1,0 +1,94 @@
+"""Dumps of torch's flight recorder: the newest collective of each process group.
+
+A rank dumps its own on request only where the job has set up torch's NCCL backend for it, by
+TORCH_NCCL_DEBUG_INFO_PIPE_FILE and TORCH_FR_DUMP_TEMP_FILE (before torch 2.8
+TORCH_NCCL_DEBUG_INFO_TEMP_FILE); a byte written to the pipe asks for it.  Other backends record,
+but can be asked from inside only, and what their ranks do is seen from their stacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from unbroken.errors import PeerError
+from unbroken.wire.observation import Collective
+
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+DUMP_BYTES_MAX = 64 * 1024 * 1024
+GROUPS_MAX = 64
+_WRONG = (
+    *(pickle.UnpicklingError, struct.error, EOFError, ImportError, MemoryError, RecursionError),
+    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
+)
+
+
+class _Plain(pickle.Unpickler):
+    """Reads data and nothing else: a pickle may name any function to be called."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"names {module}.{name}"[:100])
+
+
+def read(dump: bytes) -> tuple[Collective, ...]:
+    """The newest collective of each group; PeerError."""
+    try:
+        found = _Plain(io.BytesIO(dump)).load()
+        newest: dict[str, Mapping[str, Any]] = {}
+        for entry in found["entries"]:
+            group = "{}({})".format(*entry["process_group"])
+            known = newest.get(group)
+            is_newer = known is None or entry["collective_seq_id"] >= known["collective_seq_id"]
+            if is_newer and not entry["is_p2p"]:
+                newest[group] = entry
+        return tuple(_collective(group, newest[group]) for group in sorted(newest)[:GROUPS_MAX])
+    except _WRONG as error:
+        raise PeerError(f"a flight recorder's dump is not understood: {error}"[:200]) from error
+
+
+def _collective(group: str, entry: Mapping[str, Any]) -> Collective:
+    # Gloo's entries stay `scheduled`; what is retired is over with every backend.
+    state = "completed" if entry["retired"] else str(entry["state"])
+    operation = str(entry["profiling_name"]).rpartition(":")[2]
+    return Collective(group[:100], int(entry["collective_seq_id"]), operation[:100], state[:20])
+
+
+class Request:
+    """One rank asked for its dump; what it wrote before is not taken for the answer."""
+
+    def __init__(self, rank: int, environ: Mapping[str, str]) -> None:
+        pipe = environ.get(PIPE_VARIABLE)
+        prefix = next((environ[name] for name in FILE_VARIABLES if environ.get(name)), None)
+        self._path = f"{prefix}{rank}" if pipe and prefix else ""
+        self._before = _written(self._path)
+        if self._path:
+            _ask(f"{pipe}{rank}.pipe")
+
+    def answer(self) -> tuple[Collective, ...]:
+        """What it has dumped since; empty: nothing whole."""
+        if not self._path or _written(self._path) == self._before:
+            return ()
+        with contextlib.suppress(OSError, PeerError), open(self._path, "rb") as file:
+            return read(file.read(DUMP_BYTES_MAX))
+        return ()
+
+
+def _ask(pipe: str) -> None:
+    # Without a reader there is no such rank, or it does not listen.
+    with contextlib.suppress(OSError):
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.closing(os.fdopen(fd, "wb", 0)) as file:
+            file.write(b"1")
+
+
+def _written(path: str) -> int | None:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return None
