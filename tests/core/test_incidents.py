@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from unbroken.core.events import NodeName, WriteIncident
-from unbroken.core.incidents import RESTART_REQUESTED, SIGNALS_MAX, Incidents, culprit
+from unbroken.core.incident_bounds import SIGNALS_MAX
+from unbroken.core.incidents import INCIDENTS_MAX, RESTART_REQUESTED, Incidents, culprit
 from unbroken.core.ladder import choose, escalated
 from unbroken.spec.incident import Incident, Remedy, Signal
 
@@ -84,6 +85,17 @@ def test_requests_cost_no_budget_and_blame_no_node() -> None:
     assert (incidents.uncharged, incidents.offences) == (1, {})
 
 
+def test_the_oldest_are_let_go_and_last_those_that_cost_no_budget() -> None:
+    incidents = Incidents()
+    for number in range(1, INCIDENTS_MAX + 3):
+        fault = RESTART_REQUESTED if number == 1 else "ExitCode"
+        incidents.begin(0, [sign(number, fault)], Remedy.PROCESS, "why", number)
+        retired = [one.number for one in incidents.retire()]
+        assert retired == ([number - INCIDENTS_MAX + 1] if number > INCIDENTS_MAX else [])
+        incidents.close("recovered", number)
+    assert len(incidents.closed) == INCIDENTS_MAX
+
+
 def test_lost_pods_are_replaced_and_named() -> None:
     assert choose(Remedy.PROCESS, "b", [])[0] is Remedy.PROCESS
     remedy, reason = choose(Remedy.PROCESS, "b", ["p1", "p2", "p3", "p4", "p5"])
@@ -95,3 +107,18 @@ def test_a_pod_lost_later_is_named_and_no_pod_called_well() -> None:
     _, reason = choose(Remedy.PROCESS, "b", [])
     assert reason == "every pod is well; b"
     assert escalated(reason, ["p1"]) == "lost p1; b"
+
+
+def test_secrets_are_not_written() -> None:
+    incidents = Incidents()
+    secret = Signal(1, "ExitCode", "MY_TOKEN=abcdef", evidence=("https://me:pw@host/",))
+    incidents.begin(0, [secret], Remedy.PROCESS, "why", 10)
+    (opened,) = incidents.writes()
+    (closed,) = incidents.close("recovered", 12)
+    for written in (opened, closed):
+        assert isinstance(written, WriteIncident)
+        culprit = written.incident.culprit
+        assert (culprit.text, culprit.evidence) == (
+            "MY_TOKEN=[removed]",
+            ("https://[removed]@host/",),
+        )

@@ -14,13 +14,14 @@ from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.wire.agent import FaultKind
 
 from .events import Effect, NodeName, WriteIncident
+from .incident_bounds import SIGNALS_MAX, writable
 
 RESTART_REQUESTED = "RestartRequested"
 OPERATOR_RESTARTED = "OperatorRestarted"
 UNCHARGED = (RESTART_REQUESTED, OPERATOR_RESTARTED)
 """Causes that are nobody's fault: the restart costs no budget."""
-SIGNALS_MAX = 64
-"""Kept with an incident; an object of the API may not grow with the job's size."""
+INCIDENTS_MAX = 50
+"""Kept of a job."""
 
 
 def _weight(signal: Signal) -> tuple[int, float]:
@@ -46,6 +47,8 @@ class Incidents:
         self.uncharged = 0
         self.last_request = 0.0
         """Time of the newest restart request that led to an incident."""
+        self.closed: dict[int, Incident] = {}
+        """Those that are kept, by number."""
         self._numbers = set[int]()
         self._seen: set[tuple[str, int | None, str]] = set()
         self._is_dirty = False
@@ -111,16 +114,24 @@ class Incidents:
         ended = replace(self.open, outcome=outcome, ended_at=now)
         self._count(ended)
         self.open, self._is_dirty = None, False
-        return [WriteIncident(ended)]
+        return [WriteIncident(writable(ended))]
 
     def writes(self) -> list[Effect]:
         """What has to be written of the open incident."""
         if not self._is_dirty or self.open is None:
             return []
         self._is_dirty = False
-        return [WriteIncident(self.open)]
+        return [WriteIncident(writable(self.open))]
+
+    def retire(self) -> list[Incident]:
+        """Let go of those that are too many: the oldest first, and last those that cost nothing,
+        for without them a later operator would charge the job for them."""
+        surplus = len(self.closed) + (self.open is not None) - INCIDENTS_MAX
+        order = sorted(self.closed.values(), key=lambda o: (o.culprit.fault in UNCHARGED, o.number))
+        return [self.closed.pop(one.number) for one in order[: max(surplus, 0)]]
 
     def _count(self, incident: Incident) -> None:
+        self.closed[incident.number] = incident
         fault, node = incident.culprit.fault, incident.culprit.node
         self.uncharged += fault in UNCHARGED
         if node and fault not in UNCHARGED:

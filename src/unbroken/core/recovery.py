@@ -79,6 +79,7 @@ class Recovery:
         lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
         remedy, reason = ladder.choose(charged.remedy, charged.reason, list(lost))
         state.incidents.begin(broken, found, remedy, reason, now)
+        state.retire_incidents()
         if remedy is not Remedy.FAIL:
             state.attempt += 1
         state.phase = Phase.PREPARING

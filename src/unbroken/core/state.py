@@ -16,12 +16,22 @@ from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
 
 from .conditions import Standing, advance, counted, standing
-from .events import CreatePod, Effect, PodUid, RecordEvent, WriteLedger, WriteStatus
+from .events import (
+    CreatePod,
+    DeleteIncident,
+    Effect,
+    PodUid,
+    RecordEvent,
+    WriteLedger,
+    WriteStatus,
+)
 from .gang import Gang
 from .incidents import Incidents
 from .pods import PodPlan
 from .ranks import Ranks
+from .redaction import clean
 from .roster import Roster
+from .timeline import settle
 
 EVENT_CHARACTERS = 1000
 """Of an event's message; the API takes 1024."""
@@ -95,7 +105,7 @@ class JobState:
 
     def stand(self, to: Standing, reason: str, message: str, now: float) -> None:
         """Let the job's conditions say that it is at `to`."""
-        self.standing = to
+        self.standing, message = to, clean(message)
         self.set_status(conditions=advance(self.status.conditions, to, reason, message, now))
 
     def count_ready(self) -> None:
@@ -116,7 +126,8 @@ class JobState:
 
     def tell(self, reason: str, message: str, *, is_warning: bool = False) -> None:
         """Record an event on the job."""
-        self._events.append(RecordEvent(reason, message[:EVENT_CHARACTERS], is_warning))
+        message = clean(message)[:EVENT_CHARACTERS]
+        self._events.append(RecordEvent(reason, message, is_warning))
 
     def find_ledger(self, ledger: Ledger) -> None:
         """Take what an earlier operator has written."""
@@ -133,6 +144,12 @@ class JobState:
     def close_incident(self, outcome: str, now: float) -> None:
         """End the open incident, if there is one."""
         self._incident_writes += self.incidents.close(outcome, now)
+
+    def retire_incidents(self) -> None:
+        """Let the ledger have the cost of incidents that are too many, and delete them."""
+        for incident in self.incidents.retire():
+            self.set_ledger(settle(self.ledger, incident))
+            self.last.append(DeleteIncident(incident.number))
 
     def set_budget(self, budget: RestartStatus, faulty: FaultyPods) -> None:
         """Note what was charged, and for whom."""

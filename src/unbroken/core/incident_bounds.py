@@ -1,0 +1,98 @@
+"""An incident as it may be written: without secrets, and smaller than the API takes.
+
+etcd refuses objects above 1.5 MB, and a job has many incidents: one may take 256 KiB at most, in
+whatever letters it is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from unbroken.spec.incident import Incident, Signal, StackGroup
+
+from .redaction import clean_incident
+
+SIGNALS_MAX = 64
+"""Kept with an incident; an object of the API may not grow with the job's size."""
+OBJECT_BYTES = 256 * 1024
+TEXT_BYTES = 1024
+NAME_BYTES = 256
+CULPRIT_BYTES = 32 * 1024
+EVIDENCE_BYTES = 48 * 1024
+"""Of all signals but the culprit."""
+STACKS_BYTES = 24 * 1024
+_LETTER_BYTES = 12
+"""At most, of one letter in JSON: two escapes of six."""
+
+
+def writable(incident: Incident) -> Incident:
+    """The incident as it is to be written."""
+    return bounded(clean_incident(incident))
+
+
+def bounded(incident: Incident) -> Incident:
+    """The incident with less evidence where it would be too large; the culprit keeps most."""
+    (culprit,) = _signals([incident.culprit], CULPRIT_BYTES)
+    left, groups = STACKS_BYTES, []
+    for group in incident.groups:
+        found, left = _group(group, left)
+        groups.append(found)
+    return replace(
+        incident,
+        culprit=culprit,
+        signals=_signals(incident.signals[:SIGNALS_MAX], EVIDENCE_BYTES),
+        reason=cut(incident.reason, TEXT_BYTES),
+        blame=cut(incident.blame, TEXT_BYTES),
+        outcome=cut(incident.outcome, TEXT_BYTES),
+        groups=tuple(groups[:16]),
+    )
+
+
+def cut(text: str, size: int) -> str:
+    """The beginning of a text that takes so many bytes in JSON."""
+    while len(text) * _LETTER_BYTES > size and _size(text) > size:
+        text = text[: max(size // _LETTER_BYTES, len(text) * size // _size(text))]
+    return text
+
+
+def _size(text: str) -> int:
+    return len(json.dumps(text))
+
+
+def _signals(signals: Sequence[Signal], left: int) -> tuple[Signal, ...]:
+    found = []
+    for signal in signals:
+        evidence, left = _last(signal.evidence, left)
+        found.append(
+            replace(
+                signal,
+                fault=cut(signal.fault, NAME_BYTES),
+                text=cut(signal.text, TEXT_BYTES),
+                pod=cut(signal.pod, NAME_BYTES),
+                node=cut(signal.node, NAME_BYTES),
+                evidence=evidence,
+                fingerprint=cut(signal.fingerprint, NAME_BYTES),
+            )
+        )
+    return tuple(found)
+
+
+def _group(group: StackGroup, left: int) -> tuple[StackGroup, int]:
+    # The innermost frames, which are the first, say more.
+    stack, left = _last(group.stack[::-1], left)
+    words = cut(group.doing, TEXT_BYTES)
+    ranks = cut(group.ranks, TEXT_BYTES)
+    return replace(group, ranks=ranks, doing=words, stack=stack[::-1]), left
+
+
+def _last(lines: Sequence[str], left: int) -> tuple[tuple[str, ...], int]:
+    """The last lines that fit."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        if (size := _size(line)) > left:
+            break
+        kept.append(line)
+        left -= size
+    return tuple(reversed(kept)), left

@@ -1,0 +1,60 @@
+"""What is written of an incident is small, and the culprit's last words are in it."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbroken.core.incident_bounds import OBJECT_BYTES, TEXT_BYTES, bounded, cut
+from unbroken.spec.codec import incident_to
+from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
+
+JOB = {"name": "j", "namespace": "default", "uid": "u"}
+texts = st.sampled_from(["", "a", "\0", "é", "\U0001f600"]).flatmap(
+    lambda letter: st.integers(0, 5000).map(lambda length: letter * length)
+)
+lines = st.builds(lambda text, count: (text,) * count, texts, st.integers(0, 30))
+signals = st.builds(
+    Signal, st.just(1.0), texts, texts, texts, texts, st.none() | st.integers(0, 10**6), lines,
+    st.none(), texts, st.none() | st.integers(0, 2**53),
+)  # fmt: skip
+groups = st.builds(StackGroup, texts, st.integers(0, 10**6), texts, lines)
+
+
+@given(
+    signals, st.lists(signals, max_size=4), st.integers(1, 40), st.lists(groups, max_size=20), texts
+)  # fmt: skip
+def test_it_is_small_whatever_is_told(
+    culprit: Signal, some: list[Signal], times: int, those: list[StackGroup], text: str
+) -> None:
+    incident = Incident(
+        1, 0, culprit, (culprit, *some * times), Remedy.PROCESS, text, 1.0, outcome=text,
+        blame=text, groups=tuple(those),
+    )  # fmt: skip
+    assert len(json.dumps(incident_to(bounded(incident), JOB))) < OBJECT_BYTES
+
+
+def test_what_is_usual_is_kept_as_it_is() -> None:
+    said = tuple(f"line {number}: " + "x" * 300 for number in range(24))
+    culprit = Signal(1.0, "PythonException", "ValueError: x" * 20, "p", "n", 3, said)
+    group = StackGroup("0-2", 3, "waits in all_reduce", ("all_reduce (d.py:1)",) * 16)
+    incident = Incident(1, 0, culprit, (culprit,), Remedy.POD, "why", 1.0, groups=(group,) * 8)
+    assert bounded(incident) == incident
+
+
+def test_the_last_lines_of_a_culprit_are_kept() -> None:
+    said = (*["\0" * 500] * 30, "ValueError: no such column")
+    culprit = Signal(1.0, "PythonException", "x", evidence=said)
+    kept = bounded(Incident(1, 0, culprit, (culprit,), Remedy.POD, "why", 1.0)).culprit.evidence
+    assert kept[-1] == "ValueError: no such column"
+    assert 1 < len(kept) < len(said)
+
+
+@given(st.text(max_size=3000))
+def test_cut_keeps_the_beginning(text: str) -> None:
+    found = cut(text, TEXT_BYTES)
+    assert text.startswith(found)
+    assert len(json.dumps(found)) <= TEXT_BYTES
+    assert found == text or len(found) > TEXT_BYTES // 24
