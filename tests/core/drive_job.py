@@ -11,6 +11,7 @@ from dataclasses import replace
 from unbroken.core.events import (
     AgentLost,
     AgentReported,
+    CollectEvidence,
     CreatePod,
     DeleteJob,
     DeletePod,
@@ -259,6 +260,8 @@ def show(effect: Effect, asked: str) -> list[str]:
             return [f"start {_name(pod)} {command.attempt} rank={command.rank}"]
         case StopWorkers(pod, command):
             return [f"stop {_name(pod)} {command.attempt}"]
+        case CollectEvidence(pod, _):
+            return [f"look {_name(pod)}"]
         case CreatePod(name, _, _, avoid):
             away = f" avoid={'/'.join(sorted(avoid))}" if avoid else ""
             return [f"create {name[2:]}{away}"]

@@ -8,13 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.drive_job import Script, spec
-from unbroken.core.events import AgentReported, JobSeen, PodUid, StartWorkers
+from unbroken.core.events import (
+    AgentReported,
+    CollectEvidence,
+    EvidenceReceived,
+    JobSeen,
+    PodUid,
+    StartWorkers,
+    Tick,
+)
 from unbroken.core.hangs import Tally, shared
 from unbroken.core.log_rule_events import hanging_rules
 from unbroken.spec.job import LogRule, RunPolicy
 from unbroken.spec.log_rule_ranks import Scope, Watch
 from unbroken.spec.write import write_record
 from unbroken.wire.agent import AgentReport, AgentState, RuleState, RuleView
+from unbroken.wire.observation import Evidence
 
 RULE = LogRule("loss", "loss=", expected_recurring_frequency_in_seconds=60)
 WAITING = RuleView("loss", RuleState.WAITING, "some")
@@ -41,7 +50,12 @@ class Logs(Script):
     def say(self, pod: str, at: float, *views: RuleView, attempt: int = 0) -> str:
         """A report with the rules; the job's true condition afterwards."""
         report = self._report("runs", [pod, str(attempt)], {})
-        self.give(AgentReported(self._uid([pod]), replace(report, log_rules=views)), at)
+        said = AgentReported(self._uid([pod]), replace(report, log_rules=views))
+        for effect in self.give(said, at):
+            if isinstance(effect, CollectEvidence):
+                asked = effect.command
+                seen = Evidence(asked.request, asked.attempt, report.agent_id, at)
+                self.give(EvidenceReceived(effect.pod, seen), at)
         return f"{self.condition.type} {self.condition.reason}"
 
 
@@ -125,5 +139,6 @@ def test_a_new_operator_decides_by_what_it_hears() -> None:
         for pod in ("w-0", "w-1"):
             report = replace(logs.agents[pod], rank=int(pod[-1]), log_rules=(LOST,))
             new.give(AgentReported(PodUid(f"{pod}.0"), report), at)
+    new.give(Tick(), 86)
     assert new.condition.reason == "LogHang_loss"
     assert new.incidents[1].attempt == 0

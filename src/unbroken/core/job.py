@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from unbroken.spec.incident import Signal
 from unbroken.spec.job import JobSpec, JobStatus
-from unbroken.wire.agent import AgentReport, AgentState
+from unbroken.wire.agent import AgentReport, AgentState, FaultKind
 
 from . import signals
 from .adoption import Adoption
@@ -38,12 +38,14 @@ from .events import (
     Synced,
     Tick,
 )
+from .examination import Examination, is_hang
 from .gang import Stage
 from .hangs import Hangs
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
 from .life import START_SECONDS, STOP_SECONDS, Life, Verdict, pod_trouble
 from .recovery import Recovery
 from .roster import Member, is_stock
+from .stalls import Stalls
 from .state import JobState, Phase
 
 AGENT_BACK_SECONDS = 20.0
@@ -65,6 +67,9 @@ class Job:
         self._recovery = Recovery(self.state, self._life)
         self._adoption = Adoption(self.state, self._life, self._recovery)
         self._hangs = Hangs(self.state)
+        self._stalls = Stalls(self.state)
+        self._examination = Examination(self.state, self._recovery, self._stalls)
+        self._recovery.interrupted = self._examination.interrupted
         self._is_synced = False
         self._last_asked: float | None = None
         self._is_asked = False
@@ -91,8 +96,11 @@ class Job:
         if self._is_awake():
             self._adoption.go_on(now)
             self._follow_request(now)
+            self._recovery.fault(self._stalls.faults(now), now)
+            self._examination.go_on(now)
             self._pass_time(now)
             self._life.go_on(now)
+            self._stalls.close()
             self._resume_if_clean(now)
         self.check()
         return state.flush()
@@ -111,6 +119,7 @@ class Job:
             state.plan.deadline(),
             self._adoption.deadline(),
             self._life.deadline(),
+            self._examination.deadline(),
             None if back is None else back + AGENT_BACK_SECONDS,
         )
 
@@ -141,7 +150,9 @@ class Job:
             case Synced():
                 self._is_synced = True
                 self._begin(now)
-            case EvidenceReceived() | Tick():
+            case EvidenceReceived(pod, evidence):
+                self._examination.take(pod, evidence)
+            case Tick():
                 pass
 
     def _take_pod(self, event: PodSeen | PodGone | PodRefused, now: float) -> None:
@@ -257,13 +268,30 @@ class Job:
         state.has_changed |= unclear != len(state.gang.unclear)
         state.trouble.pop(member.view.name, None)
         is_same = before is not None and before.agent_id == report.agent_id
+        self._watched(member, report, now)
         if state.gang.is_training(uid):
-            self._recovery.fault(self._signs(member, report, is_same or not was_ordered, now), now)
-            if report.state in (AgentState.RUNNING, AgentState.COMPLETED):
-                self._life.progressed(report, now)
+            self._judge_report(member, report, is_same or not was_ordered, now)
         elif state.gang.stage is Stage.HALTED and state.incidents.open is not None:
             self._join(member, report, is_same or not was_ordered, now)
-        self._recovery.fault(self._hangs.signs(member, report, now), now)
+        self._examination.suspect(self._hangs.signs(member, report, now), now)
+
+    def _judge_report(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
+        """Take what an agent says whose workers should live."""
+        found = self._signs(member, report, is_same, now)
+        if is_hang(report) and all(one.fault == FaultKind.LOG_RULE.value for one in found):
+            self._examination.suspect(found, now)
+        else:
+            self._recovery.fault(found, now)
+        if report.state in (AgentState.RUNNING, AgentState.COMPLETED):
+            self._life.progressed(report, now)
+
+    def _watched(self, member: Member, report: AgentReport, now: float) -> None:
+        """Note what the ranks of the attempt that runs tell of themselves."""
+        state, uid = self.state, member.uid
+        is_part = state.gang.stage is not Stage.HALTED and uid in state.gang.ranks
+        if is_part and member.attempt_of(report) == state.attempt:
+            state.watched[uid] = report.watch or state.watched.get(uid, ())
+            self._stalls.take(uid, report.watch, now)
 
     def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Add what a report says to the incident that is open."""

@@ -15,6 +15,7 @@ from .conditions import ENDS, Standing
 from .deadlines import Since, earliest, expiry, limit
 from .events import DeleteJob, PodName
 from .gang import Order, Stage
+from .progress import first_step
 from .roster import Member
 from .state import JobState, Phase
 from .timeline import end_life
@@ -160,20 +161,26 @@ class Life:
             state.objects += state.plan.condemn(member, "the job has ended", now)
 
     def progressed(self, report: AgentReport, now: float) -> None:
-        """Note the first output of the job's life, and after a recovery."""
-        first = [w.first_output_at for w in report.workers if w.first_output_at is not None]
-        # A script may write nothing and yet tell its steps.
-        first = first or [rank.step_at for rank in report.watch if rank.step_at is not None]
-        if not first:
+        """Note the first progress of the job's life, and after a recovery."""
+        state, incident = self._state, self._state.incidents.open
+        if state.ledger.progress_at is not None and self._progress_by is None:
             return
-        ledger, start = self._state.ledger, self._state.status.start_time
-        if ledger.progress_at is None and start is not None:
-            at = min(max(min(first), start), now)
-            self._state.set_ledger(replace(ledger, progress_at=at))
-        incident = self._state.incidents.open
-        if incident is not None and self._progress_by is not None:
-            at = min(max(min(first), incident.ready_at or incident.detected_at), now)
-            self._state.incidents.change(progress_at=at)
+        outputs = [w.first_output_at for w in report.workers if w.first_output_at is not None]
+        step = first_step(report.watch)
+        # A script may write nothing and yet tell its steps.
+        first = min(outputs) if outputs else step and (step[1] or now)
+        start = state.status.start_time
+        if first is not None and state.ledger.progress_at is None and start is not None:
+            at = min(max(first, start), now)
+            state.set_ledger(replace(state.ledger, progress_at=at))
+        if incident is None or self._progress_by is None:
+            return
+        if incident.step is not None:
+            # Where steps are told nothing less is progress: the first lines come before the data.
+            first = (step[1] or now) if step else None
+        if first is not None:
+            at = min(max(first, incident.ready_at or incident.detected_at), now)
+            state.incidents.change(progress_at=at, resumed_step=step[0] if step else None)
             self._recovered(now)
 
     def deadline(self) -> float | None:
@@ -216,6 +223,7 @@ class Life:
         assert state.spec is not None
         rules = state.spec.run_policy.log_monitoring_configuration
         state.phase, self._since = Phase.TRAINING, now
+        state.watched.clear()
         self.masters.add(master)
         state.set_status(
             master_addr=master[0], master_port=str(master[1]), restart_count=state.attempt

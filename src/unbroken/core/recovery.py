@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypedDict
 
-from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
 from unbroken.spec.job import FaultyPods, RestartStatus
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind
 
@@ -14,6 +15,7 @@ from .events import NodeName, PodName, PodPhase
 from .gang import Stage
 from .incidents import UNCHARGED, culprit
 from .life import Life, Verdict
+from .progress import before
 from .roster import Member
 from .state import JobState, Phase
 
@@ -28,14 +30,29 @@ LAST_CHARACTERS = 200
 """Of a culprit's last line, in a condition."""
 
 
+class Details(TypedDict, total=False):
+    """What an incident keeps of a look at the ranks."""
+
+    detected_at: float
+    examined_at: float
+    confidence: str
+    blame: str
+    groups: tuple[StackGroup, ...]
+
+
+Interrupted = Callable[[Sequence[Signal], float], tuple[list[Signal], Details]]
+
+
 class Recovery:
     """Faults of one job."""
 
     def __init__(self, state: JobState, life: Life) -> None:
         self._state = state
         self._life = life
+        self.interrupted: Interrupted = lambda found, now: ([], {})
+        """What was suspected when another fault came, and what is known of it."""
 
-    def fault(self, found: Sequence[Signal], now: float) -> None:
+    def fault(self, found: Sequence[Signal], now: float, details: Details | None = None) -> None:
         """Take signs of one fault: the first opens an incident, the others join it."""
         state = self._state
         if not found or state.phase not in (Phase.PREPARING, Phase.TRAINING, Phase.ENDING):
@@ -45,7 +62,7 @@ class Recovery:
             if state.incidents.join(found):
                 self._say(now)
         elif state.phase is not Phase.ENDING:
-            self.open(found, now)
+            self.open(found, now, details)
 
     def parts(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
         """What an agent says of the attempt that broke, while that is being stopped."""
@@ -67,18 +84,22 @@ class Recovery:
                 left += signals.of_leavers(member, member.report, now)
         return left
 
-    def open(self, found: Sequence[Signal], now: float) -> None:
+    def open(self, found: Sequence[Signal], now: float, details: Details | None = None) -> None:
         """Open an incident for the attempt that runs, or was to start, and stop it."""
         state = self._state
         state.close_incident("failed again", now)
         broken = state.attempt
-        found = [*found, *self._leavers(found, broken, now)]
+        suspected, known = self.interrupted(found, now)
+        found = [*found, *suspected, *self._leavers(found, broken, now)]
+        state.broken = (broken, culprit(found).fault)
         charged = self._charge(found, now)
         condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]
         lost = dict.fromkeys(m.view.name for m in condemned)
         lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
         remedy, reason = ladder.choose(charged.remedy, charged.reason, list(lost))
         state.incidents.begin(broken, found, remedy, reason, now)
+        state.incidents.change(**before(state.watched, now), **(details or known))
+        state.watched.clear()
         state.retire_incidents()
         if remedy is not Remedy.FAIL:
             state.attempt += 1

@@ -28,6 +28,7 @@ from .events import (
 from .gang import Gang
 from .incidents import Incidents
 from .pods import PodPlan
+from .progress import Watched
 from .ranks import Ranks
 from .redaction import clean
 from .roster import Roster
@@ -78,6 +79,10 @@ class JobState:
         self.ranks = Ranks()
         self.plan = PodPlan(name, self.roster)
         self.incidents = Incidents()
+        self.watched: Watched = {}
+        """What the ranks of the attempt that runs, or ran last, told of themselves."""
+        self.broken: tuple[int, str] = (-1, "")
+        """The newest attempt that a fault has ended, and the fault's class."""
         self.lost: dict[PodUid, float] = {}
         """Since when agents are away, the longest first."""
         self.trouble: dict[str, str] = {}

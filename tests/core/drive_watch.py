@@ -1,0 +1,98 @@
+"""A running job whose agents tell what their watchdogs see, and answer when they are asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.drive_job import Script, show, spec
+from unbroken.core.events import (
+    AgentReported,
+    CollectEvidence,
+    Effect,
+    EvidenceReceived,
+    JobSeen,
+    PodUid,
+    RecordEvent,
+    Tick,
+    WriteLedger,
+)
+from unbroken.spec.detectors import Detector, read_detectors
+from unbroken.spec.ledger import Ledger
+from unbroken.wire.observation import Alarm, Evidence, RankEvidence, RankWatch, ThreadStack
+
+ALL_REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:2806)", "train (train.py:30)")
+IN_DATA = ("clock_nanosleep (libc.so.6)", "get_batch (data.py:41)", "train (train.py:20)")
+
+
+def alarm(detector: Detector, since: float, at: float | None = None) -> Alarm:
+    """One that says its name."""
+    return Alarm(detector.value, since, since if at is None else at, f"it is {detector.value}")
+
+
+def well(rank: int, at: float, allowed: float | None = 10.0) -> RankWatch:
+    """A rank that has just made its step."""
+    return RankWatch(rank, "train", int(at), at, 1.0, at, allowed)
+
+
+def ill(rank: int, detector: Detector, since: float, allowed: float = 10.0) -> RankWatch:
+    """A rank that has made none since then."""
+    return replace(well(rank, since, allowed), alarms=(alarm(detector, since),))
+
+
+def looked(
+    rank: int, frames: tuple[str, ...] = ALL_REDUCE, state: str = "S", share: float = 0.0
+) -> RankEvidence:
+    """A rank that was in the same place both times."""
+    threads = (ThreadStack("MainThread", True, frames),)
+    return RankEvidence(rank, 100 + rank, state, cpu_share=share, is_same=True, threads=threads)
+
+
+class WatchedJob(Script):
+    """Pods `w-0`, `w-1`, ... with one rank each, all running since 4."""
+
+    def __init__(self, nodes: int = 2, modes: str = "", spares: int = 0) -> None:
+        super().__init__(spec(nodes, spares))
+        self.detectors = read_detectors(modes)
+        self.up()
+
+    def _job(self, words: list[str], options: dict[str, str]) -> JobSeen:
+        return replace(super()._job(words, options), detectors=self.detectors)
+
+    def tell(self, pod: str, at: float, *watch: RankWatch, attempt: int = 0) -> str:
+        """A report with the ranks; what is ordered for it."""
+        report = replace(self._report("runs", [pod, str(attempt)], {}), watch=watch)
+        self.agents[pod] = report
+        return shown(self.give(AgentReported(self._uid([pod]), report), at))
+
+    def tick(self, at: float) -> str:
+        """Time passes; what is ordered for it."""
+        return shown(self.give(Tick(), at))
+
+    def answer(self, pod: str, at: float, *ranks: RankEvidence) -> str:
+        """The agent's answer to the newest question; what is ordered for it."""
+        uid = PodUid(f"{pod}.0")
+        asked = [e for e in self.effects if isinstance(e, CollectEvidence) and e.pod == uid]
+        command = asked[-1].command
+        evidence = Evidence(command.request, command.attempt, f"{pod}.a", at, ranks)
+        return shown(self.give(EvidenceReceived(uid, evidence), at))
+
+    @property
+    def ledger(self) -> Ledger:
+        """As last written."""
+        written = [e.ledger for e in self.effects if isinstance(e, WriteLedger)]
+        return written[-1] if written else Ledger()
+
+    def record(self, detector: Detector) -> tuple[int, int]:
+        """How often it was right and wrong."""
+        found = self.ledger.detectors.get(detector.value)
+        return (found.right, found.wrong) if found else (0, 0)
+
+    def told(self, reason: str) -> list[str]:
+        """Messages of the events with a reason."""
+        events = (e for e in self.effects if isinstance(e, RecordEvent))
+        return [e.message for e in events if e.reason == reason]
+
+
+def shown(effects: list[Effect]) -> str:
+    """The orders to agents and of incidents, in words."""
+    return ", ".join(word for effect in effects for word in show(effect, "incident"))

@@ -1,0 +1,148 @@
+"""What the watchdogs' alarms amount to for the whole job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from core.drive_job import Script
+from core.drive_watch import WatchedJob, alarm, ill, well
+from unbroken.core.events import AgentReported, CollectEvidence, PodUid
+from unbroken.spec.detectors import Detector
+
+SILENT, STOPPED, NAN = Detector.SILENT, Detector.STOPPED, Detector.NAN
+LOOK = "look w-0, look w-1"
+STOP = "stop w-0 0, stop w-1 0, incident 1 open"
+
+
+def test_one_silent_rank_beside_others_that_go_on_is_no_hang() -> None:
+    job = WatchedJob()
+    job.tell("w-1", 20, well(1, 20))
+    assert job.tell("w-0", 20, ill(0, SILENT, 8)) == ""
+    assert job.tell("w-1", 31, ill(1, SILENT, 20)) == LOOK
+
+
+def test_ranks_that_have_learned_no_rhythm_do_not_count() -> None:
+    job = WatchedJob(3)
+    job.tell("w-0", 20, well(0, 20, None))
+    job.tell("w-2", 20, well(2, 20))
+    assert job.tell("w-1", 20, ill(1, SILENT, 8)) == ""
+    assert job.tell("w-2", 20, ill(2, SILENT, 8)).startswith("look")
+
+
+def test_a_job_in_which_nobody_has_learned_anything_is_not_silent() -> None:
+    job = WatchedJob()
+    for pod, rank in (("w-0", 0), ("w-1", 1)):
+        assert job.tell(pod, 500, well(rank, 5, None)) == ""
+
+
+def test_a_stopped_rank_counts_alone() -> None:
+    job = WatchedJob()
+    job.tell("w-0", 20, well(0, 20))
+    assert job.tell("w-1", 20, ill(1, STOPPED, 19)) == LOOK
+
+
+@pytest.mark.parametrize("detector", [NAN, Detector.SPIKE, Detector.SLOW, Detector.CHECKPOINT])
+def test_what_no_look_can_confirm_is_a_fault_at_once_where_it_may_act(detector: Detector) -> None:
+    job = WatchedJob(modes=f"{detector.value}=act")
+    assert job.tell("w-1", 20, ill(1, detector, 18)) == STOP
+    culprit = job.incidents[1].culprit
+    assert (culprit.rank, culprit.pod, culprit.node) == (1, "j-w-1", "n1")
+    assert (culprit.at, culprit.text, culprit.step) == (18, f"it is {detector.value}", 18)
+    assert job.record(detector) == (1, 0)
+
+
+def test_a_detector_that_may_warn_tells_once_for_all_ranks() -> None:
+    job = WatchedJob(modes="nan=warn")
+    job.tell("w-0", 20, ill(0, NAN, 19))
+    job.tell("w-1", 20, ill(1, NAN, 19))
+    job.tell("w-1", 21, ill(1, NAN, 19))
+    assert job.told("BadMetric") == ["rank 0: it is nan"]
+    assert job.incidents == {}
+
+
+def test_warnings_of_what_comes_and_goes_are_bounded() -> None:
+    job = WatchedJob(modes="nan=warn")
+    for at in range(20, 80, 2):
+        job.tell("w-0", at, ill(0, NAN, at))
+        job.tell("w-0", at + 1, well(0, at + 1))
+    assert len(job.told("BadMetric")) == 5
+    assert job.record(NAN) == (0, 30)
+
+
+def test_a_silence_of_which_is_only_warned_is_not_looked_into() -> None:
+    job = WatchedJob(modes="silent=warn")
+    job.tell("w-1", 9, well(1, 9))
+    job.tell("w-0", 20, ill(0, SILENT, 8))
+    assert job.tell("w-1", 22, ill(1, SILENT, 9)) == ""
+    (said,) = job.told("Stalled")
+    assert said == "no sign of life from 2 ranks for 13 s, 10 s are usual at most"
+
+
+def test_a_shadow_tells_nothing_and_keeps_count() -> None:
+    job = WatchedJob(modes="*=shadow")
+    job.tell("w-0", 20, ill(0, SILENT, 8))
+    job.tell("w-1", 20, ill(1, SILENT, 8))
+    job.tell("w-1", 25, well(1, 25))
+    assert job.record(SILENT) == (0, 1)
+    assert (job.told("Stalled"), job.incidents) == ([], {})
+
+
+def test_what_is_off_keeps_no_count() -> None:
+    job = WatchedJob(modes="*=off")
+    job.tell("w-0", 20, ill(0, NAN, 19))
+    job.tell("w-0", 21, well(0, 21))
+    assert job.ledger.detectors == {}
+
+
+@pytest.mark.parametrize(
+    ("what", "count"),
+    [("21 failed w-1 0", (1, 0)), ("21 job restart=21", (0, 0)), ("21 job suspend=yes", (0, 0))],
+)
+def test_an_alarm_was_right_if_a_fault_and_no_person_ended_the_attempt(
+    what: str, count: tuple[int, int]
+) -> None:
+    job = WatchedJob(modes="nan=shadow")
+    job.tell("w-0", 20, ill(0, NAN, 19))
+    job.run(what)
+    assert job.record(NAN) == count
+
+
+def test_an_alarm_of_an_attempt_that_is_over_counts_no_more() -> None:
+    job = WatchedJob(modes="nan=act; silent=act")
+    job.tell("w-0", 20, ill(0, SILENT, 8))
+    job.run("""
+        21 failed w-1 0
+        22 ready w-0 0
+        22 ready w-1 0
+    """)
+    job.run_ordered(23)
+    job.tell("w-0", 30, well(0, 30), attempt=1)
+    assert job.tell("w-1", 40, ill(1, SILENT, 30), attempt=1) == ""
+
+
+def test_a_new_operator_hears_the_alarms_that_stand() -> None:
+    job = WatchedJob()
+    job.run("5 pod w-0 phase=Running\n5 pod w-1 phase=Running")
+    new = job.successor(30)
+    for pod, rank in (("w-0", 0), ("w-1", 1)):
+        job.tell(pod, 30, ill(rank, SILENT, 10))
+    new.run("30 synced")
+    looks: list[str] = []
+    for pod, rank in (("w-0", 0), ("w-1", 1)):
+        report = replace(job.agents[pod], rank=rank)
+        new.agents[pod] = report
+        looks += _looks(new, pod, 31)
+    assert sorted(looks) == ["w-0.0", "w-1.0"]
+
+
+def _looks(new: Script, pod: str, at: float) -> list[str]:
+    effects = new.give(AgentReported(PodUid(f"{pod}.0"), new.agents[pod]), at)
+    return [e.pod for e in effects if isinstance(e, CollectEvidence)]
+
+
+def test_alarms_of_detectors_that_nobody_knows_are_passed_over() -> None:
+    job = WatchedJob()
+    strange = replace(alarm(NAN, 19), detector="sunspots")
+    assert job.tell("w-0", 20, replace(well(0, 20), alarms=(strange,))) == ""
