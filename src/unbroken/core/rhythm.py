@@ -100,11 +100,11 @@ class Rhythm:
         """Of the phase, ended ones."""
         self.mistakes = 0
 
-    def learn(self, gap_seconds: float) -> None:
-        """Two signs came with this between them."""
+    def learn(self, gap_seconds: float, seconds: float | None = None) -> None:
+        """The longest gap between signs in some time; `seconds`: this time, if it had several."""
         gap_seconds = max(0.0, gap_seconds)
         self.gaps += 1
-        self.history_seconds += gap_seconds
+        self.history_seconds += gap_seconds if seconds is None else max(gap_seconds, seconds)
         if self.gaps <= START_GAPS:
             self._start_seconds = max(self._start_seconds, gap_seconds)
         else:

@@ -154,4 +154,4 @@ class Watchdog:
 
     def _stood_still(self, now: float) -> None:
         for state in self._states.values():
-            state.stood_still(now - self._next)
+            state.stood_still(now - self._next, now)

@@ -48,6 +48,26 @@ class _Phase:
         self.loss = LossLevel()
 
 
+class _Excuse:
+    """Time that is no part of a gap: the agent stood still, or the worker was stopped."""
+
+    __slots__ = ("_seconds", "_until")
+
+    def __init__(self) -> None:
+        self._seconds = self._until = 0.0
+
+    def add(self, seconds: float, until: float) -> None:
+        """It ended just now."""
+        self._seconds, self._until = self._seconds + seconds, until
+
+    def take(self, at: float) -> float:
+        """Of the gap that the sign at this time has ended; signs from before it end none."""
+        if not self._seconds or at < self._until - LOOK_SECONDS / 10:
+            return 0.0
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     """A silence as judged now."""
@@ -79,8 +99,7 @@ class RankState:
         """Last step or change of phase, output, work, and whatever is no spinning.  A time in which
         the agent stood still is added to each of them."""
         self._has_written = self._has_worked = False
-        self._excused_seconds = self._output_excused_seconds = self._saved_excused_seconds = 0.0
-        """Of the gap to come: stood still, or stopped."""
+        self._step_excuse, self._output_excuse, self._save_excuse = _Excuse(), _Excuse(), _Excuse()
         self._sample: tuple[float, Sampled] | None = None
         self._share: float | None = None
         self._halted_at: float | None = None
@@ -117,10 +136,8 @@ class RankState:
             self._step(old, page, now)
         if page.checkpoint_at is not None and page.checkpoint_at != old.checkpoint_at:
             self.hits += 1
-            self._checkpoints.add(
-                page.checkpoint_at, page.checkpoint_step, self._saved_excused_seconds
-            )
-            self._saved_excused_seconds = 0.0
+            excused = self._save_excuse.take(page.checkpoint_at)
+            self._checkpoints.add(page.checkpoint_at, page.checkpoint_step, excused)
         missing = self._checkpoints.missing(now, page.step)
         self._set(Detector.CHECKPOINT, missing, now, self._checkpoints.at)
         self._tell()
@@ -130,12 +147,13 @@ class RankState:
         self.hits += 1
         source = self._source
         if self._has_written:
-            self._output.learn(event.longest_gap - self._output_excused_seconds)
+            gap = event.longest_gap - self._output_excuse.take(event.at)
+            self._output.learn(gap, event.at - self._wrote_at)
             if source is Source.OUTPUT and event.count:
                 pace = self._at_phase().pace
                 pace.add(max(0.0, event.at - self._wrote_at) / event.count, event.at)
                 self._see_pace(pace, event.at)
-        self._has_written, self._output_excused_seconds = True, 0.0
+        self._has_written = True
         self._wrote_at = max(self._wrote_at, event.at)
         if source is not Source.STEP:
             self._return(self._output, event.at)
@@ -161,13 +179,13 @@ class RankState:
     def continued(self, now: float) -> None:
         """By a signal; what the stop took is no rhythm."""
         if self._halted_at is not None:
-            self._excuse(now - self._halted_at)
+            self._excuse(now - self._halted_at, now)
         self._halted_at = None
         self._clear(Detector.STOPPED)
 
-    def stood_still(self, seconds: float) -> None:
+    def stood_still(self, seconds: float, now: float) -> None:
         """The agent itself did, and perhaps the whole machine: no rank is to blame for it."""
-        self._excuse(seconds)
+        self._excuse(seconds, now)
         self._sign_at += seconds
         self._wrote_at += seconds
         self._work_at += seconds
@@ -227,7 +245,9 @@ class RankState:
             known.pace.interrupt()
         is_next = new.visit == old.visit + 1 and (old.phase or old.calls > WARM_CALLS)
         if is_next and not 0 < old.calls <= WARM_CALLS:
-            gap = new.phase_at - max(old.step_at, old.phase_at) - self._excused_seconds
+            gap = (
+                new.phase_at - max(old.step_at, old.phase_at) - self._step_excuse.take(new.phase_at)
+            )
             self._at_phase(old).rhythm.end_visit(gap)
         self._return(self._at_phase(old).rhythm, new.phase_at)
         self._sign(new.phase_at)
@@ -236,13 +256,13 @@ class RankState:
         self.hits += 1
         calls = new.calls - old.calls
         start = max(old.step_at, new.phase_at) if new.phase_at <= new.step_at else old.step_at
-        seconds = max(0.0, new.step_at - start - self._excused_seconds)
+        seconds = max(0.0, new.step_at - start - self._step_excuse.take(new.step_at))
         phase = self._at_phase(new)
         if old.calls >= WARM_CALLS:
             gap = seconds
             if calls > 1 and new.visit_calls > calls:
                 gap = min(gap, new.longest_gap)
-            phase.rhythm.learn(gap)
+            phase.rhythm.learn(gap, seconds)
             if new.visit == old.visit:
                 phase.pace.add(seconds / calls, now)
         self._return(phase.rhythm, new.step_at)
@@ -365,7 +385,6 @@ class RankState:
 
     def _sign(self, at: float) -> None:
         self._sign_at = max(self._sign_at, at)
-        self._excused_seconds = 0.0
 
     def _return(self, rhythm: Rhythm, at: float) -> None:
         """A sign of the source that counts."""
@@ -377,10 +396,9 @@ class RankState:
         self._clear(Detector.STUCK)
         self._stuck_at = None
 
-    def _excuse(self, seconds: float) -> None:
-        self._excused_seconds += seconds
-        self._output_excused_seconds += seconds
-        self._saved_excused_seconds += seconds
+    def _excuse(self, seconds: float, now: float) -> None:
+        for excuse in (self._step_excuse, self._output_excuse, self._save_excuse):
+            excuse.add(seconds, now)
 
     # Processes
 
