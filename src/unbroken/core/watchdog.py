@@ -96,10 +96,17 @@ class Watchdog:
                 effects = self._look(now)
             case Ended():
                 self._end(event.rank)
+            case Told() | Wrote():
+                # The most frequent: they move no deadline.
+                self._tell(event, now)
+                return effects
             case _:
                 self._tell(event, now)
-        self._next = min((state.due_at for state in self._states.values()), default=math.inf)
+        self._find_next()
         return effects
+
+    def _find_next(self) -> None:
+        self._next = min((state.due_at for state in self._states.values()), default=math.inf)
 
     def _tell(self, event: Told | Wrote | Sampled | Halted | Continued, now: float) -> None:
         state = self._states.get(event.rank)
@@ -155,3 +162,4 @@ class Watchdog:
     def _stood_still(self, now: float) -> None:
         for state in self._states.values():
             state.stood_still(now - self._next, now)
+        self._find_next()
