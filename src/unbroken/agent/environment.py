@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from string import Template
 
 from unbroken.core.workers import Stage
 from unbroken.wire.agent import StartCommand
+from unbroken.wire.worker import VARIABLE as PAGE_VARIABLE
 
 from .options import Options, Script
 
-OWN = ("UNBROKEN_AGENT_TOKEN_FILE", "UNBROKEN_AGENT_AUTH")
+OWN = ("UNBROKEN_AGENT_TOKEN_FILE", "UNBROKEN_AGENT_AUTH", PAGE_VARIABLE)
 """Variables of the agent that no worker inherits."""
 _RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
@@ -29,6 +30,8 @@ class Program:
     """Of its stdout.log, stderr.log and error.json."""
     prefix: bytes
     """Before each of its lines on the console."""
+    lent: Mapping[int, int] = field(default_factory=dict)
+    """What else it inherits: descriptor there, descriptor here."""
 
 
 def programs(

@@ -29,6 +29,34 @@ LINE_BYTES_MAX = 64 * 1024
 TAIL_LINES = 64
 
 
+class Rhythm:
+    """When a worker writes; kept by the output's thread, taken by another."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._at: float | None = None
+        self._longest_gap = 0.0
+        self._count = 0
+
+    def note(self, now: float) -> None:
+        """Something was written."""
+        with self._lock:
+            if self._at is not None:
+                self._longest_gap = max(self._longest_gap, now - self._at)
+            self._at = now
+            self._count += 1
+
+    def take(self) -> tuple[float, float, int] | None:
+        """Since the last time: the newest write, the longest gap, the one before the first write
+        included, and their number; None: nothing was written."""
+        with self._lock:
+            if self._at is None or not self._count:
+                return None
+            taken = self._at, self._longest_gap, self._count
+            self._longest_gap, self._count = 0.0, 0
+            return taken
+
+
 @dataclass(slots=True, eq=False)
 class Stream:
     """One stream of one worker."""
@@ -44,6 +72,7 @@ class Stream:
     """Called in the thread at the first byte."""
     on_read: Callable[[bytes, bool], None] | None = None
     """Called in the thread with what was read, and whether that was all; empty: it has ended."""
+    rhythm: Rhythm | None = None
     rest: bytes = b""
     tail: collections.deque[bytes] = field(
         default_factory=lambda: collections.deque(maxlen=TAIL_LINES)
@@ -160,6 +189,8 @@ class Output:
             if stream.on_first is not None:
                 stream.on_first()
                 stream.on_first = None
+            if stream.rhythm is not None:
+                stream.rhythm.note(self._clock())
             if stream.on_read is not None:
                 stream.on_read(chunk, len(chunk) < CHUNK_BYTES)
             self._keep(stream, chunk)

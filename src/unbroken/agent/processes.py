@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,15 +30,18 @@ from unbroken.core.workers import (
 from unbroken.errors import WorldError
 from unbroken.wire.agent import StartCommand
 
-from . import facts, lineage
+from . import facts, lineage, pages
 from .environment import Program, programs
 from .lease import Lease
 from .options import Options, streams_of
-from .output import Output, Stream, tail_text
+from .output import Output, Rhythm, Stream, tail_text
+from .pages import PageSource
 from .spawn import Child, NotStartedError, spawn_all
 
 if TYPE_CHECKING:
+    # Loaded while workers start.
     from .log_watch import LogWatch
+    from .watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ class Worker:
     streams: tuple[Stream, ...]
     oom_kills: int
     """Counted by the kernel before it started."""
+    page: PageSource | None
+    rhythm: Rhythm
 
 
 class Processes:
@@ -78,6 +83,7 @@ class Processes:
         self._command: StartCommand | None = None
         """Whose rules `_rules` are."""
         self._rules: LogWatch | None = None
+        self._watch: Watch | None = None
         self._workers: dict[int, Worker] = {}
         self._last_words = 0
         """Workers that have ended and whose output is still being read."""
@@ -89,7 +95,7 @@ class Processes:
         """Take charge of this process's children."""
         lineage.adopt_orphans()
         self._output.start()
-        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._children_changed)
 
     def close(self) -> None:
         """Write out what there is."""
@@ -103,24 +109,44 @@ class Processes:
         chosen = programs(self._options, stage, command, directory)
         for program in chosen:
             _prepare(program.directory)
+        sources = [pages.make() if stage is Stage.TRAIN else None for _ in chosen]
         oom_kills = facts.oom_kills()
-        try:
-            children, failure = spawn_all(chosen, self._lease), None
-        except NotStartedError as error:
-            children, failure = error.children, error
+        children, failure = self._start(chosen, sources)
         self._watch_rules(command)
-        for program, child in zip(chosen, children, strict=False):
-            rank = command.rank * self._options.nproc + program.local_rank
-            streams = self._streams(attempt, program, child, rank)
+        for program, child, page in zip(chosen, children, sources, strict=False):
+            rank, rhythm = command.rank * self._options.nproc + program.local_rank, Rhythm()
+            streams = self._streams(attempt, program, child, rank, rhythm)
             pidfd = os.pidfd_open(child.pid)
             self._workers[child.pid] = Worker(
-                attempt, stage, program, child.pid, pidfd, rank, streams, oom_kills
+                attempt, stage, program, child.pid, pidfd, rank, streams, oom_kills, page, rhythm
             )
             self._loop.add_reader(pidfd, self._reap)
-        if failure is None:
-            self._feed(StageStarted(attempt, stage, tuple(child.pid for child in children)))
-        else:
+        if failure is not None:
             self._feed(SpawnFailed(attempt, stage, failure.local_rank, str(failure)))
+            return
+        self._feed(StageStarted(attempt, stage, tuple(child.pid for child in children)))
+        if stage is Stage.TRAIN:
+            self._watch_workers(command)
+
+    def _start(
+        self, chosen: Sequence[Program], sources: Sequence[PageSource | None]
+    ) -> tuple[list[Child], NotStartedError | None]:
+        try:
+            lent = [pages.lend(*one) for one in zip(chosen, sources, strict=True)]
+            return spawn_all(lent, self._lease), None
+        except NotStartedError as error:
+            for source in filter(None, sources[len(error.children) :]):
+                source.close()
+            return error.children, error
+
+    def _watch_workers(self, command: StartCommand) -> None:
+        from .watch import Watch, Watched
+
+        if self._watch is not None:
+            self._watch.close()
+        self._watch = Watch.make(command, self._options.nproc, self._clock, self._feed)
+        seen = self._workers.values()
+        self._watch.begin({one.rank: Watched(one.pid, one.page, one.rhythm) for one in seen})
 
     def _watch_rules(self, command: StartCommand) -> None:
         """Let the rules know that workers run.  They are loaded while those start."""
@@ -143,6 +169,9 @@ class Processes:
         """Signal the process group of every worker that lives."""
         for pid in self._workers:
             lineage.kill_group(pid, number)
+            # One that is stopped would hear of no signal but SIGKILL.
+            if number != SIGKILL:
+                lineage.kill_group(pid, signal.SIGCONT)
 
     def kill_all(self) -> None:
         """Kill everything below; feeds `NothingLives` when nothing is left, at once if so."""
@@ -151,6 +180,18 @@ class Processes:
         if self._alarm is None:
             self._alarm = self._loop.call_later(UNKILLABLE_SECONDS, self._complain)
         self._reap()
+
+    def _children_changed(self) -> None:
+        self._note_stops()
+        self._reap()
+
+    def _note_stops(self) -> None:
+        """Take what waits about stops by signals; those by a debugger are told to it alone."""
+        with contextlib.suppress(ChildProcessError):
+            while found := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
+                worker = self._workers.get(found.si_pid)
+                if worker is not None and worker.stage is Stage.TRAIN and self._watch is not None:
+                    self._watch.halted(worker.rank, found.si_code == os.CLD_CONTINUED)
 
     def _reap(self) -> None:
         while True:
@@ -186,6 +227,7 @@ class Processes:
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
         self._last_words += 1
+        step = self._last_step(worker)
         is_told = False
 
         def tell() -> None:
@@ -195,11 +237,8 @@ class Processes:
             is_told = True
             patience.cancel()
             self._last_words -= 1
-            self._feed(
-                WorkerEnded(
-                    worker.attempt, worker.stage, worker.program.local_rank, _end(worker, code)
-                )
-            )
+            local_rank, end = worker.program.local_rank, _end(worker, code)
+            self._feed(WorkerEnded(worker.attempt, worker.stage, local_rank, end, step))
             self._nothing_lives()
 
         rules, is_last = self._rules, not self._workers
@@ -214,8 +253,17 @@ class Processes:
         patience = self._loop.call_later(LAST_WORDS_SECONDS, tell)
         self._output.finish(worker.streams, drained)
 
+    def _last_step(self, worker: Worker) -> int | None:
+        if self._watch is not None and worker.stage is Stage.TRAIN:
+            self._watch.end(worker.rank)
+        if worker.page is None:
+            return None
+        step = worker.page.look().step
+        worker.page.close()
+        return step
+
     def _streams(
-        self, attempt: int, program: Program, child: Child, rank: int
+        self, attempt: int, program: Program, child: Child, rank: int, rhythm: Rhythm
     ) -> tuple[Stream, ...]:
         ranks = self._options.local_ranks
         is_shown = ranks is None or program.local_rank in ranks
@@ -235,6 +283,7 @@ class Processes:
                 prefix=program.prefix,
                 on_first=first,
                 on_read=self._rules.reader(rank, name) if self._rules is not None else None,
+                rhythm=rhythm,
             )
             self._output.add(stream)
             streams.append(stream)

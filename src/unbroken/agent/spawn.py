@@ -67,9 +67,8 @@ def _spawn(program: Program, lease: Lease) -> Child:
         theirs.callback(os.close, to_stderr)
         lent = lease.lend()
         theirs.callback(os.close, lent)
-        given = [
-            (os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate((to_stdout, to_stderr, lent), 1)
-        ]
+        inherited = {1: to_stdout, 2: to_stderr, 3: lent, **program.lent}
+        given = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in inherited.items()]
         pid = os.posix_spawnp(
             program.command[0],
             program.command,

@@ -26,6 +26,7 @@ from unbroken.wire.agent import (
     WorkerFault,
     WorkerReport,
 )
+from unbroken.wire.observation import RankWatch
 
 from .faults import SIGKILL, Place, WorkerEnd, has_failed, judge, judge_stopped
 
@@ -100,6 +101,8 @@ class WorkerEnded:
     stage: Stage
     local_rank: int
     end: WorkerEnd
+    step: int | None = None
+    """Newest that it had told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,14 @@ class RulesRead:
     views: tuple[RuleView, ...]
     violations: tuple[RuleViolated, ...] = ()
     """New ones, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRead:
+    """What the watchdog says of the training workers."""
+
+    attempt: int
+    views: tuple[RankWatch, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,19 +155,10 @@ class Tick:
     """Time has passed; nothing else happened."""
 
 
-Event = (
-    Prepared
-    | Commanded
-    | StageStarted
-    | SpawnFailed
-    | WorkerEnded
-    | FirstOutput
-    | RulesRead
-    | NothingLives
-    | PortFound
-    | Terminated
-    | Tick
-)
+ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | FirstOutput
+RunEvent = ProcessEvent | RulesRead | WatchRead
+"""Of one attempt."""
+Event = RunEvent | Prepared | Commanded | NothingLives | PortFound | Terminated | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,7 @@ class _Run:
     workers: dict[int, WorkerReport] = field(default_factory=dict)
     faults: list[WorkerFault] = field(default_factory=list)
     rules: tuple[RuleView, ...] = ()
+    watch: tuple[RankWatch, ...] = ()
     reason: str = "WorkerCrash"
     """Of FAULTED."""
     is_killed: bool = False
@@ -286,6 +289,7 @@ class Workers:
             workers=tuple(run.workers[i] for i in sorted(run.workers)) if run else (),
             faults=tuple(run.faults) if run else (),
             log_rules=run.rules if run else (),
+            watch=run.watch if run else (),
             reason=self._reason(),
             message=_message(run.faults) if run and self.state is AgentState.FAULTED else "",
             agent_version=settings.agent_version,
@@ -309,16 +313,22 @@ class Workers:
                 return []
             case Tick():
                 return self._kill() if self._kill_at is not None and now >= self._kill_at else []
-            case StageStarted() | SpawnFailed() | WorkerEnded() | FirstOutput() | RulesRead():
+            case _:
                 if self._run is None or event.attempt != self._run.command.attempt:
                     return []
-                if isinstance(event, RulesRead):
-                    return self._rules_read(self._run, event, now)
-                return self._process_event(self._run, event, now)
+                return self._run_event(self._run, event, now)
 
-    def _process_event(
-        self, run: _Run, event: StageStarted | SpawnFailed | WorkerEnded | FirstOutput, now: float
-    ) -> list[Effect]:
+    def _run_event(self, run: _Run, event: RunEvent, now: float) -> list[Effect]:
+        match event:
+            case RulesRead():
+                return self._rules_read(run, event, now)
+            case WatchRead(views=views):
+                run.watch = views
+                return []
+            case _:
+                return self._process_event(run, event, now)
+
+    def _process_event(self, run: _Run, event: ProcessEvent, now: float) -> list[Effect]:
         if not isinstance(event, FirstOutput) and event.stage is not run.stage:
             return []
         match event:
@@ -332,8 +342,8 @@ class Workers:
                 kind = FaultKind.NOT_STARTED
                 run.faults.append(WorkerFault(kind, local_rank, rank, 0, now, message=message))
                 return self._fail(now) if self.state is AgentState.RUNNING else []
-            case WorkerEnded(local_rank=local_rank, end=end):
-                return self._worker_ended(run, local_rank, end, now)
+            case WorkerEnded():
+                return self._worker_ended(run, event, now)
             case FirstOutput(local_rank=local_rank):
                 worker = run.workers.get(local_rank)
                 if worker is not None and worker.first_output_at is None:
@@ -411,7 +421,8 @@ class Workers:
         run.is_asked = True
         return [SignalWorkers(signal)]
 
-    def _worker_ended(self, run: _Run, local_rank: int, end: WorkerEnd, now: float) -> list[Effect]:
+    def _worker_ended(self, run: _Run, event: WorkerEnded, now: float) -> list[Effect]:
+        local_rank, end = event.local_rank, event.end
         worker = run.workers.get(local_rank)
         if worker is None or worker.state != "running":
             return []
@@ -419,7 +430,7 @@ class Workers:
         state = "succeeded" if not has_failed(end) else "stopped" if is_ours else "failed"
         run.workers[local_rank] = replace(worker, state=state, ended_at=now)
         if state != "succeeded":
-            self._add_fault(run, run.workers[local_rank], end, now)
+            self._add_fault(run, run.workers[local_rank], event, now)
         if state == "failed":
             return self._fail(now) if self.state is AgentState.RUNNING else []
         if self._alive(run):
@@ -428,8 +439,8 @@ class Workers:
             return self._next_stage(run, now)
         return [] if run.is_killed else self._kill()
 
-    def _add_fault(self, run: _Run, worker: WorkerReport, end: WorkerEnd, now: float) -> None:
-        port = run.command.master_port
+    def _add_fault(self, run: _Run, worker: WorkerReport, event: WorkerEnded, now: float) -> None:
+        end, port = event.end, run.command.master_port
         place = Place(worker.local_rank, worker.rank, worker.pid, now, port)
         fault = judge_stopped(end, place) if worker.state == "stopped" else judge(end, place)
         if fault is None:
@@ -439,7 +450,7 @@ class Workers:
             fault = replace(fault, kind=kind)
         if fault.kind is FaultKind.PEER_LOST:
             run.faults += _early_exits(run, now)
-        run.faults.append(fault)
+        run.faults.append(replace(fault, step=event.step))
 
     def _fail(self, now: float) -> list[Effect]:
         self._enter(AgentState.FAULTED, now)
@@ -536,6 +547,7 @@ def _rule_fault(run: _Run, found: RuleViolated, first_rank: int) -> WorkerFault:
         found.at,
         message=f"{found.reason}: {found.why}",
         lines=(found.line,) if found.line else (),
+        step=next((each.step for each in run.watch if each.rank == found.rank), None),
     )
 
 

@@ -67,6 +67,9 @@ def empty() -> bytes:
     return HEADER.pack(MAGIC, VERSION).ljust(PAGE_BYTES, b"\0")
 
 
+_EMPTY = empty()
+
+
 def version(data: bytes) -> int | None:
     """Of a page; None: this is no page."""
     if len(data) < HEADER.size:
@@ -91,7 +94,7 @@ def read(data: bytes) -> tuple[int, Page] | None:
     None: both are torn, as they were read while they were written; read again."""
     if version(data) != VERSION or len(data) < PAGE_BYTES:
         return None
-    if not any(data[HEADER.size :]):
+    if data == _EMPTY:
         return 0, Page()
     found = [one for start in PLACES if (one := _read(data, start)) is not None]
     return max(found, key=lambda one: one[0], default=None)

@@ -1,0 +1,70 @@
+"""The pages of this node's workers: made here, inherited by the workers, read when the watch asks.
+
+A page is an anonymous file of fixed size.  It is read with a system call, so that nothing a worker
+does to it reaches the agent's own memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from dataclasses import replace
+
+from unbroken.wire.worker import PAGE_BYTES, VARIABLE, Page, empty, read
+
+from .environment import Program
+
+logger = logging.getLogger(__name__)
+
+DESCRIPTOR = 62
+"""Of the page in each worker: shells and scripts use low ones, and tables begin with 64."""
+_LOWEST = 8
+"""Of ours: the start of a worker overwrites lower ones."""
+_TRIES = 4
+
+
+class PageSource:
+    """One worker's page, with what was last read of it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.page = Page()
+        self.is_written = False
+
+    def look(self) -> Page:
+        """The newest; what is torn or foreign leaves what was known."""
+        for _ in range(_TRIES):
+            found = read(os.pread(self.fd, PAGE_BYTES, 0))
+            if found is not None:
+                self.is_written, self.page = found[0] > 0, found[1]
+                break
+        return self.page
+
+    def close(self) -> None:
+        """The worker has ended."""
+        os.close(self.fd)
+
+
+def make() -> PageSource | None:
+    """A page for a worker to be; None: it has to do without."""
+    try:
+        made = os.memfd_create("unbroken-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        with contextlib.closing(os.fdopen(made, "wb", buffering=0)) as file:
+            file.write(empty())
+            # Cut short it would kill a worker that writes.
+            seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+            fcntl.fcntl(made, fcntl.F_ADD_SEALS, seals)
+            return PageSource(fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _LOWEST))
+    except OSError as error:
+        logger.warning("workers cannot tell their steps reason=%r", error.strerror)
+        return None
+
+
+def lend(program: Program, source: PageSource | None) -> Program:
+    """The program with the page for it to inherit."""
+    if source is None or os.sysconf("SC_OPEN_MAX") <= DESCRIPTOR:
+        return program
+    told = {**program.environment, VARIABLE: str(DESCRIPTOR)}
+    return replace(program, environment=told, lent={DESCRIPTOR: source.fd})

@@ -1,0 +1,188 @@
+"""The watchdog of an attempt: brings it the signs of the training workers, and tells its findings.
+
+It is not loaded before workers start, and looks at nothing that the watchdog has not asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from unbroken.core import watchdog_events as events
+from unbroken.core.watchdog import Watchdog
+from unbroken.core.workers import WatchRead
+from unbroken.spec.detectors import from_command
+from unbroken.wire.agent import StartCommand
+from unbroken.wire.worker import Page
+
+from . import procfs
+from .output import Rhythm
+from .pages import PageSource
+
+NEWS_SECONDS = 1.0
+"""Between two reports in which only steps and the like are new."""
+_WORST_FIRST = "TtDR"
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What there is to see of a worker."""
+
+    pid: int
+    page: PageSource | None
+    rhythm: Rhythm
+
+
+class Watch:
+    """Feeds the watchdog; tells alarms and phases at once, and what else is new now and then."""
+
+    def __init__(
+        self,
+        attempt: int,
+        watchdog: Watchdog,
+        clock: Callable[[], float],
+        tell: Callable[[WatchRead], None],
+    ) -> None:
+        self._attempt = attempt
+        self._watchdog = watchdog
+        self._clock = clock
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._watched: dict[int, Watched] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._told = (-1, -1)
+        """Hits and turns of the watchdog when they were last told of."""
+        self._told_at = 0.0
+
+    @classmethod
+    def make(
+        cls,
+        command: StartCommand,
+        nproc: int,
+        clock: Callable[[], float],
+        tell: Callable[[WatchRead], None],
+    ) -> Watch:
+        """For a start."""
+        first = command.rank * nproc
+        watchdog = Watchdog(range(first, first + nproc), from_command(command.detectors))
+        return cls(command.attempt, watchdog, clock, tell)
+
+    def begin(self, workers: Mapping[int, Watched]) -> None:
+        """Workers run, by rank."""
+        self._watched.update(workers)
+        self._take(*map(events.Started, workers))
+
+    def halted(self, rank: int, is_continued: bool) -> None:
+        """A signal has stopped the worker, or continued it."""
+        if rank in self._watched:
+            self._take(events.Continued(rank) if is_continued else events.Halted(rank))
+
+    def end(self, rank: int) -> None:
+        """The worker has ended; its page is read once more."""
+        watched = self._watched.pop(rank, None)
+        if watched is not None:
+            self._take(*self._signs(rank, watched), events.Ended(rank))
+
+    def close(self) -> None:
+        """Look no more."""
+        self._watched.clear()
+        self._arm()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._take(events.Tick())
+
+    def _take(self, *taken: events.Event) -> None:
+        inbox = list(taken)
+        for event in inbox:
+            for effect in self._watchdog.step(event, self._clock()):
+                inbox += self._sample(effect)
+        self._report()
+        self._arm()
+
+    def _sample(self, wanted: events.Sample) -> list[events.Event]:
+        found: list[events.Event] = []
+        below = _families() if wanted.with_processes else {}
+        for rank in wanted.ranks:
+            watched = self._watched.get(rank)
+            if watched is not None:
+                found += self._signs(rank, watched)
+                if wanted.with_processes:
+                    found.append(_sampled(rank, watched.pid, below))
+        return found
+
+    def _signs(self, rank: int, watched: Watched) -> list[events.Event]:
+        found: list[events.Event] = []
+        if watched.page is not None:
+            page = watched.page.look()
+            if watched.page.is_written:
+                found.append(events.Told(rank, self._translated(page)))
+        written = watched.rhythm.take()
+        if written is not None:
+            found.append(events.Wrote(rank, *written))
+        return found
+
+    def _translated(self, page: Page) -> Page:
+        """With times of this side's clock; the loop's is the workers'."""
+        now = self._clock()
+        offset = now - self._loop.time()
+
+        def moved(at: float) -> float:
+            return min(now, at + offset)
+
+        saved_at = page.checkpoint_at
+        return replace(
+            page,
+            step_at=moved(page.step_at) if page.calls else 0.0,
+            phase_at=moved(page.phase_at),
+            checkpoint_at=None if saved_at is None else moved(saved_at),
+        )
+
+    def _report(self) -> None:
+        watchdog, now = self._watchdog, self._clock()
+        told = (watchdog.hits, watchdog.turns)
+        is_due = not self._watched or now >= self._told_at + NEWS_SECONDS
+        if told[1] != self._told[1] or (is_due and told != self._told):
+            self._told, self._told_at = told, now
+            self._tell(WatchRead(self._attempt, tuple(watchdog.views())))
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._watched:
+            return
+        due = self._watchdog.deadline()
+        if self._watchdog.hits != self._told[0]:
+            news = self._told_at + NEWS_SECONDS
+            due = news if due is None else min(due, news)
+        if due is not None:
+            self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._tick)
+
+
+def _families() -> dict[int, list[int]]:
+    """Processes by their parent.
+
+    From one look at all: a process that trains has a hundred threads, and each has children."""
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (stat := procfs.stat(int(name))) is not None:
+            found.setdefault(stat.parent, []).append(int(name))
+    return found
+
+
+def _sampled(rank: int, pid: int, below: Mapping[int, list[int]]) -> events.Sampled:
+    family = [pid]
+    for one in family:
+        family += below.get(one, ())
+    stats = {one: stat for one in family if (stat := procfs.stat(one)) is not None}
+    states = [stat.state for stat in stats.values()]
+    return events.Sampled(
+        rank,
+        next((state for state in _WORST_FIRST if state in states), "S"),
+        sum(stat.cpu_seconds for stat in stats.values()),
+        # Of a process in state D this may wait, as it does itself.
+        sum(procfs.io_bytes(one) or 0 for one, stat in stats.items() if stat.state != "D"),
+    )
