@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from unbroken.cli.main import app
+from unbroken.cli.rules import app
 
 HANG = """
 spec:
@@ -67,10 +67,10 @@ def fired(found: Any) -> list[tuple[str, float, int | None, str | None]]:
 
 
 def test_what_would_have_fired_is_told_with_its_line(here: Cli) -> None:
-    assert fired(here.json("rules", "test", "job.yaml", "good.log")) == []
-    found = here.json("rules", "test", "job.yaml", "hung.log", code=1)
+    assert fired(here.json("test", "job.yaml", "good.log")) == []
+    found = here.json("test", "job.yaml", "hung.log", code=1)
     assert fired(found) == [("LogHang_Hang", 29, 0, "hung.log:20")]
-    text = here.call("rules", "test", "job.yaml", "hung.log", code=1).stdout
+    text = here.call("test", "job.yaml", "hung.log", code=1).stdout
     assert "LogHang_Hang at 2025-06-17 05:51:29.300 (after 29 s) rank 0: no match for 10 s" in text
     assert "hung.log:20 (stdout): 2025-06-17 05:51:19,300" in text
 
@@ -82,7 +82,7 @@ def test_a_folder_of_torchrun_is_read_rank_by_rank_and_attempt_by_attempt(here: 
         (folder / "stdout.log").write_text(text)
     error = line(8, "RuntimeError: CUDA out of memory").encode()
     (here.folder / "logs/run/attempt_1/1/stderr.log.gz").write_bytes(gzip.compress(error))
-    found = here.json("rules", "test", "job.yaml", "logs", code=1)
+    found = here.json("test", "job.yaml", "logs", code=1)
     assert [one["ranks"] for one in found["attempts"]] == [[0, 1], [1]]
     place = "logs/run/attempt_1/1/stderr.log.gz:1"
     assert fired(found) == [("LogFault_Memory", 0, 1, place)]
@@ -91,36 +91,36 @@ def test_a_folder_of_torchrun_is_read_rank_by_rank_and_attempt_by_attempt(here: 
 def test_lines_without_times_are_replayed_at_a_pace(here: Cli) -> None:
     text = "Train Epoch\n" * 5 + "x\n" * 30 + "Train Epoch\n"
     assert "no line has a time" in here.call(
-        "rules", "test", "job.yaml", "-", stdin=text, code=2
+        "test", "job.yaml", "-", stdin=text, code=2
     ).stderr  # fmt: skip
-    found = here.json("rules", "test", "job.yaml", here.script("x", text), "--pace", "2", code=1)
+    found = here.json("test", "job.yaml", here.script("x", text), "--pace", "2", code=1)
     assert fired(found) == [("LogHang_Hang", 12, 0, "x:5")]
     pace = ("--seconds-per-line", "0.1")
-    here.call("rules", "test", "job.yaml", "-", *pace, stdin=text)
-    here.call("rules", "test", "job.yaml", "-", *pace, "--tail-seconds", "11", stdin=text, code=1)
+    here.call("test", "job.yaml", "-", *pace, stdin=text)
+    here.call("test", "job.yaml", "-", *pace, "--tail-seconds", "11", stdin=text, code=1)
 
 
 def test_ranks_stand_in_names_prefixes_or_options(here: Cli) -> None:
     memory = "RuntimeError: out of memory"
     here.script("mixed.log", "[default1]:" + line(0, memory))
-    found = here.json("rules", "test", "job.yaml", "mixed.log", code=1)
+    found = here.json("test", "job.yaml", "mixed.log", code=1)
     assert fired(found)[0][2] == 1
     here.script("plain.log", line(0, memory))
-    found = here.json("rules", "test", "job.yaml", "plain.log", "--rank", "plain.log=1", code=1)
+    found = here.json("test", "job.yaml", "plain.log", "--rank", "plain.log=1", code=1)
     assert fired(found)[0][2] == 1
     here.script("job-pods-1.log", "[default1]:" + line(0, memory))
-    found = here.json("rules", "test", "job.yaml", "job-pods-1.log", code=1)
+    found = here.json("test", "job.yaml", "job-pods-1.log", code=1)
     assert fired(found)[0][2] == 3
 
 
 def test_garbage_long_lines_and_cut_gzips_are_read_as_far_as_they_go(here: Cli) -> None:
     data = line(0).encode() + bytes(range(256)) * 40_000 + b"\n" + line(3, "out of memory").encode()
     (here.folder / "bin.log").write_bytes(data + b"x" * 10_000_000 + b"\n")
-    found = here.json("rules", "test", "job.yaml", "bin.log", code=1)
+    found = here.json("test", "job.yaml", "bin.log", code=1)
     assert fired(found)[0][:3] == ("LogFault_Memory", 3, 0)
     packed = gzip.compress(b"".join(line(n % 60).encode() for n in range(9000)))
     (here.folder / "cut.log.gz").write_bytes(packed[: len(packed) // 2])
-    done = here.call("rules", "test", "job.yaml", "cut.log.gz")
+    done = here.call("test", "job.yaml", "cut.log.gz")
     assert "cut.log.gz: the gzip is cut off or damaged" in done.stderr
 
 
@@ -143,4 +143,34 @@ def test_wrong_usage_ends_with_2(here: Cli, arguments: list[str], said: str) -> 
     bad = {"name": "r", "logPattern": "x", "metricThreshold": 1, "operator": "above"}
     here.script("bad.yaml", json.dumps([bad]))
     here.script("none.yaml", "kind: Pod")
-    assert said in here.call("rules", "test", *arguments, code=2).stderr
+    assert said in here.call("test", *arguments, code=2).stderr
+
+
+def test_check_tells_what_to_write_instead(here: Cli) -> None:
+    assert here.json("check", "job.yaml")["findings"][0]["severity"] == "note"
+    here.script(
+        "bad.yaml", json.dumps([{"name": "r", "logPattern": ".*x^y", "faultOnMatch": True}])
+    )
+    (found,) = here.json("check", "bad.yaml", code=1)["findings"]
+    assert found["path"] == "logMonitoringConfiguration[0].logPattern"
+    text = here.call("check", "bad.yaml", code=1).stdout
+    assert "error: rule r: no line can match" in text
+    assert "1 error, 0 warnings, 0 notes" in text
+
+
+def test_check_holds_limits_against_logs(here: Cli) -> None:
+    assert "silence" not in here.call("check", "job.yaml", "good.log").stdout
+    text = here.call("check", "job.yaml", "hung.log").stdout
+    assert "warning: rule Hang: 10 s, and the logs have a silence of 31 s" in text
+    assert "give at least 62" in text
+    here.call("check", "job.yaml", "hung.log", "--strict", code=1)
+
+
+def test_check_shows_patterns_that_miss_their_line(here: Cli) -> None:
+    rule = {"name": "r", "logPattern": r"Train Epoch: (\w)", "expectedStartCutOffInSeconds": 9}
+    here.script("miss.yaml", json.dumps([rule, {**rule, "name": "d", "logPattern": r".*: (\d)$"}]))
+    here.script("wide.log", line(0) + line(1, "Train Epoch: \uff15"))
+    found = here.json("check", "miss.yaml", "wide.log")["findings"]
+    said = {(one["rule"], one["what"]): one["why"] for one in found}
+    assert said["r", "matches none of 2 lines of the logs"].startswith("2 have it, but not at")
+    assert any(rule == "d" and what.startswith("RE2 and Python's") for rule, what in said)

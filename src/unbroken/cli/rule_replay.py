@@ -11,9 +11,12 @@ from unbroken.core.log_origins import Origin, origin_of
 from unbroken.core.log_patterns import Pattern
 from unbroken.core.log_recorded import Line, Reading, Recorded, require_times, world_of
 from unbroken.core.log_replay import Replay
-from unbroken.core.log_rule_config import CompiledRule
+from unbroken.core.log_rule_config import CompiledRule, read_rules
+from unbroken.core.log_rule_evidence import check_heard, check_sample
+from unbroken.core.log_rule_lint import Finding
 from unbroken.core.log_rule_sets import RuleSet
 from unbroken.errors import SpecError
+from unbroken.spec.problems import Report
 
 from .log_files import STDIN, chunks, log_files, progress_of
 from .show import note
@@ -96,6 +99,23 @@ def replay_logs(
     if not attempts:
         raise SpecError("the logs are empty")
     return attempts, sample
+
+
+def check_logs(rule_set: RuleSet, logs: list[str], options: Options) -> list[Finding]:
+    """What logs of a healthy job tell of its rules."""
+    report = Report()
+    rules = read_rules(rule_set.entries, report)
+    names = [one.get("name") if isinstance(one, dict) else None for one in rule_set.entries]
+    attempts, sample = replay_logs(rules, rule_set, logs, options)
+    found = []
+    for rule in rules:
+        path = f"{rule_set.path}[{names.index(rule.spec.name)}]"
+        found += check_sample(rule, path, sample.lines)
+        for attempt in attempts:
+            for heard, view in attempt.replay.views():
+                if heard.name == rule.spec.name:
+                    found += check_heard(rule, path, heard, view, attempt.start_at)
+    return found
 
 
 def _attempt(

@@ -9,7 +9,9 @@ from unbroken.core.log_recorded import Place
 from unbroken.core.log_replay import Found, Heard
 from unbroken.core.log_rule_config import CompiledRule
 from unbroken.core.log_rule_events import RuleViolated
+from unbroken.core.log_rule_lint import Finding, Severity
 from unbroken.core.log_rules import shown
+from unbroken.core.wording import counted
 from unbroken.spec.times import time_text
 from unbroken.wire.agent import RuleView
 
@@ -102,6 +104,28 @@ def pattern_views(rules: Sequence[CompiledRule], sample: Sample) -> list[Object]
                     }
                 )
     return views
+
+
+def finding_view(found: Finding) -> Object:
+    """A finding of `rules check`."""
+    return {
+        "severity": found.severity.value,
+        "rule": found.rule,
+        "path": found.path,
+        "what": found.what,
+        "why": found.why,
+        "instead": found.instead,
+    }
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """The answer of `rules check` for people."""
+    for one in findings:
+        print(f"{one.severity.value}: rule {one.rule}: {one.what}")
+        print(f"  {one.path}")
+        print(f"  {one.why}; {one.instead}")
+    counts = [(s.value, sum(one.severity is s for one in findings)) for s in Severity]
+    print(", ".join(counted(count, word) for word, count in counts))
 
 
 def print_test(view: Object, *, is_paced: bool) -> None:

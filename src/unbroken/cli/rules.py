@@ -110,6 +110,45 @@ def replay(
     _end(act)
 
 
+@app.command("check")
+def check(
+    job: Job,
+    logs: MaybeLogs = None,
+    rank: Ranks = None,
+    nproc: Nproc = None,
+    time_format: TimeFormat = "auto",
+    strict: Annotated[bool, typer.Option("--strict", help="End with 1 for warnings, too.")] = False,
+    output: Form = Output.TEXT,
+) -> None:
+    """Find log rules that cannot work, or do not what they seem to; with logs of a healthy job,
+    limits that are too tight for it.
+
+    Ends with 0 if there is no error, 1 if there is one, 2 if that could not be said.
+    """
+
+    def act() -> bool:
+        from unbroken.core.log_rule_lint import Severity, check_rules
+
+        from .rule_replay import Options, check_logs
+        from .rule_views import finding_view, print_findings
+
+        sets = read(job)
+        if not sets:
+            raise SpecError(f"{job} has no log rules")
+        found = [one for rule_set in sets for one in check_rules(rule_set)]
+        if logs:
+            options = Options(_ranks(rank), nproc, time_format)
+            found += check_logs(the_one(sets, job), logs, options)
+        if output is Output.JSON:
+            print_json({"findings": [finding_view(one) for one in found]})
+        else:
+            print_findings(found)
+        wrong = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
+        return any(one.severity in wrong for one in found)
+
+    _end(act)
+
+
 def read(path: str) -> list[RuleSet]:
     """The rules in a file of YAML or JSON.  Raises SpecError."""
     import yaml

@@ -1,0 +1,250 @@
+"""What can be said of a pattern without a line: sound, and by no means all.
+
+Reads what Python's `re` and RE2 have in common; look-around and back-references count as anything.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+NEVER = math.inf
+"""As a length: there is no such text."""
+_CLASSES = "dDwWsS"
+_CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_GROUP = re.compile(r"\?(?:P?<([A-Za-z_]\w*)>|:|>|([imsU-]+):|([=!]|<=|<!))")
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]")
+_LETTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|x\{([0-9a-fA-F]+)\}|u([0-9a-fA-F]{4})|(0[0-7]{0,2}))")
+_SKIPPED = re.compile(r"\(\?(?:#[^)]*|[imsuaU]+)\)")
+
+
+class Unreadable(Exception):
+    """The pattern has something that is not known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Char:
+    """One character that is in `text`, or, empty, of a class."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """The line's start or end."""
+
+    is_start: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Anything:
+    """Perhaps empty, perhaps not: nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    options: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    item: Node
+    least: int
+    is_endless: bool
+    is_greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    number: int
+    item: Node
+    source: str
+    """What stands between the parentheses."""
+
+
+Node = Char | Edge | Anything | Series | Choice | Repeat | Capture
+
+
+def shortest(node: Node, is_begun: bool = False, goes_on: bool = False) -> float:
+    """Characters of a line that the pattern takes at least; NEVER: no line has them.
+
+    `is_begun`: characters come before it for certain; `goes_on`: after it."""
+    match node:
+        case Char(text):
+            return NEVER if text and not any(map(_is_of_a_line, text)) else 1
+        case Edge(is_start):
+            return NEVER if (is_begun if is_start else goes_on) else 0
+        case Anything():
+            return 0
+        case Series(items):
+            return _shortest_series(items, is_begun, goes_on)
+        case Choice(options):
+            return min(shortest(one, is_begun, goes_on) for one in options)
+        case Capture(_, item):
+            return shortest(item, is_begun, goes_on)
+        case Repeat(item, least):
+            once = shortest(item, is_begun, goes_on) if least else 0.0
+            if least > 1 and once and shortest(item, True, goes_on) == NEVER:
+                return NEVER
+            return once * max(least, 1)
+
+
+def _shortest_series(items: tuple[Node, ...], is_begun: bool, goes_on: bool) -> float:
+    alone = [shortest(one) for one in items]
+    total = 0.0
+    for index, one in enumerate(items):
+        follows = goes_on or sum(alone[index + 1 :]) > 0
+        total += shortest(one, is_begun or total > 0, follows)
+    return total
+
+
+def _is_of_a_line(char: str) -> bool:
+    """Control characters are taken out of lines before they are matched."""
+    return char == "\t" or (ord(char) >= 32 and char != "\x7f")
+
+
+def captures(node: Node) -> list[tuple[Capture, bool, bool]]:
+    """All groups: whether it may take no part, and whether a greedy `.*` stands right before it."""
+    return list(_captures(node, False, False))
+
+
+def _captures(node: Node, is_optional: bool, is_eaten: bool) -> list[tuple[Capture, bool, bool]]:
+    match node:
+        case Capture(_, item):
+            return [(node, is_optional, is_eaten), *_captures(item, is_optional, is_eaten)]
+        case Repeat(item, least):
+            return _captures(item, is_optional or not least, is_eaten)
+        case Choice(options):
+            may_miss = is_optional or len(options) > 1
+            return [found for one in options for found in _captures(one, may_miss, is_eaten)]
+        case Series(items):
+            found = []
+            for index, one in enumerate(items):
+                before = items[index - 1] if index else None
+                eats = isinstance(before, Repeat) and before.is_greedy and before.is_endless
+                eats = eats and isinstance(before, Repeat) and before.item == Char()
+                found += _captures(one, is_optional, eats or (not index and is_eaten))
+            return found
+        case _:
+            return []
+
+
+def read_pattern(source: str) -> Node:
+    """The pattern's tree.  Raises Unreadable."""
+    reader = _Reader(source)
+    node = reader.choice()
+    if reader.at < len(source):
+        raise Unreadable(source)
+    return node
+
+
+class _Reader:
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.at = 0
+        self.groups = 0
+
+    def choice(self) -> Node:
+        options = [self.series()]
+        while self._next() == "|":
+            self.at += 1
+            options.append(self.series())
+        return options[0] if len(options) == 1 else Choice(tuple(options))
+
+    def series(self) -> Node:
+        items: list[Node] = []
+        while self._next() not in ("", "|", ")"):
+            if skipped := _SKIPPED.match(self.source, self.at):
+                self.at = skipped.end()
+                continue
+            items.append(self.repeated(self.atom()))
+        return items[0] if len(items) == 1 else Series(tuple(items))
+
+    def repeated(self, item: Node) -> Node:
+        char, counted = self._next(), _COUNT.match(self.source, self.at)
+        if char and char in "*+?":
+            self.at += 1
+            return Repeat(item, int(char == "+"), char != "?", self._is_greedy())
+        if char != "{" or not counted or not (counted[1] or counted[3]):
+            return item
+        if not counted[1]:
+            raise Unreadable("{,n} is read in two ways")
+        self.at = counted.end()
+        is_endless = bool(counted[2]) and not counted[3]
+        return Repeat(item, int(counted[1]), is_endless, self._is_greedy())
+
+    def atom(self) -> Node:
+        char = self._next()
+        if char == "(":
+            return self.group()
+        if char == "[":
+            return self.char_class()
+        if char == "\\":
+            return self.escape()
+        self.at += 1
+        if char in "^$":
+            return Edge(char == "^")
+        return Char() if char == "." else Char(char)
+
+    def group(self) -> Node:
+        head = _GROUP.match(self.source, self.at + 1)
+        if head is None and self.source[self.at + 1 : self.at + 2] == "?":
+            raise Unreadable(self.source)
+        is_capture, is_look = head is None or bool(head[1]), bool(head and head[3])
+        self.at = head.end() if head else self.at + 1
+        start, number = self.at, self.groups + 1
+        self.groups += is_capture
+        inside = self.choice()
+        if self._next() != ")":
+            raise Unreadable(self.source)
+        source = self.source[start : self.at]
+        self.at += 1
+        if is_look:
+            return Anything()
+        return Capture(number, inside, source) if is_capture else inside
+
+    def char_class(self) -> Node:
+        found = _CLASS.match(self.source, self.at)
+        if found is None:
+            raise Unreadable(self.source)
+        self.at = found.end()
+        inside = found[0][1:-1]
+        letters = re.fullmatch(r"(?:\\[nrfva])+", inside)
+        return Char("".join(_CONTROLS[c] for c in inside[1::2])) if letters else CLASS
+
+    def escape(self) -> Node:
+        if letter := _LETTER.match(self.source, self.at):
+            self.at = letter.end()
+            hexadecimal = letter[1] or letter[2] or letter[3]
+            return Char(chr(int(hexadecimal, 16) if hexadecimal else int(letter[4], 8)))
+        char = self.source[self.at + 1 : self.at + 2]
+        self.at += 2
+        if char in "AZz":
+            return Edge(char == "A")
+        if char in "bB" or char.isdigit():
+            return Anything()
+        if char in _CLASSES:
+            return CLASS
+        if not char or (char.isalpha() and char not in _CONTROLS):
+            raise Unreadable(self.source)
+        return Char(_CONTROLS.get(char, char))
+
+    def _is_greedy(self) -> bool:
+        char = self._next()
+        if char and char in "?+":
+            self.at += 1
+        return char != "?"
+
+    def _next(self) -> str:
+        return self.source[self.at : self.at + 1]
+
+
+CLASS = Char("0")
+"""Some character of a class; that it is a digit says nothing."""
