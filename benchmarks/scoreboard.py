@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from recovery_launch import Unavailable
-from scoreboard_judge import Judge, NotRun
+from scoreboard_judge import Judge, NotRun, interrupted
 from scoreboard_launch import Dlrover, FtLauncher, Launcher, Torchrun, TorchrunFreshStore, Trial
 from scoreboard_outcome import Outcome, rows
 from scoreboard_tables import line, markdown, table
@@ -48,7 +48,11 @@ LAUNCHERS = (
 QUICK_FAULTS = ("stop", "error", "segfault", "healthy")
 QUICK_LAUNCHERS = ("unbroken", "torchrun")
 Contest = tuple[Fault, int, Launcher, str]
-_interrupted = threading.Event()
+TORCH_MEBIBYTES = 800
+"""What two workers need more with torch."""
+STARTING_MAX = 3
+"""Trials that have not made a step yet, at once: starts take processor time, the rest waits."""
+_starting = threading.Semaphore(STARTING_MAX)
 
 
 def say(text: str) -> None:
@@ -61,13 +65,16 @@ def run_trial(contest: Contest, directory: Path, bound: float) -> Outcome:
     fault, seed, launcher, program = contest
     made = plan(fault, seed)
     empty = Outcome(fault.name, seed, launcher.name, program, made.rank, made.step)
-    if _interrupted.is_set():
+    if interrupted.is_set():
         return Outcome(**{**empty.to_json(), "not_run": "interrupted"})
     try:
         with Judge(made, directory) as judge:
-            groups = judge.memory_groups()
+            more = TORCH_MEBIBYTES if program == "torch" else 0
+            groups = judge.memory_groups(launcher.agent_mebibytes + more)
             trial = Trial(made, directory, judge.name, program == "torch", groups)
-            job = launcher.start(trial)
+            with _starting:
+                job = launcher.start(trial)
+                judge.until_step(job)
             try:
                 why = judge.look_on(job, bound)
                 return judge.outcome(launcher.name, program, why, job.words(judge.ranks))
@@ -107,8 +114,8 @@ def play(todo: Sequence[Contest], options: argparse.Namespace, base: Path) -> li
                 if options.json:
                     write(options.json, found, options)
         except KeyboardInterrupt:
-            _interrupted.set()
-            say("interrupted: trials under way are let come to their end")
+            interrupted.set()
+            say("interrupted: what was measured so far")
     return found
 
 
@@ -153,8 +160,8 @@ def parse() -> argparse.Namespace:
     add("--seeds", type=int, default=3, help="of each fault and launcher (default 3)")
     add("--first-seed", type=int, default=0)
     add("--peer-seeds", type=int, default=10**9, help="so many at most for launchers not ours")
-    add("--jobs", type=int, default=3, help="trials at once (default 3)")
-    add("--bound-seconds", type=float, default=60.0, help="without a step: not recovered")
+    add("--jobs", type=int, default=12, help="trials at once (default 12)")
+    add("--bound-seconds", type=float, default=120.0, help="without a step: given up")
     add("--quick", action="store_true", help="one seed of few faults, ours and torchrun")
     add("--json", type=Path, help="write the figures to this file, after each trial")
     add("--keep", action="store_true", help="keep the directories of the trials")

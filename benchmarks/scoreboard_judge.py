@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import threading
 import time
 import uuid
 from collections import Counter
@@ -27,11 +28,12 @@ from scoreboard_outcome import Outcome
 from scoreboard_trials import AGENTS, WORLD, Plan, right_result
 
 START_SECONDS = 120.0
-TRIAL_SECONDS = 420.0
+TRIAL_SECONDS = 600.0
 LOOK_SECONDS = 0.25
 DISK_BYTES = 256 << 10
-MEMORY_BYTES = 2 << 30
 CGROUPS = Path("/sys/fs/cgroup")
+interrupted = threading.Event()
+"""All trials end."""
 
 
 class NotRun(Exception):
@@ -99,7 +101,7 @@ class Judge:
             os.close(process.pidfd)
         self._stack.close()
 
-    def memory_groups(self) -> list[Path]:
+    def memory_groups(self, mebibytes: int) -> list[Path]:
         """A memory group for each agent, where the fault is about memory.  NotRun."""
         if self.plan.fault != "oom":
             return []
@@ -111,15 +113,23 @@ class Judge:
                 group.mkdir()
                 self._stack.callback(remove_group, group)
                 limit = "memory.limit_in_bytes" if is_old else "memory.max"
-                (group / limit).write_text(str(MEMORY_BYTES))
+                (group / limit).write_text(str(mebibytes << 20))
         except OSError as error:
             raise NotRun(f"no memory group can be made: {error.strerror}") from None
         return groups
 
+    def until_step(self, job: Job) -> None:
+        """Until the job makes its first step, or has ended, or the time for it is over."""
+        until = time.monotonic() + START_SECONDS
+        while not (self.steps or self._not_run or job.ended() or interrupted.is_set()):
+            if time.monotonic() > until:
+                return
+            self._hear(LOOK_SECONDS)
+
     def look_on(self, job: Job, bound: float) -> str:
         """Until the job has ended or stands still for too long: why it did not end well, or ''."""
         began = time.time()
-        while not self._not_run:
+        while not (self._not_run or interrupted.is_set()):
             now = time.time()
             if len(self.ends) == WORLD:
                 return ""
@@ -132,7 +142,7 @@ class Judge:
             if now - began > TRIAL_SECONDS:
                 return f"not at its end after {TRIAL_SECONDS:.0f} s"
             self._hear(LOOK_SECONDS)
-        raise NotRun(self._not_run)
+        raise NotRun(self._not_run or "interrupted")
 
     def outcome(self, launcher: str, program: str, why: str, said: list[Word]) -> Outcome:
         """What came of it."""

@@ -56,8 +56,8 @@ class Launcher:
     name: ClassVar[str]
     settings: ClassVar[str]
     """What was set beside its defaults, for people."""
-    needs_torch: ClassVar[bool] = False
-    """Its own program has to import torch, so that each trial costs seconds of processor time."""
+    agent_mebibytes: ClassVar[int] = 300
+    """Memory of an agent and its two plain workers, and 200 more; in a trial of too little."""
 
     def prepare(self, base: Path) -> None:
         """Before the first trial.  Unavailable where it cannot be had."""
@@ -90,7 +90,13 @@ class Agents:
     ) -> subprocess.Popen[bytes]:
         """Start a process in a session of its own."""
         if group is not None:
-            command = ["/bin/sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "-", *command]
+            command = [
+                "/bin/sh",
+                "-c",
+                f'echo $$ > {group}/cgroup.procs && exec "$@"',
+                "-",
+                *command,
+            ]
         out = self.stack.enter_context(log.open("ab"))
         return subprocess.Popen(
             command,
@@ -142,7 +148,7 @@ class Torchrun(Launcher):
     options: ClassVar[tuple[str, ...]] = ()
     uses: ClassVar[tuple[str, ...]] = ()
     collective_seconds: ClassVar[float] = 20.0
-    needs_torch = True
+    agent_mebibytes = 600
 
     def prepare(self, base: Path) -> None:
         """Torch must be there."""
@@ -188,6 +194,7 @@ class FtLauncher(Torchrun):
     )
     uses: ClassVar[tuple[str, ...]] = ("heartbeat",)
     collective_seconds = 1800.0
+    agent_mebibytes = 2400
 
     def prepare(self, base: Path) -> None:
         """Install it in a folder of its own."""
@@ -205,7 +212,7 @@ class Dlrover(Launcher):
     package: ClassVar[str] = "dlrover==0.6.1"
     needs: ClassVar[str] = "psutil pynvml deprecated requests packaging grpcio protobuf"
     folder: ClassVar[Path] = Path(tempfile.gettempdir()) / "unbroken-bench-dlrover-0.6.1"
-    needs_torch = True
+    agent_mebibytes = 800
 
     def prepare(self, base: Path) -> None:
         """Install it in a folder of its own."""

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 _GLOG = re.compile(r"[EWI](\d\d)(\d\d) (\d\d:\d\d:\d\d\.\d+)")
 _ISO = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})\]")
 _FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: \d+ \(pid: (?P<pid>\d+)\)")
 _NO_HEARTBEAT = re.compile(r"@\S+:(?P<rank>\d+)\] .*Did not get \w+ heartbeat")
+TOGETHER_SECONDS = 3.0
+"""Heartbeats that are missed within this time are one failure; they are looked for each second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,11 @@ def words(lines: Iterable[str], ranks: Mapping[int, int], year: int) -> list[Wor
 def first_since(said: Sequence[Word], since: float) -> Word | None:
     """The first that was said of a fault at that time: what is read first is believed.
 
-    Where several agents speak at one time, any that names somebody; then the earliest."""
+    But where no heartbeat came of several ranks, in no order that means anything, nobody is named.
+    """
     later = sorted((word for word in said if word.at >= since), key=lambda word: word.at)
-    named = [word for word in later if word.rank is not None]
-    return next(iter(named), next(iter(later), None))
+    first = next(iter(later), None)
+    if first is None or "heartbeat" not in first.text:
+        return first
+    late = {word.rank for word in later if word.at <= first.at + TOGETHER_SECONDS}
+    return first if len(late) == 1 else replace(first, rank=None)

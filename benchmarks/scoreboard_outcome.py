@@ -84,6 +84,7 @@ def row(outcomes: Sequence[Outcome]) -> Row:
     ran = [one for one in outcomes if not one.not_run]
     detected = [one.detected_seconds for one in ran if one.detected_seconds is not None]
     stalls = [one.stall_seconds for one in ran if one.stall_seconds is not None and one.survived]
+    lost = [one.lost_steps for one in ran if one.survived]
     some = outcomes[0]
     return Row(
         fault=some.fault,
@@ -99,7 +100,7 @@ def row(outcomes: Sequence[Outcome]) -> Row:
         detect_p50=statistics.median(detected) if detected else None,
         detect_max=max(detected, default=None),
         stall_p50=statistics.median(stalls) if stalls else None,
-        lost_p50=statistics.median(one.lost_steps for one in ran) if ran else None,
+        lost_p50=statistics.median(lost) if lost else None,
         not_run=sorted({one.not_run for one in outcomes if one.not_run}),
     )
 

@@ -11,9 +11,12 @@ WORLD = AGENTS * RANKS_PER_AGENT
 STEP_SECONDS = 0.1
 CHECKPOINT_STEPS = 10
 LOG_STEPS = 10
+EVALUATION_STEPS, SLOW_CHECKPOINTS = 300, 0.03
+"""Of a healthy run; the share of checkpoints that are slow."""
 MODULUS = 1_000_003
-FAULT_STEPS = (60, 90)
-"""The fault falls between them: six to nine seconds after the first step."""
+SOON, LEARNED = (60, 90), (750, 900)
+"""Steps between which a fault falls: six to nine seconds after the first one; or 75 to 90, where
+what is usual has to be learned before."""
 JITTER_SECONDS = 0.15
 HEALTHY = "healthy"
 
@@ -24,10 +27,9 @@ class Fault:
 
     name: str
     what: str
+    at_steps: tuple[int, int] = LEARNED
     steps_after: int = 60
-    """Steps between the fault and the end of the job, had there been no fault."""
-    is_fatal: bool = True
-    """The job cannot get to its end with a right result unless somebody does something."""
+    """Steps between the fault and the end of the job."""
     rank: int | None = None
     """Where only this one can have it."""
 
@@ -39,16 +41,16 @@ FAULTS = (
     Fault("loop", "infinite loop on one rank"),
     Fault("dstate", "one rank in state D (its vfork child waits in open())"),
     Fault("silent", "one rank sleeps for ever and says nothing"),
-    Fault("nan", "the loss of one rank is NaN; all have it a step later", 120),
-    Fault("spike", "the loss of one rank is 30 times what it was", 120, is_fatal=False),
-    Fault("slow", "one rank takes twice as long for each step", 150, is_fatal=False),
-    Fault("checkpoint", "one rank writes no more checkpoints", 200, is_fatal=False),
-    Fault("error", "an exception on one rank, told on stderr only"),
-    Fault("oom", "one rank allocates until the kernel kills it"),
-    Fault("segfault", "one rank reads address 0"),
-    Fault("disk", "the disk of one rank's checkpoints is full"),
-    Fault("port", "somebody else has taken the port of the store", rank=0),
-    Fault(HEALTHY, "nothing: evaluations, a slow checkpoint, uneven steps", 240, is_fatal=False),
+    Fault("nan", "the loss of one rank is NaN; all have it a step later", steps_after=150),
+    Fault("spike", "the loss of one rank is 30 times what it was", steps_after=300),
+    Fault("slow", "one rank takes twice as long for each step", steps_after=600),
+    Fault("checkpoint", "one rank writes no more checkpoints", steps_after=1300),
+    Fault("error", "an exception on one rank, told on stderr only", SOON),
+    Fault("oom", "one rank allocates until the kernel kills it", SOON),
+    Fault("segfault", "one rank reads address 0", SOON),
+    Fault("disk", "the disk of one rank's checkpoints is full", SOON),
+    Fault("port", "somebody else has taken the port of the store", (0, 0), rank=0),
+    Fault(HEALTHY, "nothing: evaluations, slow checkpoints, uneven steps", (0, 0), 1500),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
@@ -80,13 +82,10 @@ def plan(fault: Fault, seed: int) -> Plan:
     """What the seed makes of the fault."""
     rng = random.Random(f"{fault.name}:{seed}")
     rank = rng.randrange(WORLD) if fault.rank is None else fault.rank
-    step, jitter = rng.randint(*FAULT_STEPS), rng.uniform(0, JITTER_SECONDS)
-    last = step + fault.steps_after
+    step, jitter = rng.randint(*fault.at_steps), rng.uniform(0, JITTER_SECONDS)
     if fault.name == HEALTHY:
         rank = -1
-    if fault.name == "port":
-        step = 0
-    return Plan(fault.name, seed, rank, step, jitter, last)
+    return Plan(fault.name, seed, rank, step, jitter, step + fault.steps_after)
 
 
 def contribution(rank: int, step: int) -> int:
@@ -126,8 +125,8 @@ def pause(plan: Plan, step: int) -> tuple[str, float] | None:
     if plan.fault != HEALTHY:
         return None
     rng = random.Random(f"pause:{plan.seed}:{step}")
-    if step % 60 == 0:
-        return "eval", rng.uniform(1.5, 4.0)
-    if step == plan.step // CHECKPOINT_STEPS * CHECKPOINT_STEPS + 100:
-        return "checkpoint", rng.uniform(2.0, 4.0)
+    if step % EVALUATION_STEPS == 0:
+        return "eval", rng.uniform(2.0, 8.0)
+    if step % CHECKPOINT_STEPS == 0 and rng.random() < SLOW_CHECKPOINTS:
+        return "checkpoint", rng.uniform(1.0, 5.0)
     return None

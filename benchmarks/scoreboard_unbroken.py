@@ -155,9 +155,10 @@ class Unbroken(Launcher):
         command = f"exec hyperpodrun --nnodes=$NNODES --nproc-per-node=$NPROC_PER_NODE {SCRIPT}"
         env = trial.environment(self.uses, COLLECTIVE_SECONDS)
         if trial.memory_groups:
-            env["GROUPS"] = " ".join(map(str, trial.memory_groups))
-            words = 'set -- $GROUPS; [ "${UNBROKEN_POD##*-}" = 1 ] && shift; '
-            command = f"{words}echo $$ > $1/cgroup.procs; {command}"
+            env["MEMORY_GROUPS"] = " ".join(map(str, trial.memory_groups))
+            # Kubernetes makes $ of $$.
+            words = 'set -- $MEMORY_GROUPS; [ "${UNBROKEN_POD##*-}" = 1 ] && shift; '
+            command = f"{words}echo $$$$ > $1/cgroup.procs && {command}"
         container = {
             "name": "train",
             "image": "none",

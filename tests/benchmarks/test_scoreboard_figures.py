@@ -1,0 +1,162 @@
+"""What `benchmarks/scoreboard.py` makes of logs and outcomes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from scoreboard_logs import Word, first_since, words
+from scoreboard_outcome import Outcome, row, rows, totals
+from scoreboard_tables import markdown, table
+from scoreboard_trials import (
+    BY_NAME,
+    FAULTS,
+    HEALTHY,
+    SOON,
+    WORLD,
+    Plan,
+    advance,
+    contribution,
+    pause,
+    plan,
+    right_result,
+)
+
+API = "torch/distributed/elastic/multiprocessing/api.py:1002]"
+# Of torchrun 2.13 and of ft_launcher 0.6.0, as they were logged.
+FAILED = (
+    f"E1121 11:01:36.637000 7628 {API} failed (exitcode: -9) local_rank: 0 (pid: 42)"
+    " of binary: /usr/bin/python"
+)
+LATE = (
+    "[2026-11-21 11:01:39,661] [WARNING] [RankMonServer77@host:{}] [Cycle 0] Did not get"
+    " subsequent heartbeat. Waited 5.00 seconds."
+)
+
+
+def local(text: str) -> float:
+    """Seconds since the epoch, of the machine's own time zone."""
+    return datetime.fromisoformat(text).astimezone().timestamp()
+
+
+def test_the_line_of_a_failure_names_the_rank_of_its_process() -> None:
+    said = words(["rank 2: Traceback", FAILED], {42: 3}, 2026)
+    assert [(word.rank, word.at) for word in said] == [(3, local("2026-11-21 11:01:36.637"))]
+
+
+def test_a_process_that_nobody_knows_blames_nobody() -> None:
+    assert words([FAILED], {43: 3}, 2026)[0].rank is None
+
+
+def test_one_missing_heartbeat_names_its_rank_and_those_of_all_name_nobody() -> None:
+    alone = words([LATE.format(2)], {}, 2026)
+    assert first_since(alone, 0.0) == alone[0]
+    assert alone[0].rank == 2
+    everybody = words([LATE.format(rank) for rank in range(4)], {}, 2026)
+    first = first_since(everybody, 0.0)
+    assert first is not None
+    assert first.rank is None
+
+
+def test_what_was_said_before_the_fault_is_not_about_it() -> None:
+    said = [Word(1.0, 0, "early"), Word(5.0, 3, "later"), Word(4.0, 2, "first")]
+    found = first_since(said, 2.0)
+    assert found is not None
+    assert found.text == "first"
+    assert first_since(said, 6.0) is None
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_plan_is_a_function_of_its_seed(fault: object) -> None:
+    made = BY_NAME[fault.name]  # type: ignore[attr-defined]
+    plans = [plan(made, seed) for seed in range(20)]
+    assert plans == [plan(made, seed) for seed in range(20)]
+    assert len({one.jitter_seconds for one in plans}) == 20
+    assert all(Plan.from_json(one.to_json()) == one for one in plans)
+    assert all(one.last_step == one.step + made.steps_after for one in plans)
+
+
+def test_seeds_reach_every_rank_and_step_within_bounds() -> None:
+    plans = [plan(BY_NAME["error"], seed) for seed in range(60)]
+    assert {one.rank for one in plans} == set(range(WORLD))
+    assert {one.rank for one in (plan(BY_NAME["port"], seed) for seed in range(9))} == {0}
+    assert all(SOON[0] <= one.step <= SOON[1] for one in plans)
+
+
+def test_a_healthy_run_pauses_and_no_other_does() -> None:
+    healthy, broken = plan(BY_NAME[HEALTHY], 1), plan(BY_NAME["slow"], 1)
+    names = {found[0] for step in range(1, 1500) if (found := pause(healthy, step))}
+    assert names == {"eval", "checkpoint"}
+    assert not any(pause(broken, step) for step in range(1, 1500))
+
+
+def test_a_step_left_out_or_made_twice_gives_another_result() -> None:
+    def after(*steps: int) -> float:
+        state = 0.0
+        for step in steps:
+            state = advance(state, sum(contribution(rank, step) for rank in range(WORLD)))
+        return state
+
+    assert after(1, 2, 3, 4) == right_result(4)
+    assert after(1, 2, 2, 3, 4) != right_result(4)
+    assert after(1, 2, 4) != right_result(4)
+
+
+RIGHT = Outcome(
+    "stop", 0, "unbroken", "plain", 2, 800, True, "right", 3.0, 1.5, True, 2, "rank 2", lost_steps=4
+)
+WRONG = Outcome(
+    "stop", 1, "unbroken", "plain", 1, 800, True, "right", 5.0, 2.5, True, 2, "rank 2", lost_steps=6
+)
+LOST = Outcome("stop", 2, "unbroken", "plain", 1, 800, ending="stood still for 120 s")
+NOT_RUN = Outcome("stop", 3, "unbroken", "plain", 1, 800, not_run="no such thing here")
+
+
+def test_figures_of_a_row() -> None:
+    found = row([RIGHT, WRONG, LOST, NOT_RUN])
+    assert (found.trials, found.survived, found.detected) == (3, 2, 2)
+    assert (found.blamed, found.correct) == (2, 1)
+    assert found.precision == pytest.approx(1 / 2)
+    assert found.recall == pytest.approx(1 / 3)
+    assert (found.detect_p50, found.detect_max, found.stall_p50) == (2.0, 2.5, 4.0)
+    assert found.not_run == ["no such thing here"]
+
+
+def test_what_was_not_run_is_in_no_figure() -> None:
+    found = row([NOT_RUN])
+    assert (found.trials, found.detect_p50, found.precision, found.recall) == (0, None, None, None)
+
+
+def test_a_healthy_run_is_touched_by_a_word_or_a_restart() -> None:
+    quiet = Outcome(HEALTHY, 0, "unbroken", "plain", -1, 0, True, "right")
+    loud = Outcome(HEALTHY, 1, "unbroken", "plain", -1, 0, True, "right", said="silent")
+    again = Outcome(HEALTHY, 2, "unbroken", "plain", -1, 0, True, "right", restarts=1)
+    assert row([quiet, loud, again]).touched == 2
+
+
+def test_totals_leave_the_healthy_runs_out() -> None:
+    healthy = Outcome(HEALTHY, 0, "unbroken", "plain", -1, 0, True, "right")
+    whole = totals(rows([RIGHT, WRONG, LOST, healthy]))["unbroken", "plain"]
+    assert (whole.trials, whole.correct, whole.blamed) == (3, 1, 2)
+
+
+def test_table_and_page_tell_figures_and_what_was_not_run() -> None:
+    peer = Outcome("stop", 0, "torchrun", "plain", 2, 800, not_run="torch is not installed")
+    outcomes = [RIGHT, WRONG, LOST, peer]
+    assert "2/3" in table(rows(outcomes))
+    page = markdown(
+        [
+            {
+                "machine": "2 cores",
+                "command": "benchmarks/scoreboard.py --seeds 3",
+                "bound_seconds": 120.0,
+                "skipped": {"dlrover-run": "not installed"},
+                "settings": {"unbroken": "defaults", "torchrun": "defaults"},
+                "trials": [one.to_json() for one in outcomes],
+            }
+        ]
+    )
+    assert "| unbroken | plain | 2/3 | 2/3 | 2.00 s | 2.50 s | 1/3 | 2/3 | 4.00 s | 5 |" in page
+    assert "| torchrun | plain | not run: torch is not installed |" in page
+    assert "`dlrover-run`: not run: not installed." in page
+    assert "benchmarks/scoreboard.py --seeds 3" in page
