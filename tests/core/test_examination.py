@@ -1,0 +1,298 @@
+"""The look at all ranks before a suspected hang is taken for a fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.drive_job import Script
+from core.drive_watch import IN_DATA, WatchedJob, ill, looked, shown, well
+from unbroken.core.events import AgentReported, CollectEvidence, EvidenceReceived, PodUid
+from unbroken.core.examination import DISMISSED, EXAMINE_SECONDS, GRACE_SECONDS, is_hang
+from unbroken.spec.detectors import Detector
+from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView, WorkerFault
+from unbroken.wire.observation import Evidence
+
+SILENT, STOPPED, STUCK = Detector.SILENT, Detector.STOPPED, Detector.STUCK
+STOP = "stop w-0 0, stop w-1 0, incident 1 open"
+WAITS = EXAMINE_SECONDS + GRACE_SECONDS
+
+
+def silent(modes: str = "", allowed: float = 10.0) -> WatchedJob:
+    """A job whose two ranks have been silent since 10, and are looked at since 30."""
+    job = WatchedJob(modes=modes)
+    job.tell("w-1", 10, well(1, 10))
+    job.tell("w-0", 10, well(0, 10))
+    job.tell("w-0", 30, ill(0, SILENT, 10, allowed))
+    assert job.tell("w-1", 30, ill(1, SILENT, 10, allowed)) == "look w-0, look w-1"
+    return job
+
+
+def test_the_rank_that_keeps_the_others_waiting_is_the_culprit() -> None:
+    job = silent()
+    assert job.answer("w-0", 31, looked(0)) == ""
+    assert job.answer("w-1", 32, looked(1, IN_DATA)) == STOP
+    found = job.incidents[1]
+    culprit = found.culprit
+    assert (culprit.fault, culprit.rank, culprit.pod, culprit.node) == ("Stalled", 1, "j-w-1", "n1")
+    assert culprit.evidence[:2] == IN_DATA[:2]
+    assert culprit.step == 10
+    assert "get_batch" in found.blame
+    assert found.confidence == "certain"
+    assert [group.ranks for group in found.groups] == ["1", "0"]
+    assert (found.detected_at, found.examined_at) == (30, 32)
+    assert (found.step, found.progress_before, found.step_seconds) == (10, 10, 1.0)
+    assert job.condition.reason == "Stalled"
+    assert job.record(SILENT) == (1, 0)
+
+
+def test_an_agent_that_does_not_answer_is_left_out_when_the_time_is_over() -> None:
+    job = silent()
+    job.answer("w-1", 31, looked(1, IN_DATA))
+    assert job.job.deadline() == 30 + WAITS
+    assert job.tick(30 + WAITS) == STOP
+    assert job.incidents[1].blame.endswith("rank 0 could not be looked at")
+
+
+def test_without_any_evidence_the_silence_is_a_fault_of_nobody() -> None:
+    job = silent()
+    assert job.tick(30 + WAITS) == STOP
+    found = job.incidents[1]
+    assert (found.culprit.rank, found.culprit.pod, found.examined_at) == (None, "", None)
+
+
+def test_an_answer_to_another_question_is_none() -> None:
+    job = silent()
+    asked = next(e for e in job.effects if isinstance(e, CollectEvidence)).command
+    for request, attempt in ((asked.request - 1, 0), (asked.request, 1)):
+        for uid in ("w-0.0", "w-1.0"):
+            evidence = Evidence(request, attempt, "a", 31.0)
+            assert job.give(EvidenceReceived(PodUid(uid), evidence), 31) == []
+    job.answer("w-0", 31, looked(0))
+    assert job.answer("w-0", 31, looked(0)) == "", "twice the same is one answer"
+
+
+def test_a_silence_with_work_is_dismissed_and_looked_at_again_when_it_has_doubled() -> None:
+    job = silent()
+    job.answer("w-0", 31, looked(0))
+    busy = replace(looked(1, IN_DATA), is_same=False)
+    assert job.answer("w-1", 32, busy) == ""
+    assert len(job.told(DISMISSED)) == 1
+    assert job.job.deadline() == 54, "22 s of silence, and as many more"
+    assert job.tick(53) == ""
+    assert job.tick(54) == "look w-0, look w-1"
+    job.answer("w-0", 55, looked(0))
+    job.answer("w-1", 55, busy)
+    assert len(job.told(DISMISSED)) == 1, "told once in an episode"
+    job.tell("w-1", 60, well(1, 60))
+    assert job.job.deadline() is None
+    assert job.record(SILENT) == (0, 1)
+    assert job.incidents == {}
+
+
+def test_a_job_that_goes_on_during_the_look_is_left_alone() -> None:
+    job = silent()
+    job.answer("w-0", 31, looked(0))
+    job.tell("w-1", 31, well(1, 31))
+    assert job.answer("w-1", 32, looked(1, IN_DATA)) == ""
+    assert job.told(DISMISSED) == []
+
+
+def test_a_rank_that_spins_is_given_more_time_than_one_that_waits() -> None:
+    spin = ("step (train.py:9)",)
+    job = silent()
+    job.answer("w-0", 31, looked(0))
+    assert job.answer("w-1", 31, looked(1, spin, "R", 1.0)) == ""
+    assert job.job.deadline() == 40, "30 s of silence"
+    job.tick(40)
+    job.answer("w-0", 41, looked(0))
+    assert job.answer("w-1", 41, looked(1, spin, "R", 1.0)) == STOP
+    assert job.incidents[1].culprit.fault == "Spinning"
+
+
+def test_a_crash_does_not_wait_for_the_look_and_takes_along_what_it_has_shown() -> None:
+    job = WatchedJob(3)
+    for at, rank in ((20, 0), (20, 1), (21, 2)):
+        job.tell(f"w-{rank}", at, ill(rank, SILENT, 10))
+    job.answer("w-0", 22, looked(0))
+    job.answer("w-1", 22, looked(1, IN_DATA))
+    job.run("23 failed w-2 0 kind=PeerLost at=23 rank=2 -> stop w-0 0, stop w-1 0, stop w-2 0")
+    found = job.incidents[1]
+    assert (found.culprit.fault, found.culprit.rank) == ("Stalled", 1)
+    assert [signal.fault for signal in found.signals] == ["Stalled", "PeerLost"]
+    assert (found.detected_at, found.examined_at) == (20, 23)
+    assert job.answer("w-2", 23.5, looked(2)) == ""
+
+
+def test_a_crash_beside_a_silence_of_nobody_is_the_cause() -> None:
+    job = silent()
+    job.run("31 failed w-0 0 at=31 rank=0 -> stop w-0 0, stop w-1 0")
+    assert job.incidents[1].culprit.fault == "ExitCode"
+
+
+def test_a_lost_agent_does_not_wait_for_the_look() -> None:
+    job = silent()
+    job.run("31 lost w-1 -> stop w-0 0, stop w-1 0")
+
+
+def test_a_lost_spare_changes_nothing_about_it() -> None:
+    job = WatchedJob(spares=1)
+    job.tell("w-0", 20, ill(0, STOPPED, 19))
+    job.run("21 lost w-2 ->")
+    assert job.job.deadline() == 20 + WAITS
+
+
+def test_a_person_who_restarts_the_job_ends_the_look_and_nobody_is_blamed() -> None:
+    job = silent()
+    job.run("31 job restart=31 -> stop w-0 0, stop w-1 0")
+    assert [s.fault for s in job.incidents[1].signals] == ["RestartRequested"]
+    assert job.record(SILENT) == (0, 0)
+
+
+def test_a_suspension_ends_the_look() -> None:
+    job = silent()
+    job.run("31 job suspend=yes -> stop w-0 0, stop w-1 0")
+    assert job.answer("w-0", 31.5, looked(0)) == ""
+    assert job.incidents == {}
+
+
+def test_a_stopped_rank_is_certain_and_its_place_is_kept() -> None:
+    job = WatchedJob()
+    job.tell("w-1", 20, ill(1, STOPPED, 19))
+    job.answer("w-0", 21, looked(0))
+    assert job.answer("w-1", 21, looked(1, IN_DATA, "T")) == STOP
+    found = job.incidents[1]
+    assert (found.culprit.fault, found.culprit.rank, found.confidence) == ("Stopped", 1, "certain")
+    assert found.culprit.evidence == IN_DATA
+    assert job.record(STOPPED) == (1, 0)
+
+
+def test_a_stop_that_was_continued_is_dismissed_and_a_new_one_is_not() -> None:
+    job = WatchedJob()
+    job.tell("w-1", 20, ill(1, STOPPED, 19))
+    job.answer("w-0", 21, looked(0))
+    assert job.answer("w-1", 21, looked(1)) == ""
+    assert job.tick(40) == "", "not asked again for the same stop"
+    job.tell("w-1", 41, well(1, 41))
+    assert job.record(STOPPED) == (0, 1)
+    assert job.tell("w-1", 50, ill(1, STOPPED, 49)) == "look w-0, look w-1"
+
+
+def test_a_rank_stuck_in_the_kernel_is_stopped_only_where_that_may_act() -> None:
+    job = WatchedJob(modes="stuck=act")
+    job.tell("w-1", 20, ill(1, STUCK, 5))
+    job.answer("w-0", 21, looked(0))
+    assert job.answer("w-1", 21, looked(1, IN_DATA, "D")) == STOP
+    assert job.incidents[1].culprit.fault == "Stuck"
+
+
+def test_a_process_that_cannot_be_killed_is_left_behind_with_its_pod() -> None:
+    job = WatchedJob(modes="stuck=act")
+    job.tell("w-1", 20, ill(1, STUCK, 5))
+    job.answer("w-0", 21, looked(0))
+    job.answer("w-1", 21, looked(1, IN_DATA, "D"))
+    job.run("""
+        22 ready w-0 0
+        23 stopping w-1 0
+        81 tick -> stop w-1 0, delete w-1
+    """)
+    assert job.incidents[1].remedy.value == "pod"
+
+
+HANGING = RuleView("loss", RuleState.HANGING, "some", 3, last_match_at=5.0, last_rank=0)
+
+
+def hang(job: WatchedJob, pod: str, at: float) -> str:
+    """The agent no longer hears the rule `loss`."""
+    report = replace(job._report("runs", [pod, "0"], {}), log_rules=(HANGING,))
+    return shown(job.give(AgentReported(PodUid(f"{pod}.0"), report), at))
+
+
+def test_a_log_rule_keeps_its_name_and_gets_the_rank_that_hangs() -> None:
+    job = WatchedJob()
+    hang(job, "w-0", 60)
+    assert hang(job, "w-1", 60) == "look w-0, look w-1"
+    job.answer("w-0", 61, looked(0))
+    assert job.answer("w-1", 61, looked(1, IN_DATA)) == STOP
+    assert job.condition.reason == "LogHang_loss"
+    culprit = job.incidents[1].culprit
+    assert (culprit.fault, culprit.rank, culprit.pod) == ("LogRule", 1, "j-w-1")
+
+
+def test_a_log_rule_is_not_dismissed_whatever_the_ranks_do() -> None:
+    job = WatchedJob()
+    hang(job, "w-0", 60)
+    hang(job, "w-1", 60)
+    job.answer("w-0", 61, replace(looked(0, IN_DATA), is_same=False))
+    assert job.answer("w-1", 61, replace(looked(1, IN_DATA), is_same=False)) == STOP
+    assert job.condition.reason == "LogHang_loss"
+    assert job.incidents[1].culprit.rank == 0, "the rule's own rank, as nobody differs"
+
+
+def rule_fault(job: Script, pod: str, text: str, at: float) -> str:
+    """The agent has found a rule broken, and lets its workers run."""
+    rank = int(pod[-1])
+    fault = WorkerFault(FaultKind.LOG_RULE, 0, rank, 7, at, message=text)
+    report = replace(job._report("failed", [pod, "0"], {}), faults=(fault,))
+    return shown(job.give(AgentReported(PodUid(f"{pod}.0"), report), at))
+
+
+def test_a_rule_of_one_node_that_hangs_is_looked_into_and_one_that_failed_is_not() -> None:
+    job = WatchedJob()
+    assert rule_fault(job, "w-1", "LogHang_x: silent for 5 s", 20) == "look w-0, look w-1"
+    assert rule_fault(job, "w-1", "LogHang_x: silent for 5 s", 21) == ""
+    assert job.tick(20 + WAITS) == STOP
+    assert job.condition.reason == "LogHang_x"
+    job = WatchedJob()
+    assert rule_fault(job, "w-1", "LogFault_x: nan", 20) == STOP
+
+
+def test_a_hang_is_only_what_hangs_altogether() -> None:
+    hangs = WorkerFault(FaultKind.LOG_RULE, 0, 0, 1, 0.0, message="LogSlow_x: 3 > 2")
+    crash = WorkerFault(FaultKind.EXIT_CODE, 0, 0, 1, 0.0)
+    report = AgentReport("a", AgentState.FAULTED)
+    assert is_hang(replace(report, faults=(hangs,)))
+    assert not is_hang(replace(report, faults=(hangs, crash)))
+    assert not is_hang(report)
+
+
+def test_a_stock_agent_is_not_asked() -> None:
+    job = WatchedJob()
+    stock = AgentReport("stock", AgentState.RUNNING)
+    job.job.state.roster.members[PodUid("w-0.0")].report = stock
+    assert job.tell("w-1", 20, ill(1, STOPPED, 19)) == "look w-1"
+
+
+def test_a_new_operator_begins_the_look_anew() -> None:
+    job = silent()
+    job.run("30 pod w-0 phase=Running\n30 pod w-1 phase=Running")
+    new = job.successor(33)
+    new.run("33 synced")
+    effects = []
+    for pod, rank in (("w-0", 0), ("w-1", 1)):
+        report = replace(job.agents[pod], rank=rank)
+        effects += new.give(AgentReported(PodUid(f"{pod}.0"), report), 34)
+    requests = {e.command.request for e in effects if isinstance(e, CollectEvidence)}
+    assert len(requests) == 1
+    assert requests != {e.command.request for e in job.effects if isinstance(e, CollectEvidence)}
+
+
+def test_after_a_fault_of_a_job_with_steps_only_a_step_is_progress() -> None:
+    job = silent()
+    job.tick(30 + WAITS)
+    job.run("36 ready w-0 0\n36 ready w-1 0")
+    job.run_ordered(37)
+    job.run("38 runs w-0 1 output=38 -> ")
+    assert job.incidents[1].outcome == ""
+    job.tell("w-0", 45, replace(well(0, 44.5), step=7), attempt=1)
+    found = job.incidents[1]
+    assert (found.outcome, found.progress_at, found.resumed_step) == ("recovered", 44.5, 7)
+
+
+def test_a_job_without_steps_makes_progress_with_its_first_output() -> None:
+    job = WatchedJob()
+    job.tell("w-0", 20, replace(well(0, 20), step=None, step_at=None))
+    job.run("21 failed w-1 0\n22 ready w-0 0\n22 ready w-1 0")
+    job.run_ordered(23)
+    job.run("24 runs w-0 1 output=24")
+    found = job.incidents[1]
+    assert (found.step, found.progress_before, found.progress_at) == (None, 20, 24)
