@@ -69,8 +69,13 @@ def test_jobs_lists_one_line_each(cli: Cli, counting: tuple[str, Any]) -> None:
     (one,) = (job for job in cli.json("jobs")["jobs"] if job["name"] == name)
     assert one["state"] == "Running"
     lines = cli.call("jobs").stdout.splitlines()
-    assert re.fullmatch("NAME +STATE +READY +SPARES +RESTARTS +LAST FAULT +AGE", lines[0])
-    assert any(re.fullmatch(rf"{name} +Running +2/2 +0 +0 +\d+s", line) for line in lines)
+    titles = "NAME +STATE +READY +SPARES +RESTARTS +LAST FAULT +GOODPUT +AGE"
+    assert re.fullmatch(titles, lines[0])
+    share = r"(-|\d+\.\d%)"
+    assert any(re.fullmatch(rf"{name} +Running +2/2 +0 +0 +{share} +\d+s", line) for line in lines)
+    wide = cli.call("jobs", "-o", "wide").stdout.splitlines()
+    assert wide[0].split("AGE")[1].split() == ["LOST", "MOST", "TO", "LOST", "STEPS"]
+    assert any(re.search(rf"^{name} .* start-up \d+\.\d+ s +0$", line) for line in wide)
     assert any(line.startswith("default ") for line in cli.call("jobs", "-A").stdout.splitlines())
     assert cli.json("jobs", "-n", "elsewhere") == {"jobs": []}
 
@@ -98,8 +103,32 @@ def test_a_killed_worker_is_explained(cli: Cli, counting: tuple[str, Any]) -> No
     assert "culprit    rank 3" in text
     assert "remedy     process: restart the processes in their pods" in text
     assert re.search(r"cost       \d+\.\d{3} s", text)
+    spent = cli.json("explain", name)["goodput"]
+    assert spent["lostSeconds"]["Signal"] == pytest.approx(incident["seconds"], abs=0.01)
+    parts = [spent["startupSeconds"], spent["productiveSeconds"], *spent["lostSeconds"].values()]
+    assert sum(parts) == pytest.approx(spent["totalSeconds"], abs=0.01)
+    assert re.search(r"^goodput +\d+\.\d% of \S+.*; start-up .* s, Signal \S+ s", text, re.M)
+    shown = cli.call("describe", name).stdout
+    assert re.search(r"^  productive +\S.* +\d+\.\d%$", shown, re.M)
+    assert re.search(r"^  lost: Signal +\S.* +\d+\.\d%$", shown, re.M)
     refused = cli.call("explain", name, "--incident", "2", code=1)
     assert f"job {name} has no incident 2 (it has: 1)" in refused.stderr
+
+
+def test_detectors_are_shown_and_set(cli: Cli, counting: tuple[str, Any]) -> None:
+    name, _ = counting
+    modes = {one["detector"]: one["mode"] for one in cli.json("detectors", name)["detectors"]}
+    assert (modes["silent"], modes["spike"]) == ("act", "shadow")
+    cli.call("detectors", name, "spike=act")
+    done = cli.call("detectors", name, "*=off")
+    assert f"now: unbroken restart {name}" in done.stderr
+    assert re.search(r"^spike +act +0 +0 +the loss", done.stdout, re.M)
+    assert re.search(r"^silent +off +0 +0 ", done.stdout, re.M)
+    shown = cli.call("describe", name).stdout
+    assert "detectors:\n  act:    spike\n  off:    stopped, silent," in shown
+    refused = cli.call("detectors", name, "smoke=act", code=1)
+    assert "'smoke=act' is not DETECTOR=MODE with one of: checkpoint, nan," in refused.stderr
+    assert {one["mode"] for one in cli.json("detectors", name)["detectors"]} == {"act", "off"}
 
 
 def test_a_killed_agent_and_a_deleted_pod_come_back(cli: Cli, counting: tuple[str, Any]) -> None:

@@ -16,6 +16,7 @@ from unbroken.wire.agent import PORT, AgentReport, RuleView
 from unbroken.wire.agent_codec import decode_report
 
 from .cluster import SECRETS, Cluster, Object
+from .ranks import watch_value
 
 if TYPE_CHECKING:
     import aiohttp
@@ -80,6 +81,7 @@ def agent_value(report: AgentReport) -> dict[str, Any]:
         "nodeRank": report.rank,
         "pid": report.pid,
         "workers": workers,
+        "watch": [watch_value(one) for one in report.watch],
         "logRules": [_rule_value(view) for view in report.log_rules],
     }
 

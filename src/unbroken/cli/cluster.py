@@ -6,7 +6,7 @@ Objects are decoded JSON here; what a command shows of them is decided in `views
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -110,22 +110,34 @@ class Cluster:
 
     async def incidents(self, job: Object) -> list[incident_spec.Incident]:
         """The job's incidents, oldest first; none of an earlier job with the same name."""
+        return (await self.incidents_of([job]))[job["metadata"]["uid"]]
+
+    async def incidents_of(
+        self, jobs: Iterable[Object], namespace: str | None = None
+    ) -> dict[str, list[incident_spec.Incident]]:
+        """The incidents of each job, oldest first, by the job's uid."""
         from unbroken.kube.client import ApiRefusal
 
-        uid = job["metadata"]["uid"]
         try:
-            found = await self.select(INCIDENTS)
+            objects = await self.select(INCIDENTS, namespace=namespace)
         except ApiRefusal as refusal:
             if refusal.code != 404:
                 raise
-            return []
-        return read_incidents(item for item in found if is_owned(item, uid))
+            objects = []
+        found: dict[str, list[Object]] = {job["metadata"]["uid"]: [] for job in jobs}
+        for one in objects:
+            for uid in {str(owner.get("uid")) for owner in _owners(one)} & found.keys():
+                found[uid].append(one)
+        return {uid: read_incidents(mine) for uid, mine in found.items()}
+
+
+def _owners(item: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    return (item.get("metadata") or {}).get("ownerReferences") or ()
 
 
 def is_owned(item: Mapping[str, Any], uid: str) -> bool:
     """Whether the object belongs to the one with the uid."""
-    owners = (item.get("metadata") or {}).get("ownerReferences") or ()
-    return any(owner.get("uid") == uid for owner in owners)
+    return any(owner.get("uid") == uid for owner in _owners(item))
 
 
 def _decoded(body: bytes) -> Object:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+
+from unbroken.kube.clock import wall
 
 from .agents import agent_value, reports
 from .cluster import EVENTS, Cluster, on_cluster
 from .complete import JobName
+from .detectors import detector_values, promotion
 from .explain import as_value
+from .goodput import goodput_of, goodput_rows, goodput_value
 from .place import Context, Embedded, Form, Namespace, Output, find
+from .ranks import TITLES, others_line, rank_rows
 from .show import print_json, print_table
 from .views import advised, first_line, incident_line, job_summary, pod_summary, waits
 
@@ -24,7 +29,7 @@ def command(
     directory: Embedded = None,
     context: Context = None,
 ) -> None:
-    """Show a job: state, pods and their ranks, incidents, latest events."""
+    """Show a job: state, pods and ranks, what watches them, goodput, incidents, latest events."""
 
     async def read(cluster: Cluster) -> dict[str, Any]:
         return await describe(cluster, job)
@@ -57,6 +62,8 @@ async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
             {**pod, "agent": agent_value(agents[pod["name"]]) if pod["name"] in agents else None}
             for pod in shown
         ],
+        "goodput": goodput_value(goodput_of(job, incidents, wall())),
+        "detectors": detector_values(job),
         "incidents": [{**as_value(one), "summary": incident_line(one)} for one in incidents],
         "events": [
             {key: event.get(key) or "" for key in ("type", "reason", "message")}
@@ -88,20 +95,67 @@ def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
         print()
         rows = map(_pod_row, found["pods"])
         print_table(["POD", "NODE", "PHASE", "RESTARTS", "AGENT", "RANKS (PIDS)"], rows)
+    _show_watch(found)
     rules = [row for pod in found["pods"] for row in _rule_rows(pod)]
     if rules:
         print()
         titles = ["LOG RULE", "POD", "STATE", "WHO LOGS", "MATCHES", "LAST MATCH", "RANK", "LINE"]
         print_table(titles, rules)
+    if found["goodput"]["totalSeconds"]:
+        print("\ngoodput:")
+        print_table(*_indented(["PART", "TIME", "SHARE"], goodput_rows(found["goodput"])))
     waiting = waits(found["pods"])
     if is_embedded and (advice := advised(waiting)):
         waiting.append(advice)
-    sections = {"waiting": waiting, "incidents": _incidents(found), "events": _events(found)}
+    sections = {
+        "detectors": _detectors(found),
+        "waiting": waiting,
+        "incidents": _incidents(found),
+        "events": _events(found),
+    }
     for title, lines in sections.items():
         listed = list(lines)
         if listed:
             print(f"\n{title}:")
             print("\n".join(f"  {line}" for line in listed))
+
+
+def _show_watch(found: dict[str, Any]) -> None:
+    """How the ranks are, by the watchdog of their agents."""
+    ranks = [
+        {**one, "pod": pod["name"]}
+        for pod in found["pods"]
+        for one in (pod["agent"] or {}).get("watch", ())
+    ]
+    ranks.sort(key=lambda one: one["rank"])
+    if ranks:
+        now = wall()
+        print()
+        if rows := list(rank_rows(ranks, now)):
+            print_table(TITLES, rows)
+        if line := others_line(ranks, now):
+            print(line)
+
+
+def _indented(
+    titles: Sequence[str], rows: Iterable[Sequence[object]]
+) -> tuple[list[str], list[list[object]]]:
+    first, *rest = titles
+    return [f"  {first}", *rest], [[f"  {one[0]}", *one[1:]] for one in rows]
+
+
+def _detectors(found: dict[str, Any]) -> Iterator[str]:
+    """A line for each mode, with how often its detectors were right on this job."""
+    by_mode: dict[str, list[str]] = {}
+    for one in found["detectors"]:
+        counts = [f"{one[key]} {key}" for key in ("right", "wrong") if one[key]]
+        name = " ".join(filter(None, (one["detector"], _in_brackets(", ".join(counts)))))
+        by_mode.setdefault(one["mode"], []).append(name)
+    for mode in ("act", "warn", "shadow", "off"):
+        if mode in by_mode:
+            yield f"{mode + ':':<8}{', '.join(by_mode[mode])}"
+    if hint := promotion(found["name"], found["detectors"]):
+        yield hint
 
 
 def _in_brackets(text: str) -> str:

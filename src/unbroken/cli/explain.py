@@ -62,7 +62,7 @@ def command(
         print_json({**value, "incidents": list(map(as_value, listed))})
         return
     sheet = paper()
-    print(sheet.paint(f"{job}: {state(found)}, {restarts_text(found)}", is_bold=True))
+    print(sheet.paint(f"{job}: {state(found)}, {restarts_text(found)}", "bold"))
     if number is None and not every:
         _print_older(incidents[:-1], sheet)
     for one in incidents if every and number is None else chosen:

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken.core.signals import BY_DETECTOR
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.clock import monotonic, pause
 from unbroken.spec.codec import seconds_lost
@@ -41,6 +42,8 @@ SLOW_SECONDS = 2.0
 """A fault that lasts longer is told before it is mended."""
 REFRESH_SECONDS = 1.0
 INTERRUPTED, TERMINATED = 130, 143
+DETECTED = frozenset(BY_DETECTOR.values())
+"""Reasons of the events of detectors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class Follower:
         self._waiting_at: float | None = None
         """Since when, while that has not been told."""
         self._told: set[int] = set()
+        self._warned: set[tuple[str, str]] = set()
         self._agents: dict[str, AgentReport] = {}
         self._trouble = ""
         """Why the agents' state is not fresh."""
@@ -113,10 +117,19 @@ class Follower:
                 self._told.add(incident.number)
                 for line in told_lines(incident):
                     self._screen.note(line)
+        self._tell_warnings()
         self._tell_state()
         self._tell_waiting()
         self._read_rank_zero()
         self._show()
+
+    def _tell_warnings(self) -> None:
+        """What a detector has found that may only warn; once, however often it is said."""
+        for event in self._watched.warnings():
+            told = (str(event.get("reason")), first_line(str(event.get("message"))))
+            if told[0] in DETECTED and told not in self._warned:
+                self._warned.add(told)
+                self._screen.note(f"warning: {told[0]}: {told[1]}")
 
     def _tell_state(self) -> None:
         """A fault only once it lasts; else the incident's line says all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -9,9 +10,19 @@ import typer
 from unbroken.kube.clock import wall
 
 from .cluster import JOB_LABEL, PODS, Cluster, on_cluster
-from .place import Context, Embedded, Form, Namespace, Output, find
+from .goodput import goodput_of, goodput_value, largest, share_text
+from .place import Context, Embedded, Namespace, find
 from .show import note, print_json, print_table
 from .views import age, job_summary
+
+
+class Form(StrEnum):
+    """Forms of the list."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    """With what most time was lost to."""
+    JSON = "json"
 
 
 def command(
@@ -19,11 +30,15 @@ def command(
         bool, typer.Option("-A", "--all-namespaces", help="Jobs of every namespace.")
     ] = False,
     namespace: Namespace = "",
-    output: Form = Output.TEXT,
+    output: Annotated[Form, typer.Option("-o", "--output", help="text, wide or json.")] = Form.TEXT,
     directory: Embedded = None,
     context: Context = None,
 ) -> None:
-    """List jobs: state, pods, restarts, the class of the last fault."""
+    """List jobs: state, pods, restarts, the class of the last fault, goodput.
+
+    Goodput is the share of its time in which a job got on; -o wide says what cost it most.
+    """
+    now = wall()
 
     async def read(cluster: Cluster) -> list[dict[str, Any]]:
         inside = "" if every else cluster.namespace
@@ -32,17 +47,27 @@ def command(
         for pod in await cluster.select(PODS, JOB_LABEL, inside):
             metadata = pod["metadata"]
             pods.setdefault((metadata["namespace"], metadata["labels"][JOB_LABEL]), []).append(pod)
-        keys = [(job["metadata"]["namespace"], job["metadata"]["name"]) for job in jobs]
-        return [job_summary(job, pods.get(key, ())) for job, key in zip(jobs, keys, strict=True)]
+        broken = await cluster.incidents_of(jobs, inside)
+        found = []
+        for job in jobs:
+            key = (job["metadata"]["namespace"], job["metadata"]["name"])
+            good = goodput_of(job, broken[job["metadata"]["uid"]], now)
+            summary = job_summary(job, pods.get(key, ()))
+            found.append({**summary, "goodput": goodput_value(good)})
+        return found
 
     found = on_cluster(find(directory, context), namespace, read)
-    if output is Output.JSON:
+    if output is Form.JSON:
         print_json({"jobs": found})
     elif not found:
         note("no jobs; start one with: unbroken run train.py")
     else:
-        titles = ["NAME", "STATE", "READY", "SPARES", "RESTARTS", "LAST FAULT", "AGE"]
-        rows = [_row(one, wall()) for one in found]
+        titles = ["NAME", "STATE", "READY", "SPARES", "RESTARTS", "LAST FAULT", "GOODPUT", "AGE"]
+        rows = [_row(one, now) for one in found]
+        if output is Form.WIDE:
+            titles += ["LOST MOST TO", "LOST STEPS"]
+            for one, row in zip(found, rows, strict=True):
+                row += [largest(one["goodput"]), one["goodput"]["lostSteps"]]
         if every:
             titles = ["NAMESPACE", *titles]
             rows = [[one["namespace"], *row] for one, row in zip(found, rows, strict=True)]
@@ -51,7 +76,8 @@ def command(
 
 def _row(one: dict[str, Any], now: float) -> list[object]:
     ready = f"{one['ready']}/{one['replicas'] + one['spares']}"
+    good = share_text(one["goodput"]["share"])
     return [
         *(one["name"], one["state"], ready, one["spares"], one["restarts"]),
-        *(one["lastFault"], age(one["created"], now)),
+        *(one["lastFault"], good, age(one["created"], now)),
     ]

@@ -9,7 +9,20 @@ import typer
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
-from . import change, chaos, describe, down, explain, jobs, logs, operator, rules, status, up
+from . import (
+    change,
+    chaos,
+    describe,
+    detectors,
+    down,
+    explain,
+    jobs,
+    logs,
+    operator,
+    rules,
+    status,
+    up,
+)
 from . import run as running
 
 app = typer.Typer(
@@ -28,6 +41,7 @@ for name, command in (
     ("describe", describe.command),
     ("logs", logs.command),
     ("explain", explain.command),
+    ("detectors", detectors.command),
     ("restart", change.restart),
     ("suspend", change.suspend),
     ("resume", change.resume),

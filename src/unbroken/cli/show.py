@@ -26,28 +26,30 @@ class Paper:
     width: int | None = None
     has_colours: bool = False
 
-    def paint(self, text: str, colour: str = "", *, is_bold: bool = False) -> str:
-        """The text in a colour, where there are any."""
-        if not self.has_colours or not (colour or is_bold):
+    def paint(self, text: str, style: str) -> str:
+        """The text in a colour, `bold` or `dim`, where there are such."""
+        if not self.has_colours or not style:
             return text
-        is_dim = colour == "dim"
-        shade = None if is_dim or not colour else colour
-        return typer.style(text, shade, bold=is_bold or None, dim=is_dim or None)
+        if style in ("bold", "dim"):
+            return typer.style(text, bold=style == "bold" or None, dim=style == "dim" or None)
+        return typer.style(text, style)
 
-    def wrap(self, text: str, indent: int, colour: str = "", first: str = "") -> Iterator[str]:
-        """Lines no wider than the paper, those after the first with an indent."""
+    def wrap(
+        self, text: str, indent: int, style: str = "", first: str | None = None
+    ) -> Iterator[str]:
+        """Lines no wider than the paper; the first begins with `first`, the others an indent."""
         room = max((self.width or 0) - indent, NARROWEST) if self.width else None
         lines = [text]
         if room is not None and len(text) > room:
             lines = textwrap.wrap(text, room, break_on_hyphens=False, drop_whitespace=True)
         for index, line in enumerate(lines):
-            start = " " * indent if index or not first else first
-            yield f"{start}{self.paint(line, colour)}".rstrip()
+            start = " " * indent if index or first is None else first
+            yield f"{start}{self.paint(line, style)}".rstrip()
 
-    def field(self, name: str, text: str, colour: str = "") -> Iterator[str]:
+    def field(self, name: str, text: str, style: str = "") -> Iterator[str]:
         """A named part of a story."""
         first = f"  {self.paint(f'{name:<{FIELD}}', 'dim')}"
-        return self.wrap(text, FIELD + 2, colour, first)
+        return self.wrap(text, FIELD + 2, style, first)
 
 
 def paper() -> Paper:

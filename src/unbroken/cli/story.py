@@ -39,7 +39,7 @@ def story(
     culprit, field = incident.culprit, paper.field
     when = f"{datetime.fromtimestamp(incident.detected_at).astimezone():%Y-%m-%d %H:%M:%S}"
     head = f"incident {incident.number} (attempt {incident.attempt}): {culprit.fault}"
-    yield f"{paper.paint(head, is_bold=True)}, {when}"
+    yield from paper.wrap(f"{head}, {when}", 2, "bold", "")
     sure = f", {incident.confidence}" if incident.confidence else ""
     colour = COLOURS.get(incident.confidence, "red")
     yield from field("culprit", culprit_text(culprit) + sure, colour)

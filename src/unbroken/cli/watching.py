@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from lightkube.generic_resource import create_namespaced_resource
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import Event, Pod
 
 from unbroken.kube.informer import Informer
 from unbroken.spec import incident as incident_spec
@@ -25,7 +25,7 @@ INCIDENT = create_namespaced_resource(
 
 
 class Watched:
-    """Copies of a job, its pods and its incidents, for the time of an `async with`."""
+    """Copies of a job, its pods, incidents and events, for the time of an `async with`."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
@@ -40,10 +40,12 @@ class Watched:
         self._job = informer(JOB, fields=f"metadata.name={name}")
         self._pods = informer(Pod, labels=labels)
         self._incidents = informer(INCIDENT, labels=labels)
+        about = f"involvedObject.kind={job_spec.KIND},involvedObject.name={name}"
+        self._events = informer(Event, fields=about)
 
     async def __aenter__(self) -> Self:
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        for one in (self._incidents, self._job, self._pods):
+        for one in (self._incidents, self._job, self._pods, self._events):
             task = tasks.create_task(one.run())
             self._stack.callback(task.cancel)
         await self._job.synced.wait()
@@ -83,6 +85,14 @@ class Watched:
         """The job's pods, by name."""
         found = [one.to_dict() for one in self._pods.items()]
         return sorted(found, key=lambda one: str(one["metadata"]["name"]))
+
+    def warnings(self) -> list[Object]:
+        """Warnings on the job that is there, oldest first."""
+        job = self.job()
+        uid = job["metadata"]["uid"] if job else ""
+        found = [one.to_dict() for one in self._events.items() if one.type == "Warning"]
+        mine = [one for one in found if one["involvedObject"].get("uid") == uid]
+        return sorted(mine, key=lambda one: str(one["metadata"]["creationTimestamp"]))
 
     def incidents(self) -> list[Incident]:
         """Incidents of the job that is there, oldest first."""

@@ -1,0 +1,117 @@
+"""The ranks of a job as the watchdog sees them; of many, those that differ.  Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from unbroken.spec.times import time_seconds, time_text
+from unbroken.wire.observation import RankWatch
+
+from .views import span
+
+ALL_SHOWN = 16
+"""Ranks of a job that are all shown; of a larger one, only those that differ."""
+DIFFERENT_SHOWN = 24
+LATE_SHARE = 0.5
+"""Of the silence that is allowed: a rank that has used so much of it is shown."""
+STEPS_APART = 1
+"""Ranks in step tell their steps at slightly different times."""
+TITLES = ("RANK", "POD", "PHASE", "STEP", "STEP TIME", "LAST SIGN", "ALLOWED", "ALARMS")
+
+Rank = Mapping[str, Any]
+
+
+def watch_value(watch: RankWatch) -> dict[str, Any]:
+    """A rank for a program: times as RFC 3339, NaN and infinities as text."""
+
+    def when(at: float | None) -> str | None:
+        return None if at is None else time_text(at, has_microseconds=True)
+
+    return {
+        "rank": watch.rank,
+        "phase": watch.phase,
+        "step": watch.step,
+        "stepTime": when(watch.step_at),
+        "stepSeconds": watch.step_seconds,
+        "lastSign": when(watch.sign_at),
+        "allowedSeconds": watch.allowed_seconds,
+        "checkpointStep": watch.checkpoint_step,
+        "metrics": {k: v if math.isfinite(v) else str(v) for k, v in watch.metrics.items()},
+        "alarms": [
+            {"detector": one.detector, "since": when(one.since), "why": one.why}
+            for one in watch.alarms
+        ],
+    }
+
+
+def rank_rows(ranks: Sequence[Rank], now: float) -> Iterator[list[object]]:
+    """Rows of the table of those that are worth one; `ranks`: of `watch_value`, with `pod`."""
+    shown = ranks if len(ranks) <= ALL_SHOWN else _different(ranks, now)[:DIFFERENT_SHOWN]
+    for one in shown:
+        silence = _silence(one, now)
+        yield [
+            one["rank"],
+            one["pod"],
+            one["phase"] or "-",
+            "-" if one["step"] is None else one["step"],
+            "-" if one["stepSeconds"] is None else span(one["stepSeconds"]),
+            "-" if silence is None else f"{_short(silence)} ago",
+            "learning" if one["allowedSeconds"] is None else _short(one["allowedSeconds"]),
+            ", ".join(f"{alarm['detector']}: {alarm['why']}" for alarm in one["alarms"]) or "-",
+        ]
+
+
+def others_line(ranks: Sequence[Rank], now: float) -> str:
+    """One line on the ranks that have no row; empty: there are none."""
+    if len(ranks) <= ALL_SHOWN:
+        return ""
+    different = _different(ranks, now)
+    rest = [one for one in ranks if one not in different]
+    hidden = len(different) - DIFFERENT_SHOWN
+    more = [f"{hidden} more that differ"] if hidden > 0 else []
+    if not rest:
+        return "; ".join(more)
+    phases = Counter(one["phase"] or "-" for one in rest)
+    parts = [f"{'the other ' if different else 'all '}{len(rest)} ranks: {', '.join(phases)}"]
+    parts += _range("step", "", (one["step"] for one in rest))
+    parts += _range("last sign", " ago", (_silence(one, now) for one in rest))
+    parts += _range("allowed", "", (one["allowedSeconds"] for one in rest)) or ["learning"]
+    return "; ".join([", ".join(parts), *more])
+
+
+def _different(ranks: Sequence[Rank], now: float) -> list[Rank]:
+    """Ranks with an alarm, another phase or step than most, or long without a sign."""
+    phase = Counter(one["phase"] for one in ranks).most_common(1)[0][0]
+    step = Counter(one["step"] for one in ranks).most_common(1)[0][0]
+
+    def is_different(one: Rank) -> bool:
+        silence, allowed = _silence(one, now), one["allowedSeconds"]
+        is_late = silence is not None and allowed is not None and silence > LATE_SHARE * allowed
+        is_apart = (one["step"] is None) != (step is None)
+        is_apart |= None not in (one["step"], step) and abs(one["step"] - step) > STEPS_APART
+        return bool(one["alarms"]) or one["phase"] != phase or is_apart or is_late
+
+    return sorted(filter(is_different, ranks), key=lambda one: (not one["alarms"], one["rank"]))
+
+
+def _silence(one: Rank, now: float) -> float | None:
+    return None if one["lastSign"] is None else max(now - time_seconds(one["lastSign"]), 0.0)
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else span(seconds)
+
+
+def _range(name: str, end: str, given: Iterable[float | None]) -> list[str]:
+    """`last sign 0.1 s to 2.0 s ago`; nothing where nothing is known."""
+    values = [one for one in given if one is not None]
+    if not values:
+        return []
+    least, most = (
+        str(value) if isinstance(value, int) else _short(value)
+        for value in (min(values), max(values))
+    )
+    return [f"{name} {least}{end}" if least == most else f"{name} {least} to {most}{end}"]
