@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test check lock bench clean sim e2e
+.PHONY: setup demo test check lock bench clean sim e2e scoreboard
 
 setup: $(VENV)/.done
 
@@ -40,6 +40,10 @@ bench: setup
 	@$(BIN)/python benchmarks/api.py
 	@$(BIN)/python benchmarks/recovery.py --quick
 	@$(BIN)/python benchmarks/agent.py
+
+# What finds which fault, and whom it blames: a few faults, ours and torchrun, two minutes.
+scoreboard: setup
+	@$(BIN)/python benchmarks/scoreboard.py --quick
 
 # Rewrites requirements.lock from pyproject.toml; torch stays out of it (setup installs the CPU build).
 lock: setup

@@ -45,7 +45,7 @@ LAUNCHERS = (
     FtLauncher,
     Dlrover,
 )
-QUICK_FAULTS = ("stop", "error", "segfault", "healthy")
+QUICK_FAULTS = ("stop", "error", "segfault", "disk")
 QUICK_LAUNCHERS = ("unbroken", "torchrun")
 Contest = tuple[Fault, int, Launcher, str]
 TORCH_MEBIBYTES = 800
@@ -75,6 +75,7 @@ def run_trial(contest: Contest, directory: Path, bound: float) -> Outcome:
             with _starting:
                 job = launcher.start(trial)
                 judge.until_step(job)
+                say(f"{directory.name} {launcher.name} steps")
             try:
                 why = judge.look_on(job, bound)
                 return judge.outcome(launcher.name, program, why, job.words(judge.ranks))

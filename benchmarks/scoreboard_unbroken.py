@@ -23,6 +23,7 @@ from scoreboard_launch import RESTARTS_MAX, SCRIPT, Launcher, Trial
 from scoreboard_logs import Word
 from scoreboard_trials import AGENTS, RANKS_PER_AGENT
 
+from unbroken.core.signals import BY_DETECTOR
 from unbroken.spec.codec import incident_from
 from unbroken.spec.detectors import ANNOTATION
 
@@ -33,8 +34,8 @@ CORE = "/api/v1/namespaces/default"
 SETTLE_SECONDS, LOOK_SECONDS = 15.0, 0.5
 COLLECTIVE_SECONDS = 1800.0
 _RANK = re.compile(r"\brank (\d+)")
-_STORY = ("Created", "Started", "Running", "Completed", "Recovered")
-"""Reasons of events that are warnings for another cause than a detector."""
+_REASONS = frozenset(BY_DETECTOR.values())
+"""Of the events of detectors that only warn."""
 
 
 class Server:
@@ -104,9 +105,9 @@ class ClusterJob:
         found = []
         for one in listed:
             about = one["involvedObject"]
-            if about["name"] != self.name or not one["reason"].startswith("Detect"):
+            if about["name"] != self.name or one["reason"] not in _REASONS:
                 continue
-            said = one.get("firstTimestamp") or one.get("eventTime")
+            said = one.get("eventTime") or one["firstTimestamp"]
             rank = _RANK.search(one["message"])
             text = f"{one['reason']}: {one['message']}"
             at = datetime.fromisoformat(said).timestamp()

@@ -1,0 +1,64 @@
+"""Some trials of `benchmarks/scoreboard.py` for real: unbroken beside torchrun."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.clusters import processes
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks/scoreboard.py"
+
+
+def command(*options: str) -> list[str]:
+    """Run it with few trials."""
+    return [sys.executable, "-W", "ignore", str(PROGRAM), "--seeds=1", *options]
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+def test_each_launcher_is_judged_alike(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    words = command("--faults=error,disk", "--launchers=unbroken,torchrun", f"--json={figures}")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=360)
+    assert done.returncode == 0, done.stderr
+    trials: list[dict[str, Any]] = json.loads(figures.read_text())["trials"]
+    assert {(one["fault"], one["launcher"]) for one in trials} == {
+        (fault, launcher) for fault in ("error", "disk") for launcher in ("unbroken", "torchrun")
+    }
+    for one in trials:
+        assert one["survived"], one
+        assert one["detected_seconds"] > 0
+        assert one["stall_seconds"] > 0
+        assert (one["restarts"], one["early"]) == (1, 0)
+        assert 0 < one["lost_steps"] <= 10
+        if one["launcher"] == "unbroken":
+            assert one["blamed"] == one["rank"]
+    page = tmp_path / "page.md"
+    subprocess.run(command(f"--markdown={page}", f"--from={figures}"), check=True, timeout=60)
+    assert "| torchrun | plain | 1/1 | 1/1 |" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+def test_an_interrupt_ends_all_that_was_started() -> None:
+    words = command("--faults=silent", "--launchers=unbroken")
+    with subprocess.Popen(words, text=True, stderr=subprocess.PIPE) as program:
+        assert program.stderr is not None
+        directory = program.stderr.readline().split()[1]
+        assert any("steps" in line for line in program.stderr)
+        assert processes(directory)
+        program.send_signal(signal.SIGINT)
+        _, said = program.communicate(timeout=60)
+    assert program.returncode == 0
+    assert "interrupted" in said
+    assert processes(directory) == []
+    assert not Path(directory).exists()
