@@ -63,7 +63,7 @@ def test_a_hang_is_told_on_one_screen() -> None:
     text = "\n".join(lines)
     assert "  culprit    rank 3 (a-pods-1 on node-1), certain\n" in text
     assert "  because    rank 3 is stopped while 3 ranks wait in all_reduce\n" in text
-    assert "  said last  | step 119\n             | step 120\n" in text
+    assert "  evidence   | step 119\n             | step 120\n" in text
     differs = text.index("  differs    rank 3: stopped by a signal\n               | forward")
     assert differs < text.index("  others     ranks 0-2 (3): waits in all_reduce\n")
     assert re.search(
@@ -106,11 +106,19 @@ def test_colours_change_no_word() -> None:
 
 def test_stacks_are_folded_to_the_users_own_code() -> None:
     assert folded(STUCK, 6) == list(STUCK)
-    assert folded(STUCK, 3) == [STUCK[0], "... 2 frames", STUCK[3], STUCK[4], "... 1 frame"]
-    native = ("a (x.so)", "b (x.so)", "c (x.so)", "d (x.so)")
-    assert folded(native, 3) == [*native[:3], "... 1 frame"]
+    assert folded(STUCK, 3) == [STUCK[0], "... 2 frames", *STUCK[3:]]
+    native = tuple(f"{letter} (x.so)" for letter in "abcde")
+    assert folded(native, 3) == [*native[:3], "... 2 frames"]
+    assert folded(native[:4], 3) == list(native[:4])
     full = "\n".join(story(HUNG, is_full=True))
     assert all(frame in full for frame in STUCK)
+
+
+def test_a_stack_that_is_evidence_is_shown_once() -> None:
+    shown = replace(HUNG, culprit=replace(FROZEN, evidence=GROUPS[0].stack))
+    text = "\n".join(story(shown))
+    assert text.count(GROUPS[0].stack[0]) == 1
+    assert "  evidence" not in text
 
 
 def test_many_groups_are_counted_and_shown_when_asked() -> None:

@@ -18,11 +18,15 @@ from .views import WORDS, culprit_text, span, stages
 GROUPS_SHOWN = 5
 FRAMES_SHOWN = 3
 """Of a group that does as most do."""
-OUTLIER_FRAMES_SHOWN = 8
+OUTLIER_FRAMES_SHOWN = 5
 ALSO_SHOWN = 6
 PATTERN_LEAST = 3
 """So many incidents have something in common by more than chance."""
-LIBRARIES = re.compile(r"/(site-packages|dist-packages|lib/python3[^/]*)/|<frozen |[(][^:]*[)]$")
+LIBRARIES = re.compile(
+    r"/(site-packages|dist-packages|lib/python3[^/]*)/"
+    r"|[(](torch|numpy|transformers|accelerate|lightning|pytorch_lightning|deepspeed)/"
+    r"|[(]<frozen |[(][^:]*[)]$"
+)
 """In a frame: not the user's own code."""
 PLAIN = Paper()
 COLOURS = {"certain": "red", "likely": "red", "unsure": "yellow"}
@@ -46,8 +50,9 @@ def story(
     if incident.blame:
         yield from field("because", incident.blame)
     yield from field("what", culprit.text)
-    for index, line in enumerate(culprit.evidence):
-        yield from field("" if index else "said last", f"| {line}")
+    is_stack = any(set(culprit.evidence) <= set(one.stack) for one in incident.groups)
+    for index, line in enumerate(() if is_stack else culprit.evidence):
+        yield from field("" if index else "evidence", f"| {line}")
     yield from _groups(incident.groups, paper, is_full=is_full)
     yield from field("remedy", f"{incident.remedy.value}: {WORDS[incident.remedy][0]}")
     yield from field("why", incident.reason)
@@ -106,8 +111,9 @@ def folded(stack: Sequence[str], most: int) -> list[str]:
     )
     lines, last = [], -1
     for index in [*kept, len(stack)]:
-        if index - last > 1:
-            lines.append(f"... {counted(index - last - 1, 'frame')}")
+        hidden = index - last - 1
+        if hidden:
+            lines.append(stack[last + 1] if hidden == 1 else f"... {counted(hidden, 'frame')}")
         if index < len(stack):
             lines.append(stack[index])
         last = index
