@@ -302,4 +302,6 @@ def _fault(options: dict[str, str]) -> WorkerFault:
         exit_code=1,
         message=options.get("text", "exit code 1"),
         lines=tuple(options["lines"].split("|")) if "lines" in options else (),
+        fingerprint=options.get("print", ""),
+        step=int(options["step"]) if "step" in options else None,
     )

@@ -9,7 +9,7 @@ import yaml
 
 from job_samples import MANIFESTS, changed, job, published, rule, template
 from unbroken.errors import SpecError
-from unbroken.spec.job import AgentAuth, CleanPodPolicy, JobOptions
+from unbroken.spec.job import AgentAuth, CleanPodPolicy, JobOptions, SameError
 from unbroken.spec.log_rule_ranks import Scope, Watch
 from unbroken.spec.parse import admit_job, load_job, normalized, parse_job
 from unbroken.spec.problems import ManifestError
@@ -341,7 +341,7 @@ REFUSED = [
             "metadata.annotations[unbroken.dev/prority]: Forbidden: unknown; "
             "known annotations are unbroken.dev/agent-auth, unbroken.dev/detectors, "
             "unbroken.dev/log-rule-ranks, "
-            "unbroken.dev/restart"
+            "unbroken.dev/restart, unbroken.dev/same-error"
         ),
     ),
     (
@@ -503,6 +503,10 @@ def test_options_are_annotations() -> None:
     assert load_job(job()).options == JobOptions(AgentAuth.TOKEN, None)
     ranks = load_job(annotated(log_rule_ranks="*=every")).options.log_rule_ranks
     assert ranks == {"*": Watch(Scope.RANK)}
+    assert load_job(annotated(same_error="restart")).options.same_error is SameError.RESTART
+    assert problems(annotated(same_error="never"))[0].startswith(
+        "metadata.annotations[unbroken.dev/same-error]: Unsupported value"
+    )
 
 
 def test_finished_job_is_kept_unless_told_otherwise() -> None:

@@ -260,7 +260,12 @@ def _seen(job: JobObject, parsed: Parsed) -> JobSeen:
     is_deleting = bool(job["metadata"].get("deletionTimestamp"))
     options = parsed.options
     return JobSeen(
-        parsed.spec, is_deleting, options.restart, options.log_rule_ranks, options.detectors
+        parsed.spec,
+        is_deleting,
+        options.restart,
+        options.log_rule_ranks,
+        options.detectors,
+        same_error=options.same_error,
     )
 
 

@@ -167,7 +167,7 @@ class Job:
     def _job_seen(self, event: JobSeen, now: float) -> None:
         state, old = self.state, self.state.spec
         state.spec, state.watches = event.spec, event.log_rule_watches
-        state.detectors = event.detectors
+        state.detectors, state.same_error = event.detectors, event.same_error
         if old is None:
             state.find_ledger(event.ledger)
         if event.is_deleting:

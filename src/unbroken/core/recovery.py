@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TypedDict
 
 from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
-from unbroken.spec.job import FaultyPods, RestartStatus
+from unbroken.spec.job import FaultyPods, RestartStatus, SameError
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind
 
-from . import budgets, ladder, signals
+from . import budgets, ladder, repeats, signals
 from .conditions import Standing
 from .events import NodeName, PodName, PodPhase
 from .gang import Stage
 from .incidents import UNCHARGED, culprit
 from .life import Life, Verdict
 from .progress import before
+from .repeats import Repeat
 from .roster import Member
 from .state import JobState, Phase
 
@@ -26,6 +28,8 @@ _OF_NODES = (signals.NODE_LOST, signals.NODE_FAULT)
 REPEATED = 2
 """A node that held so many culprits is a repeat offender."""
 
+TRACEBACK_LINES = 12
+"""Of the error that has ended a job, in its condition."""
 LAST_CHARACTERS = 200
 """Of a culprit's last line, in a condition."""
 
@@ -49,6 +53,7 @@ class Recovery:
     def __init__(self, state: JobState, life: Life) -> None:
         self._state = state
         self._life = life
+        self._failure = "RetriesExhausted"
         self.interrupted: Interrupted = lambda found, now: ([], {})
         """What was suspected when another fault came, and what is known of it."""
 
@@ -60,6 +65,7 @@ class Recovery:
         incident = state.incidents.open
         if state.gang.stage is Stage.HALTED and incident is not None:
             if state.incidents.join(found):
+                self._reconsider(now)
                 self._say(now)
         elif state.phase is not Phase.ENDING:
             self.open(found, now, details)
@@ -92,7 +98,8 @@ class Recovery:
         suspected, known = self.interrupted(found, now)
         found = [*found, *suspected, *self._leavers(found, broken, now)]
         state.broken = (broken, culprit(found).fault)
-        charged = self._charge(found, now)
+        step = before(state.watched, now)["step"]
+        charged = self._weigh(self._charge(found, now), found, step, now)
         condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]
         lost = dict.fromkeys(m.view.name for m in condemned)
         lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
@@ -206,6 +213,54 @@ class Recovery:
         charged = state.attempt - state.incidents.uncharged
         return budgets.charge(budgets.limits(state.spec.run_policy), budget, charged, now - start)
 
+    def _repeat(self, found: Sequence[Signal], step: int | None, now: float) -> Repeat | None:
+        """Whether the error has come before, in this life of the job."""
+        state = self._state
+        start = state.status.start_time or 0.0
+        closed = [one for one in state.incidents.closed.values() if one.detected_at >= start]
+        unusable = {*state.roster.unusable_nodes(), *state.plan.avoid}
+        return repeats.find(found, step, closed, now, state.roster.nodes.keys() - unusable)
+
+    def _weigh(
+        self, charged: budgets.Charge, found: Sequence[Signal], step: int | None, now: float
+    ) -> budgets.Charge:
+        """The charge, where the error has come before: that of no restart, or away from a node."""
+        state = self._state
+        repeat = self._repeat(found, step, now)
+        if repeat is None or charged.remedy is Remedy.FAIL:
+            return charged
+        if repeat.is_users and state.same_error is SameError.STOP:
+            self._failure = repeats.SAME_ERROR
+            budget = state.status.restart_status or RestartStatus()
+            return budgets.Charge(budget, Remedy.FAIL, repeat.text)
+        if repeat.suspect and charged.remedy is Remedy.PROCESS:
+            self._leave(NodeName(repeat.suspect), repeat.text, now)
+        return replace(charged, reason=f"{repeat.text}; {charged.reason}")
+
+    def _leave(self, node: NodeName, why: str, now: float) -> None:
+        """Let the job's pods go from a node that is suspected."""
+        state = self._state
+        state.plan.avoid |= {node}
+        for member in state.roster.on_node(node):
+            if not member.condemned and member.uid in state.gang.ranks:
+                state.objects += state.plan.condemn(member, why, now)
+                state.ranks.release(member.uid)
+                state.gang.forget(member.uid)
+
+    def _reconsider(self, now: float) -> None:
+        """Another first cause may be known by now, and may have come before."""
+        state, incident = self._state, self._state.incidents.open
+        assert incident is not None
+        if incident.remedy is Remedy.FAIL or state.same_error is not SameError.STOP:
+            return
+        repeat = self._repeat(incident.signals, incident.step, now)
+        if repeat is not None and repeat.is_users:
+            self._failure = repeats.SAME_ERROR
+            state.incidents.change(remedy=Remedy.FAIL, reason=repeat.text)
+            # Nothing of the next attempt has been started, and nothing will be.
+            state.attempt = min(state.attempt, incident.attempt)
+            state.set_status(restart_count=state.attempt)
+
     def _say(self, now: float) -> None:
         """Put the culprit, as it is known now, into the condition."""
         state, incident = self._state, self._state.incidents.open
@@ -214,7 +269,9 @@ class Recovery:
         state.stand(Standing.FAULTED, reason, text, now)
         state.set_status(latest_faulty=_faulty(incident.remedy, incident.culprit, incident.signals))
         if incident.remedy is Remedy.FAIL:
-            self._life.end(Verdict(Standing.FAILED, "RetriesExhausted", text), now)
+            if self._failure == repeats.SAME_ERROR:
+                text = "\n".join([text, *incident.culprit.evidence[-TRACEBACK_LINES:]])
+            self._life.end(Verdict(Standing.FAILED, self._failure, text), now)
 
     def _replace_all(self, now: float) -> None:
         state = self._state

@@ -113,6 +113,8 @@ def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
         rank=fault.rank if fault.pid or fault.kind is not FaultKind.LOG_RULE else None,
         evidence=tuple(line[:TEXT_CHARACTERS] for line in fault.lines[-LINES_MAX:]),
         exit_code=code,
+        fingerprint=fault.fingerprint,
+        step=fault.step,
     )
 
 

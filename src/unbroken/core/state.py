@@ -11,7 +11,14 @@ from dataclasses import replace
 from enum import Enum
 
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
-from unbroken.spec.job import FaultyPods, JobSpec, JobStatus, ReplicaSpec, RestartStatus
+from unbroken.spec.job import (
+    FaultyPods,
+    JobSpec,
+    JobStatus,
+    ReplicaSpec,
+    RestartStatus,
+    SameError,
+)
 from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
 
@@ -67,6 +74,7 @@ class JobState:
         self.watches: Mapping[str, Watch] = {}
         """Who must log, by log rule."""
         self.detectors: Mapping[Detector, Mode] = DEFAULTS
+        self.same_error = SameError.STOP
         self.shape: tuple[ReplicaSpec, ...] = ()
         """Replica specs in force; those of the spec since the last full start."""
         self.phase = Phase.UNKNOWN

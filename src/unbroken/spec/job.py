@@ -132,6 +132,15 @@ class AgentAuth(Enum):
     NONE = "none"
 
 
+class SameError(Enum):
+    """What an error that comes again at the same step leads to."""
+
+    STOP = "stop"
+    """The job fails at once: no restart would help."""
+    RESTART = "restart"
+    """The job is restarted as long as its budget lasts."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """What a user wants beyond the CRD, as annotations `unbroken.dev/...` of the job."""
@@ -142,6 +151,7 @@ class JobOptions:
     log_rule_ranks: Mapping[str, Watch] = field(default_factory=dict)
     """Who must log, by log rule; `*`: all others."""
     detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
+    same_error: SameError = SameError.STOP
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from unbroken.errors import SpecError
 
 from .detectors import ANNOTATION as DETECTORS
 from .detectors import DEFAULTS, Detector, Mode, read_detectors
-from .job import GROUP, KIND, VERSION, AgentAuth, JobOptions, JobSpec
+from .job import GROUP, KIND, VERSION, AgentAuth, JobOptions, JobSpec, SameError
 from .ledger import ANNOTATION as LEDGER
 from .log_rule_ranks import Watch, read_watches
 from .log_rules import check_watches
@@ -28,8 +29,9 @@ OTHER_KIND = "HyperPodPytorchJob"
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 OPTIONS_PREFIX = "unbroken.dev/"
 AGENT_AUTH, RESTART = "unbroken.dev/agent-auth", "unbroken.dev/restart"
-LOG_RULE_RANKS = "unbroken.dev/log-rule-ranks"
-OPTIONS = (AGENT_AUTH, DETECTORS, LOG_RULE_RANKS, RESTART)
+LOG_RULE_RANKS, SAME_ERROR = "unbroken.dev/log-rule-ranks", "unbroken.dev/same-error"
+OPTIONS = (AGENT_AUTH, DETECTORS, LOG_RULE_RANKS, RESTART, SAME_ERROR)
+E = TypeVar("E", bound=Enum)
 QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_PREFIX = "kueue.x-k8s.io/"
 
@@ -143,13 +145,9 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
         if str(key).startswith(OPTIONS_PREFIX) and key not in (*OPTIONS, LEDGER):
             known = f"known annotations are {', '.join(OPTIONS)}"
             report.forbidden(f"{path}[{str(key)[:80]}]", f"unknown; {known}")
-    auth, restart = AgentAuth.TOKEN, None
-    given = annotations.get(AGENT_AUTH)
-    choices = {member.value: member for member in AgentAuth}
-    if isinstance(given, str) and given in choices:
-        auth = choices[given]
-    elif given is not None:
-        report.unsupported(f"{path}[{AGENT_AUTH}]", given, choices)
+    auth = _choice(annotations, AGENT_AUTH, AgentAuth.TOKEN, report)
+    same_error = _choice(annotations, SAME_ERROR, SameError.STOP, report)
+    restart = None
     asked = annotations.get(RESTART)
     if asked is not None:
         try:
@@ -160,7 +158,18 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     ranks = annotations.get(LOG_RULE_RANKS)
     place = f"{path}[{LOG_RULE_RANKS}]"
     watches = {} if ranks is None else _watches(ranks, place, spec, report)
-    return JobOptions(auth, restart, watches, _detectors(annotations.get(DETECTORS), path, report))
+    detectors = _detectors(annotations.get(DETECTORS), path, report)
+    return JobOptions(auth, restart, watches, detectors, same_error)
+
+
+def _choice(given: Mapping[str, Any], key: str, default: E, report: Report) -> E:
+    choices: dict[str, E] = {str(member.value): member for member in type(default)}
+    value = given.get(key)
+    if isinstance(value, str) and value in choices:
+        return choices[value]
+    if value is not None:
+        report.unsupported(f"metadata.annotations[{key}]", value, choices)
+    return default
 
 
 def _detectors(given: Any, path: str, report: Report) -> Mapping[Detector, Mode]:
