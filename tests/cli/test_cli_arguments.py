@@ -58,6 +58,8 @@ def here(tmp_path: Path) -> Cli:
         (["run", "--context", "far", "train.py"], "--dir and --context name two clusters"),
         (["jobs"], "no cluster runs from "),
         (["explain"], "Missing argument 'JOB'"),
+        (["stacks"], "Missing argument 'JOB'"),
+        (["stacks", "job", "--seconds", "0"], "--seconds"),
         (["explain", "job", "--incident", "0"], "--incident"),
         (["logs", "job", "--rank", "-1"], "--rank"),
         (["chaos", "kill-worker", "job"], "start one with: unbroken up"),
@@ -109,7 +111,8 @@ def test_help_loads_neither_client_nor_cluster() -> None:
 
 
 def test_every_job_command_offers_json_and_a_cluster() -> None:
-    every = ["run", "jobs", "describe", "logs", "explain", "restart", "suspend", "resume", "delete"]
+    every = ["run", "jobs", "describe", "logs", "explain", "stacks", "restart", "suspend", "resume"]
+    every.append("delete")
     drills = ["kill-worker", "freeze-worker", "kill-agent", "kill-pod", "kill-node"]
     for command in (*([one] for one in every), *(["chaos", one] for one in drills)):
         done = subprocess.run(

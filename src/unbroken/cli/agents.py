@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from unbroken.errors import PeerError
 from unbroken.spec.times import time_text
 from unbroken.wire.agent import PORT, AgentReport, RuleView
 from unbroken.wire.agent_codec import decode_report
+from unbroken.wire.observation import Evidence
+from unbroken.wire.observation_codec import decode_evidence
 
 from .cluster import SECRETS, Cluster, Object
 from .ranks import watch_value
 
 if TYPE_CHECKING:
     import aiohttp
+
+T = TypeVar("T")
 
 ANSWER_SECONDS = 2.0
 """An agent that takes longer is busy or gone; what it would say is left out."""
@@ -40,33 +45,56 @@ async def job_token(cluster: Cluster, job: str) -> str | None:
 
 async def reports(cluster: Cluster, job: str, pods: Iterable[Object]) -> dict[str, AgentReport]:
     """The report of each pod's agent that answers, by the pod's name."""
+    return await _ask(cluster, job, pods, Question("/v1/report", decode_report, ANSWER_SECONDS))
+
+
+async def evidence(
+    cluster: Cluster, job: str, pods: Iterable[Object], seconds: float
+) -> dict[str, Evidence]:
+    """What each agent that answers finds its ranks doing within the time, by the pod's name."""
+    path = f"/v1/evidence?seconds={seconds:g}"
+    question = Question(path, decode_evidence, seconds + ANSWER_SECONDS)
+    return await _ask(cluster, job, pods, question)
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[T]):
+    """What every agent is asked."""
+
+    path: str
+    decode: Callable[[bytes], T]
+    seconds: float
+
+    async def ask(self, session: aiohttp.ClientSession, address: str) -> T | None:
+        """None: there is no agent, or one that does not speak with us."""
+        import aiohttp
+
+        try:
+            async with session.get(f"http://{address}:{PORT}{self.path}") as answer:
+                return self.decode(await answer.read()) if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, PeerError):
+            return None
+
+
+async def _ask(
+    cluster: Cluster, job: str, pods: Iterable[Object], question: Question[T]
+) -> dict[str, T]:
     if cluster.place.paths is None:
         return {}
     import aiohttp
 
     token = await job_token(cluster, job)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=question.seconds)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         addresses = {
             pod["metadata"]["name"]: address
             for pod in pods
             if (address := (pod.get("status") or {}).get("podIP"))
         }
-        answers = await asyncio.gather(*(_report(session, one) for one in addresses.values()))
+        asked = [question.ask(session, one) for one in addresses.values()]
+        answers = await asyncio.gather(*asked)
     return {name: one for name, one in zip(addresses, answers, strict=True) if one is not None}
-
-
-async def _report(session: aiohttp.ClientSession, address: str) -> AgentReport | None:
-    import aiohttp
-
-    try:
-        async with session.get(f"http://{address}:{PORT}/v1/report") as answer:
-            if answer.status != 200:
-                return None
-            return decode_report(await answer.read())
-    except (aiohttp.ClientError, TimeoutError, OSError, PeerError):
-        return None  # no agent, or one that does not speak with us: as good as absent
 
 
 def agent_value(report: AgentReport) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from . import (
     logs,
     operator,
     rules,
+    stacks,
     status,
     up,
 )
@@ -41,6 +42,7 @@ for name, command in (
     ("describe", describe.command),
     ("logs", logs.command),
     ("explain", explain.command),
+    ("stacks", stacks.command),
     ("detectors", detectors.command),
     ("restart", change.restart),
     ("suspend", change.suspend),
