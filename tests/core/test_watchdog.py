@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from drive_watchdog import START, Drive
@@ -233,6 +234,22 @@ def test_a_checkpoint_is_missed_after_three_intervals() -> None:
     drive.save()
     drive.wait(2)
     assert not drive.alarms
+
+
+def test_times_that_differ_a_little_from_look_to_look_are_one_checkpoint() -> None:
+    drive = Drive()
+    drive.be(cores=1, state="R")
+    for _ in range(4):
+        drive.steps(100, 1.0)
+        drive.save()
+        for i in range(50):
+            at = (drive.page.checkpoint_at or 0) + (1 - 2 * (i % 2)) * 0.001
+            drive.page = replace(drive.page, checkpoint_at=at)
+            drive.step(1)
+    drive.steps(300, 1.0)
+    assert drive.alarms == set()
+    drive.steps(120, 1.0)
+    assert drive.alarms == {"checkpoint"}
 
 
 def test_a_detector_that_is_off_finds_nothing_and_costs_no_looks() -> None:

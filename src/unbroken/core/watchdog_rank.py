@@ -28,6 +28,8 @@ LOOK_SECONDS = 1.0
 PROCESS_SECONDS = 5.0
 """Between looks at /proc while all is well."""
 STOPPED_SECONDS, STUCK_SECONDS = 1.0, 10.0
+SAME_SECONDS = 0.05
+"""Times of a page that are translated from another clock differ by less from look to look."""
 SAMPLE_SECONDS_MIN = 0.5
 """A share of the processor over less is noise."""
 WORK_SHARE, WORK_BYTES = 0.1, 64 * 1024.0
@@ -134,7 +136,9 @@ class RankState:
             self._change_phase(old, page)
         if page.calls > old.calls:
             self._step(old, page, now)
-        if page.checkpoint_at is not None and page.checkpoint_at != old.checkpoint_at:
+        if page.checkpoint_at is not None and (
+            old.checkpoint_at is None or page.checkpoint_at > old.checkpoint_at + SAME_SECONDS
+        ):
             self.hits += 1
             excused = self._save_excuse.take(page.checkpoint_at)
             self._checkpoints.add(page.checkpoint_at, page.checkpoint_step, excused)
