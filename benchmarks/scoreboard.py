@@ -46,6 +46,10 @@ LAUNCHERS = (
     FtLauncher,
     Dlrover,
 )
+NOT_RUN = {
+    "torchft": "it has no launcher; its Manager needs a training loop of its own, and what it"
+    " promises, to go on with the ranks that are left, is another result than the judge's"
+}
 QUICK_FAULTS = ("stop", "error", "segfault", "disk")
 QUICK_LAUNCHERS = ("unbroken", "torchrun")
 Contest = tuple[Fault, int, Launcher, str]
@@ -171,7 +175,7 @@ def parse() -> argparse.Namespace:
     add("--markdown", type=Path, help="write the page of figures and run nothing")
     add("--from", type=Path, nargs="+", dest="sources", help="files of figures for it")
     options = parser.parse_args()
-    options.skipped = {}
+    options.skipped = dict(NOT_RUN)
     if options.quick:
         options.faults, options.launchers = ",".join(QUICK_FAULTS), ",".join(QUICK_LAUNCHERS)
         options.seeds = 1

@@ -188,7 +188,7 @@ class Judge:
         """The longest time without a step of any rank, from the last step before the fault."""
         times = sorted(at for at, _, _ in self.steps)
         before = [at for at in times if at <= since]
-        later = [before[-1] if before else since, *(at for at in times if at > since)]
+        later = [*(before[-1:] or [since] * bool(since)), *(at for at in times if at > since)]
         return max((b - a for a, b in pairwise(later)), default=0.0)
 
     def _hear(self, seconds: float) -> None:
