@@ -78,7 +78,45 @@ def fault(rank: int = 1, **end: object) -> WorkerFault:
         ("ConnectionResetError: [Errno 104] Connection reset by peer", FaultKind.EXCEPTION),
         ("requests.exceptions.ConnectionError: connection refused", FaultKind.EXCEPTION),
         # Nor is every error of a communication library the loss of a peer.
-        ("RuntimeError: NCCL Error 2: unhandled cuda error", FaultKind.EXCEPTION),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, invalid usage",
+            FaultKind.EXCEPTION,
+        ),
+        ("RuntimeError: NCCL Error 2: unhandled cuda error", FaultKind.CUDA_ERROR),
+        (
+            "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+            FaultKind.CUDA_ERROR,
+        ),
+        (
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            FaultKind.CUDA_ERROR,
+        ),
+        ("RuntimeError: CUDA error: device-side assert triggered", FaultKind.EXCEPTION),
+        ("RuntimeError: CUDA error: out of memory", FaultKind.OUT_OF_MEMORY),
+        ("OSError: [Errno 28] No space left on device: '/data/ckpt.pt'", FaultKind.DISK_FULL),
+        ("OSError: [Errno 24] Too many open files", FaultKind.EXCEPTION),
+        (
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error.",
+            FaultKind.SHARED_MEMORY_FULL,
+        ),
+        (
+            "RuntimeError: unable to allocate shared memory(shm) for file </t>: No space left on device",
+            FaultKind.SHARED_MEMORY_FULL,
+        ),
+        ("RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly", FaultKind.EXCEPTION),
+        (
+            "torch.distributed.DistBackendError: NCCL error: unhandled system error",
+            FaultKind.PEER_LOST,
+        ),
+        (
+            "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /x",
+            FaultKind.PEER_LOST,
+        ),
+        ("RuntimeError: Rank 1 failed to pass monitoredBarrier in 30000 ms", FaultKind.PEER_LOST),
+        (
+            "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely",
+            FaultKind.PEER_LOST,
+        ),
         ("MemoryError", FaultKind.OUT_OF_MEMORY),
         ("torch.OutOfMemoryError: CUDA out of memory. Tried 2.00 GiB.", FaultKind.OUT_OF_MEMORY),
         ("no exception at all", FaultKind.EXIT_CODE),
@@ -140,6 +178,20 @@ def test_an_abort_by_the_watchdog_is_the_loss_of_a_peer() -> None:
     found = fault(signal=6, lines=tuple(WATCHDOG.splitlines()))
     assert found.kind is FaultKind.PEER_LOST
     assert found.lines[-1].startswith("terminate called")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("[PG 0 Rank 1] ProcessGroupNCCL's watchdog got stuck for 600 seconds", FaultKind.PEER_LOST),
+        ("NCCL WARN NET/IB : Got completion from peer 10.0.0.1<5> with status=12 opcode=0 len=0", FaultKind.PEER_LOST),
+        ("ProcessGroupNCCL watchdog terminated: CUDA error: uncorrectable ECC error encountered", FaultKind.CUDA_ERROR),
+        ("Fatal Python error: Aborted", FaultKind.SIGNAL),
+    ],
+)  # fmt: skip
+def test_an_abort_is_named_by_what_was_said_before(text: str, kind: FaultKind) -> None:
+    assert fault(signal=6, lines=(text, "terminate called")).kind is kind
+    assert fault(signal=15, lines=(text,)).kind is FaultKind.SIGNAL
 
 
 def test_the_fingerprint_is_of_the_error_and_its_place() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.core.incident_bounds import OBJECT_BYTES, TEXT_BYTES, bounded, cut
@@ -23,6 +23,7 @@ signals = st.builds(
 groups = st.builds(StackGroup, texts, st.integers(0, 10**6), texts, lines)
 
 
+@settings(max_examples=30)
 @given(
     signals, st.lists(signals, max_size=4), st.integers(1, 40), st.lists(groups, max_size=20), texts
 )  # fmt: skip

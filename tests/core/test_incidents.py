@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from unbroken.core.events import NodeName, WriteIncident
@@ -14,6 +16,11 @@ from unbroken.spec.incident import Incident, Remedy, Signal
 def sign(at: float, fault: str = "ExitCode", pod: str = "p", rank: int | None = None) -> Signal:
     """A sign on node n."""
     return Signal(at, fault, "text", pod=pod, node="n", rank=rank)
+
+
+def terminated(at: float, pod: str) -> Signal:
+    """A worker that was told to stop."""
+    return replace(sign(at, "Signal", pod), exit_code=143)
 
 
 def opened(*signals: Signal) -> Incidents:
@@ -32,6 +39,11 @@ def opened(*signals: Signal) -> Incidents:
         ([sign(3, "PeerLost", "a"), sign(2, "PeerLost", "b")], "b"),
         ([sign(1, RESTART_REQUESTED, "a"), sign(2, pod="b")], "b"),
         ([sign(1, RESTART_REQUESTED, "a"), sign(2, "PeerLost", "b")], "b"),
+        # Who was told to stop is no cause, but more than who misses somebody.
+        ([terminated(1, "a"), sign(2, pod="b")], "b"),
+        ([terminated(2, "a"), sign(1, "PeerLost", "b")], "a"),
+        ([terminated(2, "a"), sign(3, "NodeLost", "b")], "b"),
+        ([sign(1, "PeerLost", "a"), sign(2, "CudaError", "b"), sign(3, "PeerLost", "c")], "b"),
     ],
 )
 def test_culprit(signals: list[Signal], expected: str) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 from unbroken.wire.agent import FaultKind, WorkerFault
 
+from .fault_texts import is_peer_lost, kind_of_text
+
 LINES_MAX = 24
 """Lines of evidence kept with a fault."""
 LINE_CHARACTERS = 500
@@ -30,18 +32,6 @@ _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
 # Addresses, sizes and counters differ from one time to the next; the error is the same.
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_COMMUNICATION = re.compile(
-    r"gloo|nccl|tcpstore|c10d|processgroup|distnetworkerror|distbackenderror|diststoreerror"
-    r"|client socket|collective",
-    re.IGNORECASE,
-)
-# Texts of gloo's pair.cc, NCCL's socket.cc and torch's TCPStore when the other side has gone.
-_PEER_GONE = re.compile(
-    r"connection closed|connection reset|broken pipe|connection refused|remote ?error"
-    r"|connection was likely closed|communicator was aborted|socket has failed to connect"
-    r"|waiting for clients|failed to recv|socket closed|timed out|operation timeout",
-    re.IGNORECASE,
-)
 _ADDRESS_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 _PORT = re.compile(r"port: (\d+)")
 
@@ -137,7 +127,9 @@ def _kind(end: WorkerEnd, error: RaisedError | None, place: Place) -> FaultKind:
         return FaultKind.EXIT_CODE
     if _is_port_taken(error.text, place):
         return FaultKind.STORE_PORT_TAKEN
-    if _is_peer_lost("\n".join(error.lines), error.text):
+    if (kind := kind_of_text(error.text)) is not None:
+        return kind
+    if is_peer_lost("\n".join(error.lines), error.text):
         return FaultKind.PEER_LOST
     if error.type.rpartition(".")[2] in ("MemoryError", "OutOfMemoryError"):
         return FaultKind.OUT_OF_MEMORY
@@ -152,8 +144,11 @@ def _signal_kind(end: WorkerEnd, text: str) -> FaultKind:
     if end.signal == SIGBUS and end.is_shared_memory_full:
         return FaultKind.SHARED_MEMORY_FULL
     # SIGABRT: the watchdog of NCCL and uncaught C++ errors of gloo end so.
-    is_lost = end.signal == SIGABRT and _is_peer_lost(text, text)
-    return FaultKind.PEER_LOST if is_lost else FaultKind.SIGNAL
+    if end.signal != SIGABRT:
+        return FaultKind.SIGNAL
+    if kind_of_text(text) is FaultKind.CUDA_ERROR:
+        return FaultKind.CUDA_ERROR
+    return FaultKind.PEER_LOST if is_peer_lost(text, text) else FaultKind.SIGNAL
 
 
 def _is_port_taken(text: str, place: Place) -> bool:
@@ -161,11 +156,6 @@ def _is_port_taken(text: str, place: Place) -> bool:
         return False
     ports = _PORT.findall(text)
     return not ports or place.master_port is None or str(place.master_port) in ports
-
-
-def _is_peer_lost(whole: str, said: str) -> bool:
-    """Whether it says that somebody has gone, and is, or was raised by, a communication library."""
-    return bool(_PEER_GONE.search(said) and _COMMUNICATION.search(whole))
 
 
 def _signal_text(end: WorkerEnd, kind: FaultKind) -> str:

@@ -1,7 +1,8 @@
 """The incidents of one job: opened by the first sign, joined by what follows, closed by the end.
 
-The culprit is the first cause by time.  That a peer was lost never is one, and a rank that ended
-early beats the errors of those who waited for it.
+The culprit is the first cause by time.  That a peer was lost never is one, nor that a worker was
+told to stop while something else is known; a rank that ended early beats the errors of those who
+waited for it.
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ RESTART_REQUESTED = "RestartRequested"
 OPERATOR_RESTARTED = "OperatorRestarted"
 UNCHARGED = (RESTART_REQUESTED, OPERATOR_RESTARTED)
 """Causes that are nobody's fault: the restart costs no budget."""
+_TERMINATED = (128 + 15, -15)
+"""SIGTERM: somebody was told to stop, for some reason that another sign may tell."""
 INCIDENTS_MAX = 50
 """Kept of a job."""
 
 
 def _weight(signal: Signal) -> tuple[int, float]:
-    if signal.fault == FaultKind.PEER_LOST.value:
-        return (2, signal.at)
     if signal.fault in UNCHARGED:
+        return (4, signal.at)
+    if signal.fault == FaultKind.PEER_LOST.value:
         return (3, signal.at)
+    if signal.exit_code in _TERMINATED:
+        return (2, signal.at)
     return (0 if signal.fault == FaultKind.EARLY_EXIT.value else 1, signal.at)
 
 

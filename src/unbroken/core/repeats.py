@@ -25,7 +25,12 @@ FIRST_SECONDS = 600.0
 """Without steps, errors are at the same place if they come so soon after the start.  73 % of the
 tasks that fail at all do so in their first ten minutes."""
 NODES_NAMED = 4
-_RAISED = (FaultKind.EXCEPTION.value, FaultKind.OUT_OF_MEMORY.value)
+_RAISED = (
+    FaultKind.EXCEPTION.value,
+    FaultKind.CUDA_ERROR.value,
+    FaultKind.DISK_FULL.value,
+    FaultKind.OUT_OF_MEMORY.value,
+)
 _BAD_VALUE = (BAD_METRIC, LOSS_SPIKE)
 _LOG_FAULT = re.compile(r"^LogFault_[^:]*")
 # Storage, name service and network fail everywhere at once, and come back.
