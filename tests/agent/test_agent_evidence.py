@@ -15,6 +15,7 @@ from running import Operator, Running, linked, program, running, start, stop
 
 from unbroken.agent import procfs, spy
 from unbroken.agent.examine import Examination
+from unbroken.core.stacks import blame
 from unbroken.wire.agent import AgentState, WorkerReport
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
 from unbroken.wire.observation_codec import decode_evidence
@@ -81,9 +82,12 @@ def test_a_sleeping_and_a_spinning_rank_are_told_apart(tmp_path: Path) -> None:
         assert (sleeping.state, sleeping.is_same, sleeping.io_bytes) == ("S", True, 0)
         assert sleeping.cpu_share == pytest.approx(0.0, abs=0.05)
         assert spinning.cpu_share is not None
-        assert spinning.cpu_share > 0.1
+        assert spinning.cpu_share > 0
         assert spinning.cpu_seconds > 0
         assert (sleeping.note, spinning.note) == ("", "")
+        assert sleeping.last_line == "up"
+        assert sleeping.last_output_at is not None
+        assert sleeping.last_output_at <= evidence.at
         assert procfs.stat(spinning.pid).state == "R"  # type: ignore[union-attr]
 
     tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "spinning")
@@ -320,3 +324,33 @@ def test_evidence_names_who_asked(tmp_path: Path) -> None:
         assert report.workers[0].started_at <= evidence.at
 
     tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", nproc=1)
+
+
+WAITING = """
+import os, signal
+import torch, torch.distributed as dist
+store = "file://" + os.path.abspath("store")
+dist.init_process_group("gloo", init_method=store, rank=int(os.environ["RANK"]), world_size=2)
+ones = torch.ones(2)
+dist.all_reduce(ones)
+def data():
+    while True: signal.pause()
+os.write(1, b"together\\n")
+if dist.get_rank() == 1: data()
+dist.all_reduce(ones)
+"""
+
+
+def test_who_waits_in_a_collective_of_torch_is_told_from_who_does_not(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        pid = operator.reports[-1].workers[0].pid
+        while not procfs.waits_in(pid).startswith("futex"):
+            await asyncio.sleep(0)
+        waiting, elsewhere = (await operator.examine(seconds=60.0)).ranks
+        assert "all_reduce" in main_frames(waiting)
+        assert any("(libtorch_cpu.so)" in frame for frame in waiting.threads[0].frames)
+        assert main_frames(elsewhere)[-2:] == ("data", "<module>")
+        found = blame([waiting, elsewhere], 0.0)
+        assert (found.ranks, found.is_working) == ((1,), False)
+
+    tell(tmp_path, story, program(tmp_path, WAITING))

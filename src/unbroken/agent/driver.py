@@ -65,6 +65,9 @@ class Owner(Protocol):
     def spawn(self, stage: Stage, command: StartCommand) -> None:
         """Start the workers of a stage; feeds `StageStarted` or `SpawnFailed`."""
 
+    def last_output(self, pid: int) -> tuple[float | None, str]:
+        """When a worker last wrote, and its last line; None: not known."""
+
     def signal(self, number: int) -> None:
         """Signal every worker that lives."""
 
@@ -146,7 +149,9 @@ class Driver:
         if current is None or current.is_over or current.attempt != command.attempt:
             alive = [one for one in report.workers if one.state == "running"]
             workers = alive if report.attempt == command.attempt else []
-            current = self._examination = Examination(command.attempt, workers, command.seconds)
+            current = self._examination = Examination(
+                command.attempt, workers, command.seconds, self._processes.last_output
+            )
             self._keep(current.run())
         self._keep(self._answer(current, command, answer))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from unbroken.errors import WorldError
@@ -30,6 +30,10 @@ MEASURED_SECONDS_MIN = 0.1
 ANSWER_SHARE = 0.1
 ANSWER_SECONDS_MAX = 0.25
 """Kept for the way of the answer."""
+
+
+LastOutput = Callable[[int], tuple[float | None, str]]
+"""By the worker's pid: when it last wrote, and its last line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +121,15 @@ class Subject:
 class Examination:
     """Looks at the workers from `run` to its end; `evidence` says what is known, at any time."""
 
-    def __init__(self, attempt: int, workers: Sequence[WorkerReport], seconds: float) -> None:
+    def __init__(
+        self,
+        attempt: int,
+        workers: Sequence[WorkerReport],
+        seconds: float,
+        last_output: LastOutput = lambda pid: (None, ""),
+    ) -> None:
         self.attempt = attempt
+        self._last_output = last_output
         self._now = asyncio.get_running_loop().time
         self._began = self._now()
         self._seconds = seconds - min(ANSWER_SHARE * seconds, ANSWER_SECONDS_MAX)
@@ -165,8 +176,15 @@ class Examination:
     def evidence(self, watch: Sequence[RankWatch] = ()) -> tuple[RankEvidence, ...]:
         """What is known now, with what the ranks have told of themselves."""
         told = {one.rank: one for one in watch}
-        found = (subject.evidence() for subject in self._subjects)
-        return tuple(_with(one, told.get(one.rank)) for one in found)
+        return tuple(self._told(subject, told) for subject in self._subjects)
+
+    def _told(self, subject: Subject, told: Mapping[int, RankWatch]) -> RankEvidence:
+        at, line = self._last_output(subject.worker.pid)
+        found = replace(subject.evidence(), last_output_at=at, last_line=line)
+        watch = told.get(found.rank)
+        if watch is None:
+            return found
+        return replace(found, phase=watch.phase, step=watch.step, step_at=watch.step_at)
 
     async def _look(self) -> None:
         await self._all(self._first)
@@ -227,12 +245,6 @@ class Examination:
                 subject.functions.append(found.functions)
                 return found
         return None
-
-
-def _with(one: RankEvidence, watch: RankWatch | None) -> RankEvidence:
-    if watch is None:
-        return one
-    return replace(one, phase=watch.phase, step=watch.step, step_at=watch.step_at)
 
 
 def matters_most(pid: int) -> int:

@@ -46,6 +46,10 @@ class Rhythm:
             self._at = now
             self._count += 1
 
+    def newest(self) -> float | None:
+        """When it last wrote; takes nothing."""
+        return self._at
+
     def take(self) -> tuple[float, float, int] | None:
         """Since the last time: the newest write, the longest gap, the one before the first write
         included, and their number; None: nothing was written."""
@@ -260,3 +264,11 @@ def tail_text(stream: Stream) -> tuple[str, ...]:
     """The last lines of a stream that was finished."""
     lines = (line.decode(errors="replace")[:LINE_CHARACTERS] for line in stream.tail)
     return tuple(line for line in lines if line)
+
+
+def last_line(stream: Stream) -> str:
+    """The newest whole line, as far as it was read by now."""
+    with contextlib.suppress(IndexError, RuntimeError):  # the thread goes on writing
+        found = next(filter(None, reversed(stream.tail)), b"")
+        return found.decode(errors="replace")[:LINE_CHARACTERS]
+    return ""

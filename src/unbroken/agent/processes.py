@@ -34,7 +34,7 @@ from . import facts, lineage, pages
 from .environment import Program, programs
 from .lease import Lease
 from .options import Options, streams_of
-from .output import Output, Rhythm, Stream, tail_text
+from .output import Output, Rhythm, Stream, last_line, tail_text
 from .pages import PageSource
 from .spawn import Child, NotStartedError, spawn_all
 
@@ -164,6 +164,14 @@ class Processes:
     def _tell(self, event: Event) -> None:
         """From another thread."""
         _call_soon(self._loop, lambda: self._feed(event))
+
+    def last_output(self, pid: int) -> tuple[float | None, str]:
+        """When a worker last wrote, and its last line, errors first."""
+        worker = self._workers.get(pid)
+        if worker is None:
+            return None, ""
+        stdout, stderr = worker.streams
+        return worker.rhythm.newest(), last_line(stderr) or last_line(stdout)
 
     def signal(self, number: int) -> None:
         """Signal the process group of every worker that lives."""

@@ -209,6 +209,10 @@ class TorchWorkers:
         self.starts.put(command)
         self._look(command.attempt)
 
+    def last_output(self, pid: int) -> tuple[float | None, str]:
+        """torchrun reads the output."""
+        return None, ""
+
     def signal(self, number: int) -> None:
         """torchrun knows one way to end its workers."""
         self.is_stop_wanted = True
