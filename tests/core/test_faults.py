@@ -100,7 +100,7 @@ def fault(rank: int = 1, **end: object) -> WorkerFault:
             FaultKind.SHARED_MEMORY_FULL,
         ),
         (
-            "RuntimeError: unable to allocate shared memory(shm) for file </t>: No space left on device",
+            "RuntimeError: unable to allocate shared memory(shm): No space left on device",
             FaultKind.SHARED_MEMORY_FULL,
         ),
         ("RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly", FaultKind.EXCEPTION),
@@ -114,7 +114,7 @@ def fault(rank: int = 1, **end: object) -> WorkerFault:
         ),
         ("RuntimeError: Rank 1 failed to pass monitoredBarrier in 30000 ms", FaultKind.PEER_LOST),
         (
-            "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely",
+            "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was",
             FaultKind.PEER_LOST,
         ),
         ("MemoryError", FaultKind.OUT_OF_MEMORY),
@@ -183,9 +183,9 @@ def test_an_abort_by_the_watchdog_is_the_loss_of_a_peer() -> None:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("[PG 0 Rank 1] ProcessGroupNCCL's watchdog got stuck for 600 seconds", FaultKind.PEER_LOST),
-        ("NCCL WARN NET/IB : Got completion from peer 10.0.0.1<5> with status=12 opcode=0 len=0", FaultKind.PEER_LOST),
-        ("ProcessGroupNCCL watchdog terminated: CUDA error: uncorrectable ECC error encountered", FaultKind.CUDA_ERROR),
+        ("ProcessGroupNCCL's watchdog got stuck for 600 seconds", FaultKind.PEER_LOST),
+        ("NCCL WARN NET/IB : Got completion from peer h<5> with status=12", FaultKind.PEER_LOST),
+        ("ProcessGroupNCCL: CUDA error: uncorrectable ECC error encountered", FaultKind.CUDA_ERROR),
         ("Fatal Python error: Aborted", FaultKind.SIGNAL),
     ],
 )  # fmt: skip

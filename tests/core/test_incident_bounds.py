@@ -12,8 +12,8 @@ from unbroken.spec.codec import incident_to
 from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
 
 JOB = {"name": "j", "namespace": "default", "uid": "u"}
-texts = st.sampled_from(["", "a", "\0", "é", "\U0001f600"]).flatmap(
-    lambda letter: st.integers(0, 5000).map(lambda length: letter * length)
+texts = st.sampled_from(
+    [letter * length for letter in ("a", "\0", "é", "\U0001f600") for length in (0, 1, 300, 3000)]
 )
 lines = st.builds(lambda text, count: (text,) * count, texts, st.integers(0, 30))
 signals = st.builds(
@@ -25,7 +25,7 @@ groups = st.builds(StackGroup, texts, st.integers(0, 10**6), texts, lines)
 
 @settings(max_examples=30)
 @given(
-    signals, st.lists(signals, max_size=4), st.integers(1, 40), st.lists(groups, max_size=20), texts
+    signals, st.lists(signals, max_size=4), st.integers(1, 30), st.lists(groups, max_size=20), texts
 )  # fmt: skip
 def test_it_is_small_whatever_is_told(
     culprit: Signal, some: list[Signal], times: int, those: list[StackGroup], text: str
