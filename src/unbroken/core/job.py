@@ -291,7 +291,7 @@ class Job:
         is_part = state.gang.stage is not Stage.HALTED and uid in state.gang.ranks
         if is_part and member.attempt_of(report) == state.attempt:
             state.watched[uid] = report.watch or state.watched.get(uid, ())
-            self._stalls.take(uid, report.watch, now)
+            self._stalls.take(uid, report, now)
 
     def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Add what a report says to the incident that is open."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from unbroken.spec.detectors import Detector, Mode
 from unbroken.spec.incident import Signal
 from unbroken.spec.ledger import Record
+from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.observation import Alarm, RankWatch
 
 from . import signals
@@ -72,9 +73,11 @@ class Stalls:
         self._faults: list[Signal] = []
         self.stall: Stall | None = None
 
-    def take(self, uid: PodUid, watch: tuple[RankWatch, ...], now: float) -> None:
+    def take(self, uid: PodUid, report: AgentReport, now: float) -> None:
         """An agent of the attempt that runs says how its ranks are."""
         self._begin(now)
+        # What has come to its end is no longer silent, whatever was said of it last.
+        watch = () if report.state is AgentState.COMPLETED else report.watch
         before = self._told.get(uid, _Told())
         if before.watch is watch:
             return
@@ -154,7 +157,7 @@ class Stalls:
             report = member.report if member else None
             if member and report and member.attempt_of(report) == order.attempt:
                 self._state.watched[uid] = report.watch
-                self.take(uid, report.watch, now)
+                self.take(uid, report, now)
 
     def _count(
         self, uid: PodUid, before: tuple[RankWatch, ...], after: tuple[RankWatch, ...], now: float

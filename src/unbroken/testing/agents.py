@@ -17,7 +17,9 @@ from unbroken.testing.cluster import Local
 from unbroken.testing.links import Link, Quality
 from unbroken.testing.schedule import Alarm, Schedule
 from unbroken.testing.training import KILLED, Training, Worker
+from unbroken.testing.watches import Watches
 from unbroken.wire.agent import AgentReport, Command, StartCommand
+from unbroken.wire.observation import CollectCommand, Evidence
 
 SIGTERM = 15
 
@@ -54,6 +56,8 @@ class Surroundings:
     """How often a worker takes no notice of a signal that asks."""
     skew_seconds: float = 0.0
     """How wrong the clocks of agents may be."""
+    watches: Watches | None = None
+    """None: the agents look at nothing."""
     ill: float = 0.0
     """How often a program cannot be started."""
 
@@ -110,6 +114,25 @@ class Agent:
     def command(self, command: Command) -> None:
         """From whoever is linked to it."""
         self.give(machine.Commanded(command))
+
+    def watch(self, attempt: int) -> None:
+        """Its watchdog has something new to say."""
+        watches = self._world.watches
+        if watches is not None:
+            views = tuple(watches.view(w) for w in self._living() if w.attempt == attempt)
+            self._schedule.after(0.01, self.give, machine.WatchRead(attempt, views))
+
+    def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
+        """Look at the workers, which takes a while."""
+        if self._world.watches is not None and not self.is_frozen:
+            seconds = self._schedule.between(0.2, command.seconds)
+            self._schedule.after(seconds, self._look, command, answer)
+
+    def _look(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
+        watches, now = self._world.watches, self._schedule.now
+        if watches is not None and self.is_alive and not self.is_frozen:
+            seen = [watches.look(w) for w in self._living() if w.attempt == command.attempt]
+            answer(Evidence(command.request, command.attempt, self.id, now, tuple(seen)))
 
     def terminate(self) -> None:
         """SIGTERM."""

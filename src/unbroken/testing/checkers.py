@@ -6,22 +6,28 @@ See docs/design/training-jobs.md for the rules.  `Violation` is an assertion abo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unbroken.core import events as core
 from unbroken.core.events import PodPhase, PodUid
+from unbroken.core.examination import DISMISSED
+from unbroken.core.signals import PROCESS_STOPPED, SPINNING, STALLED
 from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import JobSpec, JobStatus
 from unbroken.testing.cluster import ENDED, Cluster
 from unbroken.testing.schedule import Schedule
 from unbroken.testing.training import SUCCESS, Worker
 from unbroken.testing.truth import Truth
+from unbroken.testing.watches import STANDS, WAITS
+from unbroken.wire.agent import AgentReport
+from unbroken.wire.observation import Evidence, RankEvidence
 
 EFFECTS_PER_POD_MAX = 40
 """In any ten seconds; more is a storm."""
 STALE_SECONDS = 60.0
 """How far an operator's view of the API may lag behind."""
+NODE_TRIED = "another node is tried"
 TERMINAL = ("Completed", "Failed")
 
 
@@ -80,6 +86,11 @@ class Checkers:
         """The job was said to have ended."""
         self.ordered_status = JobStatus()
         self.incidents: dict[int, Incident] = {}
+        self._request = 0
+        self._is_asked = False
+        """A look at the ranks is under way."""
+        self._seen: dict[int, RankEvidence] = {}
+        """What the operator was shown in answer to its newest question."""
 
     def require(self, holds: bool, rule: str, *facts: object) -> None:
         """Raise unless it holds."""
@@ -175,9 +186,19 @@ class Checkers:
                 self._delete_ordered(effect)
             case core.CreatePod():
                 self.require(not self.is_over, "a pod is created after the end", effect)
-            case core.FenceNode() | core.RecordEvent() | core.DeleteJob():
-                pass
-            case core.CollectEvidence() | core.WriteLedger() | core.DeleteIncident():
+            case _:
+                self._told_or_asked(effect)
+
+    def _told_or_asked(self, effect: core.Effect) -> None:
+        match effect:
+            case core.CollectEvidence(_, command):
+                if command.request != self._request:
+                    self._request, self._is_asked = command.request, True
+                    self._seen.clear()
+            case core.RecordEvent(reason) if reason == DISMISSED:
+                self._is_asked = False
+                self._schedule.probes["dismissed"] += 1
+            case _:
                 pass
 
     def _start_ordered(self, pod: PodUid, rank: int, attempt: int) -> None:
@@ -193,6 +214,8 @@ class Checkers:
             self._ordered_in[attempt] = self.generation
         elif is_resumed:
             del truth.ended[attempt]
+            # Suspended and resumed in one step, which no status tells.
+            truth.epochs += (truth.epochs, attempt) in self._attempts
         else:
             return
         truth.is_suspended = truth.wants_suspension
@@ -294,12 +317,15 @@ class Checkers:
         if pod is None or pod.uid != effect.uid or pod.is_deleting or pod.node is None:
             return
         newest = self.incidents[max(self.incidents)] if self.incidents else None
+        told = self.incidents.values()
         is_wanted = (
             self.is_over
             or truth.is_suspended
             or truth.is_deleted
             or condition(self.ordered_status, "Suspended")
             or (newest is not None and newest.remedy is Remedy.JOB)
+            # An error that comes again on a node is laid to the node, once.
+            or any(NODE_TRIED in i.reason and i.culprit.node == pod.node for i in told)
         )
         was_hurt = any(effect.uid in fault.uids or fault.node == pod.node for fault in truth.faults)
         has_trained = effect.uid in truth.rank_of
@@ -328,16 +354,59 @@ class Checkers:
         require(in_order == sorted(in_order), "stages are out of order", incident)
         if incident.progress_at is not None and incident.ready_at is not None:
             require(incident.progress_at >= incident.ready_at, "progress came early", incident)
+        if before is None:
+            self._blame_ordered(incident)
         if before is None or before.remedy is not incident.remedy:
             self._schedule.probes[f"remedy_{incident.remedy.value}"] += 1
         if len(incident.signals) >= 3:
             self._schedule.probes["many_signals"] += 1
         self.incidents[incident.number] = incident
 
+    def shown(self, evidence: Evidence) -> None:
+        """The operator is given evidence."""
+        if evidence.request == self._request:
+            self._seen.update({one.rank: one for one in evidence.ranks})
+
+    def crashed(self, report: AgentReport, effects: Sequence[core.Effect]) -> None:
+        """Workers have failed, and the operator knows: nothing may come before the stop."""
+        if report.attempt != self.newest or self.newest in self._truth.ended or self.is_over:
+            return
+        is_stopped = any(isinstance(effect, core.StopWorkers) for effect in effects)
+        self.require(is_stopped, "a crash is waited with", report)
+
+    def _blame_ordered(self, incident: Incident) -> None:
+        """A hang is blamed on who stands still, as far as the operator was shown it."""
+        truth, culprit, probes = self._truth, incident.culprit, self._schedule.probes
+        if self._is_asked and incident.examined_at is None:
+            probes["crash_in_a_look"] += 1
+        self._is_asked = False
+        if culprit.fault not in (PROCESS_STOPPED, STALLED, SPINNING):
+            return
+        guilty = truth.stalled.get(incident.attempt, set())
+        if culprit.rank is not None:
+            probes["blamed"] += 1
+            self.require(culprit.rank in guilty, "the wrong rank is blamed", incident)
+        working = truth.at_work.get(incident.attempt, set())
+        if not guilty:
+            probes["false_stall"] += 1
+            shown = working & {rank for rank, one in self._seen.items() if not one.is_same}
+            self.require(not shown, "a job is stopped that was seen at work", incident)
+        elif self._stands_out(guilty) and incident.examined_at:
+            self.require(culprit.rank is not None, "nobody is blamed for a hang", incident)
+
+    def _stands_out(self, guilty: set[int]) -> bool:
+        """Whether the operator was shown one that stands still, and one that waits for it."""
+        found = {rank: one.threads[0].frames for rank, one in self._seen.items()}
+        stands = [rank for rank in guilty & found.keys() if found[rank] == STANDS]
+        return bool(stands) and WAITS in found.values()
+
     def operator_crashed(self, status: JobStatus, incidents: Iterable[Incident]) -> None:
         """What was decided and not written is forgotten; these are what the API has."""
         self.incidents = {incident.number: incident for incident in incidents}
         self.generation += 1
+        if self._is_asked:
+            self._schedule.probes["operator_crash_in_a_look"] += 1
+        self._is_asked = False
         self.ordered_status = status
         self.is_over = any(condition(status, kind) for kind in TERMINAL)
 

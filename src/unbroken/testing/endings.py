@@ -12,6 +12,9 @@ from unbroken.spec.job import Condition, JobSpec, JobStatus, RestartStatus
 from unbroken.testing.checkers import TERMINAL, Checkers, condition
 from unbroken.testing.truth import Truth
 
+OWN = ("doomed", "worker_crash")
+"""Faults of the script, or that look so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -46,6 +49,9 @@ class Ending:
         policy, status = self.spec.run_policy, self.status
         lasted = (status.completion_time or 0.0) - (status.start_time or 0.0)
         match end.reason:
+            case "SameErrorSameStep":
+                is_told = self.truth.is_clear
+                return sum(not is_told or f.kind in OWN for f in self.truth.faults) >= 2
             case "PodRefused":
                 return self.truth.is_forbidden
             case "DeadlineExceeded":

@@ -40,6 +40,8 @@ NOTICED = {
     "not_started": 25.0,
     "pod_fail": 25.0,
     "port_taken": 25.0,
+    "stall": 40.0,
+    "stop": 40.0,
     "worker_crash": 25.0,
 }
 """Seconds after which an operator that lives has stopped the attempt that was hurt."""
@@ -138,6 +140,64 @@ def hang(world: World) -> None:
     worker = _worker(world)
     if worker is not None and world.training.hang(worker):
         _worker_note(world, "hang", worker, is_anyones=True)
+
+
+def stall(world: World) -> None:
+    """A worker stands still without a word, and its peers wait for it."""
+    worker = _trainer(world)
+    if worker is not None:
+        _stand_still(world, "stall", worker)
+
+
+def stop(world: World) -> None:
+    """A worker is stopped by a signal, for good or for a moment."""
+    worker = _trainer(world)
+    if worker is None:
+        return
+    if world.schedule.chance(0.6):
+        world.watches.stopped(worker, None)
+        _stand_still(world, "stop", worker)
+    else:
+        _worker_note(world, "stop_short", worker, is_anyones=True)
+        world.truth.stalled.setdefault(worker.attempt, set()).add(worker.rank)
+        world.watches.stopped(worker, world.schedule.between(0.1, 8.0))
+
+
+def _stand_still(world: World, kind: str, worker: Worker) -> None:
+    place = world.training.place(worker)
+    is_seen = kind == "stop" or world.watches.knows(place)
+    _worker_note(world, kind if is_seen else "hang", worker, is_anyones=True)
+    world.truth.stalled.setdefault(worker.attempt, set()).add(worker.rank)
+    world.training.stall(worker)
+    world.watches.silence(place)
+
+
+def false_silence(world: World) -> None:
+    """Nobody shows anything for a while in which one rank works."""
+    worker = _trainer(world)
+    if worker is not None and not world.training.place(worker).is_quiet:
+        place = world.training.place(worker)
+        _worker_note(world, "false_silence", worker, is_anyones=True)
+        world.truth.at_work.setdefault(worker.attempt, set()).add(worker.rank)
+        place.is_quiet, place.at_work = True, worker.rank
+        world.watches.silence(place, world.schedule.between(3.0, 40.0))
+
+
+def lone_silence(world: World) -> None:
+    """One rank shows nothing for a while, beside others that do."""
+    worker = _trainer(world)
+    if worker is not None and worker.world_size > 1:
+        place = world.training.place(worker)
+        if world.watches.knows(place) and not place.is_quiet:
+            world.schedule.probes["lone_silence"] += 1
+            world.watches.lone_silence(worker, world.schedule.between(1.0, 10.0))
+
+
+def _trainer(world: World) -> Worker | None:
+    """One whose attempt gets on."""
+    worker = _worker(world)
+    is_fit = worker is not None and world.scenario.rhythm and world.training.trains(worker)
+    return worker if is_fit else None
 
 
 def port_taken(world: World) -> None:
@@ -345,6 +405,7 @@ ACTIONS: dict[str, Callable[[World], None]] = {
         worker_crash, early_exit, hang, port_taken, not_started, agent_crash, agent_crash_soon,
         pod_delete, pod_fail, node_power, node_cut, node_cut_short, node_unhealthy, link_cut,
         link_cut_short, user_restart, suspend, operator_crash, operator_crash_soon, api_away,
-        watches_cut, agent_freeze, stuck_worker, slow_start, quota, forbidden, job_delete,
+        stall, stop, false_silence, lone_silence, watches_cut, agent_freeze, stuck_worker,
+        slow_start, quota, forbidden, job_delete,
     )
 }  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Protocol
 from unbroken.core.events import PodUid
 from unbroken.testing.schedule import Schedule
 from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command
+from unbroken.wire.observation import CollectCommand, Evidence
 
 POLL_SECONDS = 0.15
 """From a command to the question how the agent stands, where it has no link."""
@@ -23,6 +24,8 @@ class Quality:
     late: float = 0.0
     late_seconds: float = 3.0
     usual_seconds: float = 0.01
+    is_beating: bool = False
+    """Heartbeats go on until nothing is under way, for what comes late may be out of date."""
     is_polled: bool = False
     """Requests and answers in turn: what is under way is lost with the one who asked."""
 
@@ -44,6 +47,9 @@ class Reporter(Protocol):
     def command(self, command: Command) -> None:
         """Obey."""
 
+    def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
+        """Look at the workers, and answer."""
+
 
 class Link:
     """One connection.  Commands that are under way arrive even if the operator is gone; reports
@@ -55,15 +61,18 @@ class Link:
         pod: PodUid,
         agent: Reporter,
         told: Callable[[PodUid, AgentReport], None],
+        shown: Callable[[PodUid, Evidence], None] = lambda pod, evidence: None,
     ) -> None:
         self._schedule = schedule
         self.pod = pod
         self.agent = agent
         self._told = told
+        self._shown = shown
         self.is_open = True
         self.is_silent = False
         """Nothing comes through, and nobody knows yet."""
         self._repeats = False
+        self._trails = False
 
     def up(self) -> None:
         """Tell the operator how the agent stands."""
@@ -71,6 +80,10 @@ class Link:
         if not is_clean and not self._repeats:
             self._repeats = True
             self._schedule.after(HEARTBEAT_SECONDS, self._heartbeat)
+        quality = self.agent.quality
+        if not is_clean and quality.is_beating and not self._trails:
+            self._trails = True
+            self._schedule.after(HEARTBEAT_SECONDS + quality.late_seconds, self._trail)
 
     def resume(self) -> None:
         """Messages come through again; what was under way is lost, and the next heartbeat tells."""
@@ -81,6 +94,21 @@ class Link:
     def down(self, command: Command) -> None:
         """Tell the agent what should be."""
         self._send(self._arrived_down, command)
+
+    def collect(self, command: CollectCommand) -> None:
+        """Ask once; question and answer may be lost, late and doubled."""
+        self._send(self._arrived_question, command)
+
+    def _arrived_question(self, command: CollectCommand) -> None:
+        if self.agent.is_alive and not self.is_silent:
+            self.agent.collect(command, self._answer)
+
+    def _answer(self, evidence: Evidence) -> None:
+        self._send(self._arrived_answer, evidence)
+
+    def _arrived_answer(self, evidence: Evidence) -> None:
+        if self.is_open and not self.is_silent:
+            self._shown(self.pod, evidence)
 
     def _send(self, arrive: Callable[..., None], message: object) -> bool:
         """Whether the message arrives once and in order."""
@@ -95,6 +123,10 @@ class Link:
             schedule.after(schedule.between(0.0, quality.late_seconds), arrive, message)
             return False
         return not is_late
+
+    def _trail(self) -> None:
+        self._trails = False
+        self._heartbeat()
 
     def _heartbeat(self) -> None:
         """Heartbeats matter where a message went astray; elsewhere they repeat what is known."""

@@ -7,12 +7,13 @@ sent are on their way.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from unbroken.core import events as core
 from unbroken.core.events import PodUid, PodView
+from unbroken.core.state import Phase
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobStatus
 from unbroken.spec.ledger import Ledger
@@ -21,7 +22,8 @@ from unbroken.testing.api import Lag, Table, Watch
 from unbroken.testing.cluster import Cluster
 from unbroken.testing.links import Link
 from unbroken.testing.schedule import Alarm, Schedule
-from unbroken.wire.agent import AgentReport, Command
+from unbroken.wire.agent import AgentReport, AgentState, Command
+from unbroken.wire.observation import Evidence
 
 RETRY_SECONDS = 1.0
 BACK_AT_ONCE_SECONDS = 0.5
@@ -48,6 +50,12 @@ class Judge(Protocol):
 
     def written(self, effect: core.Effect) -> None:
         """The API has it now."""
+
+    def shown(self, evidence: Evidence) -> None:
+        """The operator is given evidence."""
+
+    def crashed(self, report: AgentReport, effects: Sequence[core.Effect]) -> None:
+        """The operator, in the middle of training, has heard that workers have failed."""
 
 
 @dataclass(slots=True)
@@ -170,7 +178,14 @@ class Operator:
         """One event, and what the machine orders for it."""
         if not self.is_alive or self._machine is None:
             return
+        is_training = getattr(self._machine, "phase", None) is Phase.TRAINING
         effects = self._machine.step(event, self._schedule.now)
+        match event:
+            case core.AgentReported(_, report) if report.state is AgentState.FAULTED:
+                if is_training:
+                    self._control.judge.crashed(report, effects)
+            case _:
+                pass
         if self._schedule.is_traced:
             self._schedule.trace("operator", f"{event}")
             for effect in effects:
@@ -190,6 +205,9 @@ class Operator:
             self._command(effect.pod, effect.command)
             return
         if isinstance(effect, core.CollectEvidence):
+            peer = self._peers.get(effect.pod)
+            if peer is not None and peer.link is not None and not peer.link.is_silent:
+                peer.link.collect(effect.command)
             return
         if isinstance(effect, core.WriteStatus):
             self._writes = deque(w for w in self._writes if not isinstance(w, core.WriteStatus))
@@ -314,7 +332,7 @@ class Operator:
         if agent is None or not self.is_alive or self._peers.get(pod) is not peer:
             return self.look(pod)
         self._close(peer)
-        peer.link = Link(self._schedule, pod, agent, self._heard)
+        peer.link = Link(self._schedule, pod, agent, self._heard, self._shown)
         peer.away_since = None
         agent.links.append(peer.link)
         if peer.pending is not None:
@@ -325,6 +343,10 @@ class Operator:
     def _heard(self, pod: PodUid, report: AgentReport) -> None:
         self._peers[pod].is_up = True
         self.give(core.AgentReported(pod, report))
+
+    def _shown(self, pod: PodUid, evidence: Evidence) -> None:
+        self._control.judge.shown(evidence)
+        self.give(core.EvidenceReceived(pod, evidence))
 
     def _miss(self, pod: PodUid, peer: Peer) -> None:
         """It does not answer; whether that is told depends on how long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unbroken.testing.scenario import FAULTS, NOISE
+from unbroken.testing.scenario import FAULTS, NOISE, STALLS
 
 SILENT = {"agent_crash_soon", "operator_crash_soon"}
 """Faults that are counted under another name, once they strike."""
@@ -24,10 +24,16 @@ REACHED = (
     "suspended",
     "many_signals",
     "lost_write",
+    "stop_short",
+    "blamed",
+    "dismissed",
+    "false_stall",
+    "crash_in_a_look",
+    "operator_crash_in_a_look",
 )
 
 
 def unreached(probes: Mapping[str, int]) -> list[str]:
     """Probes that no world reached."""
-    wanted = {*REACHED, *FAULTS, *NOISE} - SILENT
+    wanted = {*REACHED, *FAULTS, *NOISE, *STALLS} - SILENT
     return sorted(name for name in wanted if not probes.get(name))

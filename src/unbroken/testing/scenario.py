@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from unbroken.spec.job import CleanPodPolicy, JobSpec, ReplicaSpec, RestartPolicy, RunPolicy
 from unbroken.testing.api import Lag
 from unbroken.testing.cluster import Manners
 from unbroken.testing.links import Quality
 from unbroken.testing.training import Habits
+from unbroken.testing.watches import Rhythm
 
 NOISE = {
     "operator_crash": 4,
@@ -46,6 +48,19 @@ FAULTS = {
 """What may, with weights."""
 
 
+STALLS = {"stall": 3, "stop": 3, "false_silence": 3, "lone_silence": 1}
+"""Workers that stand still, or seem to, with weights."""
+BESIDE = (
+    "worker_crash",
+    "operator_crash",
+    "operator_crash_soon",
+    "link_cut",
+    "agent_freeze",
+    "suspend",
+)
+"""What may come while they are looked at."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timed:
     """A fault at a moment: a time, or soon after something has happened."""
@@ -77,6 +92,8 @@ class Scenario:
     skew_seconds: float
     faults: tuple[Timed, ...]
     heal_after: float
+    rhythm: Rhythm | None = None
+    """What the watchdogs learn; None: there are none."""
 
 
 def draw(seed: int) -> Scenario:
@@ -87,7 +104,7 @@ def draw(seed: int) -> Scenario:
     is_stock = rng.random() < 0.08
     slots = rng.choice([1, 1, 2])
     heal_after = rng.uniform(20.0, 120.0)
-    return Scenario(
+    scenario = Scenario(
         spec=spec,
         nproc=rng.choice([1, 1, 2]),
         nodes=-(-pods // slots) + rng.choice([0, 1, 2]),
@@ -104,6 +121,26 @@ def draw(seed: int) -> Scenario:
         faults=_faults(rng, heal_after),
         heal_after=heal_after,
     )
+    if is_stock or rng.random() < 0.6:
+        return scenario
+    scenario.quality.is_beating = True
+    return replace(scenario, rhythm=_rhythm(rng), faults=(*scenario.faults, *_stalls(rng)))
+
+
+def _rhythm(rng: random.Random) -> Rhythm:
+    return Rhythm(rng.choice([0.5, 3.0, 10.0]), rng.choice([1.0, 5.0, 12.0]))
+
+
+def _stalls(rng: random.Random) -> Iterator[Timed]:
+    """Where workers stand still, or seem to; sometimes with something else that happens then."""
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        name = rng.choices(list(STALLS), list(STALLS.values()))[0]
+        moment = rng.choice(["", "start"])
+        seconds = rng.uniform(2.0, 40.0 if moment else 100.0)
+        yield Timed(seconds, name, moment)
+        if rng.random() < 0.5:
+            other = rng.choice(BESIDE)
+            yield Timed(seconds + rng.uniform(0.0, 20.0), other, moment)
 
 
 def _spec(rng: random.Random) -> JobSpec:

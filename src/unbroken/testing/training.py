@@ -14,6 +14,7 @@ from typing import Protocol
 from unbroken.core.events import PodUid
 from unbroken.core.faults import SIGKILL, WorkerEnd
 from unbroken.testing.schedule import Schedule
+from unbroken.wire.observation import Alarm
 
 SUCCESS = WorkerEnd(0)
 KILLED = WorkerEnd(None, SIGKILL)
@@ -48,6 +49,12 @@ class Worker:
     exit: WorkerEnd | None = None
     """None: it lives."""
     ended_at: float = 0.0
+    allowed_seconds: float | None = None
+    """Silence that its watchdog has learned to be usual; None: it is still learning."""
+    alarms: dict[str, Alarm] = field(default_factory=dict)
+    is_stalled: bool = False
+    """It makes no more progress, and never will."""
+    is_stopped: bool = False
 
 
 class Watcher(Protocol):
@@ -68,6 +75,12 @@ class Gathering:
     trains_since: float | None = None
     is_broken: bool = False
     is_done: bool = False
+    is_quiet: bool = False
+    """Its workers wait for the one that is at work."""
+    at_work: int = -1
+    """Rank that works while the others wait, and shows nothing of it."""
+    quiet: int = 0
+    """How often it fell silent or was heard again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +116,18 @@ class Training:
         self.finishing: Callable[[], None] = lambda: None
         """Called when the work is done, before any process ends."""
         self.noted: Callable[[str, Worker], None] = lambda kind, worker: None
+        self.begun: Callable[[Gathering], None] = lambda place: None
+        self.steps = 0
+        """Made in earlier attempts, one in each second."""
+
+    def place(self, worker: Worker) -> Gathering:
+        """Where it trains with the others."""
+        return self._gatherings[worker.attempt, worker.master]
+
+    def trains(self, worker: Worker) -> bool:
+        """Whether its attempt gets on."""
+        place = self.place(worker)
+        return place.trains_since is not None and not place.is_broken and not place.is_done
 
     def new_pid(self) -> int:
         """A process id, used once in the life of a world."""
@@ -123,6 +148,7 @@ class Training:
             self._lose(place, worker)
         elif len(place.members) == worker.world_size:
             place.trains_since = self._schedule.now
+            self.begun(place)
             if not self._habits.is_doomed:
                 self._schedule.after(self._work_left, self._finish, place)
             else:
@@ -157,12 +183,29 @@ class Training:
         self._schedule.after(self._habits.watchdog_seconds * 1.2, self.end, worker, PEER_LOST)
         return True
 
+    def stall(self, worker: Worker) -> None:
+        """Make no more progress: the others wait, until their own timeouts end them."""
+        place, seconds = self.place(worker), self._habits.watchdog_seconds
+        worker.is_stalled = True
+        self._keep(place)
+        for peer in place.members.values():
+            if peer is not worker and peer.exit is None:
+                after = seconds * self._schedule.between(0.9, 1.1)
+                self._schedule.after(after, self.end, peer, PEER_LOST)
+        self._schedule.after(seconds * 1.2, self.end, worker, PEER_LOST)
+
+    def _keep(self, place: Gathering) -> None:
+        """Nothing is done from now on; what was done is kept."""
+        place.is_broken = True
+        if place.trains_since is not None:
+            spent = self._schedule.now - place.trains_since
+            self.steps += int(spent)
+            self._work_left = max(1.0, self._work_left - spent)
+
     def _break(self, place: Gathering) -> None:
         if place.is_broken or place.is_done:
             return
-        place.is_broken = True
-        if place.trains_since is not None:
-            self._work_left = max(1.0, self._work_left + place.trains_since - self._schedule.now)
+        self._keep(place)
         for peer in place.members.values():
             if peer.exit is None:
                 self._lose(place, peer)

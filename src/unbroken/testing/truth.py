@@ -49,6 +49,10 @@ class Truth:
     """The job object is being deleted."""
     is_forbidden: bool = False
     """The API has refused a pod for good."""
+    stalled: dict[int, set[int]] = field(default_factory=dict)
+    """Ranks that stalled or were stopped, by attempt."""
+    at_work: dict[int, set[int]] = field(default_factory=dict)
+    """Ranks that worked while nobody showed anything, by attempt."""
     is_clear: bool = True
     """Every message arrives, so that the cause is always known before its consequences."""
 

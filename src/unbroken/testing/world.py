@@ -23,6 +23,7 @@ from unbroken.testing.schedule import EPOCH, Schedule
 from unbroken.testing.stock import StockWorkers
 from unbroken.testing.training import Training, Worker
 from unbroken.testing.truth import Fault, Truth
+from unbroken.testing.watches import Rhythm, Watches
 
 REST_SECONDS = 3000.0
 """Of a healed world, until its job must have ended."""
@@ -75,6 +76,11 @@ class World:
         self.training.noted = self._worker_noted
         self.training.finishing = lambda: self._moment("finish", 0)
         self.checkers.moment = self._moment
+        self.watches = Watches(
+            self.schedule, self.training, shape.rhythm or Rhythm(), self._agent_of
+        )
+        if shape.rhythm is not None:
+            self.training.begun = self.watches.begun
         self.surroundings = Surroundings(
             schedule=self.schedule,
             training=self.training,
@@ -86,6 +92,7 @@ class World:
             kill_seconds=shape.kill_seconds,
             stubborn=shape.stubborn,
             skew_seconds=shape.skew_seconds,
+            watches=self.watches if shape.rhythm else None,
         )
         self.control = Control(
             self.schedule,
@@ -285,6 +292,11 @@ class World:
             self.look_at(node)
 
     # How the parts meet.
+
+    def _agent_of(self, worker: Worker) -> Agent | None:
+        local = self.cluster.local(worker.pod)
+        agent = local.process if local else None
+        return agent if isinstance(agent, Agent) and agent.id == worker.agent else None
 
     def _agent_machine(self, parts: Parts, agent_id: str) -> AgentMachine:
         settings = Settings(agent_id, self.scenario.nproc)

@@ -1,0 +1,140 @@
+"""What the watchdogs of all agents see of the workers, and what a look at a worker shows.
+
+The truth is simple here: a worker has stalled, was stopped, or the whole gathering is quiet for a
+while with one of its workers at work.  Alarms come late, as the real watchdog's do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from unbroken.spec.detectors import Detector
+from unbroken.testing.schedule import Schedule
+from unbroken.testing.training import Gathering, Training, Worker
+from unbroken.wire.observation import Alarm, RankEvidence, RankWatch, ThreadStack
+
+if TYPE_CHECKING:
+    from unbroken.testing.agents import Agent
+
+WAITS = ("all_reduce (torch/distributed/distributed_c10d.py:2806)", "step (train.py:30)")
+STANDS = ("clock_nanosleep (libc.so.6)", "get_batch (data.py:41)", "step (train.py:20)")
+WORKS = ("forward (train.py:12)", "step (train.py:25)")
+LATE_SECONDS = 1.0
+"""How late an alarm may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """What the watchdogs of a world learn."""
+
+    learn_seconds: float = 3.0
+    allowed_seconds: float = 5.0
+
+
+class Watches:
+    """The watchdogs of all agents."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        training: Training,
+        rhythm: Rhythm,
+        agent: Callable[[Worker], Agent | None],
+    ) -> None:
+        self._schedule = schedule
+        self._training = training
+        self._rhythm = rhythm
+        self._agent = agent
+
+    def begun(self, place: Gathering) -> None:
+        """All workers of an attempt train now."""
+        self._schedule.after(self._rhythm.learn_seconds, self._learned, place)
+
+    def knows(self, place: Gathering) -> bool:
+        """Whether a silence of this attempt would be found."""
+        return all(w.allowed_seconds is not None for w in place.members.values())
+
+    def silence(self, place: Gathering, seconds: float | None = None) -> None:
+        """Nobody shows anything from now on; for so long, None: for ever."""
+        quiet = place.quiet = place.quiet + 1
+        since, usual = self._schedule.now, self._rhythm.allowed_seconds
+        for worker in place.members.values():
+            late = usual + self._schedule.between(0.0, LATE_SECONDS)
+            self._schedule.after(late, self._fell_silent, place, worker, quiet, since)
+        if seconds is not None:
+            self._schedule.after(seconds, self._sounds, place, quiet)
+
+    def lone_silence(self, worker: Worker, seconds: float) -> None:
+        """One worker shows nothing for a while, beside others that do."""
+        self._raise(worker, Detector.SILENT, self._schedule.now)
+        self._schedule.after(seconds, self._clear, worker, Detector.SILENT)
+
+    def stopped(self, worker: Worker, seconds: float | None) -> None:
+        """A signal stops the worker; for so long, None: for ever."""
+        worker.is_stopped = True
+        self._schedule.after(0.05, self._raise, worker, Detector.STOPPED, self._schedule.now)
+        if seconds is not None:
+            self._schedule.after(seconds, self._continue, worker)
+
+    def look(self, worker: Worker) -> RankEvidence:
+        """What a look at the worker shows now."""
+        place = self._training.place(worker)
+        frames: tuple[str, ...] = WORKS
+        state, is_same = "R", False
+        if worker.is_stopped:
+            state, frames, is_same = "T", STANDS, True
+        elif worker.is_stalled:
+            state, frames, is_same = "S", STANDS, True
+        elif place.is_broken or (place.is_quiet and place.at_work != worker.rank):
+            state, frames, is_same = "S", WAITS, True
+        threads = (ThreadStack("MainThread", True, frames),)
+        return RankEvidence(worker.rank, worker.pid, state, is_same=is_same, threads=threads)
+
+    def _learned(self, place: Gathering) -> None:
+        if place.is_broken or place.is_done:
+            return
+        for worker in place.members.values():
+            worker.allowed_seconds = self._rhythm.allowed_seconds
+        for worker in place.members.values():
+            self._publish(worker)
+
+    def _fell_silent(self, place: Gathering, worker: Worker, quiet: int, since: float) -> None:
+        if place.quiet == quiet and worker.allowed_seconds is not None:
+            self._raise(worker, Detector.SILENT, since)
+
+    def _sounds(self, place: Gathering, quiet: int) -> None:
+        """Whoever was at work is done with it."""
+        if place.quiet != quiet or place.is_broken:
+            return
+        place.quiet, place.is_quiet = quiet + 1, False
+        for worker in place.members.values():
+            self._clear(worker, Detector.SILENT)
+
+    def _continue(self, worker: Worker) -> None:
+        worker.is_stopped = False
+        self._clear(worker, Detector.STOPPED)
+
+    def _raise(self, worker: Worker, detector: Detector, since: float) -> None:
+        if worker.exit is None:
+            name = detector.value
+            worker.alarms[name] = Alarm(name, since, self._schedule.now, f"it is {name}")
+            self._publish(worker)
+
+    def _clear(self, worker: Worker, detector: Detector) -> None:
+        if worker.alarms.pop(detector.value, None) is not None and worker.exit is None:
+            self._publish(worker)
+
+    def _publish(self, worker: Worker) -> None:
+        agent = self._agent(worker)
+        if agent is not None:
+            agent.watch(worker.attempt)
+
+    def view(self, worker: Worker) -> RankWatch:
+        """The worker as its watchdog sees it."""
+        place, now = self._training.place(worker), self._schedule.now
+        began = place.trains_since
+        step = None if began is None else self._training.steps + int(now - began)
+        view = RankWatch(worker.rank, "train", step, now, 1.0, now, worker.allowed_seconds)
+        return replace(view, alarms=tuple(worker.alarms.values()))
