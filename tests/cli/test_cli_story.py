@@ -115,7 +115,7 @@ def test_stacks_are_folded_to_the_users_own_code() -> None:
 
 
 def test_a_stack_that_is_evidence_is_shown_once() -> None:
-    shown = replace(HUNG, culprit=replace(FROZEN, evidence=GROUPS[0].stack))
+    shown = replace(HUNG, culprit=replace(FROZEN, evidence=(*GROUPS[0].stack, "x (y.py:1)")))
     text = "\n".join(story(shown))
     assert text.count(GROUPS[0].stack[0]) == 1
     assert "  evidence" not in text

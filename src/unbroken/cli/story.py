@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
+from unbroken.core.doings import is_library
 from unbroken.core.timeline import lost_steps, redo_seconds
 from unbroken.core.wording import counted
 from unbroken.spec.codec import lost_since, seconds_lost
@@ -22,12 +22,6 @@ OUTLIER_FRAMES_SHOWN = 5
 ALSO_SHOWN = 6
 PATTERN_LEAST = 3
 """So many incidents have something in common by more than chance."""
-LIBRARIES = re.compile(
-    r"/(site-packages|dist-packages|lib/python3[^/]*)/"
-    r"|[(](torch|numpy|transformers|accelerate|lightning|pytorch_lightning|deepspeed)/"
-    r"|[(]<frozen |[(][^:]*[)]$"
-)
-"""In a frame: not the user's own code."""
 PLAIN = Paper()
 COLOURS = {"certain": "red", "likely": "red", "unsure": "yellow"}
 
@@ -50,7 +44,8 @@ def story(
     if incident.blame:
         yield from field("because", incident.blame)
     yield from field("what", culprit.text)
-    is_stack = any(set(culprit.evidence) <= set(one.stack) for one in incident.groups)
+    stacks = [one.stack for one in incident.groups if one.stack and not is_full]
+    is_stack = any(culprit.evidence[: len(one)] == one for one in stacks)
     for index, line in enumerate(() if is_stack else culprit.evidence):
         yield from field("" if index else "evidence", f"| {line}")
     yield from _groups(incident.groups, paper, is_full=is_full)
@@ -103,7 +98,7 @@ def folded(stack: Sequence[str], most: int) -> list[str]:
     """The frames that say most: the innermost, then the user's own; dots for those between."""
     if len(stack) <= most:
         return list(stack)
-    own = [index for index, frame in enumerate(stack) if not LIBRARIES.search(frame)]
+    own = [index for index, frame in enumerate(stack) if not is_library(frame)]
     kept = sorted({0, *own[: most - 1]})
     spare = (index for index in range(1, len(stack)) if index not in kept)
     kept = sorted(
