@@ -354,3 +354,15 @@ def test_who_waits_in_a_collective_of_torch_is_told_from_who_does_not(tmp_path: 
         assert (found.ranks, found.is_working) == ((1,), False)
 
     tell(tmp_path, story, program(tmp_path, WAITING))
+
+
+def test_an_agent_without_a_link_is_not_asked(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, HANGS), "sleeping", nproc=1, link=False) as agent:
+            async with linked(agent) as operator:
+                operator.collect(CollectCommand(1, 0, 1.0))
+                operator.send(start(0))
+                await operator.state(AgentState.RUNNING)
+                assert operator.evidence == []
+
+    asyncio.run(story())
