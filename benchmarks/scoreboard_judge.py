@@ -206,8 +206,8 @@ class Judge:
             self._stop_process()
 
     def _take(self, event: dict[str, Any]) -> None:
-        rank, at = event["rank"], event["at"]
-        match event["what"]:
+        rank, at, what = event["rank"], event["at"], str(event["what"])
+        match what:
             case "start":
                 self._started(event["pid"], rank, at)
             case "step":

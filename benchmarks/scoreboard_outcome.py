@@ -62,10 +62,10 @@ class Row:
     correct: int
     touched: int
     """Something was said or done where nothing was wrong: of a healthy run, or before the fault."""
-    detect_p50: float | None
-    detect_max: float | None
-    stall_p50: float | None
-    lost_p50: float | None
+    detect_p50: float | None = None
+    detect_max: float | None = None
+    stall_p50: float | None = None
+    lost_p50: float | None = None
     not_run: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -129,10 +129,16 @@ def totals(found: Sequence[Row]) -> dict[tuple[str, str], Row]:
         ]
         if not mine:
             continue
-        count = {
-            name: sum(getattr(one, name) for one in mine)
-            for name in ("trials", "survived", "detected", "acted", "blamed", "correct", "touched")
-        }
-        figures = dict.fromkeys(("detect_p50", "detect_max", "stall_p50", "lost_p50"))
-        made[launcher, program] = Row("all", launcher, program, **count, **figures)
+        made[launcher, program] = Row(
+            fault="all",
+            launcher=launcher,
+            program=program,
+            trials=sum(one.trials for one in mine),
+            survived=sum(one.survived for one in mine),
+            detected=sum(one.detected for one in mine),
+            acted=sum(one.acted for one in mine),
+            blamed=sum(one.blamed for one in mine),
+            correct=sum(one.correct for one in mine),
+            touched=sum(one.touched for one in mine),
+        )
     return made
