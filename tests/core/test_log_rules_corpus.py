@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from log_corpus.formats import (
+    COLLECTIVES,
     FAULT_STEP,
     FORMATS,
     START_SECONDS,
@@ -66,6 +67,7 @@ PATTERNS = {
     "megatron": (r".*iteration +\d+.*lm loss: (\S+)", r".*TFLOP/s/GPU\): (\S+)", 1),
     "nemo": (r"Training epoch.*reduced_train_loss: (\S+)", r"Training.*rate: (\S+)", 0),
     "torchtitan": (r".*step: +\d+  loss: +(\S+)", r".*mfu: (\S+)", 0),
+    "deepspeed": (r".*\[Rank \d+\] step=.*loss=(\S+)", r".*CurrSamplesPerSec=([^,]+)", 0),
     "tqdm": (r".*\d+/\d+ .*loss=([^,]+),", r".*\d+/\d+ .*rate=([^\]]+)", 0),
 }
 """Patterns of the loss and the rate, and the rank that logs them first."""
@@ -212,6 +214,16 @@ def test_the_memory_rule_of_the_documentation() -> None:
     chunks = reads(iter([(5.0, [Written(1, "stderr", text)])]), 0)
     found, _ = findings(documented("usage_fragments.yaml", 3), chunks, 100)
     assert found == [("LogFault_GPU Error", 5.0, 1)]
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_a_broken_collective_is_found_whatever_library_says_it(name: str) -> None:
+    pattern = ".*(Watchdog caught collective|Connection closed by peer)"
+    entries = [rule("Collective", pattern, faultOnMatch=True)]
+    for seed in SEEDS:
+        written = [Written(1, "stderr", COLLECTIVES[name])]
+        found, _ = findings(entries, reads(iter([(5.0, written)]), seed), 100)
+        assert found == [("LogFault_Collective", 5.0, 1)]
 
 
 def main_example(fault: str | None, *, checkpoints: bool = True) -> Iterator[Chunk]:

@@ -123,6 +123,20 @@ def tqdm_loop(step: Step) -> Iterator[Written]:
         yield Written(0, STDOUT, f"saved step {step.number}\n")
 
 
+def deepspeed(step: Step) -> Iterator[Written]:
+    """DeepSpeed's engine: `[Rank 0]` inside the line, a timer line beside it."""
+    stamp = "[2025-06-17 05:51:29,300] [INFO]"
+    yield Written(
+        0,
+        STDOUT,
+        f"{stamp} [logging.py:96:log_dist] [Rank 0] step={step.number}, skipped=0, "
+        f"lr=[0.0001], mom=[[0.9, 0.95]], loss={step.loss:.6f}\n"
+        f"{stamp} [timer.py:260:stop] epoch=0/micro_step={step.number}/global_step={step.number}, "
+        f"RunningAvgSamplesPerSec={step.rate:.4f}, CurrSamplesPerSec={step.rate:.4f}, "
+        "MemAllocated=3.42GB, MaxMemAllocated=7.21GB\n",
+    )
+
+
 Format = Callable[[Step], Iterator[Written]]
 FORMATS: dict[str, Format] = {
     "hf_trainer": hf_trainer,
@@ -131,7 +145,21 @@ FORMATS: dict[str, Format] = {
     "nemo": nemo,
     "torchtitan": torchtitan,
     "tqdm": tqdm_loop,
+    "deepspeed": deepspeed,
 }
+COLLECTIVES = {
+    "nccl": (
+        "[rank1]:[E617 05:51:29.123456789 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught "
+        "collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, NumelIn=1, "
+        "NumelOut=1, Timeout(ms)=600000) ran for 600019 milliseconds before timing out.\n"
+    ),
+    "gloo": (
+        "Traceback (most recent call last):\n"
+        "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
+        "peer [127.0.0.1]:25881\n"
+    ),
+}
+"""What a rank writes when a collective breaks."""
 NOISE = (
     "NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC\n",
     "/usr/lib/python3/torch/utils/checkpoint.py:87: UserWarning: None of the inputs\n",
