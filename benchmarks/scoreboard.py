@@ -210,7 +210,8 @@ def main() -> None:
     if options.markdown:
         options.markdown.write_text(markdown([json.loads(p.read_text()) for p in options.sources]))
         return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter
+        signal.signal(number, signal.default_int_handler)
     base = Path(tempfile.mkdtemp(prefix="unbroken-scoreboard-"))
     say(f"in {base}")
     launchers: list[Launcher] = []

@@ -221,6 +221,8 @@ class Judge:
                 self._take_port(*event["place"])
             case "held":
                 self._not_run = "the launcher holds the port of the store itself"
+            case _:
+                raise AssertionError(f"a worker told {event}")
 
     def _started(self, pid: int, rank: int, at: float) -> None:
         with suppress(ProcessLookupError):
