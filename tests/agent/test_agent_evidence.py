@@ -14,7 +14,8 @@ import pytest
 from running import Operator, Running, linked, program, running, start, stop
 
 from unbroken.agent import procfs, spy
-from unbroken.agent.examine import Examination
+from unbroken.agent.examine import Examination, Subject
+from unbroken.agent.flight_recorder import Request
 from unbroken.core.stacks import blame
 from unbroken.wire.agent import AgentState, WorkerReport
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
@@ -278,13 +279,18 @@ def test_an_agent_ends_while_it_examines(tmp_path: Path) -> None:
 
 def test_a_process_goes_on_when_py_spy_is_ended_while_it_is_paused(tmp_path: Path) -> None:
     async def story(agent: Running, operator: Operator) -> None:
-        pid = operator.reports[-1].workers[0].pid
-        caught = 0
+        worker = operator.reports[-1].workers[0]
+        pid, caught = worker.pid, 0
+        subject = Subject(worker, pid, Request(0, {}))
+        subject.look(0.0)
         while caught < 3:
             looking = asyncio.ensure_future(spy.dump(pid, spy.NATIVE))
             while not looking.done() and _state(pid) != "t":
                 await asyncio.sleep(0)
             caught += not looking.done()
+            subject.look(1.0)
+            assert subject.stat is not None
+            assert subject.stat.state == "R", "our own py-spy is no debugger"
             looking.cancel()
             await asyncio.wait([looking])
             while _state(pid) == "t":

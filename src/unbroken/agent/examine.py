@@ -82,6 +82,9 @@ class Subject:
     def look(self, now: float) -> _Counters:
         """Read what the kernel tells."""
         found = procfs.stat(self.pid)
+        if found is not None and self.stat is not None and found.state == "t":
+            # Who has traced it since the first look is our own py-spy, which lets go late.
+            found = replace(found, state=self.stat.state)
         self.stat = found
         if found is None:
             return _Counters(now, 0.0, None)
