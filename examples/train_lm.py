@@ -24,6 +24,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+try:
+    from unbroken import worker
+except ImportError:  # The image has no unbroken, or it runs elsewhere: train without.
+    worker = None  # type: ignore[assignment]
+
 VOCABULARY = 256
 
 
@@ -154,6 +159,7 @@ def train(options: Options, device: torch.device) -> None:
     parallel = DistributedDataParallel(model)
     corpus = read_corpus()
     is_gpu = device.type == "cuda"
+    known: dict[str, float] = {}
     for step in range(first_step, options.steps):
         tokens, targets = (part.to(device) for part in read_batch(corpus, options, step, rank))
         for group in optimizer.param_groups:
@@ -167,10 +173,16 @@ def train(options: Options, device: torch.device) -> None:
         if step % options.print_every == 0 or step == options.steps - 1:
             mean = loss.detach()
             dist.all_reduce(mean)
+            known["loss"] = mean.item() / dist.get_world_size()
             if rank == 0:
-                print(f"step {step} loss {mean.item() / dist.get_world_size():.3f}", flush=True)
+                print(f"step {step} loss {known['loss']:.3f}", flush=True)
+        if worker is not None:
+            # The newest that is known: fetching each loss would make each step wait for the GPU.
+            worker.progress(step, **known)
         if file and rank == 0 and (step + 1) % options.checkpoint_every == 0:
             save(file, step + 1, model, optimizer)
+            if worker is not None:
+                worker.checkpoint(step)
 
 
 def parse_options() -> Options:

@@ -205,6 +205,9 @@ class TorchWorkers:
         if command.log_rules:
             text = "unbroken: torchrun reads the output, so log rules are not evaluated"
             print(f"{text}; hyperpodrun evaluates them", file=sys.stderr, flush=True)  # noqa: T201
+        if any(mode not in ("off", "shadow") for mode in command.detectors.values()):
+            text = "unbroken: torchrun has the workers, so no detector watches them"
+            print(f"{text}; hyperpodrun's are watched", file=sys.stderr, flush=True)  # noqa: T201
         self._attempt = command.attempt
         self.starts.put(command)
         self._look(command.attempt)
