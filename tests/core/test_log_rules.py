@@ -338,3 +338,12 @@ def test_a_late_tick_tells_the_earliest_hang_first() -> None:
     rules = machine(START, {**START, "expectedStartCutOffInSeconds": 30})
     rules.step(Started(), 0)
     assert told(rules.step(Tick(), 75)) == "Hang:r1@30 Hang:r0@60"
+
+
+def test_bad_values_of_a_rank_that_stopped_are_forgotten_and_no_others() -> None:
+    rule = {**HIGH, "ranks": ALL, "stopPattern": ".*done"}
+    rules = machine(rule)
+    run(rules, "0:+ 1:4loss=9 2:4loss=9 3:5loss=9", 4)
+    assert (rules.views()[0].state, rules.views()[0].bad_points) == (RuleState.SLOW, 2)
+    run(rules, "5:4done", 6)
+    assert (rules.views()[0].state, rules.views()[0].bad_points) == (RuleState.HEALTHY, 1)

@@ -107,7 +107,7 @@ def check_logs(rule_set: RuleSet, logs: list[str], options: Options) -> list[Fin
     rules = read_rules(rule_set.entries, report)
     names = [one.get("name") if isinstance(one, dict) else None for one in rule_set.entries]
     attempts, sample = replay_logs(rules, rule_set, logs, options)
-    found = []
+    found: list[Finding] = []
     for rule in rules:
         path = f"{rule_set.path}[{names.index(rule.spec.name)}]"
         found += check_sample(rule, path, sample.lines)
