@@ -133,12 +133,23 @@ def machine() -> str:
     return f"{when}, {cores} cores, Linux {platform.release()}, Python {platform.python_version()}"
 
 
+def repeated(words: Sequence[str]) -> list[str]:
+    """The options that repeat a run, without where its files go."""
+    found, words = [], [part for word in words for part in word.split("=", 1)]
+    while words:
+        word, *words = words
+        if word == "--json":
+            words = words[1:]
+        elif word != "--keep":
+            found.append(word)
+    return found
+
+
 def document(outcomes: Sequence[Outcome], options: argparse.Namespace) -> dict[str, Any]:
     """What is written to a file."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
     return {
         "machine": machine(),
-        "command": shlex.join(["benchmarks/" + words[0], *words[1:]]),
+        "command": shlex.join(["benchmarks/scoreboard.py", *repeated(sys.argv[1:])]),
         "bound_seconds": options.bound_seconds,
         "jobs": options.jobs,
         "skipped": options.skipped,

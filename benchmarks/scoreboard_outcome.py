@@ -7,6 +7,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from scoreboard_trials import FAULTS, HEALTHY
+
+ORDER = (
+    "unbroken",
+    "unbroken-plain",
+    "unbroken-act",
+    "torchrun",
+    "torchrun-fresh-store",
+    "ft_launcher",
+    "dlrover-run",
+)
+"""Of the launchers in tables."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -111,21 +124,26 @@ def is_touched(one: Outcome) -> bool:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """One for each fault, launcher and program, in the order in which they come first."""
+    """One for each fault, launcher and program, in the order of tables."""
     grouped: dict[tuple[str, str, str], list[Outcome]] = {}
     for one in outcomes:
         grouped.setdefault((one.fault, one.launcher, one.program), []).append(one)
-    return [row(group) for group in grouped.values()]
+    order = [fault.name for fault in FAULTS]
+    return sorted(
+        (row(group) for group in grouped.values()),
+        key=lambda one: (order.index(one.fault), one.program, ORDER.index(one.launcher)),
+    )
 
 
 def totals(found: Sequence[Row]) -> dict[tuple[str, str], Row]:
     """Each launcher and program over all faults that can be blamed on somebody."""
     made: dict[tuple[str, str], Row] = {}
-    for launcher, program in dict.fromkeys((one.launcher, one.program) for one in found):
+    pairs = {(one.launcher, one.program) for one in found}
+    for launcher, program in sorted(pairs, key=lambda pair: (pair[1], ORDER.index(pair[0]))):
         mine = [
             one
             for one in found
-            if (one.launcher, one.program) == (launcher, program) and one.fault != "healthy"
+            if (one.launcher, one.program) == (launcher, program) and one.fault != HEALTHY
         ]
         if not mine:
             continue

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scoreboard_outcome import Outcome, Row, rows, totals
-from scoreboard_trials import BY_NAME, FAULTS, HEALTHY
+from scoreboard_trials import BY_NAME, HEALTHY
 
 
 def line(one: Outcome) -> str:
@@ -65,9 +65,8 @@ def cells(row: Row) -> list[str]:
 
 def table(found: Sequence[Row]) -> str:
     """For a terminal."""
-    order = {fault.name: number for number, fault in enumerate(FAULTS)}
     lines = [f"{'fault':11}{'launcher':22}{'program':8}" + "".join(f"{c:>14}" for c in CELLS)]
-    for row in sorted(found, key=lambda row: order[row.fault]):
+    for row in found:
         head = f"{row.fault:11}{row.launcher:22}{row.program:8}"
         if not row.trials:
             lines.append(f"{head}not run: {'; '.join(row.not_run)}")
@@ -121,12 +120,14 @@ def _commands(documents: Sequence[Mapping[str, Any]]) -> str:
 
 def _summary(found: Sequence[Row]) -> str:
     lines = ["## All faults together", ""]
-    lines += _heading("launcher", "program", "survived", "found", "precision", "recall")
+    names = ("survived", "found", "precision", "recall", "false alarms")
+    lines += _heading("launcher", "program", *names)
     for (launcher, program), row in totals(found).items():
         some = [share(row.survived, row.trials), share(row.detected, row.trials)]
-        some += [percent(row.precision), percent(row.recall)]
+        some += [percent(row.precision), percent(row.recall), share(row.touched, row.trials)]
         lines.append(_line(launcher, program, *some))
-    text = "Precision: of the ranks that were blamed, so many rightly. Recall: of all trials."
+    text = "Precision: of the ranks that were blamed, so many rightly. Recall: of all trials. False"
+    text += " alarms: something\nwas said or done before the fault."
     return "\n".join([*lines, "", text, ""])
 
 
