@@ -11,7 +11,19 @@ from typing import Any
 
 import pytest
 
-from unbroken.core import adoption, budgets, gang, incidents, life, pods, ranks, recovery
+from unbroken.core import (
+    adoption,
+    budgets,
+    examination,
+    gang,
+    incidents,
+    life,
+    pods,
+    ranks,
+    recovery,
+    stacks,
+    stalls,
+)
 from unbroken.core.events import DeletePod, Effect, FenceNode, PodUid, WriteIncident
 from unbroken.core.job import Job
 from unbroken.core.roster import Member, Roster
@@ -319,6 +331,61 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     real = Roster.is_clear
     patch.setattr(Roster, "is_clear", lambda s, m, a: m.view.is_deleting or real(s, m, a))
+
+
+@planted("a crash waits for the look at the ranks")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = recovery.Recovery.fault
+
+    def fault(self: recovery.Recovery, found: Any, now: float, details: Any = None) -> None:
+        look = self.interrupted.__self__  # type: ignore[attr-defined]
+        if details is not None or look._case is None:
+            real(self, found, now, details)
+
+    patch.setattr(recovery.Recovery, "fault", fault)
+
+
+@planted("work that was seen is not heeded")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = examination.blame
+    patch.setattr(examination, "blame", lambda *a: replace(real(*a), is_working=False))
+
+
+@planted("one silent rank is a silent job")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = stalls._told
+
+    def told(watch: Any) -> Any:
+        found = real(watch)
+        return replace(found, rhythmic=found.silent)
+
+    patch.setattr(stalls, "_told", told)
+    patch.setattr(examination, "blame", lambda *a: stacks.Blame())
+
+
+@planted("the first rank is blamed for every hang")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = examination.blame
+    patch.setattr(examination, "blame", lambda *a: replace(real(*a), ranks=(0,)))
+
+
+@planted("a look that not everybody answers has no end")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(examination, "GRACE_SECONDS", 1e6)
+
+
+@planted("a new operator does not hear the alarms that stand")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = stalls.Stalls._begin
+
+    def begin(self: stalls.Stalls, now: float) -> None:
+        order = self._state.gang.order
+        if order is not None and order.attempt != self._attempt:
+            self._state.gang.ranks, kept = {}, self._state.gang.ranks
+            real(self, now)
+            self._state.gang.ranks = kept
+
+    patch.setattr(stalls.Stalls, "_begin", begin)
 
 
 def first_breach(seeds: Iterable[int]) -> int | None:

@@ -45,6 +45,8 @@ NOTICED = {
     "worker_crash": 25.0,
 }
 """Seconds after which an operator that lives has stopped the attempt that was hurt."""
+BY_ALARM = ("stall", "stop")
+"""Faults of which an alarm tells every operator anew."""
 BY_PEERS = ("early_exit", "hang")
 """Faults that only the peers notice, perhaps by their watchdogs."""
 

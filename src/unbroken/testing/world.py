@@ -245,7 +245,9 @@ class World:
         if fault.at > EPOCH + self.scenario.heal_after - SILENCE_SECONDS - 1.0:
             return  # healed before anybody could know
         since = operator.ready_at if operator.is_alive else None
-        if not self.truth.is_undisturbed:
+        # An attempt that is resumed after a suspension has the same number.
+        is_told = fault.kind in faults.BY_ALARM and not self.schedule.probes["suspend"]
+        if not self.truth.is_undisturbed and not is_told:
             # Of an attempt that was never written down, and an agent that is gone or was never
             # heard, only the peers' watchdogs tell, or the operator's patience.
             seconds = max(seconds, self.scenario.habits.watchdog_seconds * 1.1 + 100.0)
