@@ -2,9 +2,9 @@
 
 torchrun (torch/distributed/elastic/multiprocessing/api.py) and what is built on it:
     E1121 10:46:12.123456 99 torch/.../api.py:1010] failed (exitcode: -9) local_rank: 1 (pid: 42) of
-nvidia-resiliency-ext (fault_tolerance/rank_monitor_server.py):
-    [2026-11-21 10:43:52,661] [WARNING] [RankMonServer77@host:2] [Cycle 0] Did not get subsequent
-    heartbeat. Waited 5.00 seconds.
+nvidia-resiliency-ext (fault_tolerance/rank_monitor_server.py), with the local rank:
+    2026-11-21 11:37:43,593 [WARNING] [host] [workload:?(1) infra:?(?)] rank_monitor_server.py:497
+    [Cycle 0] Did not get subsequent heartbeat. Waited 5.00 seconds.
 
 A log names the process; whose rank that is, the judge knows.  Pure.
 """
@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 _GLOG = re.compile(r"[EWI](\d\d)(\d\d) (\d\d:\d\d:\d\d\.\d+)")
-_ISO = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})\]")
-_FAILED = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: \d+ \(pid: (?P<pid>\d+)\)")
-_NO_HEARTBEAT = re.compile(r"@\S+:(?P<rank>\d+)\] .*Did not get \w+ heartbeat")
+_ISO = re.compile(r"^\[?(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),(\d{3})\b")
+_FAILED = re.compile(r"failed \(exitcode: -?\d+\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
+_NO_HEARTBEAT = re.compile(r"\[workload:\S+\((?P<local>\d+)\) .*Did not get \w+ heartbeat")
 TOGETHER_SECONDS = 3.0
 """Heartbeats that are missed within this time are one failure; they are looked for each second."""
 
@@ -49,17 +49,20 @@ def stamp(line: str, year: int) -> float | None:
 
 
 def words(lines: Iterable[str], ranks: Mapping[int, int], year: int) -> list[Word]:
-    """What a log says, in its order; `ranks` is the rank of each process."""
-    found = []
-    for line in lines:
+    """What the log of an agent says, in its order; `ranks` is the rank of each process."""
+    kept = list(lines)
+    ends = [found for one in kept if (found := _FAILED.search(one))]
+    by_local = {one["local"]: ranks.get(int(one["pid"])) for one in ends}
+    said = []
+    for line in kept:
         at = stamp(line, year)
         if at is None:
             continue
         if failed := _FAILED.search(line):
-            found.append(Word(at, ranks.get(int(failed["pid"])), line.strip()))
+            said.append(Word(at, ranks.get(int(failed["pid"])), line.strip()))
         elif late := _NO_HEARTBEAT.search(line):
-            found.append(Word(at, int(late["rank"]), line.strip()))
-    return found
+            said.append(Word(at, by_local.get(late["local"]), line.strip()))
+    return said
 
 
 def first_since(said: Sequence[Word], since: float) -> Word | None:
@@ -71,5 +74,6 @@ def first_since(said: Sequence[Word], since: float) -> Word | None:
     first = next(iter(later), None)
     if first is None or "heartbeat" not in first.text:
         return first
-    late = {word.rank for word in later if word.at <= first.at + TOGETHER_SECONDS}
+    near = [word for word in later if word.at <= first.at + TOGETHER_SECONDS]
+    late = [word for word in near if "heartbeat" in word.text]
     return first if len(late) == 1 else replace(first, rank=None)
