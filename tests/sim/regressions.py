@@ -21,4 +21,5 @@ SEEDS = {
     840: "an agent that came back in its pod at once was not blamed",
     450: "a job suspended while it was adopted kept its operator spinning",
     2009: "an agent heard of late lost its rank",
+    323: "a job that had ended was taken for silent by what its agents had said of it last",
 }
