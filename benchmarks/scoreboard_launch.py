@@ -189,7 +189,7 @@ class FtLauncher(Torchrun):
     extra: ClassVar[dict[str, str]] = RecoveryFtLauncher.extra
     options: ClassVar[tuple[str, ...]] = (
         "--ft-initial-rank-heartbeat-timeout=60",
-        "--ft-rank-heartbeat-timeout=5",
+        "--ft-rank-heartbeat-timeout=15",
         "--ft-workload-check-interval=1",
     )
     uses: ClassVar[tuple[str, ...]] = ("heartbeat",)
