@@ -30,10 +30,10 @@ def test_a_script_that_fails_at_once_ends_soon_with_its_own_words(
         failed = one.until_standing("Failed", "Completed")
         assert message(failed).startswith("SameErrorSameStep: rank ")
         assert message(failed).endswith("ValueError: no such column")
-        assert failed["status"]["restartCount"] == 1
-        assert_over(one, 2, "SameErrorSameStep")
-        incidents = one.incidents(2)
-    assert {e.attempt for e in one.events.all} == {0, 1}
+        assert failed["status"]["restartCount"] == 2
+        assert_over(one, 3, "SameErrorSameStep")
+        incidents = one.incidents(3)
+    assert {e.attempt for e in one.events.all} == {0, 1, 2}
     for incident in incidents:
         assert incident["culprit"]["fault"] == "PythonException"
         evidence = [line.strip() for line in incident["culprit"]["evidence"]]

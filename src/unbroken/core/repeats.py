@@ -20,7 +20,7 @@ from .signals import BAD_METRIC, LOSS_SPIKE
 SAME_ERROR = "SameErrorSameStep"
 """Why a job has failed."""
 OCCURRENCES = 3
-"""So many are the script's own even where there is no other node to prove it on."""
+"""So many are the script's own even where there is no other node, or no step, to prove it by."""
 FIRST_SECONDS = 600.0
 """Without steps, errors are at the same place if they come so soon after the start.  73 % of the
 tasks that fail at all do so in their first ten minutes."""
@@ -79,11 +79,13 @@ def find(
         return Repeat(f"{first.fault} {at} for the {_ordinal(times)} time")
     places = ", ".join(sorted(nodes)[:NODES_NAMED]) or "an unknown node"
     said = f"the same error {at} for the {_ordinal(times)} time"
-    if len(nodes) > 1 or times >= OCCURRENCES or _is_value(first):
+    # Without a step, what looks alike may be two ranks that each missed somebody else.
+    is_proven = step is not None and len(nodes) > 1
+    if is_proven or times >= OCCURRENCES or _is_value(first):
         where = f"on nodes {places}" if len(nodes) > 1 else f"on {places}"
         hint = "annotation unbroken.dev/same-error: restart would go on"
         return Repeat(f"{said}, {where}: it is the script's own ({hint})", is_users=True)
-    suspect = next(iter(nodes), "")
+    suspect = next(iter(nodes)) if len(nodes) == 1 else ""
     if suspect and set(elsewhere) - nodes:
         return Repeat(f"{said}, only on {suspect}: another node is tried", suspect=suspect)
     return Repeat(f"{said}, on {places}")
