@@ -114,8 +114,10 @@ said so or did something, and *after* how long (median, and at most); *(told)*: 
 
 
 def _commands(documents: Sequence[Mapping[str, Any]]) -> str:
-    found = [f"    .venv/bin/python {one['command']}    # {one['machine']}" for one in documents]
-    return "\n".join(found)
+    return "\n".join(
+        f"    .venv/bin/python {one['command']}    # {len(one['trials'])} trials; {one['machine']}"
+        for one in documents
+    )
 
 
 def _summary(found: Sequence[Row]) -> str:
@@ -127,7 +129,10 @@ def _summary(found: Sequence[Row]) -> str:
         some += [percent(row.precision), percent(row.recall), share(row.touched, row.trials)]
         lines.append(_line(launcher, program, *some))
     text = "Precision: of the ranks that were blamed, so many rightly. Recall: of all trials. False"
-    text += " alarms: something\nwas said or done before the fault."
+    text += (
+        "\nalarms: something was said or done before the fault. Each launcher over the faults that"
+    )
+    text += " it was given, as the\ntables below have them: compare there."
     return "\n".join([*lines, "", text, ""])
 
 
