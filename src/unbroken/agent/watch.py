@@ -52,6 +52,7 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self._watched: dict[int, Watched] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._news: asyncio.Handle | None = None
         self._told = (-1, -1)
         """Hits and turns of the watchdog when they were last told of."""
         self._told_at = 0.0
@@ -88,6 +89,9 @@ class Watch:
     def close(self) -> None:
         """Look no more."""
         self._watched.clear()
+        if self._news is not None:
+            self._news.cancel()
+            self._news = None
         self._arm()
 
     def _tick(self) -> None:
@@ -99,8 +103,9 @@ class Watch:
         for event in inbox:
             for effect in self._watchdog.step(event, self._clock()):
                 inbox += self._sample(effect)
-        self._report()
-        self._arm()
+        # All workers of a node may end at once: one report tells it.
+        if self._news is None:
+            self._news = self._loop.call_soon(self._report)
 
     def _sample(self, wanted: events.Sample) -> list[events.Event]:
         found: list[events.Event] = []
@@ -141,12 +146,14 @@ class Watch:
         )
 
     def _report(self) -> None:
+        self._news = None
         watchdog, now = self._watchdog, self._clock()
         told = (watchdog.hits, watchdog.turns)
         is_due = not self._watched or now >= self._told_at + NEWS_SECONDS
         if told[1] != self._told[1] or (is_due and told != self._told):
             self._told, self._told_at = told, now
-            self._tell(WatchRead(self._attempt, tuple(watchdog.views())))
+            self._tell(WatchRead(self._attempt, watchdog.views()))
+        self._arm()
 
     def _arm(self) -> None:
         if self._timer is not None:
