@@ -65,7 +65,7 @@ def test_a_hang_is_told_on_one_screen() -> None:
     assert "  because    rank 3 is stopped while 3 ranks wait in all_reduce\n" in text
     assert "  evidence   | step 119\n             | step 120\n" in text
     differs = text.index("  differs    rank 3: stopped by a signal\n               | forward")
-    assert differs < text.index("  others     ranks 0-2 (3): waits in all_reduce\n")
+    assert differs < text.index("  others     ranks 0-2 (3): wait in all_reduce\n")
     assert re.search(
         r"timeline   \S+  last progress  -5.000 s \(step 120\)\n +\S+  detected\n", text
     )
@@ -119,6 +119,20 @@ def test_a_stack_that_is_evidence_is_shown_once() -> None:
     text = "\n".join(story(shown))
     assert text.count(GROUPS[0].stack[0]) == 1
     assert "  evidence" not in text
+    evidence = (*shown.culprit.evidence, "last output: step 120")
+    said = "\n".join(story(replace(shown, culprit=replace(FROZEN, evidence=evidence))))
+    assert "  evidence   | last output: step 120\n  differs" in said
+
+
+def test_nothing_is_said_twice() -> None:
+    waits = "rank 3 sleeps in f (a.py:1), while ranks 0-2 wait in all_reduce"
+    text = f"{waits}; no rank got on for 20 s"
+    hung = replace(HUNG, blame=waits, culprit=replace(FROZEN, text=text))
+    assert "\n  what       no rank got on for 20 s\n" in "\n".join(story(hung))
+    assert incident_line(hung).startswith("incident 2: rank 3 (a-pods-1 on node-1): sleeps in f")
+    assert len(told_lines(hung)) == 1
+    frozen = "\n".join(story(replace(HUNG, blame="rank 3 stopped")))
+    assert "  because" not in frozen
 
 
 def test_many_groups_are_counted_and_shown_when_asked() -> None:

@@ -283,7 +283,7 @@ def test_after_a_fault_of_a_job_with_steps_only_a_step_is_progress() -> None:
     job.run_ordered(37)
     job.run("38 runs w-0 1 output=38 -> ")
     assert job.incidents[1].outcome == ""
-    job.tell("w-0", 45, replace(well(0, 44.5), step=7), attempt=1)
+    job.tell("w-0", 45, replace(well(0, 44.5), step=30, first_step=7), attempt=1)
     found = job.incidents[1]
     assert (found.outcome, found.progress_at, found.resumed_step) == ("recovered", 44.5, 7)
 

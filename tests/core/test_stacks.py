@@ -102,6 +102,8 @@ def test_different_collectives_are_nobodys_but_are_both_told() -> None:
 
 
 ONE_OTHER = [at(rank, *REDUCE) for rank in range(3)]
+RECEIVE = ("recv (socket.py:9)", "receive (group.py:50)")
+RECEIVING = [at(rank, *RECEIVE, "reduce (group.py:70)", *MAIN) for rank in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,11 @@ ONE_OTHER = [at(rank, *REDUCE) for rank in range(3)]
         ([at(0, *REDUCE), *(at(r, *SPIN) for r in (1, 2, 3))], (1, 2, 3), "unsure", "while"),
         ([at(r, *REDUCE, step=9 - (r == 1)) for r in range(3)], (1,), "unsure", "at step 8"),
         ([at(0, *SPIN), at(1, *SPIN), at(2, "get (queue.py:9)", *MAIN)], (2,), "unsure", "unlike"),
+        ([*RECEIVING, at(3, *RECEIVE, "barrier (group.py:60)", *MAIN)], (3,), "unsure",
+         "receive (group.py:50), called by barrier, unlike the others"),
+        ([*RECEIVING, at(3, *RECEIVE, "reduce (group.py:99)", *MAIN)], (), "unsure", "no rank"),
+        ([*ONE_OTHER, at(3, REDUCE[0], "eval (train.py:70)", *MAIN)], (3,), "likely",
+         "rank 3 waits in all_reduce, called by eval (train.py:70)"),
         ([at(0, *SPIN)], (0,), "certain", "only rank"),
         ([at(2, *SPIN)], (), "unsure", "ranks 0-1 could not be looked at"),
         ([], (), "", "no rank"),
@@ -182,6 +189,8 @@ def test_the_flight_recorder_names_the_collective_that_no_stack_tells() -> None:
         (at(0, *SPIN, io_bytes=1_000), False, False),
         (at(0, "get (queue.py:9)", *MAIN, cpu_share=3.0), True, False),
         (at(0, *SPIN), False, False),
+        # On a busy machine.
+        (at(0, *SPIN, cpu_share=0.1, state="R"), False, True),
         # Who waits for its peers does no work of its own, whatever its threads do.
         (at(0, *REDUCE, cpu_share=1.0, is_same=False, io_bytes=10_000_000), False, False),
         (at(0, *GPU, cpu_share=1.0), False, False),
@@ -192,6 +201,13 @@ def test_the_flight_recorder_names_the_collective_that_no_stack_tells() -> None:
 def test_second_opinion(one: RankEvidence, is_working: bool, is_spinning: bool) -> None:
     found = blame([one, at(1, *REDUCE)], 100)
     assert (found.is_working, found.is_spinning) == (is_working, is_spinning)
+
+
+def test_a_pipe_is_no_file() -> None:
+    reading = at(0, "read (libc.so.6)", "next_batch (loader.py:7)", *MAIN)
+    assert doing(reading).words == "reads files"
+    piped = doing(replace(reading, waits_in="anon_pipe_read"))
+    assert (piped.words, piped.where) == ("waits for a pipe", "next_batch")
 
 
 def numbers(blamed: Blame) -> list[int]:

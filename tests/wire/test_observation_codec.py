@@ -42,6 +42,7 @@ WATCHES = st.builds(
     rank=COUNTS,
     phase=TEXTS,
     step=st.none() | COUNTS,
+    first_step=st.none() | COUNTS,
     step_at=st.none() | TIMES,
     step_seconds=st.none() | TIMES,
     sign_at=st.none() | TIMES,

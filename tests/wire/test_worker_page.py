@@ -16,7 +16,7 @@ NOTHING_SAVED = (NO_STEP, math.nan)
 def write(page: bytearray, number: int, step: int, *values: float, texts: bytes = b"") -> int:
     """Write a record; where it ends."""
     counts = (len(values), len(texts))
-    fields = (number, step, number, 1.5, 2, 0.5, 3, 0.25, 1, *NOTHING_SAVED)
+    fields = (number, 3, step, number, 1.5, 2, 0.5, 3, 0.25, 1, *NOTHING_SAVED)
     body = worker.RECORDS[len(values)].pack(*fields, *counts, *values) + texts
     data, start = worker.sealed(body), PLACES[number & 1]
     page[start : start + len(data)] = data
@@ -29,6 +29,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert read(bytes(page)) == (
         1,
         Page(
+            first_step=3,
             step=7,
             calls=1,
             step_at=1.5,

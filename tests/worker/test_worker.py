@@ -65,6 +65,11 @@ def test_steps_and_metrics_are_told(script: Script) -> None:
     assert 0 < page.longest_gap <= page.step_at - page.phase_at
 
 
+def test_the_first_step_is_kept(script: Script) -> None:
+    script.run("progress(2**70); progress(70, loss='none'); progress(71)")
+    assert (script.page.first_step, script.page.step) == (70, 71)
+
+
 def test_a_metric_keeps_its_value_until_it_is_told_again(script: Script) -> None:
     script.run("progress(1, loss=1, norm=2); progress(2, loss=3); progress(3)")
     assert (script.page.step, script.page.metrics) == (3, {"loss": 3.0, "norm": 2.0})

@@ -133,7 +133,7 @@ def _camel(name: str) -> str:
 
 
 def _show(job: str, found: Found) -> None:
-    from unbroken.core.wording import counted
+    from unbroken.core.wording import counted, plural
 
     blame, page = judged(found), paper()
     attempt = max(one.attempt for one in found.answers.values())
@@ -144,7 +144,8 @@ def _show(job: str, found: Found) -> None:
             print(line)
     for group in blame.groups:
         name = f"{'rank' if group.count == 1 else 'ranks'} {group.ranks}"
-        print(f"\n{page.paint(f'{name}: {group.doing}', 'red' if group.is_outlier else 'green')}")
+        does = group.doing if group.count == 1 else plural(group.doing)
+        print(f"\n{page.paint(f'{name}: {does}', 'red' if group.is_outlier else 'green')}")
         for frame in group.stack:
             print(f"    {frame}")
     for one in ranks:

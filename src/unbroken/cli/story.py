@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from unbroken.core.doings import is_library
+from unbroken.core.signals import LAST_OUTPUT
 from unbroken.core.timeline import lost_steps, redo_seconds
-from unbroken.core.wording import counted
+from unbroken.core.wording import counted, plural
 from unbroken.spec.codec import lost_since, seconds_lost
 from unbroken.spec.incident import Incident, Signal, StackGroup
 
@@ -41,12 +42,12 @@ def story(
     sure = f", {incident.confidence}" if incident.confidence else ""
     colour = COLOURS.get(incident.confidence, "red")
     yield from field("culprit", culprit_text(culprit) + sure, colour)
-    if incident.blame:
+    what = said_once(culprit.text, incident.blame)
+    if incident.blame and incident.blame != f"rank {culprit.rank} {culprit.text}":
         yield from field("because", incident.blame)
-    yield from field("what", culprit.text)
-    stacks = [one.stack for one in incident.groups if one.stack and not is_full]
-    is_stack = any(culprit.evidence[: len(one)] == one for one in stacks)
-    for index, line in enumerate(() if is_stack else culprit.evidence):
+    if what:
+        yield from field("what", what)
+    for index, line in enumerate(_unseen(incident, is_full=is_full)):
         yield from field("" if index else "evidence", f"| {line}")
     yield from _groups(incident.groups, paper, is_full=is_full)
     yield from field("remedy", f"{incident.remedy.value}: {WORDS[incident.remedy][0]}")
@@ -56,6 +57,20 @@ def story(
     yield from field("cost", cost_text(incident, now), "yellow")
     if incident.outcome:
         yield from field("outcome", incident.outcome)
+
+
+def said_once(text: str, blame: str) -> str:
+    """What a text says beside the blame that it begins with."""
+    return text.removeprefix(blame).lstrip("; ") if blame else text
+
+
+def _unseen(incident: Incident, *, is_full: bool) -> Sequence[str]:
+    """The evidence, without the stack that is shown with its group."""
+    told = incident.culprit.evidence
+    stacks = [one.stack for one in incident.groups if one.stack]
+    if is_full or not any(told[: len(one)] == one for one in stacks):
+        return told
+    return [line for line in told if line.startswith(LAST_OUTPUT)]
 
 
 def cost_text(incident: Incident, now: float | None = None) -> str:
@@ -124,7 +139,8 @@ def _groups(groups: Sequence[StackGroup], paper: Paper, *, is_full: bool) -> Ite
         ranks = f"rank {group.ranks}" if group.count == 1 else f"ranks {group.ranks}"
         size = f" ({group.count})" if group.count > 2 else ""
         colour = "red" if group.is_outlier else ""
-        text = f"{ranks}{size}: {group.doing}"
+        does = group.doing if group.count == 1 else plural(group.doing)
+        text = f"{ranks}{size}: {does}"
         yield from paper.field("" if name == previous else name, text, colour)
         most = OUTLIER_FRAMES_SHOWN if group.is_outlier else FRAMES_SHOWN
         for frame in group.stack if is_full else folded(group.stack, most):

@@ -168,7 +168,8 @@ def culprit_text(culprit: Signal) -> str:
 def incident_line(incident: Incident) -> str:
     """One line: what broke, what was done, what it cost."""
     cost = seconds_lost(incident)
-    what = f"incident {incident.number}: {culprit_text(incident.culprit)}: {incident.culprit.text}"
+    text = incident.culprit.text.removeprefix(f"rank {incident.culprit.rank} ")
+    what = f"incident {incident.number}: {culprit_text(incident.culprit)}: {text}"
     plan, did = WORDS[incident.remedy]
     if cost is None:
         return f"{what}; to do: {plan}"
@@ -185,7 +186,8 @@ def told_lines(incident: Incident) -> list[str]:
     rank where ranks had to be compared, and what the worker that failed the job has written."""
     culprit = incident.culprit
     is_unseen = incident.remedy is Remedy.FAIL and culprit.rank != 0
-    because = [f"  {incident.blame} ({incident.confidence})"] if incident.blame else []
+    is_said = incident.blame.removeprefix(f"rank {culprit.rank} ") in culprit.text
+    because = [] if is_said else [f"  {incident.blame} ({incident.confidence})"]
     return [incident_line(incident), *because, *(f"  | {x}" for x in culprit.evidence if is_unseen)]
 
 
@@ -199,7 +201,8 @@ def stages(incident: Incident) -> list[tuple[str, float, float]]:
 
 def first_line(text: str) -> str:
     """The first line, cut; messages may quote pages of a traceback."""
-    return text.partition("\n")[0][:LINE_LENGTH]
+    line = text.partition("\n")[0]
+    return line if len(line) <= LINE_LENGTH else f"{line[: LINE_LENGTH - 3]}..."
 
 
 def exit_code(job: Object, incidents: Sequence[Incident]) -> int:

@@ -8,6 +8,7 @@ frame of the user's own code ends the search, for what is outside of it only cal
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -53,6 +54,8 @@ class Doing:
     """Without the place."""
     where: str = ""
     """Function of the user's."""
+    via: str = ""
+    """What called it, where only that tells ranks apart."""
 
 
 COLLECTIVE = "waits in a collective"
@@ -117,6 +120,7 @@ _KNOWN: tuple[tuple[re.Pattern[str], int, Kind, str], ...] = tuple(
          [r"^(?:write|pwrite64|writev|__write|fsync|fdatasync|__libc_write)(?: \(|$)"]),
     )
 )  # fmt: skip
+_PIPE = re.compile(r"pipe_|^wait_for_space")
 # Functions of Linux 5-6 in which a process waits (/proc/PID/wchan).
 _KERNEL: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
     (re.compile(pattern), kind, words)
@@ -130,7 +134,7 @@ _KERNEL: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
             r"folio_wait|wait_on_page|io_schedule|^wait_for_partner",
         ),
         (Kind.FILES, "reads or writes files", r"^nfs|^rpc_|fuse_|^lustre|^ll_|^ceph"),
-        (Kind.CHILD, "waits for a pipe", r"pipe_|^wait_for_space"),
+        (Kind.CHILD, "waits for a pipe", _PIPE.pattern),
         (Kind.NETWORK, "waits for the network", r"sk_wait|inet_|tcp_|unix_stream|skb_wait"),
     )
 )
@@ -148,10 +152,28 @@ def doing(one: RankEvidence) -> Doing:
     if one.state == "D":
         inside = f" in {one.waits_in}" if one.waits_in not in ("", "0") else ""
         return Doing(Kind.STUCK, f"in the kernel (D){inside}", user_function(frames))
-    found = _of_stack(frames) or _of_backward(one, frames)
+    found = _of_pipe(one, frames) or _of_stack(frames) or _of_backward(one, frames)
     if found is not None and found.words != COLLECTIVE:
         return found
     return _of_recorder(one, found) or found or _of_process(one, frames)
+
+
+def branches(doings: Mapping[int, Doing], ranks: Mapping[int, RankEvidence]) -> dict[int, Doing]:
+    """Tell ranks that do the same apart by the user's functions that have called it, where these
+    differ; of those that wait for peers also by the lines."""
+    own = {
+        rank: tuple(
+            frame if doings[rank].kind in WAITING else parts(frame)[0]
+            for frame in (one.threads[0].frames if one.threads else ())
+            if not is_library(frame)
+        )
+        for rank, one in ranks.items()
+    }
+    depth = min(map(len, own.values()))
+    differs = next((n for n in range(depth) if len({one[n] for one in own.values()}) > 1), None)
+    if differs is None:
+        return dict(doings)
+    return {rank: replace(what, via=place((own[rank][differs],))) for rank, what in doings.items()}
 
 
 def place(frames: tuple[str, ...]) -> str:
@@ -211,6 +233,14 @@ def _known(frame: str) -> tuple[int, Kind, str] | None:
     return None
 
 
+def _of_pipe(one: RankEvidence, frames: tuple[str, ...]) -> Doing | None:
+    """read(2) and write(2) are for files, by their names; the kernel knows that it is a pipe."""
+    found = _of_stack(frames)
+    if found is None or found.kind is not Kind.FILES or not _PIPE.search(one.waits_in):
+        return None
+    return replace(found, kind=Kind.CHILD, words="waits for a pipe")
+
+
 def _of_backward(one: RankEvidence, frames: tuple[str, ...]) -> Doing | None:
     """In the backward pass the hooks, and so the wait, may be on another thread."""
     if not any(_BACKWARD.search(frame) for frame in frames):
@@ -244,7 +274,9 @@ def _of_process(one: RankEvidence, frames: tuple[str, ...]) -> Doing:
         if pattern.search(one.waits_in):
             return Doing(kind, words, where)
     share = one.cpu_share
-    if share is not None and share >= BUSY_SHARE:
+    is_busy = share is not None and share >= BUSY_SHARE
+    # It is found ready to run, whatever share the machine has left for it.
+    if is_busy or (one.state == "R" and where and share != 0.0):
         return Doing(Kind.COMPUTE, "computes", where)
     if not frames:
         return Doing(Kind.UNKNOWN, "not known")

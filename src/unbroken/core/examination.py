@@ -199,7 +199,7 @@ class Examination:
                 self._cleared[detector, place] = alarm.since
                 continue
             signal = self._stalls.signal(detector, place, alarm, now)
-            found.append(replace(signal, evidence=_stack(seen)))
+            found.append(replace(signal, evidence=_seen(seen)))
         return found[: signals.FAULTS_MAX]
 
     def _is_hang(self, stall: Stall, what: Blame, now: float) -> bool:
@@ -237,7 +237,7 @@ class Examination:
             rank=rank,
             pod=member.view.name if member else "",
             node=(member.view.node if member else None) or "",
-            evidence=_stack(seen),
+            evidence=_seen(seen),
             step=step if seen is None or seen.step is None else seen.step,
         )
 
@@ -289,7 +289,11 @@ def _looks(case: _Case) -> dict[int, RankEvidence]:
     return {one.rank: one for told in case.evidence.values() for one in told.ranks}
 
 
-def _stack(seen: RankEvidence | None) -> tuple[str, ...]:
-    """Where the main thread is, as an incident keeps it."""
-    frames = seen.threads[0].frames if seen and seen.threads else ()
-    return tuple(frame[: signals.TEXT_CHARACTERS] for frame in frames[: signals.LINES_MAX])
+def _seen(seen: RankEvidence | None) -> tuple[str, ...]:
+    """Where the main thread is, and what was written last, as an incident keeps it."""
+    if seen is None:
+        return ()
+    frames = seen.threads[0].frames if seen.threads else ()
+    said = (f"{signals.LAST_OUTPUT}: {seen.last_line}",) if seen.last_line else ()
+    kept = (*frames[: signals.LINES_MAX - len(said)], *said)
+    return tuple(line[: signals.TEXT_CHARACTERS] for line in kept)

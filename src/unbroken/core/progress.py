@@ -38,7 +38,11 @@ def before(watched: Watched, now: float) -> Before:
 
 def first_step(watch: Iterable[RankWatch]) -> tuple[int, float | None] | None:
     """The earliest step that is told, and when it was made; None: none is."""
-    told = [(rank.step, rank.step_at) for rank in watch if rank.step is not None]
+    told = [
+        (rank.step if rank.first_step is None else rank.first_step, rank.step_at)
+        for rank in watch
+        if rank.step is not None
+    ]
     return min(told, key=lambda one: one[0]) if told else None
 
 

@@ -49,6 +49,8 @@ BY_DETECTOR: Mapping[Detector, str] = {
 TEXT_CHARACTERS = 500
 LINES_MAX = 24
 FAULTS_MAX = 16
+LAST_OUTPUT = "last output"
+"""Begins the line of evidence that quotes what a hung worker has written last."""
 _NOT_A_REASON = re.compile(r"[^A-Za-z0-9_]+")
 
 

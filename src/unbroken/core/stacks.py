@@ -14,8 +14,19 @@ from dataclasses import dataclass
 from unbroken.spec.incident import StackGroup
 from unbroken.wire.observation import FRAME_CHARACTERS, Collective, RankEvidence
 
-from .doings import BUSY_SHARE, COLLECTIVE, GPU, WAITING, Doing, Kind, doing, pending, place
-from .wording import counted
+from .doings import (
+    BUSY_SHARE,
+    COLLECTIVE,
+    GPU,
+    WAITING,
+    Doing,
+    Kind,
+    branches,
+    doing,
+    pending,
+    place,
+)
+from .wording import counted, plural
 
 CERTAIN, LIKELY, UNSURE = "certain", "likely", "unsure"
 GROUPS_MAX = 8
@@ -57,6 +68,8 @@ class _Scene:
     def __init__(self, evidence: Sequence[RankEvidence]) -> None:
         self.ranks = {one.rank: one for one in sorted(evidence, key=_order)}
         self.doings = {rank: doing(one) for rank, one in self.ranks.items()}
+        if len(set(self.doings.values())) == 1:
+            self.doings = branches(self.doings, self.ranks)
         self.groups: dict[Doing, list[int]] = defaultdict(list)
         for rank, what in self.doings.items():
             self.groups[what].append(rank)
@@ -67,13 +80,13 @@ class _Scene:
     def describe(self, what: Doing) -> str:
         """In words, with the place where its first rank is."""
         first = self.ranks[self.groups[what][0]]
+        via = f", called by {what.via}" if what.via else ""
         if not what.where:
-            return what.words
+            return f"{what.words}{via}"
         frames = first.threads[0].frames if first.threads else ()
         at = place(frames) or what.where
-        return (
-            f"{what.words}, called in {at}" if what.kind is Kind.STUCK else f"{what.words} in {at}"
-        )
+        called = ", called" if what.kind is Kind.STUCK else ""
+        return f"{what.words}{called} in {at}{via}"
 
     def tell(self, ranks: Iterable[int]) -> str:
         """`rank 3 sleeps in get_batch (data.py:41)`, of at most two groups."""
@@ -82,7 +95,8 @@ class _Scene:
         for what, members in self.groups.items():
             named = [rank for rank in members if rank in wanted]
             if named:
-                said.append(f"{name_ranks(named)} {self.describe(what)}")
+                does = self.describe(what)
+                said.append(f"{name_ranks(named)} {plural(does) if len(named) > 1 else does}")
         more = f", {len(said) - 2} groups more" if len(said) > 2 else ""
         return " and ".join(said[:2]) + more
 
@@ -271,7 +285,10 @@ def _works(one: RankEvidence, what: Doing | None) -> bool:
 
 
 def _spins(one: RankEvidence, what: Doing) -> bool:
-    is_busy = what.kind is Kind.COMPUTE and (one.cpu_share or 0.0) >= BUSY_SHARE
+    # On a machine that is busy with other work it does not get all that it would use.
+    is_busy = what.kind is Kind.COMPUTE and (
+        one.state == "R" or (one.cpu_share or 0.0) >= BUSY_SHARE
+    )
     return is_busy and one.is_same is True and not _works(one, what)
 
 

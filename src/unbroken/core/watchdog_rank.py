@@ -28,6 +28,8 @@ LOOK_SECONDS = 1.0
 PROCESS_SECONDS = 5.0
 """Between looks at /proc while all is well."""
 STOPPED_SECONDS, STUCK_SECONDS = 1.0, 10.0
+TRACED_SECONDS = 20.0
+"""By a debugger: a look at the stacks of a large process takes seconds on a busy machine."""
 SAME_SECONDS = 0.05
 """Times of a page that are translated from another clock differ by less from look to look."""
 SAMPLE_SECONDS_MIN = 0.5
@@ -228,6 +230,7 @@ class RankState:
             rank=self.rank,
             phase=phase,
             step=page.step,
+            first_step=page.first_step,
             step_at=page.step_at if page.calls else None,
             step_seconds=at.pace.seconds if at and page.calls else None,
             sign_at=self._last_sign(),
@@ -434,7 +437,7 @@ class RankState:
             return
         if self._traced_at is None:
             self._traced_at = now
-        elif now - self._traced_at >= STOPPED_SECONDS:
+        elif now - self._traced_at >= (STOPPED_SECONDS if state == "T" else TRACED_SECONDS):
             why = "stopped by a signal" if state == "T" else "stopped by a debugger"
             self._set(Detector.STOPPED, why, now, self._halted_at or self._traced_at)
 

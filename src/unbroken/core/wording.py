@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
+_VERBS = re.compile(r"^(\w+)s\b(?: or (\w+)s\b)?")
+_IRREGULAR = {"is": "are", "has": "have"}
+
 
 def counted(number: int, noun: str) -> str:
     """A number of things: `1 agent`, `2 agents`."""
@@ -11,3 +16,11 @@ def counted(number: int, noun: str) -> str:
 def all_of(number: int, noun: str) -> str:
     """Every one of so many: `the only agent`, `all 2 agents`."""
     return f"the only {noun}" if number == 1 else f"all {counted(number, noun)}"
+
+
+def plural(said: str) -> str:
+    """What is said of one, of several: `waits in all_reduce` becomes `wait in all_reduce`."""
+    first, space, rest = said.partition(" ")
+    if first in _IRREGULAR:
+        return f"{_IRREGULAR[first]}{space}{rest}"
+    return _VERBS.sub(lambda found: " or ".join(one for one in found.groups() if one), said)

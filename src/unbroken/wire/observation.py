@@ -50,6 +50,8 @@ class RankWatch:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """As last told; NaN and infinities as they are."""
     alarms: tuple[Alarm, ...] = ()
+    first_step: int | None = None
+    """The first that it has told; it may be older than the first report with a step."""
 
 
 @dataclass(frozen=True, slots=True)

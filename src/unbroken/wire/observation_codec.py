@@ -34,6 +34,7 @@ def watch_from(item: Taker) -> RankWatch:
         rank=item.number("rank"),
         phase=item.optional_text("phase") or "",
         step=item.count("step"),
+        first_step=item.count("first_step"),
         step_at=item.time("step_at"),
         step_seconds=item.time("step_seconds"),
         sign_at=item.time("sign_at"),

@@ -28,10 +28,10 @@ NO_STEP = -(2**63)
 
 HEADER = struct.Struct("=8sI")
 CHECK = struct.Struct("=I")
-RECORD = struct.Struct("=QqQdQdQdQqdHH")
-"""After the checksum: number, step, calls, step_at, visit, phase_at, visit_calls, longest_gap,
-bad_calls, checkpoint_step, checkpoint_at, number of metrics, bytes of text.  The metrics' values
-and the text follow: the phase and the names of the metrics, with a zero byte between."""
+RECORD = struct.Struct("=QqqQdQdQdQqdHH")
+"""After the checksum: number, first_step, step, calls, step_at, visit, phase_at, visit_calls,
+longest_gap, bad_calls, checkpoint_step, checkpoint_at, number of metrics, bytes of text.  The
+metrics' values and the text follow: the phase and the names of the metrics, a zero byte between."""
 RECORDS = tuple(struct.Struct(f"{RECORD.format}{count}d") for count in range(METRICS_MAX + 1))
 """By the number of metrics."""
 
@@ -40,6 +40,8 @@ RECORDS = tuple(struct.Struct(f"{RECORD.format}{count}d") for count in range(MET
 class Page:
     """What a worker has told; seconds of the monotonic clock."""
 
+    first_step: int | None = None
+    """Where the worker began."""
     step: int | None = None
     calls: int = 0
     """Of `progress`, in all."""
@@ -121,9 +123,10 @@ def _read(data: bytes, start: int) -> tuple[int, Page] | None:
 
 
 def _page(fields: Sequence[float], values: Sequence[float], texts: bytes) -> Page:
-    step, calls, step_at, visit, phase_at, visit_calls, gap, bad, saved, saved_at = fields
+    first, step, calls, step_at, visit, phase_at, visit_calls, gap, bad, saved, saved_at = fields
     phase, *names = texts.decode(errors="replace").split("\0")
     return Page(
+        first_step=None if first == NO_STEP else int(first),
         step=None if step == NO_STEP else int(step),
         calls=int(calls),
         step_at=step_at,

@@ -172,6 +172,7 @@ class _Writer(_Nowhere):
         number, page = read(memory[:]) or (0, Page())
         self._memory = memory
         self._number = number
+        self._first = NO_STEP if page.first_step is None else page.first_step
         self._step = NO_STEP
         self._calls, self._step_at = page.calls, page.step_at
         self._visit = _Visit("", page.visit + (number > 0), monotonic())
@@ -189,6 +190,8 @@ class _Writer(_Nowhere):
         self._step_at = now
         try:
             self._step = int(step)
+            if self._first == NO_STEP:
+                self._first = _whole(step)
             if metrics:
                 self._take(metrics)
             self._write()
@@ -245,7 +248,7 @@ class _Writer(_Nowhere):
         visit, values = self._visit, [*self._metrics.values()]
         texts, count = self._text, len(values)
         body = RECORDS[count].pack(
-            *(number, self._step, self._calls, self._step_at),
+            *(number, self._first, self._step, self._calls, self._step_at),
             *(visit.number, visit.at, visit.calls, visit.longest_gap),
             *(self._bad_calls, self._saved, self._saved_at),
             *(count, len(texts)),
