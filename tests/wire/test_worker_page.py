@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 
 import pytest
 
@@ -18,7 +19,7 @@ def write(page: bytearray, number: int, step: int, *values: float, texts: bytes 
     counts = (len(values), len(texts))
     fields = (number, 3, step, number, 1.5, 2, 0.5, 3, 0.25, 1, *NOTHING_SAVED)
     body = worker.RECORDS[len(values)].pack(*fields, *counts, *values) + texts
-    data, start = worker.sealed(body), PLACES[number & 1]
+    data, start = worker.seal(zlib.crc32(body)) + body, PLACES[number & 1]
     page[start : start + len(data)] = data
     return start + len(data)
 

@@ -28,6 +28,8 @@ NO_STEP = -(2**63)
 
 HEADER = struct.Struct("=8sI")
 CHECK = struct.Struct("=I")
+seal = CHECK.pack
+"""The CRC-32 of a record and its text, as bytes before it."""
 RECORD = struct.Struct("=QqqQdQdQdQqdHH")
 """After the checksum: number, first_step, step, calls, step_at, visit, phase_at, visit_calls,
 longest_gap, bad_calls, checkpoint_step, checkpoint_at, number of metrics, bytes of text.  The
@@ -83,11 +85,6 @@ def version(data: bytes) -> int | None:
 def text(phase: str, names: Sequence[str] = ()) -> bytes:
     """The text of a record; names are cut to what there is room for."""
     return b"\0".join(_cut(name) for name in (phase, *names[:METRICS_MAX]))
-
-
-def sealed(body: bytes) -> bytes:
-    """What is written at the record's place; `body` is of RECORDS, with the text."""
-    return CHECK.pack(zlib.crc32(body)) + body
 
 
 def read(data: bytes) -> tuple[int, Page] | None:

@@ -27,6 +27,7 @@ from math import nan
 from time import monotonic  # noqa: TID251  (the caller's clock is read here)
 from types import TracebackType
 from typing import SupportsFloat, SupportsInt
+from zlib import crc32
 
 from unbroken.wire.worker import (
     METRICS_MAX,
@@ -38,7 +39,7 @@ from unbroken.wire.worker import (
     VERSION,
     Page,
     read,
-    sealed,
+    seal,
     text,
     version,
 )
@@ -245,17 +246,16 @@ class _Writer(_Nowhere):
 
     def _write(self) -> None:
         self._number = number = self._number + 1
-        visit, values = self._visit, [*self._metrics.values()]
-        texts, count = self._text, len(values)
+        visit, metrics, texts = self._visit, self._metrics, self._text
+        count = len(metrics)
         body = RECORDS[count].pack(
-            *(number, self._first, self._step, self._calls, self._step_at),
-            *(visit.number, visit.at, visit.calls, visit.longest_gap),
-            *(self._bad_calls, self._saved, self._saved_at),
-            *(count, len(texts)),
-            *values,
-        )
+            number, self._first, self._step, self._calls, self._step_at,
+            visit.number, visit.at, visit.calls, visit.longest_gap,
+            self._bad_calls, self._saved, self._saved_at, count, len(texts), *metrics.values(),
+        )  # fmt: skip
+        body += texts
+        data = seal(crc32(body)) + body
         start = PLACES[number & 1]
-        data = sealed(body + texts)
         self._memory[start : start + len(data)] = data
 
 
