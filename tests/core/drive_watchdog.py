@@ -24,8 +24,10 @@ class Drive:
         self.dog = Watchdog(range(ranks), modes, floor)
         self.now = START
         self.page = Page()
-        self.cpu = self.io = 0.0
+        self.cpu = self.io = self.waited = 0.0
         self.cores, self.rate, self.state = 1.0, 0.0, "R"
+        self.queued = 0.0
+        """Processors that the rank waits for."""
         self.looks = 0
         self.raised: list[tuple[str, float]] = []
         """Alarms in order, with the time since the start."""
@@ -113,6 +115,7 @@ class Drive:
         seconds, self.now = max(0.0, until - self.now), max(until, self.now)
         self.cpu += self.cores * seconds
         self.io += self.rate * seconds
+        self.waited += self.queued * seconds
 
     def _look(self, is_deep: bool) -> None:
         self.looks += 1
@@ -124,4 +127,4 @@ class Drive:
             self._wrote_at = self._writes.pop()
             self._writes.clear()
         if is_deep:
-            self.give(Sampled(0, self.state, self.cpu, int(self.io)))
+            self.give(Sampled(0, self.state, self.cpu, int(self.io), self.waited))

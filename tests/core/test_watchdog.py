@@ -104,6 +104,23 @@ def test_a_spinning_rank_needs_three_times_the_silence() -> None:
     assert raised - at >= 3 * allowed
 
 
+def test_a_spin_is_one_on_a_node_that_is_busy_with_other_work() -> None:
+    drive = trained()
+    for i in range(150):
+        drive.cores = 0.3 + 0.2 * (i % 2)
+        drive.queued = 1 - drive.cores
+        drive.wait(1)
+    assert drive.alarms == {"spinning"}
+
+
+def test_idleness_with_little_waiting_for_a_processor_is_no_spin() -> None:
+    drive = trained()
+    drive.be(cores=0.15)
+    drive.queued = 0.2
+    drive.wait(500)
+    assert not drive.raised
+
+
 @pytest.mark.parametrize(("cores", "rate"), [(0.3, 0), (1.0, 50_000), (0.0, 1e6)])
 def test_a_silent_rank_that_works_is_left_alone_for_long(cores: float, rate: float) -> None:
     drive = trained()

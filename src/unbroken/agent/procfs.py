@@ -46,6 +46,12 @@ def io_bytes(pid: int) -> int | None:
     return int(fields["rchar"]) + int(fields["wchar"])
 
 
+def waited_seconds(pid: int) -> float:
+    """How long its main thread was ready to run and had no processor; 0: not told."""
+    fields = _read(f"/proc/{pid}/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
 def is_python(pid: int) -> bool:
     """Whether its program is an interpreter, by name."""
     try:

@@ -192,4 +192,5 @@ def _sampled(rank: int, pid: int, below: Mapping[int, list[int]]) -> events.Samp
         sum(stat.cpu_seconds for stat in stats.values()),
         # Of a process in state D this may wait, as it does itself.
         sum(procfs.io_bytes(one) or 0 for one, stat in stats.items() if stat.state != "D"),
+        sum(map(procfs.waited_seconds, stats)),
     )

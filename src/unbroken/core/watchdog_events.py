@@ -49,6 +49,8 @@ class Sampled:
     """User and system time so far, of the worker and the processes below it."""
     io_bytes: int = 0
     """Read and written so far, of the same; 0 where the kernel does not tell."""
+    waited_seconds: float = 0.0
+    """For a processor so far, of the main threads of the same; 0 where the kernel does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

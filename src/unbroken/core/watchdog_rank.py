@@ -105,7 +105,7 @@ class RankState:
         self._has_written = self._has_worked = False
         self._step_excuse, self._output_excuse, self._save_excuse = _Excuse(), _Excuse(), _Excuse()
         self._sample: tuple[float, Sampled] | None = None
-        self._share: float | None = None
+        self._wanted: float | None = None
         self._halted_at: float | None = None
         self._traced_at: float | None = None
         """Since when /proc shows a stop."""
@@ -198,7 +198,7 @@ class RankState:
         self._calm_at += seconds
         if self._halted_at is not None:
             self._halted_at += seconds
-        self._sample = self._share = self._traced_at = self._stuck_at = None
+        self._sample = self._wanted = self._traced_at = self._stuck_at = None
 
     # When to look
 
@@ -421,10 +421,12 @@ class RankState:
                 self._return(self._work, now)
             self._has_worked, self._work_at = True, now
             self._stuck_at = None
-        is_steady = self._share is not None and abs(share - self._share) <= SPIN_CHANGE
-        if has_less or not is_steady or share < SPIN_SHARE or read >= SPIN_BYTES:
+        # What it would use on a node with nothing else to do: a spin is one on a busy node too.
+        wanted = share + max(0.0, new.waited_seconds - old.waited_seconds) / seconds
+        is_steady = self._wanted is not None and abs(wanted - self._wanted) <= SPIN_CHANGE
+        if has_less or not is_steady or wanted < SPIN_SHARE or read >= SPIN_BYTES:
             self._calm_at = now
-        self._share = share
+        self._wanted = wanted
 
     def _see_stop(self, state: str, now: float) -> None:
         if not state:
