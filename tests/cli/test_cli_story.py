@@ -69,6 +69,7 @@ def test_a_hang_is_told_on_one_screen() -> None:
     assert re.search(
         r"timeline   \S+  last progress  -5.000 s \(step 120\)\n +\S+  detected\n", text
     )
+    assert re.search(r"first step +\+8.000 s \(step 101\)\n", text)
     cost = "13.000 s until it went on, then 20 steps made again (101 to 120, about 10.0 s of work)"
     assert f"  cost       {cost}\n" in text
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.drive_job import Script, spec
@@ -472,3 +474,12 @@ def test_a_condition_tells_of_the_evidence_only_the_last_line(
     incident = Incident(1, 0, culprit, (culprit,), Remedy.PROCESS, "it is well", 1.0)
     first = f"rank 0, pod w-0: ExitCode: {text}; process: it is well"
     assert story(incident) == first + expected
+
+
+def test_a_condition_does_not_take_a_stack_for_words() -> None:
+    stack = ("get (queue.py:9)", "<module> (train.py:40)")
+    silent = Signal(1.0, "Stalled", "no rank got on", evidence=stack)
+    found = Incident(1, 0, silent, (silent,), Remedy.PROCESS, "it is well", 1.0, examined_at=2.0)
+    assert "it said" not in story(found)
+    told = replace(silent, evidence=(*stack, "last output: epoch 3"))
+    assert story(replace(found, culprit=told)).endswith("; it said: epoch 3")

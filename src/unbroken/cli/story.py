@@ -14,7 +14,7 @@ from unbroken.spec.codec import lost_since, seconds_lost
 from unbroken.spec.incident import Incident, Signal, StackGroup
 
 from .show import FIELD, Paper
-from .views import WORDS, culprit_text, span, stages
+from .views import FIRST_OUTPUT, WORDS, culprit_text, span, stages
 
 GROUPS_SHOWN = 5
 FRAMES_SHOWN = 3
@@ -155,8 +155,10 @@ def _groups(groups: Sequence[StackGroup], paper: Paper, *, is_full: bool) -> Ite
 def _timeline(incident: Incident, paper: Paper) -> Iterator[str]:
     for index, (name, at, since) in enumerate(stages(incident)):
         after = "" if name == "detected" else f"  {since:+.3f} s"
-        step = f" (step {incident.step})" if name == "last progress" and incident.step else ""
-        text = f"{_clock(at)}  {name:<13}{after}{step}".rstrip()
+        of_stage = {"last progress": incident.step, FIRST_OUTPUT: incident.resumed_step}.get(name)
+        step = "" if of_stage is None else f" (step {of_stage})"
+        shown = "first step" if name == FIRST_OUTPUT and step else name
+        text = f"{_clock(at)}  {shown:<13}{after}{step}".rstrip()
         yield from paper.field("" if index else "timeline", text)
 
 

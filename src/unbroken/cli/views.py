@@ -35,6 +35,7 @@ OPTIONS = {
     "nvidia.com/gpu": "--gpu-per-node N",
 }
 LINE_LENGTH = 200
+FIRST_OUTPUT = "first output"
 STAGES = (
     ("last progress", "progress_before"),
     ("detected", "detected_at"),
@@ -42,7 +43,7 @@ STAGES = (
     ("stopped", "stopped_at"),
     ("ready", "ready_at"),
     ("started", "started_at"),
-    ("first output", "progress_at"),
+    (FIRST_OUTPUT, "progress_at"),
 )
 
 

@@ -300,8 +300,12 @@ def story(incident: Incident) -> str:
 
     The Incident has all of the evidence."""
     first = f"{signals.describe(incident.culprit)}; {incident.remedy.value}: {incident.reason}"
-    last = next((line.strip() for line in reversed(incident.culprit.evidence) if line.strip()), "")
-    said = last[:LAST_CHARACTERS]
+    told = incident.culprit.evidence
+    if incident.examined_at is not None:
+        # Most of it is a stack, which says nothing by its last line.
+        mark = f"{signals.LAST_OUTPUT}: "
+        told = tuple(line.removeprefix(mark) for line in told if line.startswith(mark))
+    said = next((line.strip() for line in reversed(told) if line.strip()), "")[:LAST_CHARACTERS]
     return first if not said or said in first else f"{first}; it said: {said}"
 
 
