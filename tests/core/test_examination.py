@@ -47,15 +47,39 @@ def test_the_rank_that_keeps_the_others_waiting_is_the_culprit() -> None:
 
 def test_an_agent_that_does_not_answer_is_left_out_when_the_time_is_over() -> None:
     job = silent()
-    job.answer("w-1", 31, looked(1, IN_DATA))
+    job.answer("w-1", 31, replace(looked(1, IN_DATA), state="T"))
     assert job.job.deadline() == 30 + WAITS
     assert job.tick(30 + WAITS) == STOP
     assert job.incidents[1].blame.endswith("rank 0 could not be looked at")
 
 
+def test_ranks_that_only_wait_for_each_other_are_given_time_for_a_link_that_flaps() -> None:
+    job = silent()
+    job.answer("w-0", 31, looked(0))
+    assert job.answer("w-1", 32, looked(1)) == ""
+    (told,) = job.told(DISMISSED)
+    assert "is given more time: nobody is behind" in told
+    assert job.job.deadline() == 54, "22 s of silence, and as many more"
+    job.tick(54)
+    job.answer("w-0", 55, looked(0))
+    assert job.answer("w-1", 55, looked(1)) == ""
+    assert job.job.deadline() == 70, "60 s of silence"
+    job.tick(70)
+    job.answer("w-0", 71, looked(0))
+    assert job.answer("w-1", 71, looked(1)) == STOP
+    assert job.incidents[1].culprit.rank is None
+    assert job.incidents[1].confidence == "unsure"
+
+
 def test_without_any_evidence_the_silence_is_a_fault_of_nobody() -> None:
     job = silent()
-    assert job.tick(30 + WAITS) == STOP
+    assert job.tick(30 + WAITS) == ""
+    assert job.job.deadline() == 10 + 2 * (20 + WAITS)
+    assert job.tick(59) == "look w-0, look w-1"
+    assert job.tick(59 + WAITS) == ""
+    assert job.job.deadline() == 70, "60 s of silence"
+    assert job.tick(70) == "look w-0, look w-1"
+    assert job.tick(70 + WAITS) == STOP
     found = job.incidents[1]
     assert (found.culprit.rank, found.culprit.pod, found.examined_at) == (None, "", None)
 

@@ -73,8 +73,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     real = recovery.Recovery.open
 
-    def opened(self: recovery.Recovery, found: Any, now: float) -> None:
-        real(self, found, now)
+    def opened(self: recovery.Recovery, found: Any, now: float, *rest: Any) -> None:
+        real(self, found, now, *rest)
         state = self._state
         state.attempt += 1
         state.set_status(restart_count=state.attempt)
@@ -120,8 +120,8 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     real = recovery.Recovery.open
 
-    def opened(self: recovery.Recovery, found: Any, now: float) -> None:
-        real(self, found, now)
+    def opened(self: recovery.Recovery, found: Any, now: float, *rest: Any) -> None:
+        real(self, found, now, *rest)
         given = self._state.ranks
         order = [given.pod_of[rank] for rank in sorted(given.pod_of)]
         given.pod_of = dict(enumerate(order[1:] + order[:1]))

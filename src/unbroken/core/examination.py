@@ -22,7 +22,7 @@ from .incidents import RESTART_REQUESTED
 from .recovery import Details, Recovery
 from .roster import Member, is_stock
 from .stacks import CERTAIN, LIKELY, Blame, blame
-from .stalls import Place, Stall, Stalls
+from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Place, Stall, Stalls
 from .state import JobState, Phase
 
 EXAMINE_SECONDS = 4.0
@@ -172,12 +172,21 @@ class Examination:
 
     def _dismiss(self, stall: Stall, what: Blame, now: float) -> None:
         self._look_at = stall.since + 2.0 * (now - stall.since)
-        if what.is_spinning:
-            self._look_at = min(self._look_at, max(self._stalls.spinning_until(stall), now + 1.0))
+        patience = self._patience(stall, what)
+        if not what.is_working and patience:
+            self._look_at = min(self._look_at, max(patience, now + 1.0))
         if not self._is_told:
             self._is_told = True
-            said = f"silent for {now - stall.since:.0f} s, but at work: {what.why}"
-            self._state.tell(DISMISSED, said)
+            state = "but at work" if what.is_working else "and is given more time"
+            self._state.tell(
+                DISMISSED, f"silent for {now - stall.since:.0f} s, {state}: {what.why}"
+            )
+
+    def _patience(self, stall: Stall, what: Blame) -> float:
+        """Until when it may still come to an end by itself; 0: who is to blame is seen."""
+        if what.is_spinning:
+            return self._stalls.patience(stall, SPIN_SECONDS)
+        return 0.0 if what.ranks else self._stalls.patience(stall, NOBODY_SECONDS)
 
     def _findings(self, case: _Case, what: Blame, now: float) -> list[Signal]:
         """The faults that are left after the look."""
@@ -206,10 +215,9 @@ class Examination:
         """Whether a silence is one; it is only looked at where it may act."""
         if self._stalls.mode(self._stalls.silence()) is not Mode.ACT or what.is_working:
             return False
-        if not what.is_spinning:
-            return True
-        is_long = now >= self._stalls.spinning_until(stall)
-        return is_long and self._stalls.mode(Detector.SPINNING) is Mode.ACT
+        if now < self._patience(stall, what):
+            return False
+        return not what.is_spinning or self._stalls.mode(Detector.SPINNING) is Mode.ACT
 
     def _of_silence(
         self, stall: Stall, what: Blame, looks: dict[int, RankEvidence], now: float

@@ -25,9 +25,13 @@ from .wording import counted
 
 EVENTS_MAX = 5
 """Of a detector in one attempt; more of the same says nothing new."""
-SPIN_SECONDS, SPIN_TIMES = 30.0, 3.0
-"""A rank that computes is given more time than one that waits: at least this, and so many times
-what is usual."""
+SPIN_SECONDS = 30.0
+"""A rank that computes in one place is given at least this, more than one that waits."""
+NOBODY_SECONDS = 60.0
+"""Ranks that all wait for each other are given at least this: links that flap come back within 30 s
+as a rule, and a rank that was late is on its way."""
+PATIENCE_TIMES = 3.0
+"""And both so many times what is usual."""
 _ALL = (Detector.SILENT, Detector.SPINNING)
 """They count only when they are the whole job's."""
 EXAMINED = (Detector.STOPPED, Detector.STUCK)
@@ -126,9 +130,9 @@ class Stalls:
         """Whether the alarm has not been cleared."""
         return place in self._standing[detector]
 
-    def spinning_until(self, stall: Stall) -> float:
-        """From when on a rank that computes in one place is not thought to get on any more."""
-        return stall.since + max(SPIN_SECONDS, SPIN_TIMES * stall.allowed)
+    def patience(self, stall: Stall, seconds: float) -> float:
+        """Until when a silence is given time, at least so many seconds."""
+        return stall.since + max(seconds, PATIENCE_TIMES * stall.allowed)
 
     def signal(self, detector: Detector, place: Place, alarm: Alarm, now: float) -> Signal:
         """A rank's alarm as a sign of a fault."""

@@ -85,6 +85,8 @@ class Agent:
         self._inbox: list[machine.Event] | None = None
         """Events that wait while the process is frozen."""
         self._skew = world.skew_seconds * world.schedule.between(-1.0, 1.0)
+        self.is_blind = False
+        """It cannot look at its workers."""
         self.slow: dict[type[machine.Effect], float] = {}
         """Seconds that an order of the kind takes; the usual time where there is none."""
 
@@ -124,7 +126,7 @@ class Agent:
 
     def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the workers, which takes a while."""
-        if self._world.watches is not None and not self.is_frozen:
+        if self._world.watches is not None and not self.is_frozen and not self.is_blind:
             seconds = self._schedule.between(0.2, command.seconds)
             self._schedule.after(seconds, self._look, command, answer)
 

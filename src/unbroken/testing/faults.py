@@ -40,7 +40,7 @@ NOTICED = {
     "not_started": 25.0,
     "pod_fail": 25.0,
     "port_taken": 25.0,
-    "stall": 40.0,
+    "stall": 110.0,
     "stop": 40.0,
     "worker_crash": 25.0,
 }
@@ -182,7 +182,14 @@ def false_silence(world: World) -> None:
         _worker_note(world, "false_silence", worker, is_anyones=True)
         world.truth.at_work.setdefault(worker.attempt, set()).add(worker.rank)
         place.is_quiet, place.at_work = True, worker.rank
-        world.watches.silence(place, world.schedule.between(3.0, 40.0))
+        seconds = world.schedule.between(3.0, 120.0)
+        if world.schedule.chance(0.3):
+            # Nobody can be seen at work, and the others wait longer than links flap.
+            agent = world.agent_of(worker)
+            if agent is not None:
+                agent.is_blind = True
+            seconds = world.schedule.between(90.0, 300.0)
+        world.watches.silence(place, seconds)
 
 
 def lone_silence(world: World) -> None:

@@ -230,6 +230,10 @@ class Training:
     def _finish(self, place: Gathering) -> None:
         if place.is_broken:
             return
+        if place.is_quiet:
+            # What one does without a word comes on top.
+            self._schedule.after(1.0, self._finish, place)
+            return
         self.is_work_done = place.is_done = True
         for worker in place.members.values():
             seconds = self._schedule.between(0.0, self._habits.finish_seconds)

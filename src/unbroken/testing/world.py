@@ -77,7 +77,7 @@ class World:
         self.training.finishing = lambda: self._moment("finish", 0)
         self.checkers.moment = self._moment
         self.watches = Watches(
-            self.schedule, self.training, shape.rhythm or Rhythm(), self._agent_of
+            self.schedule, self.training, shape.rhythm or Rhythm(), self.agent_of
         )
         if shape.rhythm is not None:
             self.training.begun = self.watches.begun
@@ -236,10 +236,13 @@ class World:
         hurt = {w.attempt for w in self.training.live.values() if w.pod in fault.uids}
         for attempt in hurt - self.truth.ended.keys():
             if not self.training.is_work_done:
-                self.schedule.after(seconds, self._noticed, attempt, fault, seconds)
+                epoch = self.truth.epochs
+                self.schedule.after(seconds, self._noticed, attempt, fault, seconds, epoch)
 
-    def _noticed(self, attempt: int, fault: Fault, seconds: float) -> None:
+    def _noticed(self, attempt: int, fault: Fault, seconds: float, epoch: int) -> None:
         operator, now = self.operator, self.schedule.now
+        if self.truth.epochs != epoch:
+            return  # a suspension has ended all that it hurt; what runs now has the same number
         if attempt in self.truth.ended or self.checkers.is_over or self.truth.is_deleted:
             return
         if fault.at > EPOCH + self.scenario.heal_after - SILENCE_SECONDS - 1.0:
@@ -252,7 +255,7 @@ class World:
             # heard, only the peers' watchdogs tell, or the operator's patience.
             seconds = max(seconds, self.scenario.habits.watchdog_seconds * 1.1 + 100.0)
         if since is None or since > now - seconds:
-            self.schedule.after(seconds, self._noticed, attempt, fault, seconds)
+            self.schedule.after(seconds, self._noticed, attempt, fault, seconds, epoch)
         else:
             self.checkers.require(False, f"nobody noticed what hurt attempt {attempt}", fault)
 
@@ -295,7 +298,8 @@ class World:
 
     # How the parts meet.
 
-    def _agent_of(self, worker: Worker) -> Agent | None:
+    def agent_of(self, worker: Worker) -> Agent | None:
+        """The agent that has started it, if that lives."""
         local = self.cluster.local(worker.pod)
         agent = local.process if local else None
         return agent if isinstance(agent, Agent) and agent.id == worker.agent else None
