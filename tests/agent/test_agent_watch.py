@@ -258,6 +258,26 @@ for step in range(10 ** 9):
     told(tmp_path, LEARNED + text, story, nproc=2)
 
 
+def test_a_hang_soon_after_a_restart_is_an_alarm(tmp_path: Path) -> None:
+    text = """
+if os.environ["JOB_RESTART_COUNT"] == "1":
+    steps(0, 8)
+    while True: signal.pause()
+"""
+
+    async def story(agent: Running, operator: Operator) -> None:
+        await learned(operator)
+        operator.send(stop())
+        await operator.state(AgentState.READY)
+        operator.send(start(1))
+        report = await operator.report(lambda r: len(alarms(r)) == 2)
+        assert alarms(report) == [(0, "silent"), (1, "silent")]
+        assert all((one.step, one.phase) == (7, "train") for one in report.watch)
+        assert all((one.allowed_seconds or 99) < 15 for one in report.watch)
+
+    told(tmp_path, text + LEARNED + FOREVER, story, nproc=2)
+
+
 def test_an_agent_that_stood_still_raises_no_alarm(tmp_path: Path) -> None:
     text = """
 step = 0

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from unbroken.core.watchdog import Watchdog
-from unbroken.core.watchdog_events import Event, Sampled, Started, Tick, Told, Wrote
+from unbroken.core.watchdog_events import Ended, Event, Sampled, Started, Tick, Told, Wrote
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.wire.worker import Page
 
@@ -35,6 +35,18 @@ class Drive:
         self._writes: list[float] = []
         self._wrote_at = START
         for rank in range(ranks):
+            self.give(Started(rank))
+
+    def restart(self) -> None:
+        """Another attempt, in which the rank's worker begins anew."""
+        ranks = [view.rank for view in self.dog.views()]
+        for rank in ranks:
+            self.give(Ended(rank))
+        self.dog = Watchdog(range(len(ranks)), DEFAULTS, taught=self.dog.taught())
+        self.page, self.cpu, self.io, self.waited = Page(), 0.0, 0.0, 0.0
+        self._open, self.raised = set(), []
+        self._wrote_at = self.now
+        for rank in ranks:
             self.give(Started(rank))
 
     @property

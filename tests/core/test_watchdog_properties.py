@@ -64,7 +64,7 @@ def test_an_alarm_comes_in_time_after_all_signs_have_ceased(
 @given(SEEDS, st.floats(0.05, 100))
 def test_never_an_alarm_before_learning(seed: int, step: float) -> None:
     random, drive = Random(seed), Drive()
-    for _ in range(random.randrange(8)):
+    for _ in range(random.randrange(5)):
         drive.step(step * random.uniform(0.1, 10))
     drive.be(random.choice((0.0, 0.3, 1.0)), random.choice((0.0, 1e6)), "S")
     drive.wait(2000)

@@ -142,9 +142,10 @@ class Processes:
     def _watch_workers(self, command: StartCommand) -> None:
         from .watch import Watch, Watched
 
-        if self._watch is not None:
-            self._watch.close()
-        self._watch = Watch.make(command, self._options.nproc, self._clock, self._feed)
+        before, nproc = self._watch, self._options.nproc
+        if before is not None:
+            before.close()
+        self._watch = Watch.make(command, nproc, self._clock, self._feed, before)
         seen = self._workers.values()
         self._watch.begin({one.rank: Watched(one.pid, one.page, one.rhythm) for one in seen})
 

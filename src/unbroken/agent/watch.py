@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from unbroken.core import watchdog_events as events
 from unbroken.core.watchdog import Watchdog
+from unbroken.core.watchdog_taught import Taught
 from unbroken.core.workers import WatchRead
 from unbroken.spec.detectors import from_command
 from unbroken.wire.agent import StartCommand
@@ -64,10 +65,14 @@ class Watch:
         nproc: int,
         clock: Callable[[], float],
         tell: Callable[[WatchRead], None],
+        before: Watch | None = None,
     ) -> Watch:
-        """For a start."""
+        """For a start; what the watch of an attempt before has learned of its ranks is kept."""
         first = command.rank * nproc
-        watchdog = Watchdog(range(first, first + nproc), from_command(command.detectors))
+        taught = before.taught() if before is not None else None
+        watchdog = Watchdog(
+            range(first, first + nproc), from_command(command.detectors), taught=taught
+        )
         return cls(command.attempt, watchdog, clock, tell)
 
     def begin(self, workers: Mapping[int, Watched]) -> None:
@@ -85,6 +90,10 @@ class Watch:
         watched = self._watched.pop(rank, None)
         if watched is not None:
             self._take(*self._signs(rank, watched), events.Ended(rank))
+
+    def taught(self) -> Mapping[int, Taught]:
+        """What is known of the ranks."""
+        return self._watchdog.taught()
 
     def close(self) -> None:
         """Look no more."""

@@ -8,6 +8,7 @@ that was taken for a hang and was none is remembered with a margin.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -83,6 +84,7 @@ class Rhythm:
     __slots__ = (
         "_longest_seconds",
         "_start_seconds",
+        "_taken_seconds",
         "gaps",
         "history_seconds",
         "is_main",
@@ -96,9 +98,17 @@ class Rhythm:
         self.gaps = 0
         self.history_seconds = 0.0
         self._longest_seconds = self._start_seconds = 0.0
+        self._taken_seconds = 0.0
+        """Of the history: from attempts before."""
         self.visits = 0
         """Of the phase, ended ones."""
         self.mistakes = 0
+
+    def taken(self) -> Rhythm:
+        """For the next attempt, in which floors are high again at first."""
+        found = copy.copy(self)
+        found._taken_seconds = self.history_seconds
+        return found
 
     def learn(self, gap_seconds: float, seconds: float | None = None) -> None:
         """The longest gap between signs in some time; `seconds`: this time, if it had several."""
@@ -145,7 +155,9 @@ class Rhythm:
         if self.visits >= FEW_VISITS:
             few = min(few, FEW_VISITS / self.visits)
         margin = 1 + self.mistakes / 2
-        caution = margin * (1 + CAUTION_SECONDS / max(1.0, self.history_seconds))
+        own_seconds = self.history_seconds - self._taken_seconds
+        known_seconds = own_seconds + min(self._taken_seconds, CAUTION_SECONDS)
+        caution = margin * (1 + CAUTION_SECONDS / max(1.0, known_seconds))
         floor = max(limits.floor_seconds * caution, floor_seconds)
         idle = max(floor, self.longest_seconds(limits) * FACTOR * (1 + few) * margin)
         if not self._is_firm(limits):

@@ -33,6 +33,7 @@ from .watchdog_events import (
     Wrote,
 )
 from .watchdog_rank import RankState
+from .watchdog_taught import Taught
 
 STILL_SECONDS = 1.0
 """A driver later than this stood still."""
@@ -44,13 +45,14 @@ class Watchdog:
     """The ranks of one agent.  Events of a rank that does not run are ignored.
 
     `floor_seconds`: a silence shorter than this is never one; across a network whose links recover
-    by themselves give 35 (a link flap takes up to 30)."""
+    by themselves give 35 (a link flap takes up to 30).  `taught`: by an attempt before."""
 
     def __init__(
         self,
         ranks: range,
         modes: Mapping[Detector, Mode],
         floor_seconds: float = STEP_FLOOR_SECONDS,
+        taught: Mapping[int, Taught] | None = None,
     ) -> None:
         self._ranks = ranks
         self._modes = frozenset(one for one in Detector if modes.get(one) is not Mode.OFF)
@@ -60,6 +62,9 @@ class Watchdog:
         self._past = [0, 0]
         """Turns and hits of states that are gone."""
         self._ended: dict[int, RankWatch] = {}
+        self._before = dict(taught or {})
+        self._taught: dict[int, Taught] = {}
+        """By ranks that have ended."""
 
     @property
     def turns(self) -> int:
@@ -83,6 +88,11 @@ class Watchdog:
             for rank in self._ranks
             if rank in states or rank in self._ended
         )
+
+    def taught(self) -> Mapping[int, Taught]:
+        """What is known of each rank, for the watchdog of the next attempt."""
+        living = {rank: state.taught() for rank, state in self._states.items()}
+        return self._before | self._taught | living
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take in an event; what is to be read now."""
@@ -129,13 +139,16 @@ class Watchdog:
             return
         self._forget(rank)
         self._ended.pop(rank, None)
-        self._states[rank] = RankState(rank, now, self._modes, self._floor_seconds)
+        self._states[rank] = RankState(
+            rank, now, self._modes, self._floor_seconds, self._before.get(rank, Taught())
+        )
 
     def _end(self, rank: int) -> None:
         state = self._forget(rank)
         if state is None:
             return
         self._ended[rank] = state.last_view()
+        self._taught[rank] = state.taught()
         for other in self._states.values():
             other.is_ending = True
 

@@ -13,7 +13,7 @@ from unbroken.wire.worker import Page
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The rank's worker runs; whatever was known of the rank is forgotten."""
+    """The rank's worker runs; whatever this attempt has taught of the rank is forgotten."""
 
     rank: int
 

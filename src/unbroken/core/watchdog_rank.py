@@ -14,9 +14,10 @@ from unbroken.spec.detectors import Detector
 from unbroken.wire.observation import Alarm, RankWatch
 from unbroken.wire.worker import Page
 
-from .rhythm import LIMITS, Allowed, Rhythm, Source
+from .rhythm import LIMITS, START_GAPS, Allowed, Rhythm, Source
 from .watchdog_events import Sampled, Wrote
 from .watchdog_levels import Checkpoints, Finiteness, LossLevel, Pace
+from .watchdog_taught import Taught, early
 
 STARTUP, FIRST_STEP, TRAIN = "startup", "first step", "train"
 WARM_CALLS = 3
@@ -46,8 +47,8 @@ SILENCES = (Detector.SILENT, Detector.SPINNING)
 class _Phase:
     """What is learned in one phase."""
 
-    def __init__(self, name: str) -> None:
-        self.rhythm = Rhythm(name == TRAIN)
+    def __init__(self, name: str, taught: Rhythm | None = None) -> None:
+        self.rhythm = taught or Rhythm(name == TRAIN)
         self.pace = Pace()
         self.loss = LossLevel()
 
@@ -80,12 +81,21 @@ class _Verdict:
     rhythm: Rhythm
     allowed: Allowed
     since: float
+    is_early: bool = False
+    """The rank still learns: this is a bound and no rhythm."""
 
 
 class RankState:
     """One worker from its start to its end.  Times are of the driver's clock."""
 
-    def __init__(self, rank: int, now: float, modes: Collection[Detector], floor: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        now: float,
+        modes: Collection[Detector],
+        floor: float,
+        taught: Taught,
+    ) -> None:
         self.rank = rank
         self._modes = modes
         self._floor_seconds = floor
@@ -97,8 +107,14 @@ class RankState:
         self.is_ending = False
         """Another rank has ended."""
         self._page = Page()
-        self._phases: dict[str, _Phase] = {}
-        self._output, self._work = Rhythm(), Rhythm()
+        self._taught = taught
+        self._phases = {key: _Phase(key, one.taken()) for key, one in taught.phases.items()}
+        self._output, self._work = taught.output.taken(), Rhythm()
+        self._began_at = now
+        self._start_seconds: dict[Source, float] = {}
+        """Until the source was in its rhythm."""
+        self._writes = 0
+        """Looks with output."""
         self._sign_at = self._wrote_at = self._work_at = self._calm_at = now
         """Last step or change of phase, output, work, and whatever is no spinning.  A time in which
         the agent stood still is added to each of them."""
@@ -126,8 +142,20 @@ class RankState:
             return TRAIN
         if page.calls:
             return FIRST_STEP
+        if self._taught.start_seconds and not self._is_warm:
+            return STARTUP
         has_rhythm = any(self._is_learned(one) for one in (Source.OUTPUT, Source.WORK))
         return TRAIN if has_rhythm else STARTUP
+
+    def taught(self) -> Taught:
+        """For the next attempt."""
+        old, starts = self._taught, self._start_seconds
+        return Taught(
+            {key: one.rhythm for key, one in self._phases.items()},
+            self._output,
+            max(old.start_seconds, starts.get(Source.STEP, starts.get(Source.OUTPUT, 0.0))),
+            old.tells_steps or Source.STEP in starts,
+        )
 
     # What is told
 
@@ -144,6 +172,7 @@ class RankState:
             self.hits += 1
             excused = self._save_excuse.take(page.checkpoint_at)
             self._checkpoints.add(page.checkpoint_at, page.checkpoint_step, excused)
+        self._see_start(now)
         missing = self._checkpoints.missing(now, page.step)
         self._set(Detector.CHECKPOINT, missing, now, self._checkpoints.at)
         self._tell()
@@ -151,8 +180,11 @@ class RankState:
     def wrote(self, event: Wrote) -> None:
         """There is output since the last look."""
         self.hits += 1
+        self._writes += 1
+        self._see_start(event.at)
         source = self._source
-        if self._has_written:
+        # Gaps of another start-up would count as such of the rhythm that is known.
+        if self._has_written and (self._is_warm or not self._taught.start_seconds):
             gap = event.longest_gap - self._output_excuse.take(event.at)
             self._output.learn(gap, event.at - self._wrote_at)
             if source is Source.OUTPUT and event.count:
@@ -161,7 +193,7 @@ class RankState:
                 self._see_pace(pace, event.at)
         self._has_written = True
         self._wrote_at = max(self._wrote_at, event.at)
-        if source is not Source.STEP:
+        if source is not Source.STEP or not self._is_warm:
             self._return(self._output, event.at)
         self._tell()
 
@@ -196,6 +228,7 @@ class RankState:
         self._wrote_at += seconds
         self._work_at += seconds
         self._calm_at += seconds
+        self._began_at += seconds
         if self._halted_at is not None:
             self._halted_at += seconds
         self._sample = self._wanted = self._traced_at = self._stuck_at = None
@@ -234,7 +267,7 @@ class RankState:
             step_at=page.step_at if page.calls else None,
             step_seconds=at.pace.seconds if at and page.calls else None,
             sign_at=self._last_sign(),
-            allowed_seconds=found.allowed.idle if found else None,
+            allowed_seconds=found.allowed.idle if found and self._is_rhythmic(found) else None,
             checkpoint_step=page.checkpoint_step,
             metrics=page.metrics,
             alarms=tuple(self._alarms.values()),
@@ -279,7 +312,7 @@ class RankState:
     def _see_metrics(self, old: Page, new: Page, phase: _Phase, now: float) -> None:
         self._finite.add(old, new)
         bad = self._finite.why if self._finite.is_bad(new.calls) else ""
-        self._set(Detector.NAN, bad, now, self._finite.since)
+        self._set(Detector.NAN, bad, now, self._finite.since, self._finite.step)
         loss = new.metrics.get("loss")
         if loss is not None and math.isfinite(loss):
             phase.loss.add(loss, new.step_at)
@@ -306,13 +339,31 @@ class RankState:
 
     @property
     def _source(self) -> Source:
-        if self._page.calls or self._page.visit:
+        if self._page.calls or self._page.visit or self._taught.tells_steps:
             return Source.STEP
         return Source.OUTPUT if self._is_learned(Source.OUTPUT) else Source.WORK
 
     def _is_learned(self, source: Source) -> bool:
         rhythm = self._output if source is Source.OUTPUT else self._work
         return rhythm.is_learned(LIMITS[source])
+
+    @property
+    def _is_warm(self) -> bool:
+        """The start-up of this attempt is over."""
+        page = self._page
+        if self._source is not Source.STEP:
+            return self._writes > START_GAPS
+        return (page.calls or page.visit) > WARM_CALLS
+
+    def _see_start(self, now: float) -> None:
+        if self._is_warm:
+            source = Source.STEP if self._source is Source.STEP else Source.OUTPUT
+            self._start_seconds.setdefault(source, now - self._began_at)
+
+    def _is_rhythmic(self, found: _Verdict | None) -> bool:
+        """Whether it counts beside other ranks: one that has only a bound does in alarm."""
+        is_silent = any(one in self._alarms for one in SILENCES)
+        return found is not None and (is_silent or not found.is_early)
 
     def _last_sign(self) -> float | None:
         match self._source:
@@ -329,8 +380,6 @@ class RankState:
         source = self._source
         match source:
             case Source.STEP:
-                if 0 < self._page.calls <= WARM_CALLS:
-                    return None
                 rhythm, since = self._at_phase().rhythm, self._sign_at
             case Source.OUTPUT:
                 rhythm, since = self._output, self._wrote_at
@@ -338,7 +387,11 @@ class RankState:
                 return None
             case Source.WORK:
                 rhythm, since = self._work, max(self._wrote_at, self._work_at)
-        allowed = rhythm.allowed(LIMITS[source], self._floor_seconds)
+        allowed = self._allowed(source, rhythm)
+        is_early = allowed is None and source is Source.STEP and self._is_warm
+        if is_early:
+            gap = max(self._page.longest_gap, rhythm.longest_seconds(LIMITS[source]))
+            allowed = early(gap, self._page.visit_calls)
         if allowed is None:
             return None
         if self.is_ending:
@@ -347,7 +400,12 @@ class RankState:
                 max(END_SECONDS, END_FACTOR * allowed.spinning),
                 max(END_SECONDS, END_FACTOR * allowed.working),
             )
-        return _Verdict(source, rhythm, allowed, since)
+        return _Verdict(source, rhythm, allowed, since, is_early)
+
+    def _allowed(self, source: Source, rhythm: Rhythm) -> Allowed | None:
+        if source is not Source.WORK and not self._is_warm:
+            return self._taught.start()
+        return rhythm.allowed(LIMITS[source], self._floor_seconds)
 
     def _is_spinning(self) -> bool:
         """Waits at full speed, or works: its processors tell nothing."""
@@ -417,7 +475,7 @@ class RankState:
         if has_less or share >= WORK_SHARE or read >= WORK_BYTES:
             if self._has_worked:
                 self._work.learn(now - self._work_at)
-            if self._source is Source.WORK:
+            if self._source is Source.WORK or not self._is_warm:
                 self._return(self._work, now)
             self._has_worked, self._work_at = True, now
             self._stuck_at = None
@@ -457,13 +515,20 @@ class RankState:
 
     # Alarms
 
-    def _set(self, detector: Detector, why: str, now: float, since: float | None = None) -> None:
+    def _set(
+        self,
+        detector: Detector,
+        why: str,
+        now: float,
+        since: float | None = None,
+        step: int | None = None,
+    ) -> None:
         """Raise, with a reason; clear, with none."""
         if not why:
             self._clear(detector)
         elif detector not in self._alarms and detector in self._modes:
             at = now if since is None else since
-            self._alarms[detector] = Alarm(detector.value, at, now, why)
+            self._alarms[detector] = Alarm(detector.value, at, now, why, step)
             self.turns += 1
             self.hits += 1
 
@@ -473,7 +538,7 @@ class RankState:
             self.hits += 1
 
     def _tell(self) -> None:
-        told = (self.phase, self._verdict() is not None)
+        told = (self.phase, self._is_rhythmic(self._verdict()))
         if told != self._told:
             self._told = told
             self.turns += 1
