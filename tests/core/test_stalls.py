@@ -9,9 +9,12 @@ import pytest
 from core.drive_job import Script
 from core.drive_watch import WatchedJob, alarm, ill, well
 from unbroken.core.events import AgentReported, CollectEvidence, PodUid
+from unbroken.core.stalls import COMPARE_SECONDS
 from unbroken.spec.detectors import Detector
+from unbroken.wire.observation import RankWatch
 
-SILENT, STOPPED, NAN = Detector.SILENT, Detector.STOPPED, Detector.NAN
+SILENT, STOPPED = Detector.SILENT, Detector.STOPPED
+NAN, SPIKE = Detector.NAN, Detector.SPIKE
 LOOK = "look w-0, look w-1"
 STOP = "stop w-0 0, stop w-1 0, incident 1 open"
 
@@ -43,14 +46,98 @@ def test_a_stopped_rank_counts_alone() -> None:
     assert job.tell("w-1", 20, ill(1, STOPPED, 19)) == LOOK
 
 
-@pytest.mark.parametrize("detector", [NAN, Detector.SPIKE, Detector.SLOW, Detector.CHECKPOINT])
-def test_what_no_look_can_confirm_is_a_fault_at_once_where_it_may_act(detector: Detector) -> None:
+def test_a_missed_checkpoint_is_a_fault_at_once_where_it_may_act() -> None:
+    job = WatchedJob(modes="checkpoint=act")
+    assert job.tell("w-1", 20, ill(1, Detector.CHECKPOINT, 18)) == STOP
+    culprit = job.incidents[1].culprit
+    assert (culprit.rank, culprit.pod, culprit.node) == (1, "j-w-1", "n1")
+    assert (culprit.at, culprit.text, culprit.step) == (18, "it is checkpoint", 18)
+    assert job.record(Detector.CHECKPOINT) == (1, 0)
+
+
+@pytest.mark.parametrize("detector", [NAN, SPIKE])
+def test_an_alarm_that_only_one_rank_has_waits_a_moment_for_the_others(detector: Detector) -> None:
     job = WatchedJob(modes=f"{detector.value}=act")
-    assert job.tell("w-1", 20, ill(1, detector, 18)) == STOP
+    assert job.tell("w-1", 20, ill(1, detector, 18)) == ""
+    assert job.job.deadline() == 20 + COMPARE_SECONDS
+    assert job.tick(20 + COMPARE_SECONDS) == STOP
     culprit = job.incidents[1].culprit
     assert (culprit.rank, culprit.pod, culprit.node) == (1, "j-w-1", "n1")
     assert (culprit.at, culprit.text, culprit.step) == (18, f"it is {detector.value}", 18)
     assert job.record(detector) == (1, 0)
+
+
+def nan(rank: int, since: float, step: int | None = None) -> RankWatch:
+    """A rank whose loss is no number since a step."""
+    return replace(well(rank, since), alarms=(replace(alarm(NAN, since), step=step),))
+
+
+@pytest.mark.parametrize("mode", ["act", "warn"])
+def test_the_first_bad_step_decides_and_not_the_first_report(mode: str) -> None:
+    job = WatchedJob(3, modes=f"nan={mode}")
+    job.tell("w-0", 20, nan(0, 18.0, 104))
+    job.tell("w-2", 20.5, nan(2, 18.0, 104))
+    ordered = job.tell("w-1", 21, nan(1, 18.1, 103))
+    if mode == "warn":
+        told = ["rank 1: it is nan; from step 103, later on ranks 0,2"]
+        assert (ordered, job.told("BadMetric")) == ("", told)
+    else:
+        culprit = job.incidents[1].culprit
+        assert (culprit.rank, culprit.pod, culprit.step) == (1, "j-w-1", 103)
+        assert culprit.text == "it is nan; from step 103, later on ranks 0,2"
+
+
+def test_nobody_is_named_for_what_all_ranks_have_at_the_same_step() -> None:
+    job = WatchedJob(modes="nan=act")
+    job.tell("w-1", 20, nan(1, 18, 103))
+    assert job.tell("w-0", 21, nan(0, 18, 103)) == STOP
+    culprit = job.incidents[1].culprit
+    assert (culprit.rank, culprit.pod, culprit.step) == (None, "", 103)
+    assert culprit.text == "ranks 0-1: it is nan; on all of them at step 103"
+
+
+def test_without_steps_moments_apart_are_the_same_time() -> None:
+    job = WatchedJob(modes="nan=warn")
+    job.tell("w-0", 20, nan(0, 18.7, 104))
+    job.tell("w-1", 20, nan(1, 18.0))
+    assert job.told("BadMetric") == ["ranks 0-1: it is nan; on all of them at the same time"]
+
+
+def test_an_alarm_that_waits_goes_into_the_incident_of_what_overtakes_it() -> None:
+    job = WatchedJob(modes="nan=act")
+    job.tell("w-1", 20, nan(1, 18, 18))
+    job.run("21 failed w-0 0")
+    assert {one.fault for one in job.incidents[1].signals} == {"BadMetric", "ExitCode"}
+    job.tick(20 + COMPARE_SECONDS)
+    assert list(job.incidents) == [1]
+
+
+def test_an_alarm_that_ends_before_it_is_judged_restarts_nothing() -> None:
+    job = WatchedJob(modes="nan=act")
+    job.tell("w-1", 20, nan(1, 18, 18))
+    job.tell("w-1", 21, well(1, 21))
+    assert job.tick(20 + COMPARE_SECONDS) == ""
+    assert (job.incidents, job.record(NAN)) == ({}, (0, 1))
+
+
+def test_a_job_in_which_all_steps_are_slower_is_told_and_not_restarted() -> None:
+    job = WatchedJob(modes="slow=act")
+    job.tell("w-0", 20, well(0, 20))
+    job.tell("w-1", 20, ill(1, Detector.SLOW, 18))
+    assert job.tick(20 + COMPARE_SECONDS) == ""
+    job.tell("w-0", 25, ill(0, Detector.SLOW, 18))
+    assert job.told("SlowSteps") == ["all ranks: it is slow; no rank differs from the others"]
+    assert job.incidents == {}
+
+
+def test_a_rank_whose_steps_are_slower_than_those_of_the_others_is_named() -> None:
+    job = WatchedJob(3, modes="slow=act")
+    for pod, rank in (("w-0", 0), ("w-2", 2)):
+        job.tell(pod, 20, well(rank, 20))
+    job.tell("w-1", 20, replace(ill(1, Detector.SLOW, 18), step_seconds=2.0))
+    assert job.tick(20 + COMPARE_SECONDS).startswith("stop w-0 0")
+    culprit = job.incidents[1].culprit
+    assert (culprit.rank, culprit.text) == (1, "it is slow, others 1 s")
 
 
 def test_a_detector_that_may_warn_tells_once_for_all_ranks() -> None:
@@ -58,7 +145,8 @@ def test_a_detector_that_may_warn_tells_once_for_all_ranks() -> None:
     job.tell("w-0", 20, ill(0, NAN, 19))
     job.tell("w-1", 20, ill(1, NAN, 19))
     job.tell("w-1", 21, ill(1, NAN, 19))
-    assert job.told("BadMetric") == ["rank 0: it is nan"]
+    job.tick(30)
+    assert job.told("BadMetric") == ["ranks 0-1: it is nan; on all of them at the same time"]
     assert job.incidents == {}
 
 

@@ -20,6 +20,7 @@ from unbroken.core.watchdog_events import (
     Told,
     Wrote,
 )
+from unbroken.core.watchdog_levels import Finiteness
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.wire.worker import Page
 
@@ -202,6 +203,52 @@ def test_steps_that_take_twice_as_long_are_found_and_end() -> None:
     assert not drive.alarms
 
 
+def phased(drive: Drive, count: int, seconds: float) -> None:
+    """Steps, each with two phases."""
+    for _ in range(count):
+        drive.phase("data")
+        drive.wait(0.2 * seconds)
+        drive.phase("train")
+        drive.step(0.8 * seconds)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 1.0, 2.3])
+def test_slowness_is_found_where_each_step_has_its_phases(seconds: float) -> None:
+    drive = Drive()
+    drive.be(cores=1, state="R")
+    phased(drive, int(400 / seconds), seconds)
+    assert not drive.raised
+    phased(drive, int(120 / seconds), 2 * seconds)
+    assert drive.alarms == {"slow"}
+    phased(drive, int(120 / seconds), seconds)
+    assert not drive.alarms
+
+
+@pytest.mark.parametrize("pause", [1.0, 3.0, 8.0])
+def test_slowness_is_found_where_a_phase_is_entered_often(pause: float) -> None:
+    drive = Drive()
+    drive.be(cores=1, state="R")
+    for round_ in range(120):
+        drive.steps(8, 0.5 if round_ < 90 else 1.0)
+        drive.phase("eval")
+        # Evaluations that take longer and longer are no slow steps.
+        drive.wait(pause * (1 + round_ / 60))
+        drive.phase("train")
+        assert "slow" not in drive.alarms or round_ >= 90
+    assert drive.alarms == {"slow"}
+
+
+def test_slowness_of_a_rank_that_only_prints_is_found() -> None:
+    drive = Drive()
+    drive.be(cores=1.5, rate=5000, state="R")
+    for _ in range(240):
+        drive.write(1)
+    assert not drive.raised
+    for _ in range(60):
+        drive.write(2)
+    assert drive.alarms == {"slow"}
+
+
 @pytest.mark.parametrize("kind", [NAN, math.inf])
 def test_metrics_that_are_not_finite_are_found_at_the_third(kind: float) -> None:
     drive = trained(100, 2.0)
@@ -214,6 +261,21 @@ def test_metrics_that_are_not_finite_are_found_at_the_third(kind: float) -> None
     assert drive.alarms == {"nan"}
     drive.steps(2, 2.0)
     assert not drive.alarms
+
+
+def test_the_alarm_has_the_step_of_the_first_bad_value() -> None:
+    drive = trained(100, 2.0)
+    good = drive.page.step
+    assert good is not None
+    for _ in range(5):
+        drive.step(2, {"loss": NAN})
+    assert [alarm.step for alarm in drive.dog.views()[0].alarms] == [good + 1]
+
+
+def test_the_first_bad_step_is_known_though_one_look_sees_many() -> None:
+    finite = Finiteness()
+    finite.add(Page(step=90, calls=9), Page(step=100, calls=19, bad_calls=4, metrics={"loss": NAN}))
+    assert finite.step == 97
 
 
 def test_mixed_precision_may_begin_with_infinite_gradients() -> None:

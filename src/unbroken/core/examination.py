@@ -19,10 +19,11 @@ from . import signals
 from .events import CollectEvidence, PodUid
 from .gang import Stage
 from .incidents import RESTART_REQUESTED
+from .origins import Place
 from .recovery import Details, Recovery
 from .roster import Member, is_stock
 from .stacks import CERTAIN, LIKELY, Blame, blame
-from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Place, Stall, Stalls
+from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
 from .state import JobState, Phase
 
 EXAMINE_SECONDS = 4.0
@@ -114,14 +115,17 @@ class Examination:
     def interrupted(self, found: Sequence[Signal], now: float) -> tuple[list[Signal], Details]:
         """What goes into the incident that another fault opens, with the evidence there is."""
         case, self._case = self._case, None
-        if case is None or all(one.fault == RESTART_REQUESTED for one in found):
+        if all(one.fault == RESTART_REQUESTED for one in found):
             return [], {}
+        waiting = self._stalls.overtaken(now)
+        if case is None:
+            return waiting, {}
         what = self._blame(case, now)
         suspected = self._findings(case, what, now)
         if not what.ranks:
             # That nobody gets on is what others see of a fault, and no cause beside one.
             suspected = [s if s.rank is not None else replace(s, at=now) for s in suspected]
-        return suspected, self._details(case, what, now)
+        return [*suspected, *waiting], self._details(case, what, now)
 
     def _is_running(self) -> bool:
         state = self._state

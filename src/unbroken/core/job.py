@@ -120,6 +120,7 @@ class Job:
             self._adoption.deadline(),
             self._life.deadline(),
             self._examination.deadline(),
+            self._stalls.deadline(),
             None if back is None else back + AGENT_BACK_SECONDS,
         )
 

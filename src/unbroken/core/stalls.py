@@ -17,9 +17,11 @@ from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.observation import Alarm, RankWatch
 
 from . import signals
+from .deadlines import earliest as first_of
 from .events import PodUid
 from .gang import Stage
 from .incidents import UNCHARGED
+from .origins import Origin, Place, earliest, slowest
 from .state import JobState
 from .wording import counted
 
@@ -34,12 +36,13 @@ PATIENCE_TIMES = 3.0
 """And both so many times what is usual."""
 _ALL = (Detector.SILENT, Detector.SPINNING)
 """They count only when they are the whole job's."""
+COMPARED = (Detector.NAN, Detector.SPIKE, Detector.SLOW)
+"""Ranks that train in step have them within moments of each other, wherever they began."""
+COMPARE_SECONDS = 2.0
+"""For the alarms of the other ranks to come."""
 EXAMINED = (Detector.STOPPED, Detector.STUCK)
 """Detectors of one rank that a look can confirm."""
 _NAMES = {one.value: one for one in Detector}
-
-Place = tuple[PodUid, int]
-"""A rank in its pod."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,10 @@ class Stalls:
         self._standing: dict[Detector, dict[Place, Alarm]] = {one: {} for one in Detector}
         self._episodes: set[Detector] = set()
         self._events: Counter[Detector] = Counter()
+        self._alarmed: dict[Detector, dict[Place, Alarm]] = {one: {} for one in COMPARED}
+        """First alarms of the episode, those that were cleared too."""
+        self._due: dict[Detector, float] = {}
+        """When it is judged where an episode began."""
         self._faults: list[Signal] = []
         self.stall: Stall | None = None
 
@@ -97,6 +104,19 @@ class Stalls:
         """New faults that need no look."""
         if self._state.gang.stage is not Stage.HALTED:
             self._begin(now)
+        for detector in [one for one, at in self._due.items() if now >= at]:
+            self._decide(detector, now)
+        found, self._faults = self._faults, []
+        return found
+
+    def deadline(self) -> float | None:
+        """When time alone will change something here."""
+        return first_of(*self._due.values())
+
+    def overtaken(self, now: float) -> list[Signal]:
+        """Faults that would have been found in a moment, when another has ended the attempt."""
+        for detector in list(self._due):
+            self._decide(detector, now)
         found, self._faults = self._faults, []
         return found
 
@@ -105,6 +125,8 @@ class Stalls:
         state = self._state
         if self._attempt < 0 or state.gang.stage is not Stage.HALTED:
             return
+        for detector in list(self._due):
+            self._decide(detector, float("inf"))
         attempt, fault = state.broken
         if attempt == self._attempt and fault not in UNCHARGED:
             for detector in list(self._episodes):
@@ -146,7 +168,7 @@ class Stalls:
             pod=member.view.name if member else "",
             node=(member.view.node if member else None) or "",
             rank=rank,
-            step=step,
+            step=step if alarm.step is None else alarm.step,
         )
 
     def _begin(self, now: float) -> None:
@@ -180,7 +202,9 @@ class Stalls:
             self._standing[detector].pop((uid, number), None)
 
     def _raised(self, detector: Detector, place: Place, alarm: Alarm, now: float) -> None:
-        if detector not in (*_ALL, *EXAMINED) and self.mode(detector) is Mode.ACT:
+        if detector in COMPARED:
+            self._alarmed[detector].setdefault(place, alarm)
+        elif detector not in (*_ALL, *EXAMINED) and self.mode(detector) is Mode.ACT:
             self._faults.append(self.signal(detector, place, alarm, now))
 
     def _judge(self, now: float) -> None:
@@ -199,11 +223,46 @@ class Stalls:
         for detector, standing in self._standing.items():
             if detector in _ALL:
                 continue
-            if standing and detector not in self._episodes:
+            if standing and detector in COMPARED:
+                self._compare(detector, now)
+            elif standing and detector not in self._episodes:
                 place, alarm = next(iter(standing.items()))
                 self._open(detector, f"rank {place[1]}: {alarm.why}")
             elif not standing:
                 self._close(detector, is_right=False)
+
+    def _compare(self, detector: Detector, now: float) -> None:
+        """Wait for the others, and no longer than until all are heard."""
+        if detector not in self._episodes:
+            self._episodes.add(detector)
+            self._due[detector] = now + COMPARE_SECONDS
+        is_whole = self._told.keys() >= self._state.gang.ranks.keys()
+        if detector in self._due and is_whole:
+            ranks = sum(len(told.watch) for told in self._told.values())
+            if len(self._alarmed[detector]) == ranks:
+                self._decide(detector, now)
+
+    def _decide(self, detector: Detector, now: float) -> None:
+        """Say where it began; a restart helps nobody where all ranks are as slow."""
+        del self._due[detector]
+        is_slow = detector is Detector.SLOW
+        watch = {(uid, w.rank): w for uid, told in self._told.items() for w in told.watch}
+        origin = (slowest if is_slow else earliest)(self._alarmed[detector], watch)
+        mode, stands = self.mode(detector), bool(self._standing[detector])
+        if mode is Mode.ACT and stands and (origin.places or not is_slow):
+            self._faults.append(self._origin_signal(detector, origin, now))
+        elif mode is Mode.WARN or (mode is Mode.ACT and stands):
+            self._warn(detector, f"{origin.who}: {origin.text}")
+
+    def _origin_signal(self, detector: Detector, origin: Origin, now: float) -> Signal:
+        alarm = replace(origin.alarm, why=origin.text)
+        if len(origin.places) == 1:
+            return self.signal(detector, origin.places[0], alarm, now)
+        pods = {uid for uid, _ in origin.places}
+        if len(pods) == 1:
+            return replace(self.signal(detector, origin.places[0], alarm, now), rank=None)
+        text = f"{origin.who}: {origin.text}"[: signals.TEXT_CHARACTERS]
+        return Signal(min(alarm.since, now), signals.BY_DETECTOR[detector], text, step=alarm.step)
 
     def _is_spin_new(self) -> bool:
         return Detector.SILENT in self._episodes and self.silence() is Detector.SPINNING
@@ -222,13 +281,21 @@ class Stalls:
 
     def _open(self, detector: Detector, text: str) -> None:
         self._episodes.add(detector)
+        if self.mode(detector) is Mode.WARN:
+            self._warn(detector, text)
+
+    def _warn(self, detector: Detector, text: str) -> None:
         self._events[detector] += 1
-        if self.mode(detector) is Mode.WARN and self._events[detector] <= EVENTS_MAX:
+        if self._events[detector] <= EVENTS_MAX:
             self._state.tell(signals.BY_DETECTOR[detector], text, is_warning=True)
 
     def _close(self, detector: Detector, *, is_right: bool) -> None:
         if detector not in self._episodes:
             return
+        if detector in self._due:
+            self._decide(detector, float("inf"))
+        if detector in COMPARED:
+            self._alarmed[detector].clear()
         self._episodes.discard(detector)
         if self.mode(detector) is Mode.OFF:
             return
@@ -246,6 +313,9 @@ class Stalls:
             standing.clear()
         self._episodes.clear()
         self._events.clear()
+        self._due.clear()
+        for alarmed in self._alarmed.values():
+            alarmed.clear()
         self._faults.clear()
         self.stall = None
 

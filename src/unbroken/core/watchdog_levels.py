@@ -39,7 +39,7 @@ def spread(values: Sequence[float]) -> tuple[float, float]:
 
 
 class Pace:
-    """Seconds a step takes."""
+    """Seconds a step takes, over all visits of a phase."""
 
     __slots__ = ("_block", "_block_at", "_level", "_well", "newest", "slow", "slow_since", "why")
 
@@ -71,7 +71,7 @@ class Pace:
             self._block, self._block_at = [], now
 
     def interrupt(self) -> None:
-        """The phase was left: the time until it comes back is in no block."""
+        """What comes next is no part of the block."""
         self._block, self._block_at = [], None
 
     def is_slow(self, now: float) -> bool:
@@ -140,11 +140,13 @@ class LossLevel:
 class Finiteness:
     """Calls in a row whose metrics were no finite numbers."""
 
-    __slots__ = ("bad", "since", "why")
+    __slots__ = ("bad", "since", "step", "why")
 
     def __init__(self) -> None:
         self.bad = 0
         self.since = 0.0
+        self.step: int | None = None
+        """Of the first of them; None: not known."""
         self.why = ""
 
     def add(self, old: Page, new: Page) -> None:
@@ -158,13 +160,21 @@ class Finiteness:
             # Which of them came last is not known, but for the newest.
             self.bad = 1 if bad and names else 0
         if self.bad:
-            self.since = self.since if was else new.step_at
+            if not was:
+                self.since, self.step = new.step_at, _first_bad(old, new, bad)
             self.why = f"{', '.join(names) or 'a metric'} not finite"
             self.why += f" in {self.bad} calls in a row" if self.bad > 1 else ""
 
     def is_bad(self, calls: int) -> bool:
         """Of `calls` so far; the first ones may be bad for long."""
         return self.bad >= (WARM_BAD_CALLS if calls <= WARM_CALLS else BAD_CALLS)
+
+
+def _first_bad(old: Page, new: Page, bad: int) -> int | None:
+    """The step of the first of so many bad calls, the newest, if each call told the next step."""
+    if new.step is None or old.step is None or new.step - old.step != new.calls - old.calls:
+        return None
+    return new.step - bad + 1
 
 
 class Checkpoints:

@@ -28,6 +28,8 @@ class Alarm:
     """When it was sure."""
     why: str
     """One line for people."""
+    step: int | None = None
+    """At which it began; None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

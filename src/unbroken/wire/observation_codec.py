@@ -51,6 +51,7 @@ def _alarm(item: Taker) -> Alarm:
         since=item.time("since") or 0.0,
         at=item.time("at") or 0.0,
         why=item.optional_text("why") or "",
+        step=item.count("step"),
     )
 
 
