@@ -41,6 +41,8 @@ SPIN_SHARE, SPIN_CHANGE, SPIN_BYTES = 0.8, 0.15, 1024.0
 """Whole cores, steadily, with nothing read or written: how NCCL waits."""
 END_FACTOR, END_SECONDS = 4.0, 300.0
 """Once a rank has ended, the others may be saving the last checkpoint."""
+SLOW_SECONDS = 60.0
+"""Without news of the phase that was slow, another that is not tells the end of it."""
 SILENCES = (Detector.SILENT, Detector.SPINNING)
 
 
@@ -127,6 +129,11 @@ class RankState:
         """Since when /proc shows a stop."""
         self._stuck_at: float | None = None
         self._stuck_looks = 0
+        self._across = Pace()
+        """Of steps between which the phase has changed."""
+        self._slow: Pace | None = None
+        """The one that is slow, as seen last."""
+        self._slow_at = now
         self._finite = Finiteness()
         self._checkpoints = Checkpoints()
         self._alarms: dict[Detector, Alarm] = {}
@@ -265,13 +272,19 @@ class RankState:
             step=page.step,
             first_step=page.first_step,
             step_at=page.step_at if page.calls else None,
-            step_seconds=at.pace.seconds if at and page.calls else None,
+            step_seconds=self._step_seconds(at),
             sign_at=self._last_sign(),
             allowed_seconds=found.allowed.idle if found and self._is_rhythmic(found) else None,
             checkpoint_step=page.checkpoint_step,
             metrics=page.metrics,
             alarms=tuple(self._alarms.values()),
         )
+
+    def _step_seconds(self, at: _Phase | None) -> float | None:
+        if not self._page.calls:
+            return None
+        seconds = at.pace.seconds if at else None
+        return self._across.seconds if seconds is None else seconds
 
     def last_view(self) -> RankWatch:
         """After its end: nothing is found any more."""
@@ -281,8 +294,6 @@ class RankState:
 
     def _change_phase(self, old: Page, new: Page) -> None:
         self.hits += 1
-        if (known := self._phases.get(self._key(old))) is not None:
-            known.pace.interrupt()
         is_next = new.visit == old.visit + 1 and (old.phase or old.calls > WARM_CALLS)
         if is_next and not 0 < old.calls <= WARM_CALLS:
             gap = (
@@ -303,8 +314,7 @@ class RankState:
             if calls > 1 and new.visit_calls > calls:
                 gap = min(gap, new.longest_gap)
             phase.rhythm.learn(gap, seconds)
-            if new.visit == old.visit:
-                phase.pace.add(seconds / calls, now)
+            self._add_pace(old, new, seconds / calls, now)
         self._return(phase.rhythm, new.step_at)
         self._sign(new.step_at)
         self._see_metrics(old, new, phase, now)
@@ -318,10 +328,28 @@ class RankState:
             phase.loss.add(loss, new.step_at)
         level = phase.loss
         self._set(Detector.SPIKE, level.why if level.is_high else "", now, level.since)
-        self._see_pace(phase.pace, now)
+
+    def _add_pace(self, old: Page, new: Page, seconds: float, now: float) -> None:
+        """Of steps made in one visit of a phase, or across visits.  Of the latter a block needs
+        looks in a row, as there are where each step has its phases: pauses between visits that
+        hold many steps are no steps."""
+        if new.visit == old.visit:
+            self._across.interrupt()
+            pace = self._at_phase(new).pace
+        else:
+            pace, seconds = self._across, (new.step_at - old.step_at) / (new.calls - old.calls)
+        pace.add(max(0.0, seconds), now)
+        self._see_pace(pace, now)
 
     def _see_pace(self, pace: Pace, now: float) -> None:
-        self._set(Detector.SLOW, pace.why if pace.is_slow(now) else "", now, pace.slow_since)
+        if pace.is_slow(now):
+            self._slow, self._slow_at = pace, now
+            self._set(Detector.SLOW, pace.why, now, pace.slow_since)
+        elif pace is self._slow or now - self._slow_at >= SLOW_SECONDS:
+            # Another phase at its usual pace says nothing of the one that was slow, while that
+            # still comes.
+            self._slow = None
+            self._clear(Detector.SLOW)
 
     def _key(self, page: Page) -> str:
         return page.phase or TRAIN
