@@ -121,16 +121,31 @@ def test_a_job_that_goes_on_during_the_look_is_left_alone() -> None:
     assert job.told(DISMISSED) == []
 
 
-def test_a_rank_that_spins_is_given_more_time_than_one_that_waits() -> None:
-    spin = ("step (train.py:9)",)
+SPIN = ("step (train.py:9)",)
+
+
+def test_a_rank_that_spins_is_looked_at_thrice_and_given_more_time_than_one_that_waits() -> None:
     job = silent()
-    job.answer("w-0", 31, looked(0))
-    assert job.answer("w-1", 31, looked(1, spin, "R", 1.0)) == ""
-    assert job.job.deadline() == 40, "30 s of silence"
-    job.tick(40)
-    job.answer("w-0", 41, looked(0))
-    assert job.answer("w-1", 41, looked(1, spin, "R", 1.0)) == STOP
+    for at in (30, 41, 52):
+        job.tick(at)
+        assert job.answer("w-0", at + 1, looked(0)) == ""
+        assert job.incidents == {}
+        said = job.answer("w-1", at + 1, looked(1, SPIN, "R", 1.0))
+        assert said == STOP or job.job.deadline() == at + 11
+    assert said == STOP
     assert job.incidents[1].culprit.fault == "Spinning"
+
+
+def test_a_rank_that_is_seen_elsewhere_once_does_not_spin() -> None:
+    job = silent()
+    for at, is_same in ((30, True), (41, True), (52, False), (96, True), (107, True)):
+        job.tick(at)
+        job.answer("w-0", at + 1, looked(0))
+        seen = replace(looked(1, SPIN, "R", 1.0), is_same=is_same)
+        assert job.answer("w-1", at + 1, seen) == ""
+    job.tick(118)
+    job.answer("w-0", 119, looked(0))
+    assert job.answer("w-1", 119, looked(1, SPIN, "R", 1.0)) == STOP
 
 
 def test_a_crash_does_not_wait_for_the_look_and_takes_along_what_it_has_shown() -> None:

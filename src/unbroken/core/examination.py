@@ -30,6 +30,11 @@ EXAMINE_SECONDS = 4.0
 """For the agents to look at their ranks."""
 GRACE_SECONDS = 0.5
 """For their answers to come."""
+SPIN_LOOKS = 3
+"""Looks in a row at which a rank has to compute in one place: an evaluation may be seen twice in
+the same functions by chance."""
+SPIN_PAUSE_SECONDS = 10.0
+"""Between these."""
 DISMISSED = "StallDismissed"
 HANG_REASONS = ("LogHang_", "LogSlow_")
 _STOPPED = ("T", "t", "")
@@ -63,6 +68,8 @@ class Examination:
         """When a silence that was dismissed is looked at again."""
         self._is_told = False
         """The dismissal of this silence was."""
+        self._spins = 0
+        """Looks in a row at which a rank computed in one place."""
         self._cleared: dict[tuple[Detector, Place], float] = {}
         """Alarms of ranks that a look did not confirm, by when they began."""
 
@@ -100,7 +107,7 @@ class Examination:
             return
         stall = self._stalls.stall
         if stall is None:
-            self._look_at, self._is_told = None, False
+            self._look_at, self._is_told, self._spins = None, False, 0
         if self._case is None and (self._is_silence_due(now) or self._suspects()):
             self._begin(now)
         case = self._case
@@ -166,6 +173,7 @@ class Examination:
         """Say what the look has shown."""
         self._case = None
         what = self._blame(case, now)
+        self._spins = self._spins + 1 if what.is_spinning and not what.is_working else 0
         found = self._findings(case, what, now)
         if found:
             self._recovery.fault(found, now, self._details(case, what, now))
@@ -178,7 +186,9 @@ class Examination:
         self._look_at = stall.since + 2.0 * (now - stall.since)
         patience = self._patience(stall, what)
         if not what.is_working and patience:
-            self._look_at = min(self._look_at, max(patience, now + 1.0))
+            is_unsure = 0 < self._spins < SPIN_LOOKS
+            due = now + SPIN_PAUSE_SECONDS if is_unsure else max(patience, now + 1.0)
+            self._look_at = min(self._look_at, due)
         if not self._is_told:
             self._is_told = True
             state = "but at work" if what.is_working else "and is given more time"
@@ -221,7 +231,10 @@ class Examination:
             return False
         if now < self._patience(stall, what):
             return False
-        return not what.is_spinning or self._stalls.mode(Detector.SPINNING) is Mode.ACT
+        if not what.is_spinning:
+            return True
+        is_sure = self._spins >= SPIN_LOOKS
+        return is_sure and self._stalls.mode(Detector.SPINNING) is Mode.ACT
 
     def _of_silence(
         self, stall: Stall, what: Blame, looks: dict[int, RankEvidence], now: float
@@ -284,7 +297,7 @@ class Examination:
         )
 
     def _forget(self) -> None:
-        self._case, self._look_at, self._is_told = None, None, False
+        self._case, self._look_at, self._is_told, self._spins = None, None, False, 0
         self._cleared.clear()
 
 
