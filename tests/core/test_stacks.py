@@ -104,6 +104,10 @@ def test_different_collectives_are_nobodys_but_are_both_told() -> None:
 ONE_OTHER = [at(rank, *REDUCE) for rank in range(3)]
 RECEIVE = ("recv (socket.py:9)", "receive (group.py:50)")
 RECEIVING = [at(rank, *RECEIVE, "reduce (group.py:70)", *MAIN) for rank in range(3)]
+HUB = [
+    at(0, *RECEIVE, "_collect (group.py:80)", "reduce (group.py:70)", *MAIN),
+    *(at(r, *RECEIVE, "_exchange (group.py:90)", "reduce (group.py:71)", *MAIN) for r in (1, 2)),
+]
 
 
 @pytest.mark.parametrize(
@@ -124,8 +128,11 @@ RECEIVING = [at(rank, *RECEIVE, "reduce (group.py:70)", *MAIN) for rank in range
         ([at(0, *REDUCE), *(at(r, *SPIN) for r in (1, 2, 3))], (1, 2, 3), "unsure", "while"),
         ([at(r, *REDUCE, step=9 - (r == 1)) for r in range(3)], (1,), "unsure", "at step 8"),
         ([at(0, *SPIN), at(1, *SPIN), at(2, "get (queue.py:9)", *MAIN)], (2,), "unsure", "unlike"),
-        ([*RECEIVING, at(3, *RECEIVE, "barrier (group.py:60)", *MAIN)], (3,), "unsure",
-         "receive (group.py:50), called by barrier, unlike the others"),
+        ([*RECEIVING, at(3, *RECEIVE, "barrier (group.py:60)", *MAIN)], (3,), "likely",
+         "rank 3 in barrier, others in reduce: different collectives"),
+        ([*HUB, at(3, *RECEIVE, "barrier (group.py:60)", *MAIN)], (3,), "likely", "different"),
+        # Rank 0 collects what the others send: that is no reason to blame it.
+        (HUB, (), "unsure", "no rank"),
         ([*RECEIVING, at(3, *RECEIVE, "reduce (group.py:99)", *MAIN)], (), "unsure", "no rank"),
         ([*ONE_OTHER, at(3, REDUCE[0], "eval (train.py:70)", *MAIN)], (3,), "likely",
          "rank 3 waits in all_reduce, called by eval (train.py:70)"),

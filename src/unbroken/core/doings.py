@@ -63,6 +63,11 @@ COLLECTIVE = "waits in a collective"
 GPU = "waits for the GPU"
 _FRAME = re.compile(r"^(?P<function>.*?)(?: \((?P<file>[^()]*)\))?$", re.DOTALL)
 # What is neither a Python file nor a notebook's cell is native code.
+_OPERATION = re.compile(
+    r"all_?(?:reduce|gather|to_?all)|reduce_?scatter|broadcast|barrier|(?<![a-z])(?:reduce|gather|scatter)(?![a-z])",
+    re.IGNORECASE,
+)
+"""Names of MPI's, NCCL's and torch's collectives, in functions of a user's own."""
 _SOURCE = re.compile(r"(?:\.py|>):\d+$")
 # Python's own and installed packages are not the user's.
 _LIBRARY = re.compile(
@@ -198,6 +203,14 @@ def is_library(frame: str) -> bool:
 def user_function(frames: tuple[str, ...]) -> str:
     """Name of the innermost function of the user's; empty: there is none."""
     return next((parts(frame)[0] for frame in frames if not is_library(frame)), "")
+
+
+def operation(one: RankEvidence) -> str:
+    """The collective by the name of the user's own function, the outermost such; empty: none."""
+    frames = one.threads[0].frames if one.threads else ()
+    own = (parts(frame)[0] for frame in reversed(frames) if not is_library(frame))
+    found = (_OPERATION.search(name) for name in own)
+    return next((match[0] for match in found if match), "")
 
 
 def pending(one: RankEvidence) -> tuple[Collective, ...]:
