@@ -72,7 +72,7 @@ class Allowed:
 STEP_FLOOR_SECONDS = 5.0
 _NEVER = float("inf")
 LIMITS: Mapping[Source, Limits] = {
-    Source.STEP: Limits(STEP_FLOOR_SECONDS, 8, 30, 8, 30, 3, 60, 6, 600),
+    Source.STEP: Limits(STEP_FLOOR_SECONDS, 8, 30, 8, 30, 2, 20, 6, 600),
     Source.OUTPUT: Limits(15, 12, 60, 50, 600, 5, 120, 10, 900, True),
     Source.WORK: Limits(30, 12, 60, 50, 600, _NEVER, _NEVER, _NEVER, _NEVER, True),
 }

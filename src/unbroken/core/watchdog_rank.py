@@ -37,7 +37,7 @@ SAMPLE_SECONDS_MIN = 0.5
 """A share of the processor over less is noise."""
 WORK_SHARE, WORK_BYTES = 0.1, 64 * 1024.0
 """Cores, bytes a second: more is work.  Threads of libraries in a process that hangs stay below."""
-SPIN_SHARE, SPIN_CHANGE, SPIN_BYTES = 0.8, 0.15, 1024.0
+SPIN_SHARE, SPIN_CHANGE, SPIN_BYTES = 0.7, 0.3, 1024.0
 """Whole cores, steadily, with nothing read or written: how NCCL waits."""
 END_FACTOR, END_SECONDS = 4.0, 300.0
 """Once a rank has ended, the others may be saving the last checkpoint."""
