@@ -64,7 +64,7 @@ def tell(directory: Path, story: Story, *arguments: str, nproc: int = 2, **envir
 
 def main_frames(rank: RankEvidence) -> tuple[str, ...]:
     """Of the main thread, without places."""
-    assert rank.threads[0].is_main
+    assert rank.threads and rank.threads[0].is_main, rank.note
     return tuple(frame.partition(" (")[0] for frame in rank.threads[0].frames)
 
 

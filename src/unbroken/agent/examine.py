@@ -148,8 +148,8 @@ class Examination:
 
     @property
     def is_over(self) -> bool:
-        """It looks no more."""
-        return self._over.is_set()
+        """It looks no more, or is about to stop because its time is up."""
+        return self._over.is_set() or self._now() >= self._began + self._seconds
 
     async def run(self) -> None:
         """Look at all, twice."""
