@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,7 @@ START = {
     "ipVersion": "v1",
     "rankIps": [{"rank": 0, "ip": "127.0.0.1"}],
 }
+PIDFD_GETFD = 438  # asm-generic/unistd.h
 STRICT = {"Unbroken-Strict": "1"}
 
 
@@ -140,6 +145,33 @@ def next_attempt_and_end(agent: Running) -> None:
     with pytest.raises(ConnectionRefusedError):
         agent.request("GET", "/v1/health")
     assert agent.wait() == 0
+
+
+def test_the_port_closes_even_while_a_starting_worker_holds_its_copy(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent, ExitStack() as stack:
+        copies = [stack.enter_context(one) for one in sockets_of(agent.report().pid)]
+        assert any(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) for one in copies)
+        assert post(agent, "/shutdown", b"{}") == (200, b"")
+        with pytest.raises(ConnectionRefusedError):
+            agent.request("GET", "/v1/health")
+        assert agent.wait() == 0
+
+
+def sockets_of(pid: int | None) -> Iterator[socket.socket]:
+    """Copies of the TCP sockets of a process (pidfd_getfd(2))."""
+    assert pid is not None
+    pidfd = os.pidfd_open(pid)
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        found = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, pidfd, int(name), 0)
+        if found >= 0 and stat.S_ISSOCK(os.fstat(found).st_mode):
+            copy = socket.socket(fileno=found)
+            if copy.family == socket.AF_INET:
+                yield copy
+            else:
+                copy.close()
+        elif found >= 0:
+            os.close(found)
+    os.close(pidfd)
 
 
 def test_stop_after_success_makes_it_ready_again(tmp_path: Path) -> None:

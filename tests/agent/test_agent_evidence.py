@@ -64,7 +64,8 @@ def tell(directory: Path, story: Story, *arguments: str, nproc: int = 2, **envir
 
 def main_frames(rank: RankEvidence) -> tuple[str, ...]:
     """Of the main thread, without places."""
-    assert rank.threads and rank.threads[0].is_main, rank.note
+    assert rank.threads, rank.note
+    assert rank.threads[0].is_main
     return tuple(frame.partition(" (")[0] for frame in rank.threads[0].frames)
 
 

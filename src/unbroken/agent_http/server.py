@@ -104,6 +104,7 @@ class AgentServer:
         self._links: dict[web.WebSocketResponse, _Unsent] = {}
         self._frame = ""
         self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._runner = web.AppRunner(
             self._application(has_link),
             access_log=None,
@@ -135,7 +136,7 @@ class AgentServer:
         """Listen; returns the port, which is new for port 0.  WorldError."""
         self.publish(self._agent.report())
         await self._runner.setup()
-        listener = listening_socket(host, port)
+        self._listener = listener = listening_socket(host, port)
         factory = self._runner.server
         assert factory is not None
         loop = asyncio.get_running_loop()
@@ -145,6 +146,11 @@ class AgentServer:
     def stop_listening(self) -> None:
         """Close the port; what is connected stays."""
         if self._server is not None:
+            assert self._listener is not None
+            # Until its program begins, a worker that is just starting holds a copy of the socket,
+            # on which the port would go on listening.
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)
             self._server.close()
             self._server = None
 
