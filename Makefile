@@ -16,7 +16,7 @@ demo: setup
 
 # What CI runs: static checks, then every test.
 test: check
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not heavy"
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not heavy"
 
 # What takes both cores for long: the recovery benchmark, storms of faults.
 e2e: setup
