@@ -1,0 +1,80 @@
+"""Frames of the socket between an agent and its workers: that of the HyperPod agent 1.1.3.
+
+A frame is four bytes, big-endian, of length, and so much JSON in UTF-8: an object.  A worker's has
+`type`, `local_rank` and `client_id`; what lacks one is dropped.  Ours beyond the documented ones
+are marked; a stock client never sends or gets them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+VARIABLE = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
+HEADER = struct.Struct(">I")
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+
+INIT = "init"
+"""Ours adds `restartable: true` and `attempt`: this worker leaves its training when it is told."""
+AT_BARRIER, PAST_BARRIER = "at_rcb_barrier", "past_rcb_barrier"
+JOB_START, JOB_FAULT, JOB_RANK_INFO = "job_start", "job_fault", "job_rank_info"
+JOB_DATA, RANK_LABELS = "job_data", "rank_labels"
+CHECKPOINT_INIT, CHECKPOINT_UPDATE, CHECKPOINT_GET = (
+    "ckpt_init",
+    "ckpt_info_update",
+    "ckpt_info_get",
+)
+
+SNAPSHOT_OPEN = "snapshot_open"
+"""Ours: `name`, `rank`, `attempt`, `bytes`; answered with `snapshot_slot`."""
+SNAPSHOT_SLOT = "snapshot_slot"
+"""Ours: two descriptors beside it, or `error`."""
+SNAPSHOT_SAVED = "snapshot_saved"
+"""Ours: `name`, `rank`, `attempt`, `step`, `slot`; the agent checks and replicates it."""
+SNAPSHOT_FIND = "snapshot_find"
+"""Ours: `name`, `rank`; answered with `snapshot_found`: `steps`, each with where it is, and one
+descriptor for each that is here."""
+SNAPSHOT_FOUND = "snapshot_found"
+SNAPSHOT_FETCH = "snapshot_fetch"
+"""Ours: `name`, `rank`, `step`: bring it here from the buddy; answered with `snapshot_found`."""
+RECEIPT = "receipt"
+"""Ours: `rank`, `attempt`, `step`, `source`, `seconds`, `checksum`."""
+
+
+def encode(message: Mapping[str, Any]) -> bytes:
+    """A frame."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return HEADER.pack(len(body)) + body
+
+
+class Frames:
+    """Bytes in, objects out; ValueError where the stream cannot be trusted any more."""
+
+    def __init__(self) -> None:
+        self._unread = bytearray()
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Objects complete by now; what is no object is left out, as the stock agent drops it."""
+        self._unread += data
+        found: list[dict[str, Any]] = []
+        while len(self._unread) >= HEADER.size:
+            (length,) = HEADER.unpack_from(self._unread)
+            if length > FRAME_BYTES_MAX:
+                raise ValueError(f"a frame of {length} bytes; at most {FRAME_BYTES_MAX} are read")
+            end = HEADER.size + length
+            if len(self._unread) < end:
+                break
+            body = bytes(self._unread[HEADER.size : end])
+            del self._unread[:end]
+            found += _object(body)
+        return found
+
+
+def _object(body: bytes) -> list[dict[str, Any]]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return []
+    return [value] if isinstance(value, dict) else []

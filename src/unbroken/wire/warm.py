@@ -1,0 +1,42 @@
+"""What the agent says to a template process and to the workers parked by it.
+
+Each message is one datagram of a SOCK_SEQPACKET pair: a JSON object with a `type`, and descriptors
+beside it.  docs/design/fast-recovery.md says how they are used.
+
+| way | type | keys | descriptors |
+|---|---|---|---|
+| agent to template | park | | the other end of the parked worker's own pair |
+| template to agent | ready | `modules` (how many), `skipped` (name: why), `seconds` | |
+| template to agent | unsafe | `reason` | |
+| template to agent | parked | `pid` | |
+| agent to parked | run | `environment`, `directory`, `kind`, `arguments` | for each of `numbers` |
+
+End of file on a pair ends who waits on it.
+"""
+
+from __future__ import annotations
+
+PER_RANK = (
+    "LOCAL_RANK",
+    "RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "JOB_RESTART_COUNT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_ERROR_FILE",
+    "UNBROKEN_PAGE",
+)
+"""Variables that are another rank's or attempt's otherwise: a module that reads one while it is
+imported is not imported beforehand."""
+MESSAGE_BYTES_MAX = 160 * 1024
+"""Below what a pair of sockets holds by default (net.core.wmem_default, 208 KiB)."""
+SCRIPT, MODULE, RUN_PATH = "script", "module", "run-path"
+"""Kinds: `python FILE ARGS`, `python -m NAME ARGS`, and torchrun's `--run-path`."""
+LEARNT_VARIABLE = "UNBROKEN_LEARNT"
+"""Names the inherited descriptor to which a worker writes what it imports, a name per line; taken
+out of the environment before the script begins."""
