@@ -9,7 +9,7 @@ import yaml
 
 from job_samples import MANIFESTS, changed, job, published, rule, template
 from unbroken.errors import SpecError
-from unbroken.spec.job import AgentAuth, CleanPodPolicy, JobOptions, SameError
+from unbroken.spec.job import AgentAuth, CleanPodPolicy, InProcess, JobOptions, SameError
 from unbroken.spec.log_rule_ranks import Scope, Watch
 from unbroken.spec.parse import admit_job, load_job, normalized, parse_job
 from unbroken.spec.problems import ManifestError
@@ -340,8 +340,22 @@ REFUSED = [
         (
             "metadata.annotations[unbroken.dev/prority]: Forbidden: unknown; "
             "known annotations are unbroken.dev/agent-auth, unbroken.dev/detectors, "
-            "unbroken.dev/log-rule-ranks, "
-            "unbroken.dev/restart, unbroken.dev/same-error"
+            "unbroken.dev/in-process, unbroken.dev/log-rule-ranks, "
+            "unbroken.dev/preload, unbroken.dev/restart, unbroken.dev/same-error, unbroken.dev/warm"
+        ),
+    ),
+    (
+        annotated(warm="no"),
+        (
+            "metadata.annotations[unbroken.dev/warm]: Unsupported "
+            'value: "no": supported values: "on", "off"'
+        ),
+    ),
+    (
+        annotated(preload="torch, my-module"),
+        (
+            "metadata.annotations[unbroken.dev/preload]: Invalid value: "
+            "\"torch, my-module\": 'my-module' is no name of a module; write them like torch,numpy"
         ),
     ),
     (
@@ -507,6 +521,12 @@ def test_options_are_annotations() -> None:
     assert problems(annotated(same_error="never"))[0].startswith(
         "metadata.annotations[unbroken.dev/same-error]: Unsupported value"
     )
+    assert load_job(annotated()).options.in_process is InProcess.ON
+    assert load_job(annotated(in_process="off")).options.in_process is InProcess.OFF
+    assert load_job(annotated(preload="torch, numpy")).options.preload == ("torch", "numpy")
+    found = problems(annotated(in_process="no"))
+    assert found[0].startswith("metadata.annotations[unbroken.dev/in-process]: Unsupported value")
+    assert found[0].endswith('supported values: "on", "off"')
 
 
 def test_finished_job_is_kept_unless_told_otherwise() -> None:

@@ -84,6 +84,8 @@ REPORTS = st.builds(
     message=TEXTS,
     agent_version=TEXTS,
     progress=st.dictionaries(TEXTS, JSON, max_size=3),
+    kept=st.lists(COUNTS, max_size=3).map(tuple),
+    restart_mode=TEXTS,
 )
 STARTS = st.builds(
     StartCommand,
@@ -158,6 +160,7 @@ def test_rubbish_is_refused(frame: bytes) -> None:
         ({"state": "sleeping"}, "report.state: not a state of an agent"),
         ({"agent_id": None}, "report.agent_id: missing"),
         ({"attempt": True}, "report.attempt: not a natural number"),
+        ({"kept": [0, True]}, "report.kept: not natural numbers"),
         ({"attempt": -1}, "report.attempt: not a natural number"),
         ({"attempt": 10**30}, "report.attempt: not a natural number"),
         ({"workers": {}}, "report.workers: not a list"),

@@ -266,6 +266,7 @@ def _seen(job: JobObject, parsed: Parsed) -> JobSeen:
         options.log_rule_ranks,
         options.detectors,
         same_error=options.same_error,
+        in_process=options.in_process,
     )
 
 

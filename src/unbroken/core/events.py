@@ -12,7 +12,7 @@ from typing import NewType
 
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.incident import Incident
-from unbroken.spec.job import JobSpec, JobStatus, SameError
+from unbroken.spec.job import InProcess, JobSpec, JobStatus, SameError
 from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
 from unbroken.wire.agent import AgentReport, StartCommand, StopCommand
@@ -80,6 +80,7 @@ class JobSeen:
     ledger: Ledger = field(default_factory=Ledger)
     """As found when the operator started; our own writes of it are not told again."""
     same_error: SameError = SameError.STOP
+    in_process: InProcess = InProcess.ON
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,7 @@ class Job:
         state, old = self.state, self.state.spec
         state.spec, state.watches = event.spec, event.log_rule_watches
         state.detectors, state.same_error = event.detectors, event.same_error
+        state.in_process = event.in_process
         if old is None:
             state.find_ledger(event.ledger)
         if event.is_deleting:

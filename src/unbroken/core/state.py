@@ -13,6 +13,7 @@ from enum import Enum
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.job import (
     FaultyPods,
+    InProcess,
     JobSpec,
     JobStatus,
     ReplicaSpec,
@@ -75,6 +76,7 @@ class JobState:
         """Who must log, by log rule."""
         self.detectors: Mapping[Detector, Mode] = DEFAULTS
         self.same_error = SameError.STOP
+        self.in_process = InProcess.ON
         self.shape: tuple[ReplicaSpec, ...] = ()
         """Replica specs in force; those of the spec since the last full start."""
         self.phase = Phase.UNKNOWN

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
@@ -105,3 +106,7 @@ class Incident:
     """First step that the next attempt told."""
     step_seconds: float | None = None
     """What a step took before the fault."""
+    kept: int | None = None
+    """Ranks whose process has lived on; None: none was asked to."""
+    slowest: Mapping[str, str] = field(default_factory=dict)
+    """The pod that each stage (`stopped`, `ready`, `started`) waited for last."""

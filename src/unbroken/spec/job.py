@@ -141,6 +141,20 @@ class SameError(Enum):
     """The job is restarted as long as its budget lasts."""
 
 
+class InProcess(Enum):
+    """Whether workers that can leave their training keep their process through a restart."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class Warm(Enum):
+    """Whether restarted workers may begin with their imports done."""
+
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """What a user wants beyond the CRD, as annotations `unbroken.dev/...` of the job."""
@@ -152,6 +166,10 @@ class JobOptions:
     """Who must log, by log rule; `*`: all others."""
     detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
     same_error: SameError = SameError.STOP
+    in_process: InProcess = InProcess.ON
+    warm: Warm = Warm.ON
+    preload: tuple[str, ...] = ()
+    """Modules that warm workers begin with; empty: what the first attempt imported."""
 
 
 @dataclass(frozen=True, slots=True)

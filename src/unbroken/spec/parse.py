@@ -15,7 +15,7 @@ from unbroken.errors import SpecError
 
 from .detectors import ANNOTATION as DETECTORS
 from .detectors import DEFAULTS, Detector, Mode, read_detectors
-from .job import GROUP, KIND, VERSION, AgentAuth, JobOptions, JobSpec, SameError
+from .job import GROUP, KIND, VERSION, AgentAuth, InProcess, JobOptions, JobSpec, SameError
 from .ledger import ANNOTATION as LEDGER
 from .log_rule_ranks import Watch, read_watches
 from .log_rules import check_watches
@@ -30,7 +30,8 @@ TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 OPTIONS_PREFIX = "unbroken.dev/"
 AGENT_AUTH, RESTART = "unbroken.dev/agent-auth", "unbroken.dev/restart"
 LOG_RULE_RANKS, SAME_ERROR = "unbroken.dev/log-rule-ranks", "unbroken.dev/same-error"
-OPTIONS = (AGENT_AUTH, DETECTORS, LOG_RULE_RANKS, RESTART, SAME_ERROR)
+IN_PROCESS = "unbroken.dev/in-process"
+OPTIONS = (AGENT_AUTH, DETECTORS, IN_PROCESS, LOG_RULE_RANKS, RESTART, SAME_ERROR)
 E = TypeVar("E", bound=Enum)
 QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_PREFIX = "kueue.x-k8s.io/"
@@ -147,6 +148,7 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
             report.forbidden(f"{path}[{str(key)[:80]}]", f"unknown; {known}")
     auth = _choice(annotations, AGENT_AUTH, AgentAuth.TOKEN, report)
     same_error = _choice(annotations, SAME_ERROR, SameError.STOP, report)
+    in_process = _choice(annotations, IN_PROCESS, InProcess.ON, report)
     restart = None
     asked = annotations.get(RESTART)
     if asked is not None:
@@ -159,7 +161,7 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     place = f"{path}[{LOG_RULE_RANKS}]"
     watches = {} if ranks is None else _watches(ranks, place, spec, report)
     detectors = _detectors(annotations.get(DETECTORS), path, report)
-    return JobOptions(auth, restart, watches, detectors, same_error)
+    return JobOptions(auth, restart, watches, detectors, same_error, in_process)
 
 
 def _choice(given: Mapping[str, Any], key: str, default: E, report: Report) -> E:

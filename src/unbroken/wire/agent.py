@@ -19,6 +19,8 @@ PORT = 8080
 LINK_PATH = "/v1/link"
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of a healthy agent on the link."""
+PROCESS_RESTART, IN_PROCESS_RESTART = "process_level_restart", "in_process_restart"
+"""`StopCommand.restart_mode`: no process lives on; or those do that can leave their training."""
 
 
 class AgentState(Enum):
@@ -154,7 +156,8 @@ class StopCommand:
     `attempt` None (a stranger's plain `/stop`): whatever runs."""
 
     attempt: int | None = None
-    restart_mode: str = "process_level_restart"
+    restart_mode: str = PROCESS_RESTART
+    """Of two for one attempt the harder one counts, whichever comes first."""
     is_graceful: bool = False
     timeout_seconds: float | None = None
     """None: the agent's own `--shutdown-timeout`."""
@@ -200,3 +203,7 @@ class AgentReport:
     message: str = ""
     agent_version: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)
+    kept: tuple[int, ...] = ()
+    """In READY: global ranks whose processes wait at the barrier for the next attempt."""
+    restart_mode: str = ""
+    """Of a stock agent: the one that it was started for."""

@@ -178,6 +178,7 @@ def report_of_status(value: object) -> AgentReport:
         message=reader.optional("message", _cut, ""),
         agent_version=reader.optional("agent_version", _cut, ""),
         progress=reader.optional("progress", _object, {}),
+        restart_mode=reader.optional("restartMode", _cut, ""),
     )
     reader.finish()
     return report

@@ -119,6 +119,8 @@ def report_from(value: Mapping[str, Any]) -> AgentReport:
         message=take.optional_text("message") or "",
         agent_version=take.optional_text("agent_version") or "",
         progress=take.mapping("progress"),
+        kept=take.counts("kept", WORKERS_MAX),
+        restart_mode=take.optional_text("restart_mode") or "",
     )
 
 

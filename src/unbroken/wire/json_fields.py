@@ -103,6 +103,13 @@ class Taker:
             raise self.wrong(name, "not a natural number")
         return found
 
+    def counts(self, name: str, longest: int) -> tuple[int, ...]:
+        """The first of a list of natural numbers."""
+        found = self._list(name)[:longest]
+        if not all(type(one) is int and 0 <= one <= NUMBER_MAX for one in found):
+            raise self.wrong(name, "not natural numbers")
+        return tuple(found)
+
     def time(self, name: str) -> float | None:
         """A finite number; None: absent or null."""
         found = self._value.get(name)
