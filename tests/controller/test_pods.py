@@ -114,6 +114,16 @@ def test_a_job_without_tokens_mounts_nothing() -> None:
     assert "UNBROKEN_AGENT_TOKEN_FILE" not in variables(container)
 
 
+def test_a_job_says_of_warm_workers_what_its_agents_need() -> None:
+    assert not {"UNBROKEN_WARM", "UNBROKEN_PRELOAD"} & set(
+        variables(build_pod(JOB, spec(template()), order())["spec"]["containers"][0])
+    )
+    given = {"unbroken.dev/warm": "off", "unbroken.dev/preload": "torch,numpy"}
+    pod = build_pod(JobIdentity("default", "lm", "u", given), spec(template()), order())
+    told = variables(pod["spec"]["containers"][0])
+    assert (told["UNBROKEN_WARM"], told["UNBROKEN_PRELOAD"]) == ("off", "torch,numpy")
+
+
 @pytest.mark.parametrize(
     ("names", "trains"),
     [(["a", "b"], "a"), (["sidecar", "pytorch"], "pytorch"), (["x", "pytorch-job-container"], -1)],

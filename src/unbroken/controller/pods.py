@@ -12,6 +12,7 @@ from typing import Any
 
 from unbroken.core.events import CreatePod, NodeName
 from unbroken.spec.job import GROUP, KIND, VERSION, JobSpec
+from unbroken.spec.warm import PRELOAD, PRELOAD_VARIABLE, WARM, WARM_VARIABLE
 from unbroken.wire.agent import PORT
 
 Object = dict[str, Any]
@@ -142,6 +143,9 @@ def _environment(job: JobIdentity, spec: JobSpec, order: CreatePod) -> list[Obje
         values["UNBROKEN_AGENT_TOKEN_FILE"] = f"{TOKEN_DIRECTORY}/{TOKEN_KEY}"
     else:
         values["UNBROKEN_AGENT_AUTH"] = "none"
+    for annotation, variable in ((WARM, WARM_VARIABLE), (PRELOAD, PRELOAD_VARIABLE)):
+        if annotation in job.annotations:
+            values[variable] = job.annotations[annotation]
     address = {"name": "AGENT_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     return [address, *({"name": name, "value": value} for name, value in values.items())]
 

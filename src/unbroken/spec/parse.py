@@ -15,7 +15,7 @@ from unbroken.errors import SpecError
 
 from .detectors import ANNOTATION as DETECTORS
 from .detectors import DEFAULTS, Detector, Mode, read_detectors
-from .job import GROUP, KIND, VERSION, AgentAuth, InProcess, JobOptions, JobSpec, SameError
+from .job import GROUP, KIND, VERSION, AgentAuth, InProcess, JobOptions, JobSpec, SameError, Warm
 from .ledger import ANNOTATION as LEDGER
 from .log_rule_ranks import Watch, read_watches
 from .log_rules import check_watches
@@ -23,6 +23,7 @@ from .problems import ManifestError, Problem, Report, Verdict, shown
 from .read import blank_record, read_record
 from .rules import check_names, check_spec
 from .times import time_seconds
+from .warm import PRELOAD, WARM, read_preload
 
 OTHER_KIND = "HyperPodPytorchJob"
 """Spelling of older samples; the API has one kind, `KIND`."""
@@ -31,7 +32,7 @@ OPTIONS_PREFIX = "unbroken.dev/"
 AGENT_AUTH, RESTART = "unbroken.dev/agent-auth", "unbroken.dev/restart"
 LOG_RULE_RANKS, SAME_ERROR = "unbroken.dev/log-rule-ranks", "unbroken.dev/same-error"
 IN_PROCESS = "unbroken.dev/in-process"
-OPTIONS = (AGENT_AUTH, DETECTORS, IN_PROCESS, LOG_RULE_RANKS, RESTART, SAME_ERROR)
+OPTIONS = (AGENT_AUTH, DETECTORS, IN_PROCESS, LOG_RULE_RANKS, PRELOAD, RESTART, SAME_ERROR, WARM)
 E = TypeVar("E", bound=Enum)
 QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_PREFIX = "kueue.x-k8s.io/"
@@ -161,7 +162,9 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     place = f"{path}[{LOG_RULE_RANKS}]"
     watches = {} if ranks is None else _watches(ranks, place, spec, report)
     detectors = _detectors(annotations.get(DETECTORS), path, report)
-    return JobOptions(auth, restart, watches, detectors, same_error, in_process)
+    warm = _choice(annotations, WARM, Warm.ON, report)
+    preload = _preload(annotations.get(PRELOAD), path, report)
+    return JobOptions(auth, restart, watches, detectors, same_error, in_process, warm, preload)
 
 
 def _choice(given: Mapping[str, Any], key: str, default: E, report: Report) -> E:
@@ -180,6 +183,14 @@ def _detectors(given: Any, path: str, report: Report) -> Mapping[Detector, Mode]
     except SpecError as error:
         report.invalid(f"{path}[{DETECTORS}]", given, str(error))
         return dict(DEFAULTS)
+
+
+def _preload(given: Any, path: str, report: Report) -> tuple[str, ...]:
+    try:
+        return read_preload("" if given is None else str(given))
+    except SpecError as error:
+        report.invalid(f"{path}[{PRELOAD}]", given, str(error))
+        return ()
 
 
 def _watches(given: Any, path: str, spec: JobSpec, report: Report) -> Mapping[str, Watch]:
