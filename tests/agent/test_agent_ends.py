@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -13,6 +15,8 @@ import pytest
 from running import SLEEPER, linked, program, running, start, stop
 from test_agent_output import run_to_end
 
+from e2e.control import frozen
+from e2e.job_events import await_end
 from unbroken.wire.agent import AgentState, FaultKind, WorkerFault
 
 pytestmark = pytest.mark.slow
@@ -93,6 +97,38 @@ signal.pause()
         states = [worker.state for worker in report.workers]
         assert states == ["stopped", "stopped", "failed", "stopped"]
         assert "local rank 2 (exit code 9): exit code 9" in report.message
+
+
+@pytest.mark.parametrize("is_told_first", [False, True])
+def test_who_died_before_the_stop_is_named_though_the_agent_hears_of_both_at_once(
+    tmp_path: Path, is_told_first: bool
+) -> None:
+    """On a busy node its peers elsewhere may be first to complain, and the whole job be stopped
+    for that: without this sign one of them would be blamed."""
+
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+            asked = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=30)
+            async with linked(agent) as operator:
+                with contextlib.closing(asked):
+                    operator.send(start(0))
+                    report = await operator.workers(0)
+                    headers = {"Authorization": f"Bearer {agent.token}"}
+                    asked.request("GET", "/status", headers=headers)
+                    asked.getresponse().read()
+                    with frozen(report.pid or 0):
+                        if is_told_first:
+                            asked.request("POST", "/stop", headers=headers)
+                        os.kill(report.workers[1].pid, signal.SIGKILL)
+                        await_end(report.workers[1].pid)
+                        if not is_told_first:
+                            asked.request("POST", "/stop", headers=headers)
+                    assert asked.getresponse().status == 200
+                await operator.state(AgentState.READY)
+            told = [one.faults for one in operator.reports if one.faults]
+            assert [(f.rank, f.kind, f.signal) for f in told[-1]] == [(1, FaultKind.SIGNAL, 9)]
+
+    asyncio.run(story())
 
 
 @pytest.mark.parametrize("failing", ["none", "pre", "train", "post"])

@@ -186,6 +186,39 @@ def test_a_stop_while_workers_are_being_started_ends_them_all() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "orders"),
+    [(SETTINGS, "kill"), (replace(SETTINGS, stop_signal=15), "signal 15")],
+)
+def test_a_worker_that_died_before_its_stop_is_a_fault_though_it_is_told_later(
+    settings: Settings, orders: str
+) -> None:
+    machine = check(*RUNNING, (stop(), f"{orders}, say stopping"), settings=settings)
+    found = WorkerEnded(0, Stage.TRAIN, 1, KILLED, at=2.5, is_signalled=False)
+    (said,) = machine.step(found, 4.0)
+    assert isinstance(said, Publish)
+    assert [(f.rank, f.at) for f in said.report.faults] == [(1, 2.5)]
+    assert [worker.ended_at for worker in said.report.workers] == [None, 2.5]
+    # The other one died of the stop.
+    effects = machine.step(ended(0, WorkerEnd(signal=15 if orders != "kill" else 9)), 5.0)
+    assert ", ".join(map(short, effects)) == (
+        "say stopping" if orders == "kill" else "kill, say stopping"
+    )
+    assert len(machine.report().faults) == 1
+
+
+def test_a_stop_that_finds_all_workers_dead_is_over_without_waiting() -> None:
+    machine = check(
+        *RUNNING,
+        (stop(), "signal 15, say stopping"),
+        (WorkerEnded(0, Stage.TRAIN, 0, KILLED, is_signalled=False), "say stopping"),
+        (WorkerEnded(0, Stage.TRAIN, 1, KILLED, is_signalled=False), "kill, say stopping"),
+        (NothingLives(), "say ready"),
+        settings=replace(SETTINGS, stop_signal=15),
+    )
+    assert machine.state is AgentState.READY
+
+
 def test_a_program_that_cannot_start_while_it_is_stopped_is_no_fault() -> None:
     failed = SpawnFailed(0, Stage.TRAIN, 0, "no such file")
     check(

@@ -130,6 +130,23 @@ def test_an_operator_that_stood_still_goes_on_where_it_was(
     assert (incident["culprit"]["fault"], incident["culprit"]["rank"]) == ("Signal", 1)
 
 
+def test_who_died_is_blamed_though_its_peers_elsewhere_are_heard_first(
+    alone: Cluster, operator: Operator, tmp_path: Path
+) -> None:
+    """Its agent comes to look only when the job is being stopped for what the peers say."""
+    with job(alone, tmp_path) as one:
+        starts = one.steps(0)
+        one.until_standing("Running")
+        with frozen(starts[0].more["agent"]):
+            one.kill(starts[0])
+            one.until_standing("Faulted")
+        one.steps(1)
+        assert one.finish()["status"]["restartCount"] == 1
+        (incident,) = one.incidents(1)
+    culprit = incident["culprit"]
+    assert (culprit["fault"], culprit["rank"]) == ("Signal", 0), incident
+
+
 def test_a_job_recovers_while_the_api_server_stands_still(
     alone: Cluster, operator: Operator, tmp_path: Path
 ) -> None:
@@ -146,7 +163,8 @@ def test_a_job_recovers_while_the_api_server_stands_still(
         one.steps(2)
         assert one.finish()["status"]["restartCount"] == 2
         first, second = one.incidents(2)
-    assert (first["culprit"]["rank"], second["culprit"]["rank"]) == (1, 2)
+    ranks = (first["culprit"]["rank"], second["culprit"]["rank"])
+    assert ranks == (1, 2), [first, second]
     assert first["outcome"] == second["outcome"] == "recovered"
 
 
@@ -169,4 +187,5 @@ def test_a_killed_api_server_is_not_missed_and_comes_back(
         one.steps(2)
         assert one.finish()["status"]["restartCount"] == 2
         first, second = one.incidents(2)
-    assert (first["culprit"]["rank"], second["culprit"]["rank"]) == (3, 0)
+    ranks = (first["culprit"]["rank"], second["culprit"]["rank"])
+    assert ranks == (3, 0), [first, second]

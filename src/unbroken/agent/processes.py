@@ -65,6 +65,7 @@ class Worker:
     """Counted by the kernel before it started."""
     page: PageSource | None
     rhythm: Rhythm
+    is_signalled: bool = False
 
 
 class Processes:
@@ -176,7 +177,10 @@ class Processes:
 
     def signal(self, number: int) -> None:
         """Signal the process group of every worker that lives."""
-        for pid in self._workers:
+        # Who is dead by now has died of something else, which is the cause that is looked for.
+        self._reap()
+        for pid, worker in self._workers.items():
+            worker.is_signalled = True
             lineage.kill_group(pid, number)
             # One that is stopped would hear of no signal but SIGKILL.
             if number != SIGKILL:
@@ -184,8 +188,8 @@ class Processes:
 
     def kill_all(self) -> None:
         """Kill everything below; feeds `NothingLives` when nothing is left, at once if so."""
-        self._is_killing = True
         self.signal(SIGKILL)
+        self._is_killing = True
         if self._alarm is None:
             self._alarm = self._loop.call_later(UNKILLABLE_SECONDS, self._complain)
         self._reap()
@@ -236,7 +240,7 @@ class Processes:
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
         self._last_words += 1
-        step = self._last_step(worker)
+        at, step = self._clock(), self._last_step(worker)
         is_told = False
 
         def tell() -> None:
@@ -246,8 +250,8 @@ class Processes:
             is_told = True
             patience.cancel()
             self._last_words -= 1
-            local_rank, end = worker.program.local_rank, _end(worker, code)
-            self._feed(WorkerEnded(worker.attempt, worker.stage, local_rank, end, step))
+            told = (worker.program.local_rank, _end(worker, code), step, at, worker.is_signalled)
+            self._feed(WorkerEnded(worker.attempt, worker.stage, *told))
             self._nothing_lives()
 
         rules, is_last = self._rules, not self._workers

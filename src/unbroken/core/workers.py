@@ -103,6 +103,10 @@ class WorkerEnded:
     end: WorkerEnd
     step: int | None = None
     """Newest that it had told."""
+    at: float | None = None
+    """When it was seen to have ended; its last words are read after that.  None: just now."""
+    is_signalled: bool = True
+    """The agent had sent it a signal by then, of which it may have died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,11 +431,13 @@ class Workers:
         if worker is None or worker.state != "running":
             return []
         is_ours = run.is_asked or (run.is_killed and end.signal == SIGKILL)
+        is_ours &= event.is_signalled
         state = "succeeded" if not has_failed(end) else "stopped" if is_ours else "failed"
-        run.workers[local_rank] = replace(worker, state=state, ended_at=now)
+        at = now if event.at is None else event.at
+        run.workers[local_rank] = replace(worker, state=state, ended_at=at)
         if state != "succeeded":
-            self._add_fault(run, run.workers[local_rank], event, now)
-        if state == "failed":
+            self._add_fault(run, run.workers[local_rank], event, at)
+        if state == "failed" and self.state in (AgentState.RUNNING, AgentState.FAULTED):
             return self._fail(now) if self.state is AgentState.RUNNING else []
         if self._alive(run):
             return []
