@@ -130,23 +130,6 @@ def test_an_operator_that_stood_still_goes_on_where_it_was(
     assert (incident["culprit"]["fault"], incident["culprit"]["rank"]) == ("Signal", 1)
 
 
-def test_who_died_is_blamed_though_its_peers_elsewhere_are_heard_first(
-    alone: Cluster, operator: Operator, tmp_path: Path
-) -> None:
-    """Its agent comes to look only when the job is being stopped for what the peers say."""
-    with job(alone, tmp_path) as one:
-        starts = one.steps(0)
-        one.until_standing("Running")
-        with frozen(starts[0].more["agent"]):
-            one.kill(starts[0])
-            one.until_standing("Faulted")
-        one.steps(1)
-        assert one.finish()["status"]["restartCount"] == 1
-        (incident,) = one.incidents(1)
-    culprit = incident["culprit"]
-    assert (culprit["fault"], culprit["rank"]) == ("Signal", 0), incident
-
-
 def test_a_job_recovers_while_the_api_server_stands_still(
     alone: Cluster, operator: Operator, tmp_path: Path
 ) -> None:
