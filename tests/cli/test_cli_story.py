@@ -249,3 +249,10 @@ def test_a_change_keeps_what_was_set_before() -> None:
     with pytest.raises(SpecError, match="one of off, shadow, warn, act"):
         changed("", ["nan=loud"])
     assert detector_values(job("garbled"))[0]["mode"] == "act"
+
+
+def test_each_stage_names_the_pod_that_it_waited_for() -> None:
+    stages = replace(HUNG, stopped_at=101.0, ready_at=102.5, slowest={"ready": "a-pods-1"})
+    text = "\n".join(story(stages))
+    assert re.search(r"\d  ready +\+2.500 s \(a-pods-1 last\)$", text, re.MULTILINE)
+    assert re.search(r"\d  stopped +\+1.000 s$", text, re.MULTILINE)

@@ -41,8 +41,16 @@ from unbroken.core.events import (
 )
 from unbroken.core.job import Job
 from unbroken.spec.incident import Incident
-from unbroken.spec.job import Condition, JobSpec, JobStatus, ReplicaSpec, RunPolicy
-from unbroken.wire.agent import AgentReport, AgentState, FaultKind, WorkerFault, WorkerReport
+from unbroken.spec.job import Condition, InProcess, JobSpec, JobStatus, ReplicaSpec, RunPolicy
+from unbroken.wire.agent import (
+    IN_PROCESS_RESTART,
+    AgentReport,
+    AgentState,
+    FaultKind,
+    WorkerFault,
+    WorkerReport,
+)
+from unbroken.wire.observation import RankWatch
 
 
 def spec(replicas: int = 2, spares: int = 0, policy: RunPolicy | None = None) -> JobSpec:
@@ -173,7 +181,8 @@ class Script:
             policy = replace(policy, suspend=options["suspend"] == "yes")
         self.spec = replace(self.spec, run_policy=policy)
         asked = float(options["restart"]) if "restart" in options else None
-        return JobSeen(self.spec, "deleting" in words, asked)
+        in_process = InProcess(options.get("in-process", "on"))
+        return JobSeen(self.spec, "deleting" in words, asked, in_process=in_process)
 
     def _uid(self, words: list[str]) -> PodUid:
         return self.views[words[0]].uid if words[0] in self.views else PodUid(words[0])
@@ -238,7 +247,10 @@ class Script:
             master_port=int(options.get("port", order.master_port if order else port)),
             nproc=1,
             offered_port=port,
+            kept=(int(options["kept"]),) if "kept" in options else (),
         )
+        if "told" in options:
+            report = replace(report, watch=(RankWatch(0, step=int(options["told"])),))
         if state is AgentState.FAULTED:
             report = replace(report, faults=(_fault(options),), reason="WorkerCrash")
         elif "fault" in options:
@@ -259,7 +271,9 @@ def show(effect: Effect, asked: str) -> list[str]:
         case StartWorkers(pod, command):
             return [f"start {_name(pod)} {command.attempt} rank={command.rank}"]
         case StopWorkers(pod, command):
-            return [f"stop {_name(pod)} {command.attempt}"]
+            mode = " keep" if command.restart_mode == IN_PROCESS_RESTART else " end"
+            is_asked = " keep" in asked or " end" in asked
+            return [f"stop {_name(pod)} {command.attempt}{mode if is_asked else ''}"]
         case CollectEvidence(pod, _):
             return [f"look {_name(pod)}"]
         case CreatePod(name, _, _, avoid):

@@ -158,7 +158,9 @@ def _timeline(incident: Incident, paper: Paper) -> Iterator[str]:
         of_stage = {"last progress": incident.step, FIRST_OUTPUT: incident.resumed_step}.get(name)
         step = "" if of_stage is None else f" (step {of_stage})"
         shown = "first step" if name == FIRST_OUTPUT and step else name
-        text = f"{_clock(at)}  {shown:<13}{after}{step}".rstrip()
+        last = incident.slowest.get(name)
+        pod = f" ({last} last)" if last else ""
+        text = f"{_clock(at)}  {shown:<13}{after}{step}{pod}".rstrip()
         yield from paper.field("" if index else "timeline", text)
 
 

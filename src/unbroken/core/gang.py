@@ -5,6 +5,9 @@ every pod is proven to hold no worker of an earlier one: its agent said so in RE
 gone, or its node is fenced.  An agent that cannot be asked counts as alive; a pod that was never
 told to start anything holds nothing.
 
+Where processes may live on (`IN_PROCESS_RESTART`) a worker that waits at its agent's barrier, out
+of its training, counts as none.  Once that is taken back, who waits there must end as well.
+
 Commands say what should be and are repeated until a report shows it.
 """
 
@@ -16,7 +19,14 @@ from enum import Enum
 from itertools import takewhile
 
 from unbroken.spec.log_rule_ranks import RANKS_KEY
-from unbroken.wire.agent import AgentState, StartCommand, StopCommand
+from unbroken.wire.agent import (
+    IN_PROCESS_RESTART,
+    PROCESS_RESTART,
+    AgentReport,
+    AgentState,
+    StartCommand,
+    StopCommand,
+)
 
 from .events import Effect, PodUid, StartWorkers, StopWorkers
 from .roster import Member, Roster, is_stock
@@ -61,20 +71,29 @@ class Gang:
         self.ranks: dict[PodUid, int] = {}
         """Node ranks in the attempt that runs, or ran last."""
         self.order: Order | None = None
+        self.mode = PROCESS_RESTART
+        """In HALTED: whether those who can leave their training keep their process."""
+        self.last_clear: PodUid | None = None
+        """In HALTED: the pod that became clear last; None: all were from the beginning."""
+        self.last_ready: PodUid | None = None
+        self.last_started: PodUid | None = None
         self._is_graceful = False
         self._resend_at: float | None = None
 
     def deadline(self) -> float | None:
         return self._resend_at
 
-    def halt(self, through: int, now: float, *, is_graceful: bool = False) -> list[Effect]:
+    def halt(
+        self, through: int, now: float, *, mode: str = PROCESS_RESTART, is_graceful: bool = False
+    ) -> list[Effect]:
         """Stop every attempt up to `through`, on every agent that may still run one."""
         self.stage, self.fence, self._is_graceful = Stage.HALTED, through, is_graceful
+        self.mode, self.last_clear, self.last_ready = mode, None, None
         self.awaited.clear()
         self.completed.clear()
         self._resend_at = None
         members = self._roster.members
-        unclear = [uid for uid, m in members.items() if not self._roster.is_clear(m, through)]
+        unclear = [uid for uid, member in members.items() if not self._is_clear(member)]
         self.unclear = dict.fromkeys(unclear, now)
         self.ready = {uid for uid, member in members.items() if self._is_ready(member)}
         return self._stop(self.unclear, now)
@@ -104,12 +123,14 @@ class Gang:
             self._observe_start(member)
             return self._stop_stranger(member, now)
         uid = member.uid
-        if self._roster.is_clear(member, self.fence):
-            self.unclear.pop(uid, None)
+        if self._is_clear(member):
+            if self.unclear.pop(uid, None) is not None:
+                self.last_clear = uid
             self._resend_at = self._resend_at if self.unclear else None
         elif uid not in self.unclear:
             self.unclear[uid] = now
         if self._is_ready(member):
+            self.last_ready = self.last_ready if uid in self.ready else uid
             self.ready.add(uid)
         else:
             self.ready.discard(uid)
@@ -155,7 +176,7 @@ class Gang:
     def _enter_start(self, order: Order, ranks: Mapping[PodUid, int]) -> None:
         self.stage, self.order, self.ranks = Stage.STARTING, order, dict(ranks)
         self.fence = order.attempt - 1
-        self.awaited = set(ranks)
+        self.awaited, self.last_started = set(ranks), None
         self.completed.clear()
 
     def _observe_start(self, member: Member) -> None:
@@ -165,8 +186,10 @@ class Gang:
         if member.attempt_of(report) == self.order.attempt:
             if report.state is AgentState.COMPLETED:
                 self.completed.add(uid)
-            if report.state in (AgentState.RUNNING, AgentState.COMPLETED):
+            is_begun = report.state in (AgentState.RUNNING, AgentState.COMPLETED)
+            if is_begun and uid in self.awaited:
                 self.awaited.discard(uid)
+                self.last_started = uid
         if self.stage is Stage.STARTING and not self.awaited:
             self.stage, self._resend_at = Stage.RUNNING, None
 
@@ -186,22 +209,28 @@ class Gang:
         del self.unclear[uid]
         self.unclear[uid] = now
 
+    def _is_clear(self, member: Member) -> bool:
+        report = member.report
+        waits = report is not None and report.state is AgentState.READY and bool(report.kept)
+        must_end = waits and self.mode == PROCESS_RESTART and not member.is_fenced
+        return self._roster.is_clear(member, self.fence) and not must_end
+
     def _is_ready(self, member: Member) -> bool:
         report = member.report
         if report is None or member.lost_why or member.condemned or member.view.is_deleting:
             return False
         can_start = report.offered_port is not None or is_stock(report)
-        is_free = self._roster.is_clear(member, self.fence)
+        is_free = self._is_clear(member)
         return report.state is AgentState.READY and can_start and is_free
 
     def _stop(self, uids: Iterable[PodUid], now: float) -> list[Effect]:
         effects: list[Effect] = []
-        command = StopCommand(self.fence, is_graceful=self._is_graceful)
         for uid in sorted(uids):
             member = self._roster.members[uid]
             if member.report is not None:
                 member.asked = max(member.asked, self.fence)
-                effects.append(StopWorkers(uid, command))
+                mode = self.mode if _can_keep(member.report) else PROCESS_RESTART
+                effects.append(StopWorkers(uid, StopCommand(self.fence, mode, self._is_graceful)))
         if self._resend_at is None and self.unclear:
             self._resend_at = now + RESEND_SECONDS
         return effects
@@ -226,6 +255,11 @@ class Gang:
             effects.append(StartWorkers(uid, of_node))
         self._resend_at = now + RESEND_SECONDS
         return effects
+
+
+def _can_keep(report: AgentReport) -> bool:
+    """A stock agent was started for one way or the other."""
+    return not is_stock(report) or report.restart_mode == IN_PROCESS_RESTART
 
 
 def _documented(rules: Iterable[Mapping[str, object]]) -> tuple[Mapping[str, object], ...]:

@@ -6,14 +6,16 @@ import zlib
 from dataclasses import dataclass, replace
 
 from unbroken.spec import detectors
+from unbroken.spec.incident import Remedy
 from unbroken.spec.job import CleanPodPolicy, RunPolicy
 from unbroken.spec.log_rule_ranks import RANKS_KEY, watch_of
 from unbroken.spec.write import write_record
-from unbroken.wire.agent import AgentReport, AgentState
+from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
 
+from . import ladder
 from .conditions import ENDS, Standing
 from .deadlines import Since, earliest, expiry, limit
-from .events import DeleteJob, PodName
+from .events import DeleteJob, PodName, PodUid
 from .gang import Order, Stage
 from .progress import first_step
 from .roster import Member
@@ -87,7 +89,8 @@ class Life:
         """Bring the pods and agents of the next attempt together."""
         state = self._state
         state.phase = Phase.PREPARING
-        state.commands += state.gang.halt(state.attempt - 1, now)
+        mode = state.restart_mode()
+        state.commands += state.gang.halt(state.attempt - 1, now, mode=mode)
         self.mark_preparing(now)
         state.objects += state.plan.create(now)
 
@@ -129,9 +132,12 @@ class Life:
             self._since = now
         self.verdict = verdict
         state.phase = Phase.ENDING
-        if state.gang.stage is not Stage.HALTED:
-            is_graceful = verdict.standing is Standing.SUSPENDED
-            state.commands += state.gang.halt(state.attempt, now, is_graceful=is_graceful)
+        gang, is_graceful = state.gang, verdict.standing is Standing.SUSPENDED
+        if gang.stage is not Stage.HALTED:
+            state.commands += gang.halt(state.attempt, now, is_graceful=is_graceful)
+        elif gang.mode != PROCESS_RESTART:
+            # Who waits for the next attempt must know that there will be none.
+            state.commands += gang.halt(gang.fence, now, is_graceful=is_graceful)
 
     def conclude(self, verdict: Verdict, now: float) -> None:
         """End the job now; its agents have nothing left to stop, or can no longer be waited for."""
@@ -242,7 +248,7 @@ class Life:
         state = self._state
         gang, ranks = state.gang, state.ranks
         if not gang.unclear and state.incidents.open and state.incidents.open.stopped_at is None:
-            state.incidents.change(stopped_at=now)
+            self._reached("stopped", gang.last_clear, now)
         if state.newest_seen >= state.attempt:
             self._skip_attempts(now)
         # An agent that has yet to prove itself clear may also have yet to tell its rank.
@@ -255,7 +261,8 @@ class Life:
         master = self._master()
         if master is None:
             return
-        state.incidents.change(ready_at=now)
+        self._reached("ready", gang.last_ready, now)
+        self._count_kept()
         if state.incidents.open is None:
             state.stand(Standing.PODS_RUNNING, "PodsRunning", "", now)
         order = self.train(now, master)
@@ -267,7 +274,8 @@ class Life:
         state.incidents.uncharged += state.newest_seen + 1 - state.attempt
         state.attempt = state.newest_seen + 1
         state.set_status(restart_count=state.attempt)
-        state.commands += state.gang.halt(state.attempt - 1, now)
+        mode = state.gang.mode
+        state.commands += state.gang.halt(state.attempt - 1, now, mode=mode)
 
     def _is_gathering(self, now: float) -> bool:
         state = self._state
@@ -307,13 +315,37 @@ class Life:
         state.has_run = True
         text = f"attempt {state.attempt} runs on {counted(state.nnodes, 'node')}"
         if incident is not None:
-            state.incidents.change(started_at=now)
+            self._reached("started", state.gang.last_started, now)
             self._progress_by = now + PROGRESS_SECONDS
             spent = round((now - incident.detected_at) * 1000)
             fault = f"{incident.culprit.fault}: {incident.culprit.text}"
             text = f"{fault}; remediated in {spent} milliseconds"
         state.stand(Standing.RUNNING, "Running", text, now)
         state.tell("Running", text)
+
+    def _reached(self, stage: str, last: PodUid | None, now: float) -> None:
+        """Note the time of a stage of the recovery, and the pod that it waited for last."""
+        state, incident = self._state, self._state.incidents.open
+        if incident is None:
+            return
+        changes: dict[str, object] = {f"{stage}_at": now}
+        # With one pod, or where nobody had to be waited for, there is nobody to be named.
+        if last in state.ranks.rank_of and state.nnodes > 1:
+            name = state.roster.members[last].view.name
+            changes["slowest"] = {**incident.slowest, stage: name}
+        state.incidents.change(**changes)
+
+    def _count_kept(self) -> None:
+        """Note whose process lives on, before the start."""
+        state, incident = self._state, self._state.incidents.open
+        if incident is None or state.gang.mode == PROCESS_RESTART:
+            return
+        reports = [state.roster.members[uid].report for uid in state.ranks.rank_of]
+        found = [(len(one.kept), one.nproc or 0) for one in reports if one is not None]
+        kept, ranks = map(sum, zip(*found, strict=True))
+        if kept:
+            reason = ladder.kept(incident.reason, kept, ranks)
+            state.incidents.change(remedy=Remedy.IN_PROCESS, reason=reason, kept=kept)
 
     def _recovered(self, now: float) -> None:
         self._progress_by = None

@@ -8,7 +8,7 @@ from typing import TypedDict
 
 from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
 from unbroken.spec.job import FaultyPods, RestartStatus, SameError
-from unbroken.wire.agent import AgentReport, AgentState, FaultKind
+from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState, FaultKind
 
 from . import budgets, ladder, repeats, signals
 from .conditions import Standing
@@ -66,6 +66,7 @@ class Recovery:
         if state.gang.stage is Stage.HALTED and incident is not None:
             if state.incidents.join(found):
                 self._reconsider(now)
+                self._harden(now)
                 self._say(now)
         elif state.phase is not Phase.ENDING:
             self.open(found, now, details)
@@ -112,7 +113,7 @@ class Recovery:
             state.attempt += 1
         state.phase = Phase.PREPARING
         through = broken if remedy is Remedy.FAIL else state.attempt - 1
-        state.commands += state.gang.halt(through, now)
+        state.commands += state.gang.halt(through, now, mode=state.restart_mode())
         faulty = _faulty(remedy, culprit(found), found)
         state.set_budget(charged.status, faulty)
         self._life.mark_preparing(now)
@@ -260,6 +261,12 @@ class Recovery:
             # Nothing of the next attempt has been started, and nothing will be.
             state.attempt = min(state.attempt, incident.attempt)
             state.set_status(restart_count=state.attempt)
+
+    def _harden(self, now: float) -> None:
+        """Let nobody live on where that was allowed, and is no more."""
+        state = self._state
+        if state.gang.mode != state.restart_mode() == PROCESS_RESTART:
+            state.commands += state.gang.halt(state.gang.fence, now)
 
     def _say(self, now: float) -> None:
         """Put the culprit, as it is known now, into the condition."""

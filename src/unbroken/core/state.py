@@ -22,7 +22,9 @@ from unbroken.spec.job import (
 )
 from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
+from unbroken.wire.agent import PROCESS_RESTART
 
+from . import ladder
 from .conditions import Standing, advance, counted, standing
 from .events import (
     CreatePod,
@@ -155,6 +157,19 @@ class JobState:
     def create_no_more(self) -> None:
         """Take back the pods ordered in this step: the job has come to its end in the same one."""
         self.objects[:] = [order for order in self.objects if not isinstance(order, CreatePod)]
+
+    def restart_mode(self) -> str:
+        """Whether processes may live on through the restart that is under way."""
+        incident = self.incidents.open
+        if incident is None or self.in_process is InProcess.OFF:
+            return PROCESS_RESTART
+        start = self.status.start_time or 0.0
+        before = [
+            one
+            for one in self.incidents.closed.values()
+            if one.detected_at >= start and one.attempt < incident.attempt
+        ]
+        return ladder.restart_mode(incident, max(before, key=lambda o: o.number, default=None))
 
     def close_incident(self, outcome: str, now: float) -> None:
         """End the open incident, if there is one."""

@@ -124,7 +124,7 @@ DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "step": "Newest step before the fault.",
         "resumed_step": "First step of the next attempt.",
         "step_seconds": "What a step took before the fault.",
-        "kept": "Ranks whose process has lived on; absent: none was asked to.",
+        "kept": "Ranks whose process has lived on; absent: none has.",
         "slowest": "The pod that each stage waited for last: stopped, ready, started.",
     },
     "Signal": {

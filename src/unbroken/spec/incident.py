@@ -107,6 +107,6 @@ class Incident:
     step_seconds: float | None = None
     """What a step took before the fault."""
     kept: int | None = None
-    """Ranks whose process has lived on; None: none was asked to."""
+    """Ranks whose process has lived on; None: none has."""
     slowest: Mapping[str, str] = field(default_factory=dict)
     """The pod that each stage (`stopped`, `ready`, `started`) waited for last."""
