@@ -5,11 +5,16 @@ beside it.  docs/design/fast-recovery.md says how they are used.
 
 | way | type | keys | descriptors |
 |---|---|---|---|
+| agent to template | import | `modules`, in order; `is_given`: by the job, any module is allowed; `more`: another follows | |
 | agent to template | park | | the other end of the parked worker's own pair |
-| template to agent | ready | `modules` (how many), `skipped` (name: why), `seconds` | |
-| template to agent | unsafe | `reason` | |
-| template to agent | parked | `pid` | |
-| agent to parked | run | `environment`, `directory`, `kind`, `arguments` | for each of `numbers` |
+| agent to template | check | | |
+| template to agent | ready | `modules` (how many), `skipped` (name: why), `seconds`, `rss_bytes`, `pss_bytes` (null: unknown) | |
+| template to agent | unsafe | `reason`; instead of `ready` or `parked` | |
+| template to agent | parked | `pid`: by now a child of the agent, and the leader of a session | |
+| template to agent | fresh | | |
+| template to agent | stale | `file` | |
+| agent to parked | run | `environment`, `directory`, `kind`, `arguments`, `numbers` | for each of `numbers` |
+| parked to agent | cold | `reason`: why it lets a new interpreter take its place, with the same pid | |
 
 End of file on a pair ends who waits on it.
 """

@@ -1,0 +1,198 @@
+"""Modules are imported before the program that asks for them, and only those which cannot tell.
+
+A module is left out if it is not the interpreter's own or of its site-packages, if it fails, if it
+reads a variable of one rank while it is imported, or if it leaves something behind that a fork
+would share or lose: a thread, a process, a socket, another directory.  Whoever imports such a
+module is left out too.  Code of a module that is left out may have run: then nobody can say what it
+has changed, and the process must not be used (`is_tainted`).
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+REASON_LENGTH_MAX = 200
+_REFUSED = {"__main__", "sitecustomize", "usercustomize", "conftest", "pytest", "_pytest"}
+
+
+class _LeftOutError(BaseException):
+    """Unwinds an import; no `except Exception` of a module may take it for an absent one."""
+
+
+class Importer:
+    """Imports modules, and keeps what has been seen of them."""
+
+    def __init__(self, per_rank: Sequence[str], is_given: bool, left_out: dict[str, str]) -> None:
+        self.left_out = left_out
+        """Why, by name; from the beginning what an earlier process of this template found."""
+        self.skipped: dict[str, str] = {}
+        """Those that failed or were not allowed."""
+        self.files: dict[str, tuple[int, int]] = {}
+        """Size and time of change, as they were before they were read."""
+        self.variables: dict[str, str | None] = {}
+        """What modules have read from the environment."""
+        self.is_tainted = False
+        self._per_rank = frozenset(per_rank)
+        self._is_given = is_given
+        self._roots = _roots()
+
+    def run(self, names: Sequence[str], look: Callable[[], str | None]) -> None:
+        """Import them in this order; `look` says what is wrong with the process by now."""
+        before = type(os.environ)
+        os.environ.__class__ = _watched(self._read)
+        sys.meta_path.insert(0, self)
+        try:
+            for name in names:
+                if name not in sys.modules and name not in self.left_out:
+                    self._import(name, look)
+                if self.is_tainted and look():
+                    # What comes now is not to blame.
+                    break
+        finally:
+            sys.meta_path.remove(self)
+            os.environ.__class__ = before
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """What the other finders find, if it may be imported."""
+        if name in self.left_out:
+            self._leave_out(name, f"{name}: {self.left_out[name]}")
+        spec = self._found(name, path, target)
+        if spec is None:
+            return None
+        if not self._is_given and not self._is_allowed(name, spec):
+            self._leave_out(name, f"{name} is not of the interpreter's library or site-packages")
+        self._remember(spec.origin)
+        return spec
+
+    def remember_imported(self) -> None:
+        """Take note of the files of what has been imported without us."""
+        for module in [*sys.modules.values()]:
+            self._remember(getattr(module, "__file__", None))
+
+    def changed_file(self) -> str | None:
+        """One that is not as it was when it was imported."""
+        for file, known in self.files.items():
+            if _state(file) != known:
+                return file
+        return None
+
+    def _import(self, name: str, look: Callable[[], str | None]) -> None:
+        if name.partition(".")[0] in _REFUSED or name.endswith(".__main__"):
+            self.skipped[name] = "not imported beforehand by its name"
+            return
+        count = len(sys.modules)
+        try:
+            __import__(name)
+        except _LeftOutError as error:
+            self.skipped[name] = _short(error)
+        except BaseException as error:  # noqa: BLE001  (a module may even ask to exit)
+            self.skipped[name] = _short(f"{type(error).__name__}: {error}")
+        if len(sys.modules) > count or name in self.skipped:
+            reason = look()
+            if reason is not None:
+                self.left_out[name] = _short(reason)
+                self.is_tainted = True
+
+    def _read(self, variable: str, value: str | None) -> None:
+        if variable not in self._per_rank:
+            self.variables.setdefault(variable, value)
+        elif next(_importing(), None) is not None:
+            self._leave_out(None, f"{variable} is read while it is imported")
+
+    def _leave_out(self, name: str | None, reason: str) -> None:
+        reason = _short(reason)
+        for module in _importing():
+            self.left_out.setdefault(module, reason)
+            self.is_tainted = True
+        if name is None or name not in self.left_out:
+            raise _LeftOutError(reason)
+        raise _LeftOutError(self.left_out[name])
+
+    def _found(self, name: str, path: Any, target: Any) -> Any:
+        for finder in [*sys.meta_path]:
+            find: Any = None if finder is self else getattr(finder, "find_spec", None)
+            spec = find and find(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+    def _is_allowed(self, name: str, spec: Any) -> bool:
+        if spec.origin in ("built-in", "frozen"):
+            return True
+        if spec.origin and spec.origin.startswith("/"):
+            return self._is_ours(spec.origin)
+        portions = spec.submodule_search_locations
+        if portions is None:
+            # Made by its package, as `six.moves` is.
+            return name.partition(".")[0] in sys.modules and "." in name
+        return all(self._is_ours(portion) for portion in portions)
+
+    def _is_ours(self, file: str) -> bool:
+        return os.path.normpath(file).startswith(self._roots)
+
+    def _remember(self, file: str | None) -> None:
+        if file and file not in self.files:
+            state = _state(file)
+            if state is not None:
+                self.files[file] = state
+
+
+def first_of(directory: str | None, names: Sequence[str]) -> str | None:
+    """The first of these modules that the program's own directory would have hidden."""
+    from _frozen_importlib_external import PathFinder
+
+    for name in names:
+        if directory is not None and PathFinder.find_spec(name, [directory]) is not None:
+            return name
+    return None
+
+
+def _roots() -> tuple[str, ...]:
+    found = [os.path.dirname(os.__file__)]
+    site: ModuleType | None = sys.modules.get("site")
+    if site is not None:
+        found += site.getsitepackages()
+        if site.ENABLE_USER_SITE:
+            found += [site.getusersitepackages()]
+    found += [os.path.dirname(path) for path in sys.path if path.endswith("/lib-dynload")]
+    return tuple({spelt + "/" for path in found for spelt in (path, os.path.realpath(path))})
+
+
+def _watched(read: Callable[[str, str | None], None]) -> type:
+    """A class for `os.environ` that tells what is read; iterating over all is not reading one."""
+
+    class Watched(os._Environ):  # type: ignore[type-arg]
+        def __getitem__(self, key: Any) -> Any:
+            try:
+                value = super().__getitem__(key)
+            except KeyError:
+                read(key, None)
+                raise
+            read(key, value)
+            return value
+
+    return Watched
+
+
+def _importing() -> Iterator[str]:
+    """Modules whose code is under way, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__")
+        if frame.f_code.co_name == "<module>" and name != "__main__" and isinstance(name, str):
+            yield name
+        frame = frame.f_back
+
+
+def _state(file: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def _short(reason: object) -> str:
+    return str(reason)[:REASON_LENGTH_MAX]

@@ -1,0 +1,116 @@
+"""Whether a process may be forked: what it holds that its children would share or lack."""
+
+import os
+import sys
+from collections.abc import Collection
+
+_SHARED = ("socket:", "pipe:", "anon_inode:")
+
+
+class Look:
+    """Looks at this process."""
+
+    def __init__(self) -> None:
+        self.directory = os.getcwd()
+        self._known = dict(_open_files())
+
+    def danger(self, ours: Collection[int] = ()) -> str | None:
+        """What forbids to fork; `ours` are descriptors of sockets that do not."""
+        return _threads() or _processes() or self._files(ours) or cuda() or self._elsewhere()
+
+    def _files(self, ours: Collection[int]) -> str | None:
+        for number, target in _open_files():
+            if number in ours or self._known.get(number) == target:
+                continue
+            if target.startswith(_SHARED):
+                kind = target.partition(":")[0].replace("anon_inode", target[11:])
+                return f"holds a {kind} (descriptor {number})"
+            if target.startswith("/dev/nvidia"):
+                return f"has opened {target}: CUDA does not survive a fork"
+        return None
+
+    def _elsewhere(self) -> str | None:
+        now = os.getcwd()
+        return None if now == self.directory else f"has changed the directory to {now}"
+
+
+def end_children() -> None:
+    """Kill what modules have started."""
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children") as children:
+                pids = [int(pid) for pid in children.read().split()]
+        except FileNotFoundError:
+            continue
+        for pid in pids:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+
+
+def memory_bytes() -> dict[str, int | None]:
+    """`rss_bytes` and `pss_bytes`; None where the kernel does not tell."""
+    found: dict[str, int | None] = {"rss_bytes": None, "pss_bytes": None}
+    try:
+        with open("/proc/self/smaps_rollup") as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if f"{name.lower()}_bytes" in found:
+                    found[f"{name.lower()}_bytes"] = int(value.split()[0]) * 1024
+    except OSError:
+        pass
+    return found
+
+
+def _threads() -> str | None:
+    if len(os.listdir("/proc/self/task")) == 1:
+        return None
+    # Libraries that prepare for a fork, such as OpenBLAS, end their threads before one.
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    names = []
+    for task in sorted(os.listdir("/proc/self/task"), key=int)[1:]:
+        try:
+            with open(f"/proc/self/task/{task}/comm") as name:
+                names += [name.read().strip()]
+        except OSError:
+            continue
+    python = _python_threads()
+    return f"has started threads: {', '.join(python or names)}" if names else None
+
+
+def _python_threads() -> list[str]:
+    threading = sys.modules.get("threading")
+    if threading is None:
+        return []
+    main = threading.main_thread()
+    return [thread.name for thread in threading.enumerate() if thread is not main]
+
+
+def _processes() -> str | None:
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    pid = "" if found is None else f" {found.si_pid}"
+    return f"has started a process{pid}"
+
+
+def cuda() -> str | None:
+    """Whether torch has begun to use CUDA, in this process or in the one it was forked from."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and (cuda.is_initialized() or cuda._is_in_bad_fork()):
+        return "has initialised CUDA"
+    return None
+
+
+def _open_files() -> list[tuple[int, str]]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found += [(int(name), os.readlink(f"/proc/self/fd/{name}"))]
+        except OSError:
+            # That of the directory itself.
+            continue
+    return found

@@ -1,0 +1,220 @@
+"""The template of a pod's workers: it imports what they import, and parks forks of itself.
+
+It trains nothing, and ends when the agent does: at the end of file on its pair.
+"""
+
+import fcntl
+import gc
+import os
+import sys
+from collections.abc import Callable
+from time import monotonic  # noqa: TID251  (how long the imports took is told)
+from types import ModuleType
+from typing import Any, NoReturn
+
+PASS_VARIABLE = "UNBROKEN_TEMPLATE_PASS"
+"""Between one process of a template and the next, started without a module that the former found
+unfit: the descriptor of what the next must know."""
+PASSES_MAX = 8
+SKIPPED_MAX = 300
+"""So many modules are told of, which fits a datagram."""
+RESERVED = range(3, 64)
+"""Numbers that no module's file may get: the agent gives a worker descriptors there."""
+
+
+def serve(
+    beside: Callable[[str], ModuleType], begin: list[str], arguments: list[str], shown: set[str]
+) -> tuple[int, list[str]]:
+    """Be the template.  Returns in processes forked from it: where in `sys.path` the directory of
+    the program belongs, and the program that they become.
+
+    `shown` are the modules that every interpreter has imported by then.
+    """
+    return _Template(beside, begin, arguments, shown).serve()
+
+
+class _Template:
+    def __init__(
+        self,
+        beside: Callable[[str], ModuleType],
+        begin: list[str],
+        arguments: list[str],
+        shown: set[str],
+    ) -> None:
+        self._beside, self._number, program = beside, int(arguments[0]), arguments[1:]
+        self._command = [*sys.orig_argv]
+        self._warm, self._safety = beside("../wire/warm"), beside("safety")
+        self._imports, self._pairs = beside("imports"), beside("datagrams")
+        becoming, kind, file = beside("becoming"), program[0], program[1]
+        self._front = becoming.show(begin, kind, program[1:])
+        self._left_out = {file: "it is the program"} if kind == "module" else {}
+        self._parked = beside("parked").Parked(self._pairs, becoming, begin, self._front)
+        self._ours = [name for name in sys.modules if name not in shown]
+        self._environment = dict(os.environ)
+        value = self._environment.pop(PASS_VARIABLE, None)
+        self._told: dict[str, Any] = {}
+        if value is not None:
+            del os.environ[PASS_VARIABLE]
+            self._told = self._pairs.decoded(_contents(int(value)))
+
+    def serve(self) -> tuple[int, list[str]]:
+        # What modules print is no worker's output.
+        os.dup2(2, 1)
+        moved = fcntl.fcntl(self._number, fcntl.F_DUPFD_CLOEXEC, RESERVED.stop)
+        os.close(self._number)
+        self._agent = self._pairs.Pair(moved)
+        self._reserved = _reserve()
+        self._look = self._safety.Look()
+        self._import()
+        gc.collect()
+        gc.freeze()
+        while True:
+            message, descriptors = self._receive()
+            if message["type"] == "check":
+                self._check()
+            elif message["type"] == "park":
+                (pair,) = descriptors
+                if self._park(pair):
+                    self._agent.close()
+                    return self._become(pair)
+
+    def _become(self, pair: int) -> tuple[int, list[str]]:
+        size = self._warm.MESSAGE_BYTES_MAX
+        found: tuple[int, list[str]] = self._parked.wait(pair, self._reserved, size)
+        if self._warm.LEARNT_VARIABLE in os.environ:
+            self._beside("learning").learn(self._warm.LEARNT_VARIABLE)
+        return found
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        message, descriptors = self._agent.receive(self._warm.MESSAGE_BYTES_MAX)
+        if message is None:
+            os._exit(0)
+        return message, descriptors
+
+    def _ask(self) -> dict[str, Any]:
+        """What is to be imported."""
+        names: list[str] = []
+        while True:
+            message, _ = self._receive()
+            names += message["modules"]
+            if not message.get("more"):
+                break
+        given = message.get("is_given", False)
+        return {"names": names, "given": given, "left": {}, "began": monotonic(), "passes": 1}
+
+    def _import(self) -> None:
+        told = self._told or self._ask()
+        self._told = told
+        left_out = {**told["left"], **self._left_out}
+        importer = self._imports.Importer(self._warm.PER_RANK, told["given"], left_out)
+        importer.remember_imported()
+        hidden = self._imports.first_of(self._front, self._ours)
+        if hidden is not None:
+            self._say_unsafe(f"{hidden}.py beside the script hides the library's")
+        else:
+            importer.run(told["names"], self._look.danger)
+        if importer.is_tainted and told["passes"] < PASSES_MAX:
+            self._start_anew(importer.left_out)
+        self._importer = importer
+        self._parked.prepare(self._environment, importer.variables, self._look.directory)
+        reason = self._look.danger()
+        if reason is None and importer.is_tainted:
+            reason = f"after {PASSES_MAX} starts there still are modules unfit for it"
+        if reason is not None:
+            self._say_unsafe(reason)
+        elif hidden is None:
+            self._say_ready({**importer.left_out, **importer.skipped})
+
+    def _say_ready(self, skipped: dict[str, str]) -> None:
+        self._agent.send(
+            {
+                "type": "ready",
+                "modules": sum(name in sys.modules for name in self._told["names"]),
+                "skipped": dict([*skipped.items()][:SKIPPED_MAX]),
+                "seconds": monotonic() - self._told["began"],
+                **self._safety.memory_bytes(),
+            }
+        )
+
+    def _say_unsafe(self, reason: str) -> None:
+        self._agent.send({"type": "unsafe", "reason": reason})
+
+    def _start_anew(self, left_out: dict[str, str]) -> NoReturn:
+        """Go on as a new process, without what has been found unfit."""
+        told = {**self._told, "left": left_out, "passes": self._told["passes"] + 1}
+        self._safety.end_children()
+        kept = os.memfd_create("unbroken-template", 0)
+        os.write(kept, self._pairs.encoded(told))
+        os.chdir(self._look.directory)
+        os.dup2(self._agent.fileno(), self._number)
+        environment = {**self._environment, PASS_VARIABLE: str(kept)}
+        os.execve(sys.executable, self._command, environment)
+
+    def _check(self) -> None:
+        file = self._importer.changed_file()
+        self._agent.send({"type": "fresh"} if file is None else {"type": "stale", "file": file})
+
+    def _park(self, pair: int) -> bool:
+        """Fork a worker that waits at the pair; True in it."""
+        reason = self._look.danger((self._agent.fileno(), pair))
+        pid = 0
+        if reason is None:
+            pid, reason = _fork_twice(self._safety.cuda)
+            if pid == 0 and reason is None:
+                return True
+        os.close(pair)
+        if reason is None:
+            self._agent.send({"type": "parked", "pid": pid})
+        else:
+            self._say_unsafe(reason)
+        return False
+
+
+def _fork_twice(danger: Callable[[], str | None]) -> tuple[int, str | None]:
+    """The grandchild's pid, by now whoever adopts orphans has it; 0 in it; or why there is none."""
+    told, tell = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.close(told)
+        if _fork_once(tell, danger) == 0:
+            return 0, None
+        os._exit(0)
+    os.close(tell)
+    with open(told, "rb") as lines:
+        said = lines.read().decode()
+    os.waitpid(child, 0)
+    return (int(said), None) if said.isdecimal() else (0, said or "a fork of it died at once")
+
+
+def _fork_once(tell: int, danger: Callable[[], str | None]) -> int:
+    """The other end is at the end of file when the worker leads its session."""
+    said, pid = danger(), -1
+    if said is None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            said = f"it cannot fork: {error.strerror}"
+    if pid == 0:
+        os.setsid()
+    else:
+        os.write(tell, (said or str(pid)).encode())
+    os.close(tell)
+    return pid
+
+
+def _reserve() -> list[int]:
+    """Occupy the numbers that are free."""
+    found = []
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    number = fcntl.fcntl(nothing, fcntl.F_DUPFD_CLOEXEC, RESERVED.start)
+    while number in RESERVED:
+        found += [number]
+        number = fcntl.fcntl(nothing, fcntl.F_DUPFD_CLOEXEC, RESERVED.start)
+    os.close(number)
+    return sorted({*found, nothing})
+
+
+def _contents(fd: int) -> bytes:
+    with open(fd, "rb") as file:
+        file.seek(0)
+        return file.read()

@@ -1,0 +1,174 @@
+"""A template process and its parked workers, as an agent has them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import unbroken.worker
+from unbroken.wire.warm import MESSAGE_BYTES_MAX
+
+BOOT = str(Path(unbroken.worker.__file__).with_name("boot.py"))
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended."""
+
+    code: int
+    """Minus the signal, if one ended it."""
+    stdout: str
+    stderr: str
+
+
+class Template:
+    """Close it; workers that are parked end with it."""
+
+    def __init__(
+        self,
+        program: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str] = os.environ,
+        python: str = sys.executable,
+    ) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self.program, self.directory, self.environment = [*program], directory, dict(environment)
+        self.pair, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._read, write = os.pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [python, "-u", BOOT, "template", str(theirs.fileno()), *program],
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                cwd=directory,
+                env=self.environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        os.close(write)
+
+    def __enter__(self) -> Template:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pair.close()
+        self.process.wait()
+        os.close(self._read)
+
+    def ask(self, message: dict[str, Any], *descriptors: int) -> dict[str, Any]:
+        """Its answer."""
+        socket.send_fds(self.pair, [json.dumps(message).encode()], descriptors)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """The next it says."""
+        found: dict[str, Any] = json.loads(self.pair.recv(MESSAGE_BYTES_MAX) or b'{"type": "end"}')
+        return found
+
+    def prepare(self, *modules: str, is_given: bool = False) -> dict[str, Any]:
+        """Have it import them."""
+        return self.ask({"type": "import", "modules": modules, "is_given": is_given})
+
+    def printed(self) -> str:
+        """What it has written, to the end: close it first."""
+        with open(os.dup(self._read)) as lines:
+            return lines.read()
+
+    def park(self) -> Worker:
+        """A worker that waits."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            answer = self.ask({"type": "park"}, theirs.fileno())
+        assert answer["type"] == "parked", answer
+        return Worker(self, answer["pid"], ours)
+
+    def run(self, **order: Any) -> Ended:
+        """A worker from park to end."""
+        worker = self.park()
+        worker.start(**order)
+        return worker.end()
+
+
+class Worker:
+    """A parked one, until it is started."""
+
+    def __init__(self, template: Template, pid: int, pair: socket.socket) -> None:
+        self.template, self.pid, self.pair = template, pid, pair
+
+    def start(
+        self,
+        program: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        given: Mapping[int, int] | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        """Order it to become the program."""
+        self._files = [os.memfd_create("stdout"), os.memfd_create("stderr")]
+        numbers = {1: self._files[0], 2: self._files[1], **(given or {})}
+        kind, *arguments = program or self.template.program
+        message = {
+            "type": "run",
+            "environment": dict(self.template.environment if environment is None else environment),
+            "directory": str(directory or self.template.directory),
+            "kind": kind,
+            "arguments": arguments,
+            "numbers": [*numbers],
+        }
+        socket.send_fds(self.pair, [json.dumps(message).encode()], [*numbers.values()])
+
+    def said(self) -> dict[str, Any]:
+        """What it says on its pair; `end` when it has closed it."""
+        found: dict[str, Any] = json.loads(self.pair.recv(MESSAGE_BYTES_MAX) or b'{"type": "end"}')
+        return found
+
+    def end(self) -> Ended:
+        """Wait for it."""
+        _, status = os.waitpid(self.pid, 0)
+        self.pair.close()
+        return Ended(os.waitstatus_to_exitcode(status), *(_contents(fd) for fd in self._files))
+
+    def kill(self) -> None:
+        """Hard."""
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def plainly(
+    program: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str] = os.environ,
+    boot: Sequence[str] = (),
+) -> Ended:
+    """Run it in an interpreter of its own, as a cold start without `boot` does."""
+    kind, *arguments = program
+    path = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    flags = {"script": [], "module": ["-m"], "run-path": ["-c", path]}[kind]
+    command = [BOOT, *boot, *program] if boot else [*flags, *arguments]
+    files = os.memfd_create("stdout"), os.memfd_create("stderr")
+    code = subprocess.run(
+        [sys.executable, "-u", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=files[0],
+        stderr=files[1],
+        cwd=directory,
+        env=dict(environment),
+        start_new_session=True,
+        check=False,
+    ).returncode
+    return Ended(code, *(_contents(fd) for fd in files))
+
+
+def _contents(fd: int) -> str:
+    os.lseek(fd, 0, os.SEEK_SET)
+    with open(fd) as file:
+        return file.read()
