@@ -5,16 +5,24 @@ beside it.  docs/design/fast-recovery.md says how they are used.
 
 | way | type | keys | descriptors |
 |---|---|---|---|
-| agent to template | import | `modules`, in order; `is_given`: by the job, any module is allowed; `more`: another follows | |
+| agent to template | import | `modules`, `is_given`, `more` | |
 | agent to template | park | | the other end of the parked worker's own pair |
 | agent to template | check | | |
-| template to agent | ready | `modules` (how many), `skipped` (name: why), `seconds`, `rss_bytes`, `pss_bytes` (null: unknown) | |
-| template to agent | unsafe | `reason`; instead of `ready` or `parked` | |
-| template to agent | parked | `pid`: by now a child of the agent, and the leader of a session | |
+| template to agent | ready | `modules`, `skipped`, `seconds`, `rss_bytes`, `pss_bytes` | |
+| template to agent | unsafe | `reason` | |
+| template to agent | parked | `pid` | |
 | template to agent | fresh | | |
 | template to agent | stale | `file` | |
-| agent to parked | run | `environment`, `directory`, `kind`, `arguments`, `numbers` | for each of `numbers` |
-| parked to agent | cold | `reason`: why it lets a new interpreter take its place, with the same pid | |
+| agent to parked | run | `environment`, `directory`, `kind`, `arguments`, `numbers` | one each |
+| parked to agent | cold | `reason` | |
+
+`import` comes first, with `more` where another follows; `is_given` by the job admits any module.
+It is answered with `ready`: how many modules, those left out with why, the memory (null where it
+is unknown); or with `unsafe`.  `park` is answered with `parked` when the worker is a child of the
+agent and leads its session, or with `unsafe`; `check` with `fresh`, or with `stale` and a file
+that is not as it was when it was imported.  After `run` a parked worker closes its pair; where it
+cannot be what a cold start would be, it says `cold` before that, and a new interpreter takes its
+place with the same pid.
 
 End of file on a pair ends who waits on it.
 """
