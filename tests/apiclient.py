@@ -11,6 +11,7 @@ import json
 import re
 import select
 import ssl
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -240,6 +241,19 @@ class Api:
                 if event["type"] == "DELETED" or holds(event["object"]):
                     changed: Object = event["object"]
                     return changed
+
+    def settled(self, request: Callable[[], Answer], lags: Callable[[Answer], bool]) -> Answer:
+        """The answer of a server that knows of everything that was written before.
+
+        kube-apiserver decides some things by copies that follow its store a moment late, on a busy
+        machine a long one, and only its answers show where these are.  The embedded server keeps no
+        copies: its first answer counts.
+        """
+        until = time.monotonic() + SECONDS
+        while True:
+            answer = request()
+            if not self.cluster.is_real or not lags(answer) or time.monotonic() > until:
+                return answer
 
     def _upload(
         self,

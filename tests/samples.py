@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from apiclient import Api, Object
+from apiclient import Answer, Api, Object
 
 CRDS = "apiextensions.k8s.io/v1:customresourcedefinitions"
 
@@ -83,8 +84,25 @@ def is_established(found: Object) -> bool:
 
 def define(api: Api, body: Object) -> Object:
     """Create a definition and wait until its objects are served."""
-    made = api.within("").post(CRDS, body).made
-    return api.within("").until(CRDS, made["metadata"]["name"], is_established)
+    everywhere = api.within("")
+    made = everywhere.post(CRDS, body).made
+    found = everywhere.until(CRDS, made["metadata"]["name"], is_established)
+    spec = found["spec"]
+    plural = spec["names"]["plural"]
+    for version in (each["name"] for each in spec["versions"] if each["served"]):
+        path = f"/apis/{spec['group']}/{version}"
+
+        def lists_it(answer: Answer) -> bool:
+            return answer.code == 200 and plural in {r["name"] for r in answer.object["resources"]}
+
+        everywhere.settled(partial(everywhere.get, path), lambda answer: not lists_it(answer))
+        everywhere.settled(partial(everywhere.get, f"{path}/{plural}"), is_not_found)
+    return found
+
+
+def is_not_found(answer: Answer) -> bool:
+    """True while a path is not served."""
+    return answer.code == 404
 
 
 def open_schema(**properties: Any) -> Object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -49,12 +50,8 @@ def test_definition_names_are_in_discovery(here: Api, api: Api) -> None:
     body = definition(group, open_schema(), subresources={"status": {}})
     body["spec"]["names"] |= {"shortNames": ["wd"], "categories": ["all"]}
     define(here, body)
-    for _ in range(200):
-        answer = api.get(f"/apis/{group}/v1")
-        # The real server brings its discovery up to date a moment after the condition.
-        if answer.code == 200 and len(answer.made["resources"]) == 2:
-            break
-    found = {each["name"]: each for each in answer.made["resources"]}
+    listed = api.get(f"/apis/{group}/v1").made["resources"]
+    found = {each["name"]: each for each in listed}
     assert found["widgets"]["shortNames"] == ["wd"]
     assert found["widgets"]["categories"] == ["all"]
     assert (found["widgets"]["kind"], found["widgets"]["singularName"]) == ("Widget", "widget")
@@ -330,11 +327,12 @@ def test_new_schema_takes_effect(here: Api, api: Api) -> None:
     ]
     found = api.patch("json", path, operations).made
     assert found["metadata"]["generation"] == 2
-    # kube-apiserver serves the new schema when its informer has seen it.
-    for number in range(200):
-        answer = here.post(what, widget(group, f"w{number}", spec={"size": 7}))
-        if answer.code == 422:
-            break
+    number = itertools.count()
+
+    def try_it() -> Answer:
+        return here.post(what, widget(group, f"w{next(number)}", spec={"size": 7}))
+
+    answer = here.settled(try_it, lambda answer: answer.code == 201)
     assert answer.causes == {("FieldValueInvalid", "spec.size")}
     made = here.post(what, widget(group, "a", spec={"size": 1, "color": "red"})).made
     assert made["spec"] == {"size": 1, "color": "red"}
@@ -349,10 +347,8 @@ def test_deletion_takes_objects_and_paths_along(here: Api, api: Api) -> None:
         assert api.delete(f"{CRDS}/widgets.{group}").code == 200
         assert events.events(1) == [("DELETED", "a")]
     api.until(CRDS, f"widgets.{group}", lambda _: False)
-    for _ in range(200):
-        if here.get(what).code == 404:
-            break
-    assert here.get(what).code == 404
+    gone = here.settled(lambda: here.get(what), lambda answer: answer.code == 200)
+    assert gone.code == 404
 
 
 def test_definition_that_comes_back_has_no_old_objects(here: Api, api: Api) -> None:
@@ -362,9 +358,6 @@ def test_definition_that_comes_back_has_no_old_objects(here: Api, api: Api) -> N
     api.delete(f"{CRDS}/widgets.{group}").done()
     api.until(CRDS, f"widgets.{group}", lambda _: False)
     defined(here, open_schema())
-    for _ in range(200):
-        if here.get(what).code == 200:
-            break
     assert here.get(what).made["items"] == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from apiclient import Api, Object
+from apiclient import Answer, Api, Object
 from samples import config_map, deployment, pod
 
 TEMPLATE: Object = {"metadata": {"labels": {"a": "b"}}, "spec": pod("x")["spec"]}
@@ -285,7 +285,12 @@ def test_priority_class_gives_pods_their_priority(here: Api, api: Api) -> None:
     what = "scheduling.k8s.io/v1:priorityclasses"
     body = {"metadata": {"name": name}, "value": 1000, "preemptionPolicy": "Never"}
     api.post(what, body).done()
-    spec = here.post("pods", pod("a", priorityClassName=name)).made["spec"]
+    wanted = pod("a", priorityClassName=name)
+
+    def lags(answer: Answer) -> bool:
+        return answer.code == 403 and "no PriorityClass with name" in answer.message
+
+    spec = here.settled(lambda: here.post("pods", wanted), lags).made["spec"]
     assert spec["priority"] == 1000
 
 
