@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,25 +64,15 @@ def test_status_and_down_without_a_cluster_are_clear(tmp_path: Path) -> None:
 def test_wrong_arguments_get_one_clear_line(
     tmp_path: Path, arguments: list[str], said: str
 ) -> None:
-    if arguments == ["--port", "1"] and os.geteuid() == 0:
-        arguments, said = ["--port", str(_taken_port(tmp_path))], "cannot listen on 127.0.0.1"
-    command = [*UNBROKEN, "up", "--dir", str(tmp_path / "x"), *arguments]
-    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=60)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        if arguments == ["--port", "1"] and os.geteuid() == 0:
+            arguments = ["--port", str(taken.getsockname()[1])]
+            said = "cannot listen on 127.0.0.1"
+        command = [*UNBROKEN, "up", "--dir", str(tmp_path / "x"), *arguments]
+        done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=60)
     assert done.returncode != 0
     assert said in done.stderr
     assert "Traceback" not in done.stderr
-
-
-_sockets = []
-
-
-def _taken_port(_: Path) -> int:
-    import socket
-
-    listener = socket.create_server(("127.0.0.1", 0))
-    _sockets.append(listener)
-    port: int = listener.getsockname()[1]
-    return port
 
 
 def test_after_a_kill_pods_run_on_and_are_adopted_not_doubled(make_cluster: MakeCluster) -> None:
