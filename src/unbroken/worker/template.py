@@ -203,8 +203,9 @@ def _fork_once(tell: int, danger: Callable[[], str | None]) -> int:
 
 
 def _reserve() -> list[int]:
-    """Occupy the numbers that are free."""
-    found = []
+    """Occupy the numbers that are free.  What is open there is the agent's lease, of which each
+    worker has its own."""
+    found = [int(name) for name in os.listdir("/proc/self/fd") if int(name) in RESERVED]
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     number = fcntl.fcntl(nothing, fcntl.F_DUPFD_CLOEXEC, RESERVED.start)
     while number in RESERVED:
