@@ -23,10 +23,11 @@ import stat
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from math import nan
 from time import monotonic  # noqa: TID251  (the caller's clock is read here)
 from types import TracebackType
-from typing import SupportsFloat, SupportsInt
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsInt
 from zlib import crc32
 
 from unbroken.wire.worker import (
@@ -44,7 +45,20 @@ from unbroken.wire.worker import (
     version,
 )
 
-__all__ = ["Context", "Phase", "checkpoint", "context", "phase", "progress"]
+if TYPE_CHECKING:
+    from .checkpointing import checkpoints
+
+__all__ = ["Context", "Phase", "checkpoint", "checkpoints", "context", "phase", "progress"]
+
+_ELSEWHERE = {"checkpoints": "checkpointing"}
+"""Names that are imported when they are used first, so that the rest costs no more than it did."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ELSEWHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f".{_ELSEWHERE[name]}", __name__), name)
+    return found
 
 
 def progress(step: SupportsInt, **metrics: SupportsFloat) -> None:

@@ -1,0 +1,81 @@
+"""Which checkpoints of a directory count, and which are deleted; values in, values out.
+
+A checkpoint is a directory `step-00000120.attempt-3`.  The attempt is the directory's own count:
+each time that training begins it claims the next number, and the claim lists the checkpoints that
+it inherits.  What an older attempt completes after that is in no list, so it never counts: no lock
+is needed, and a worker may be stopped anywhere for as long as it likes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+UNFINISHED, BAD, TRASH = ".tmp", ".bad", ".trash"
+_PATTERN = re.compile(r"step-(\d{8,18})\.attempt-(\d{1,9})(\.tmp|\.bad|\.trash)?", re.ASCII)
+
+
+@dataclass(frozen=True, order=True)
+class Name:
+    """A checkpoint; ordered by when it was made."""
+
+    attempt: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step:08}.attempt-{self.attempt}"
+
+
+def parse(text: str) -> tuple[Name, str] | None:
+    """The name and what follows it; None for what is not ours, to the letter."""
+    found = _PATTERN.fullmatch(text)
+    if found is None:
+        return None
+    name, suffix = Name(int(found[2]), int(found[1])), found[3] or ""
+    return (name, suffix) if text == f"{name}{suffix}" else None
+
+
+def complete(entries: Iterable[str], attempt: int, inherited: frozenset[str]) -> list[Name]:
+    """Those that count for an attempt, newest first."""
+    found = [parsed for entry in entries if (parsed := parse(entry)) and not parsed[1]]
+    return sorted(
+        (name for name, _ in found if name.attempt == attempt or str(name) in inherited),
+        reverse=True,
+    )
+
+
+@dataclass(frozen=True)
+class Retention:
+    """What is kept: the newest, and every so many steps one."""
+
+    keep: int = 2
+    keep_every: int | None = None
+
+    def spares(self, name: Name) -> bool:
+        """For its step alone."""
+        return bool(self.keep_every) and name.step % (self.keep_every or 1) == 0
+
+
+def doomed(
+    entries: Iterable[str], counting: list[Name], attempt: int, retention: Retention, safe: Name
+) -> list[str]:
+    """Entries to delete once `counting` are complete.
+
+    Never one of a newer attempt, nor what is not ours, nor what was found bad, nor `safe` and what
+    is newer: that is the newest which every node has.  What `counting` leaves out because nobody
+    inherited it is deleted as well if it is of an older attempt.
+    """
+    kept = {name for at, name in enumerate(counting) if at < retention.keep or name >= safe}
+    kept |= {name for name in counting if retention.spares(name)}
+    newest = max(counting, default=Name(-1, -1))
+    found = []
+    for entry in entries:
+        name, suffix = parse(entry) or (None, BAD)
+        if name is None or suffix == BAD or name.attempt > attempt:
+            continue
+        # What this attempt is writing is newer than all that is complete.
+        is_left = suffix == UNFINISHED and (name.attempt < attempt or name < newest)
+        if is_left or suffix == TRASH or (not suffix and name not in kept):
+            found.append(entry)
+    return found

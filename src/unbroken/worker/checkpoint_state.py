@@ -1,0 +1,223 @@
+"""The state of training as torch.distributed.checkpoint plans, writes and loads it.
+
+Its planner decides which rank writes which tensor (replicas once, shards where they are) and reads
+them back on any number of ranks; its files are its own, so that its tools read our checkpoints.
+What it lacks is ours: plans without a collective in the writing thread, files that are fsynced and
+read back.  Everything else (schedulers, generators, extras) is each rank's own file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+import random
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from .checkpoint_files import CheckpointError, File, verified
+
+RESULTS = "results-{}"
+
+
+class Staged:
+    """A copy in host memory of what this rank writes, and where all of it goes."""
+
+    def __init__(self) -> None:
+        self._digest = b""
+        self._plans: list[Any] = []
+        self._metadata: Any = None
+        self._buffers: dict[Any, Any] = {}
+        self._planner: Any = None
+        self._values: dict[Any, Any] = {}
+
+    def plan(self, state: Mapping[str, Any]) -> tuple[bytes, Any]:
+        """What this rank has, and a digest of it: equal digests have equal plans."""
+        self._planner = _checkpoint("default_planner").DefaultSavePlanner()
+        self._planner.set_up_planner(dict(state))
+        plan = self._planner.create_local_plan()
+        return hashlib.blake2b(pickle.dumps(plan), digest_size=16).digest(), plan
+
+    def has(self, digest: bytes) -> bool:
+        """The plans of all ranks are known for this digest of all digests."""
+        return digest == self._digest
+
+    def agree(self, digest: bytes, plans: list[Any]) -> None:
+        """Divide the work; the same on every rank, for it has the same plans."""
+        self._plans, self._metadata = self._planner.create_global_plan(plans)
+        self._digest, self._buffers = digest, {}
+
+    def copy(self, member: int) -> None:
+        """To memory that training does not touch; where there are GPUs it is pinned."""
+        torch = import_module("torch")
+        has_gpu = torch.cuda.is_available()
+        self._values = {}
+        for item in self._plans[member].items:
+            found = self._planner.resolve_data(item)
+            if isinstance(found, torch.Tensor):
+                buffer = self._buffers.get(item.index)
+                if buffer is None:
+                    like = torch.empty_like(found, device="cpu")
+                    buffer = self._buffers[item.index] = like.pin_memory() if has_gpu else like
+                found = buffer.copy_(found, non_blocking=True)
+            self._values[item.index] = found
+        if has_gpu:
+            torch.cuda.synchronize()
+
+    def write(self, place: Path, member: int) -> list[File]:
+        """This rank's part, and what `finish` wants to know of it."""
+        files: list[File] = []
+        writer = _writer(place, files)
+        plan = writer.prepare_global_plan(self._plans)[member]
+        results = writer.write_data(plan, self).wait()
+        (place / RESULTS.format(member)).write_bytes(pickle.dumps(results))
+        return files
+
+    def finish(self, place: Path) -> list[File]:
+        """What reads all parts together; once, when all are written."""
+        parts = [place / RESULTS.format(member) for member in range(len(self._plans))]
+        files: list[File] = []
+        _writer(place, files).finish(
+            self._metadata,
+            [pickle.loads(part.read_bytes()) for part in parts],  # written by this very attempt
+        )
+        for part in parts:
+            part.unlink()
+        return [File(file.name.removesuffix(".tmp"), file.bytes, file.crc32) for file in files]
+
+    def resolve_data(self, item: Any) -> Any:
+        """As a planner of torch: what is to be written."""
+        return self._values[item.index]
+
+
+def _writer(place: Path, files: list[File]) -> Any:
+    filesystem = _checkpoint("filesystem")
+
+    class Files(filesystem.FileSystem):  # type: ignore[misc, name-defined]
+        @contextmanager
+        def create_stream(self, path: Path, mode: str) -> Iterator[Any]:
+            assert mode == "wb"
+            with verified(path, files) as stream:
+                yield stream
+
+    writer = filesystem.FileSystemWriter(place, sync_files=False)
+    writer.fs = Files()
+    return writer
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What the user gave to save or restore."""
+
+    given: Mapping[str, Any]
+
+    def sharded(self) -> dict[str, Any]:
+        """State of modules and optimizers, named as a single process would name it."""
+        state = _checkpoint("state_dict")
+        return {
+            name: state.get_model_state_dict(one)
+            if self._is(one, "nn", "Module")
+            else state.get_optimizer_state_dict(self._owner(name, one), one)
+            for name, one in self._tensors().items()
+        }
+
+    def load_sharded(self, place: Path) -> None:
+        """In place."""
+        found, state = self.sharded(), _checkpoint("state_dict")
+        reader = _checkpoint("filesystem").FileSystemReader(place)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            # Each rank reads what it needs; that all could is agreed afterwards.
+            _checkpoint("state_dict_loader").load(found, storage_reader=reader, no_dist=True)
+        for name, one in self._tensors().items():
+            if self._is(one, "nn", "Module"):
+                state.set_model_state_dict(one, found[name])
+            else:
+                state.set_optimizer_state_dict(self._owner(name, one), one, found[name])
+
+    def own(self, rng: bool, extra: Mapping[str, Any] | None) -> bytes:
+        """What only this rank knows."""
+        content = {
+            "objects": {name: one.state_dict() for name, one in self._others().items()},
+            "rng": generators() if rng else None,
+            "extra": dict(extra or {}),
+        }
+        buffer = io.BytesIO()
+        import_module("torch").save(content, buffer)
+        return buffer.getvalue()
+
+    def load_own(self, path: Path) -> dict[str, Any]:
+        """Returns the extras; generators go on as they were saved."""
+        content = import_module("torch").load(path, map_location="cpu", weights_only=False)
+        for name, one in self._others().items():
+            if name not in content["objects"]:
+                raise CheckpointError(f"{path} has no {name!r}")
+            one.load_state_dict(content["objects"][name])
+        if content["rng"] is not None:
+            seed(content["rng"])
+        extra: dict[str, Any] = content["extra"]
+        return extra
+
+    def _tensors(self) -> dict[str, Any]:
+        return {
+            name: one
+            for name, one in self.given.items()
+            if self._is(one, "nn", "Module") or self._is(one, "optim", "Optimizer")
+        }
+
+    def _others(self) -> dict[str, Any]:
+        tensors = self._tensors()
+        others = {name: one for name, one in self.given.items() if name not in tensors}
+        for name, one in others.items():
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
+                raise CheckpointError(
+                    f"{name} is a {type(one).__name__}, without state_dict() and"
+                    " load_state_dict(): give plain values as `extra`"
+                )
+        return others
+
+    def _owner(self, name: str, optimizer: Any) -> Any:
+        """The module whose parameters it changes."""
+        wanted = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for one in self.given.values():
+            if self._is(one, "nn", "Module") and wanted <= {id(p) for p in one.parameters()}:
+                return one
+        raise CheckpointError(f"{name}: no module given beside it holds all of its parameters")
+
+    @staticmethod
+    def _is(one: object, module: str, kind: str) -> bool:
+        found = getattr(import_module(f"torch.{module}"), kind)
+        return isinstance(one, found)
+
+
+def generators() -> dict[str, Any]:
+    """States of random number generators: Python's, numpy's if it is used, torch's."""
+    torch, numpy = import_module("torch"), sys.modules.get("numpy")
+    has_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "python": random.getstate(),
+        "numpy": numpy.random.get_state() if numpy else None,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if has_gpu else None,
+    }
+
+
+def seed(states: Mapping[str, Any]) -> None:
+    """Set what `generators` gave."""
+    torch = import_module("torch")
+    random.setstate(states["python"])
+    torch.set_rng_state(states["torch"])
+    if states["numpy"] is not None:
+        import_module("numpy").random.set_state(states["numpy"])
+    if states["cuda"] is not None:
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+def _checkpoint(name: str) -> Any:
+    return import_module(f"torch.distributed.checkpoint.{name}")

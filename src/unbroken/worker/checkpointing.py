@@ -1,0 +1,444 @@
+"""Checkpoints on disk: written beside training, verified, complete or not there at all.
+
+    saved = worker.checkpoints("/data/checkpoints")
+    found = saved.restore(model=model, optimizer=optimizer)
+    for step in range(found.step + 1 if found else 0, steps):
+        ...
+        if saved.is_due(step):
+            saved.save(step, model=model, optimizer=optimizer, rng=True)
+    saved.wait()
+
+Every rank makes every call, at the same steps.  A save copies the state and returns; a thread
+writes.  The rank that is last to have its part on disk and read back completes the checkpoint, so
+that no rank waits for another and a lost rank leaves no thread waiting.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from time import monotonic, time  # noqa: TID251  (the process's own clocks are read here)
+from typing import Any
+
+from unbroken.worker import checkpoint, context
+
+from .checkpoint_advice import INTERVAL_SECONDS_MIN, Advice, advise, has_changed, steps_to_wait
+from .checkpoint_advice import mtbf_seconds as mtbf
+from .checkpoint_files import CheckpointError, Claim, Directory, Superseded, difference
+from .checkpoint_names import Name, Retention
+from .checkpoint_peers import Peers, peers
+from .checkpoint_state import Objects, Staged
+from .checkpoint_writing import Part
+
+__all__ = ["CheckpointError", "Checkpoints", "Found", "Superseded", "checkpoints"]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What training goes on from."""
+
+    step: int
+    path: Path
+    extra: Mapping[str, Any]
+    """What this rank gave; of rank 0 where this rank was not there."""
+    world_size: int
+    """Of those who saved it."""
+
+
+def checkpoints(
+    directory: str | os.PathLike[str],
+    *,
+    keep: int = 2,
+    keep_every: int | None = None,
+    every: int | None = None,
+    seconds: float | None = None,
+    shared: bool = True,
+) -> Checkpoints:
+    """Save to and restore from a directory, which must exist; on every rank.
+
+    The newest `keep` are kept, and each whose step is a multiple of `keep_every`.  A save is due
+    every so many steps or seconds, or as often as is best (`advice`).  `shared=False`: each node
+    has a directory of its own, and restores with the same ranks only.
+    """
+    if keep < 1 or any(given is not None and given <= 0 for given in (keep_every, every, seconds)):
+        raise CheckpointError("keep, keep_every, every and seconds have to be positive")
+    if every is not None and seconds is not None:
+        raise CheckpointError("give `every` or `seconds`, not both")
+    rhythm = _Rhythm(every, seconds)
+    return Checkpoints(Directory(Path(directory)), Retention(keep, keep_every), rhythm, shared)
+
+
+@dataclass
+class _Rhythm:
+    """When the next save is due."""
+
+    every: int | None
+    seconds: float | None
+    began_at: float = 0.0
+    """Of the newest save, or of training."""
+    looked_at: float = 0.0
+    calls: int = 0
+    """Since all ranks have looked."""
+    wait: int = 1
+    """So many of them to the next look."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a rank knows that all have to agree on."""
+
+    since: float
+    step_seconds: float
+    is_busy: bool
+    cost: float | None
+    write: float
+    now: float
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """What a rank says before a save."""
+
+    obstacle: str
+    has_failed: bool
+    digest: bytes
+    newest: Name | None
+
+
+class Checkpoints:
+    """Of one attempt; `checkpoints` makes it."""
+
+    def __init__(
+        self, directory: Directory, retention: Retention, rhythm: _Rhythm, shared: bool
+    ) -> None:
+        self.skipped = 0
+        """Saves that did not begin, for the one before was still being written."""
+        self.failed = 0
+        """Saves that this rank began and could not write."""
+        self._directory, self._retention, self._shared = directory, retention, shared
+        self._rhythm, self._claimed_before = rhythm, directory.newest_claim()
+        self._staged, self._part = Staged(), Part()
+        self._thread: Thread | None = None
+        self._is_heir = False
+        self._told_step: int | None = None
+        self._cost: float | None = None
+        self._advice: Advice | None = None
+        self._history = (0, time())
+        rhythm.began_at = rhythm.looked_at = monotonic()
+
+    @property
+    def advice(self) -> Advice:
+        """How often to save, by what is known now."""
+        if self._advice is None:
+            workers = max(1, context().world_size)
+            return self._advise(self._cost or 0.0, self._part.seconds, workers, time())
+        return self._advice
+
+    def restore(self, **objects: Any) -> Found | None:
+        """Load the newest complete checkpoint that all ranks can read; None: there is none.
+
+        Its files are compared with their checksums first.  One that does not fit is named, renamed
+        to `*.bad`, and the next older one is taken.  Raises CheckpointError where there are
+        complete ones and none fits the objects.
+        """
+        self.wait()
+        group, given = self._join(), Objects(objects)
+        offers = group.together(lambda: self._readable(group))
+        common = [name for name in offers[group.rank] if all(name in offer for offer in offers)]
+        if not common and any(offers):
+            _log.warning("%s: no checkpoint is on every node", self._directory.path)
+        failure = ""
+        for name in common:
+            if self._is_bad(name, group):
+                continue
+            # Each tells its own error; what one cannot load none has loaded.
+            results = group.gather(self._load(name, group, given))
+            errors = [f"rank {rank}: {one}" for rank, one in enumerate(results) if _is_text(one)]
+            if not errors:
+                self._is_heir = True
+                self._rhythm.began_at = monotonic()
+                found: Found = results[group.rank]  # type: ignore[assignment]
+                return found
+            failure = f"{name} cannot be loaded: {errors[0]}"
+            _log.warning("%s: %s", self._directory.path, failure)
+        if failure:
+            raise CheckpointError(failure)
+        return None
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save now; all ranks get the same answer.
+
+        Without `every` all ranks exchange what they measured at a few of the steps, those before
+        a save is due; in between it is a comparison.
+        """
+        rhythm = self._rhythm
+        if rhythm.every is not None:
+            return step > 0 and step % rhythm.every == 0
+        rhythm.calls += 1
+        if rhythm.calls < rhythm.wait:
+            return False
+        now = monotonic()
+        pace = (now - rhythm.looked_at) / rhythm.calls
+        mine = _Look(
+            now - rhythm.began_at, pace, self._is_busy(), self._cost, self._part.seconds, time()
+        )
+        looks = self._join().gather(mine)
+        remaining = self._interval(looks) - max(look.since for look in looks)
+        wait = steps_to_wait(remaining, max(look.step_seconds for look in looks))
+        rhythm.looked_at, rhythm.calls, rhythm.wait = monotonic(), 0, max(1, wait)
+        return wait == 0 and not any(look.is_busy for look in looks)
+
+    def save(
+        self,
+        step: int,
+        *,
+        rng: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        **objects: Any,
+    ) -> bool:
+        """Copy the state, and write it in a thread; False: nothing was begun, and why is logged.
+
+        Modules and optimizers are saved once if they are the same on all ranks, and each shard
+        where it is; whatever else has `state_dict()`, the random generators (`rng`) and `extra` are
+        each rank's own.  Raises Superseded where a newer attempt has begun.
+        """
+        began, group = monotonic(), self._join()
+        name = Name(self._directory.attempt, int(step))
+        if name.step < 0:
+            raise CheckpointError(f"step {step} is negative")
+        plan: list[Any] = []
+        offers = group.together(lambda: self._offer(name, group, Objects(objects), plan))
+        obstacle = next((offer.obstacle for offer in offers if offer.obstacle), "")
+        if obstacle:
+            self.skipped += 1
+            _log.warning("checkpoint of step %d is left out: %s", step, obstacle)
+            return False
+        self._tell(offers)
+        if any(offer.has_failed for offer in offers):
+            group.together(lambda: self._discard(group))
+        digest = hashlib.blake2b(b"".join(offer.digest for offer in offers)).digest()
+        if not self._staged.has(digest):
+            plans = group.gather(plan[0])
+            self._staged.agree(digest, [plans[member] for member in group.members])
+        own = Objects(objects).own(rng, extra)
+        self._rhythm.began_at = began
+        return self._begin(name, group, own, self._safe(offers, name))
+
+    def wait(self) -> None:
+        """Until what this rank writes is written; the end of the program waits for it too."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _join(self) -> Peers:
+        """The other ranks; at first, all of them claim the next attempt together."""
+        group = peers(self._shared)
+        if self._directory.attempt >= 0:
+            return group
+        newest = self._directory.newest_claim() if group.is_leader else -1
+        number = max(group.gather(newest)) + 1
+        if group.is_leader:
+            group.together(lambda: self._claim(number, group.world_size))
+        else:
+            group.together(lambda: None)
+        told = group.together(lambda: self._adopt(number, group))
+        self._history = told[0]
+        self._rhythm.looked_at = monotonic()
+        return group
+
+    def _claim(self, number: int, workers: int) -> None:
+        where, began_at = context(), _began_at()
+        for claim in self._directory.claims():
+            is_same = bool(where.job) and claim.job == where.job
+            is_newer = is_same and claim.job_attempt > where.attempt and claim.at > began_at
+            # Claimed since this object was made, and by no older attempt that was merely slow.
+            is_rival = claim.number > self._claimed_before and not (
+                is_same and claim.job_attempt < where.attempt
+            )
+            if is_newer or is_rival:
+                raise Superseded(f"attempt {claim.number} has taken {self._directory.path} over")
+        self._directory.claim(Claim(number, where.job, where.attempt, workers, time()))
+
+    def _adopt(self, number: int, group: Peers) -> tuple[int, float]:
+        """Failures of this job so far, and when it began."""
+        try:
+            self._directory.adopt(number)
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{self._directory.path} is not the same directory as that of rank"
+                f" {group.members[0]}: mount a shared one, or say shared=False"
+            ) from None
+        job = context().job
+        claims = [claim for claim in self._directory.claims() if claim.job == job]
+        return len(claims) - 1, min((claim.at for claim in claims), default=time())
+
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _readable(self, group: Peers) -> list[Name]:
+        """Those that this rank could take."""
+        found = []
+        for name in self._directory.complete():
+            try:
+                manifest = self._directory.manifest(name)
+            except ValueError:
+                found.append(name)  # to be found bad by all
+                continue
+            same = manifest.world_size == group.world_size and group.rank in manifest.ranks
+            if self._shared or same:
+                found.append(name)
+        return found
+
+    def _is_bad(self, name: Name, group: Peers) -> bool:
+        problems = group.gather(self._examine(name, group))
+        for rank, (problem, _) in enumerate(problems):
+            if problem:
+                _log.warning(
+                    "%s/%s is not used: %s (rank %d)", self._directory.path, name, problem, rank
+                )
+        damaged = any(problems[member][1] for member in group.members)
+        group.together(
+            lambda: self._directory.set_aside(name) if damaged and group.is_leader else None
+        )
+        return any(problem for problem, _ in problems)
+
+    def _examine(self, name: Name, group: Peers) -> tuple[str, bool]:
+        """What is wrong with this rank's share of the files, and whether that will stay so."""
+        try:
+            files = self._directory.manifest(name).files
+            share = files[group.members.index(group.rank) :: len(group.members)]
+            place = self._directory.path / str(name)
+            problem = next(filter(None, (difference(place, file) for file in share)), "")
+            return problem, bool(problem)
+        except ValueError as error:
+            return str(error), True
+        except OSError as error:
+            return f"it cannot be read ({error.strerror})", False
+
+    def _load(self, name: Name, group: Peers, given: Objects) -> Found | str:
+        try:
+            manifest, place = self._directory.manifest(name), self._directory.path / str(name)
+            given.load_sharded(place)
+            rank = group.rank
+            if manifest.world_size != group.world_size:
+                rank = rank if rank in manifest.ranks else manifest.ranks[0]
+                _log.warning(
+                    "%s is of %d ranks: generators, extras and the like are those of rank %d",
+                    name, manifest.world_size, rank,
+                )  # fmt: skip
+            extra = given.load_own(place / f"rank-{rank:05}.pt")
+            return Found(name.step, place, extra, manifest.world_size)
+        except Exception as error:  # noqa: BLE001  (told to all ranks; raised if none can be loaded)
+            return str(error) or repr(error)
+
+    def _offer(self, name: Name, group: Peers, given: Objects, plan: list[Any]) -> _Offer:
+        digest, found = self._staged.plan(given.sharded()) if not self._is_busy() else (b"", None)
+        plan.append(found)
+        obstacle, newest = "", None
+        if self._is_busy():
+            obstacle = "the one before is still being written"
+        elif group.is_leader:
+            try:
+                self._directory.check()
+                known = self._directory.complete()
+                newest = known[0] if known else None
+                if name in known:
+                    obstacle = "it is there already"
+            except OSError as error:
+                obstacle = f"{self._directory.path} cannot be read ({error.strerror})"
+        return _Offer(obstacle, self._part.has_failed, digest, newest)
+
+    def _discard(self, group: Peers) -> None:
+        self._part.has_failed = False
+        if group.is_leader and self._part.name is not None:
+            self._directory.discard(self._part.name)
+
+    def _safe(self, offers: list[_Offer], name: Name) -> Name:
+        """Nothing from here on is deleted: the newest that every node is known to have."""
+        if self._shared:
+            return name
+        known = [offer.newest for offer in offers if offer.newest is not None]
+        return min(known, default=Name(0, 0))
+
+    def _begin(self, name: Name, group: Peers, own: bytes, safe: Name) -> bool:
+        part, began = self._part, self._rhythm.began_at
+        part.name, part.group, part.own, part.safe = name, group, own, safe
+        part.has_failed = False
+        try:
+            self._staged.copy(group.members.index(group.rank))
+        except (MemoryError, RuntimeError) as error:
+            self._fail(f"it cannot be copied: {error}")
+            return False
+        self._thread = Thread(target=self._write, name="unbroken-checkpoint")
+        self._thread.start()
+        self._cost = monotonic() - began
+        return True
+
+    def _write(self) -> None:
+        part, began = self._part, monotonic()
+        try:
+            is_complete = part.write(self._directory, self._staged)
+        except Superseded as error:
+            self._fail(str(error))
+        except Exception as error:  # noqa: BLE001  (training goes on; the older ones are there)
+            part.withdraw(self._directory)
+            self._fail(f"{error}")
+        else:
+            part.seconds = monotonic() - began
+            if is_complete:
+                checkpoint(part.step)
+                self._prune(part.safe)
+
+    def _prune(self, safe: Name) -> None:
+        try:
+            self._directory.prune(self._retention, safe, self._is_heir)
+        except (OSError, CheckpointError) as error:
+            _log.warning("old checkpoints are not deleted: %s", error)
+
+    def _fail(self, reason: str) -> None:
+        self.failed += 1
+        self._part.has_failed = True
+        _log.warning(
+            "checkpoint of step %d is not saved: %s; training goes on", self._part.step, reason
+        )
+
+    def _tell(self, offers: list[_Offer]) -> None:
+        """The page of every worker, not only of the one that completed it."""
+        newest = offers[0].newest
+        if newest and newest.attempt == self._directory.attempt and newest.step != self._told_step:
+            self._told_step = newest.step
+            checkpoint(newest.step)
+
+    def _interval(self, looks: list[_Look]) -> float:
+        costs = [look.cost for look in looks if look.cost is not None]
+        if costs:
+            write = max(look.write for look in looks)
+            now = self._advise(max(costs), write, len(looks), looks[0].now)
+            if has_changed(self._advice, now):
+                _log.info("advice: %s", now)
+                self._advice = now
+        if self._rhythm.seconds is not None:
+            return self._rhythm.seconds
+        # Until a save has been measured.
+        return self._advice.interval_seconds if self._advice else INTERVAL_SECONDS_MIN
+
+    def _advise(self, cost: float, write: float, workers: int, now: float) -> Advice:
+        failures, began_at = self._history
+        return advise(cost, write, mtbf(workers, failures, now - began_at))
+
+
+def _is_text(result: Found | str) -> bool:
+    return isinstance(result, str)
+
+
+def _began_at() -> float:
+    """Time of day at which this process began."""
+    with open("/proc/self/stat") as own, open("/proc/stat") as system:
+        ticks = float(own.read().rpartition(")")[2].split()[19])
+        booted_at = next(float(line.split()[1]) for line in system if line.startswith("btime"))
+    return booted_at + ticks / os.sysconf("SC_CLK_TCK")
