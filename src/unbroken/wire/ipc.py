@@ -28,14 +28,19 @@ CHECKPOINT_INIT, CHECKPOINT_UPDATE, CHECKPOINT_GET = (
 )
 
 SNAPSHOT_OPEN = "snapshot_open"
-"""Ours: `name`, `rank`, `attempt`, `bytes`; answered with `snapshot_slot`."""
+"""Ours: `name`, `rank`, `attempt`, `slot` (0 or 1), `bytes`; answered with `snapshot_slot`.  Every
+answer about snapshots may have `error` instead."""
 SNAPSHOT_SLOT = "snapshot_slot"
-"""Ours: two descriptors beside it, or `error`."""
+"""Ours: one descriptor beside it."""
 SNAPSHOT_SAVED = "snapshot_saved"
-"""Ours: `name`, `rank`, `attempt`, `step`, `slot`; the agent checks and replicates it."""
+"""Ours: `name`, `rank`, `attempt`, `slot`, `step`; answered with `snapshot_kept`."""
+SNAPSHOT_USED = "snapshot_used"
+"""Ours: `name`, `rank`, `attempt`, and what all ranks restored, `from_attempt` and `step`: other
+snapshots of older attempts may go.  Answered with `snapshot_kept`."""
+SNAPSHOT_KEPT = "snapshot_kept"
 SNAPSHOT_FIND = "snapshot_find"
-"""Ours: `name`, `rank`; answered with `snapshot_found`: `steps`, each with where it is, and one
-descriptor for each that is here."""
+"""Ours: `name`, `rank`, `attempt`; answered with `snapshot_found`: `steps`, each with `attempt` and
+`step`, and one descriptor for each, in this order."""
 SNAPSHOT_FOUND = "snapshot_found"
 SNAPSHOT_FETCH = "snapshot_fetch"
 """Ours: `name`, `rank`, `step`: bring it here from the buddy; answered with `snapshot_found`."""
