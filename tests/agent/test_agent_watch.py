@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,20 @@ def steps(first, count):
         time.sleep(0.02)
 """
 FOREVER = "steps(0, 10 ** 9)"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stories(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[None]]]:
+    """What is told of silence, from the first test on, since it is noticed late."""
+    names = {item.name.partition("[")[0] for item in request.session.items}
+    wanted = SLOW if test_silence_is.__name__ in names else {}
+    with ThreadPoolExecutor(len(SLOW)) as pool:
+        yield {
+            name: pool.submit(story, tmp_path_factory.mktemp("silence"))
+            for name, story in wanted.items()
+        }
 
 
 def told(
@@ -219,6 +234,27 @@ steps(0, 10 ** 9)
     told(tmp_path, text, story)
 
 
+def test_a_process_stuck_in_the_kernel_is_an_alarm(tmp_path: Path) -> None:
+    # Its child opens a pipe that nobody writes, before it becomes another program, and until then
+    # the kernel lets the parent not go on, whatever the signal: state D.
+    text = """
+os.mkfifo("pipe")
+steps(0, 10)
+actions = [(os.POSIX_SPAWN_OPEN, 0, "pipe", os.O_RDONLY, 0)]
+os.waitpid(os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=actions), 0)
+steps(10, 10 ** 9)
+"""
+
+    async def story(agent: Running, operator: Operator) -> None:
+        stuck = await until(operator, lambda one: bool(one.alarms))
+        assert ([one.detector for one in stuck.alarms], stuck.step) == (["stuck"], 9)
+        with (tmp_path / "pipe").open("wb"):
+            freed = await until(operator, lambda one: not one.alarms)
+        assert freed.step is not None
+
+    told(tmp_path, text, story)
+
+
 LEARNED = """
 # Its clock is behind at first: three minutes of steps are told in two seconds.
 began = time.monotonic() - 180
@@ -239,7 +275,7 @@ async def learned(operator: Operator) -> float:
     return max(one.allowed_seconds or 0.0 for one in found)
 
 
-def test_silence_after_a_rhythm_is_an_alarm_until_the_next_step(tmp_path: Path) -> None:
+def silence_after_a_rhythm(tmp_path: Path) -> None:
     text = """
 for step in range(10 ** 9):
     steps(step, 1)
@@ -258,7 +294,7 @@ for step in range(10 ** 9):
     told(tmp_path, LEARNED + text, story, nproc=2)
 
 
-def test_a_hang_soon_after_a_restart_is_an_alarm(tmp_path: Path) -> None:
+def hang_soon_after_a_restart(tmp_path: Path) -> None:
     text = """
 if os.environ["JOB_RESTART_COUNT"] == "1":
     steps(0, 8)
@@ -278,7 +314,7 @@ if os.environ["JOB_RESTART_COUNT"] == "1":
     told(tmp_path, text + LEARNED + FOREVER, story, nproc=2)
 
 
-def test_an_agent_that_stood_still_raises_no_alarm(tmp_path: Path) -> None:
+def agent_that_stood_still(tmp_path: Path) -> None:
     text = """
 step = 0
 while not os.path.exists("halt"):
@@ -305,22 +341,15 @@ steps(step, 10 ** 9)
     told(tmp_path, LEARNED + text, story, nproc=2)
 
 
-def test_a_process_stuck_in_the_kernel_is_an_alarm(tmp_path: Path) -> None:
-    # Its child opens a pipe that nobody writes, before it becomes another program, and until then
-    # the kernel lets the parent not go on, whatever the signal: state D.
-    text = """
-os.mkfifo("pipe")
-steps(0, 10)
-actions = [(os.POSIX_SPAWN_OPEN, 0, "pipe", os.O_RDONLY, 0)]
-os.waitpid(os.posix_spawn("/bin/true", ["true"], os.environ, file_actions=actions), 0)
-steps(10, 10 ** 9)
-"""
+SLOW = {
+    "an alarm until the next step": silence_after_a_rhythm,
+    "an alarm also soon after a restart": hang_soon_after_a_restart,
+    "no alarm of an agent that stood still": agent_that_stood_still,
+}
+"""What is said of silence, which is noticed after half a minute: all are told at the same time,
+and beside the other tests."""
 
-    async def story(agent: Running, operator: Operator) -> None:
-        stuck = await until(operator, lambda one: bool(one.alarms))
-        assert ([one.detector for one in stuck.alarms], stuck.step) == (["stuck"], 9)
-        with (tmp_path / "pipe").open("wb"):
-            freed = await until(operator, lambda one: not one.alarms)
-        assert freed.step is not None
 
-    told(tmp_path, text, story)
+@pytest.mark.parametrize("name", SLOW)
+def test_silence_is(stories: dict[str, Future[None]], name: str) -> None:
+    stories[name].result()

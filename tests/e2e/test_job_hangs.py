@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +27,17 @@ BAD = {"rank": 3, "step": BAD_STEP, "do": "raise", "value": "token 70000 in batc
 PLANS: dict[str, list[Object]] = {"stuck": [], "saving": [], "frozen": [], "same-error": [BAD]}
 
 
+WHEN_LEARNED = ("stuck", "saving")
+"""Jobs that are told to hang, by a file of that name, as soon as their silence would be noticed."""
+
+
 class Running(NamedTuple):
     """A job that runs already; `end` holds what is left to do with it."""
 
     job: Job
     end: ExitStack
+    told: Future[None] | None
+    """To hang."""
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +46,13 @@ def running(
 ) -> Iterator[dict[str, Running]]:
     with ExitStack() as everything:
         made = {}
+        pool = everything.enter_context(ThreadPoolExecutor(len(WHEN_LEARNED)))
         for name, plan in PLANS.items():
             end = everything.enter_context(ExitStack())
             directory = tmp_path_factory.mktemp(name)
-            made[name] = Running(
-                end.enter_context(job(cluster, directory, *plan, program=PROGRAM)), end
-            )
+            one = end.enter_context(job(cluster, directory, *plan, program=PROGRAM))
+            told = pool.submit(tell, one, name) if name in WHEN_LEARNED else None
+            made[name] = Running(one, end, told)
         yield made
 
 
@@ -59,10 +67,12 @@ def watched(one: Job) -> list[Object]:
     return [rank for worker in first_of_node for rank in one.report(worker)["watch"]]
 
 
-def await_rhythm(one: Job) -> None:
-    """Wait until the silence of every rank would be noticed."""
+def tell(one: Job, what: str) -> None:
+    """Wait until the silence of every rank would be noticed, and then give the file."""
+    one.steps(0)
     while any(rank.get("allowed_seconds") is None for rank in watched(one)):
         one.steps(0, more=20)
+    (one.directory / what).touch()
 
 
 def stop(one: Job, victim: Event) -> None:
@@ -73,7 +83,7 @@ def stop(one: Job, victim: Event) -> None:
 def test_the_same_error_at_the_same_step_ends_the_job(
     cluster: Cluster, running: dict[str, Running]
 ) -> None:
-    one, end = running["same-error"]
+    one, end, _ = running["same-error"]
     with end:
         failed = one.until_standing("Failed")
         incidents = one.incidents(None)
@@ -88,7 +98,7 @@ def test_the_same_error_at_the_same_step_ends_the_job(
 def test_a_stopped_rank_is_found_and_its_steps_and_seconds_are_told(
     cluster: Cluster, running: dict[str, Running]
 ) -> None:
-    one, end = running["frozen"]
+    one, end, _ = running["frozen"]
     with end:
         stop(one, one.steps(0, more=50)[1])
         # The time of the job's end is told in whole seconds.
@@ -115,10 +125,10 @@ def test_a_stopped_rank_is_found_and_its_steps_and_seconds_are_told(
 def test_a_rank_that_keeps_the_others_waiting_is_blamed(
     cluster: Cluster, running: dict[str, Running]
 ) -> None:
-    one, end = running["stuck"]
+    one, end, told = running["stuck"]
     with end:
-        await_rhythm(one)
-        (one.directory / "stuck").touch()
+        assert told
+        told.result()
         one.steps(1)
         assert one.finish()["status"]["restartCount"] == 1
         (incident,) = one.incidents(1)
@@ -139,10 +149,10 @@ def test_a_rank_that_keeps_the_others_waiting_is_blamed(
 def test_a_rank_that_saves_for_long_is_let_be(
     cluster: Cluster, running: dict[str, Running]
 ) -> None:
-    one, end = running["saving"]
+    one, end, told = running["saving"]
     with end:
-        await_rhythm(one)
-        (one.directory / "saving").touch()
+        assert told
+        told.result()
         while not silent(one):
             one.events.more(1, seconds=PATIENCE_SECONDS / 100)
         (one.directory / "saved").touch()
