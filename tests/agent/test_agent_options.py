@@ -87,7 +87,7 @@ def test_every_option_of_torchrun_is_known_in_all_its_spellings() -> None:
     ("arguments", "text"),
     [
         (["--standalone", "x.py"], "--standalone: there is no rendezvous here"),
-        (["--inprocess-restart", "x.py"], "--inprocess-restart: restarting inside the process"),
+        (["--inprocess-timeout=0", "x.py"], "inprocess-timeout"),
         (["--nnodes=1:4", "x.py"], "elasticPolicy"),
         (["--nproc-per-node=0", "x.py"], "neither a number"),
         (["--nproc-per-node=many", "x.py"], "neither a number"),

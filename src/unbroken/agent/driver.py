@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,6 +27,8 @@ from unbroken.core.workers import (
     PortFound,
     Prepared,
     Publish,
+    Recall,
+    Release,
     Settings,
     SignalWorkers,
     Spawn,
@@ -36,11 +38,21 @@ from unbroken.core.workers import (
     Workers,
 )
 from unbroken.errors import WorldError
-from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand
+from unbroken.wire.agent import (
+    IN_PROCESS_RESTART,
+    PROCESS_RESTART,
+    AgentReport,
+    AgentState,
+    Command,
+    StartCommand,
+)
 from unbroken.wire.agent_bodies import Status
+from unbroken.wire.ipc import VARIABLE as SOCKET_VARIABLE
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from . import facts
+from .conversation import Conversation
+from .environment import environment
 from .options import Options
 from .processes import Processes
 from .rank_table import DIRECTORY, DIRECTORY_VARIABLE, RankTable
@@ -51,6 +63,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PORTS_REMEMBERED = 1000
+ARRIVE_SECONDS = 5.0
+"""For a worker to leave its training."""
+ARRIVE_VARIABLE = "UNBROKEN_ARRIVE_SECONDS"
+"""Another whole number of them."""
 
 
 class Owner(Protocol):
@@ -58,12 +74,15 @@ class Owner(Protocol):
 
     note: str
     """For people: what becomes of the output."""
+    keeps: bool
+    """Workers can live on over a stop, and are served a socket."""
 
     def start(self) -> None:
         """Take charge."""
 
-    def spawn(self, stage: Stage, command: StartCommand) -> None:
-        """Start the workers of a stage; feeds `StageStarted` or `SpawnFailed`."""
+    def spawn(self, stage: Stage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
+        """Start the workers of a stage, but for the kept local ranks, which are this attempt's
+        from now on; feeds `StageStarted` or `SpawnFailed`."""
 
     def last_output(self, pid: int) -> tuple[float | None, str]:
         """When a worker last wrote, and its last line; None: not known."""
@@ -71,8 +90,12 @@ class Owner(Protocol):
     def signal(self, number: int) -> None:
         """Signal every worker that lives."""
 
-    def kill_all(self) -> None:
-        """End everything that descends from a worker; feeds `NothingLives`."""
+    def kill_all(self, kept: tuple[int, ...] = ()) -> None:
+        """End everything that descends from a worker, but for these local ranks; feeds
+        `NothingLives`."""
+
+    def local_ranks(self) -> Mapping[int, int]:
+        """Of the training workers that live, by pid."""
 
     def close(self) -> None:
         """Write out what there is."""
@@ -92,6 +115,13 @@ class Driver:
         self._machine = Workers(settings(options))
         self._server = AgentServer(self, token, has_link)
         self._processes = make(options, self.feed, self._now)
+        self._conversation = Conversation(
+            self.feed,
+            self._processes.local_ranks,
+            lambda command, local_rank: environment(options, command, local_rank, ""),
+            options.nproc,
+            options.is_inprocess,
+        )
         self._table = RankTable(Path(os.environ.get(DIRECTORY_VARIABLE, DIRECTORY)))
         self._random = random.Random()
         self._offered: collections.deque[int] = collections.deque(maxlen=PORTS_REMEMBERED)
@@ -115,12 +145,16 @@ class Driver:
             self._loop.add_signal_handler(number, self.feed, Terminated(number))
         if keeper is not None:
             self._loop.add_reader(keeper, self._keeper_ended, keeper)
+        if self._processes.keeps:
+            # Inherited by the workers, as is everything else.
+            os.environ[SOCKET_VARIABLE] = self._conversation.start()
         port = await self._server.start(self._options.host, self._options.port)
         self.feed(Prepared())
         self._announce(port)
         code = await self._end
         self._stop_examining()
         await self._server.close()
+        self._conversation.close()
         self._processes.close()
         return code
 
@@ -132,11 +166,16 @@ class Driver:
         """Follow a command."""
         is_ready = self._machine.state is AgentState.READY
         if isinstance(command, StartCommand) and is_ready and not self.refusal(command):
-            self.update(command)
+            self._take(command)
+            self._conversation.begin(command)
         self.feed(Commanded(command))
 
     def update(self, command: StartCommand) -> None:
         """Take over the addresses of the ranks and whether this is a spare."""
+        self._take(command)
+        self._conversation.update(command)
+
+    def _take(self, command: StartCommand) -> None:
         self._is_spare = command.spare
         self._table.take(command)
 
@@ -179,11 +218,17 @@ class Driver:
 
     def status(self) -> Status:
         """The rest of the documented status."""
+        told, is_inprocess = self._conversation, self._options.is_inprocess
+        own_mode = IN_PROCESS_RESTART if is_inprocess else PROCESS_RESTART
         return Status(
             transitions=self._machine.entered,
             ip_version=self._table.version,
             spare=self._is_spare,
             warning=self._table.warning,
+            restart_mode=told.asked_mode or own_mode,
+            worker_data=told.worker_data(),
+            rank_labels=told.rank_labels if is_inprocess or told.rank_labels else None,
+            priority=is_inprocess and bool(self._machine.report().kept),
         )
 
     def feed(self, event: Event) -> None:
@@ -203,14 +248,19 @@ class Driver:
 
     def _act(self, effect: Effect) -> None:
         match effect:
-            case Spawn(stage, command):
-                self._processes.spawn(stage, command)
+            case Spawn(stage, command, kept):
+                self._processes.spawn(stage, command, kept)
             case SignalWorkers(number):
                 self._stop_examining()
                 self._processes.signal(number)
-            case KillAll():
+            case KillAll(kept):
                 self._stop_examining()
-                self._processes.kill_all()
+                self._processes.kill_all(kept)
+            case Recall(local_ranks, attempt):
+                self._stop_examining()
+                self._conversation.recall(local_ranks, attempt)
+            case Release(local_ranks, command):
+                self._conversation.release(local_ranks, command)
             case OfferPort():
                 self._offer_port()
             case Publish(report):
@@ -266,13 +316,23 @@ def settings(options: Options) -> Settings:
     return Settings(
         agent_id=uuid.uuid4().hex,
         nproc=options.nproc,
+        nnodes=options.nnodes,
         pid=os.getpid(),
         has_pre_train=options.pre_train is not None,
         has_post_train=options.post_train is not None,
         stop_signal=options.stop_signal,
         shutdown_timeout_seconds=options.shutdown_timeout_seconds,
         agent_version=f"unbroken {unbroken.__version__}",
+        is_inprocess=options.is_inprocess,
+        arrive_seconds=_arrive_seconds(options),
     )
+
+
+def _arrive_seconds(options: Options) -> float:
+    given = os.environ.get(ARRIVE_VARIABLE, "")
+    if given.isdecimal():
+        return float(given)
+    return options.inprocess_seconds if options.is_inprocess else ARRIVE_SECONDS
 
 
 def run(

@@ -49,6 +49,14 @@ def _parent(pid: str) -> int:
         return 0
 
 
+def session(pid: int) -> int:
+    """Of a process; 0: it is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Signal a child, which may have ended but cannot have been replaced: we have not reaped it."""
     try:

@@ -57,6 +57,10 @@ class Options:
     signals: tuple[int, ...] = ()
     """That end the agent, after its workers have had them."""
     log_level: str = "INFO"
+    is_inprocess: bool = False
+    """Workers wait for their ranks at the barrier of the agent's socket."""
+    inprocess_seconds: float = 60.0
+    """For them to come back to it; who does not is started anew."""
 
 
 # Options that torchrun's agents need to find each other, or that tune a loop which is not here.
@@ -73,11 +77,8 @@ _REFUSED = {
     "logs-specs": "it is not offered; --log-dir holds one file for each rank and stream",
     "numa-binding": "it is not offered; bind in the script or with numactl and --no-python",
     "virtual-local-rank": "it is not offered; read LOCAL_RANK",
-    "inprocess-restart": "restarting inside the process is not offered yet; leave it out and the "
-    "processes are restarted",
-    "inprocess-timeout": "restarting inside the process is not offered yet",
 }
-_FLAGS = ("standalone", "virtual-local-rank", "inprocess-restart")
+_FLAGS = ("standalone", "virtual-local-rank")
 _HARMLESS = {"event-log-handler": ("null",), "numa-binding": ("", "disabled")}
 _SHORT = {"redirects": ("-r",), "tee": ("-t",), "module": ("-m",)}
 
@@ -125,6 +126,8 @@ def _parser(environ: Mapping[str, str]) -> _Parser:
     for stage in ("pre-train", "post-train"):
         add(f"{stage}-script", help=f"a program to run once per node, {stage.partition('-')[0]}")
         add(f"{stage}-args", "", help="its arguments, in one text")
+    flag("inprocess-restart", "workers keep their process, and wait at the socket for each start")
+    add("inprocess-timeout", "60", help="seconds for them to leave their training at a stop")
     for name in _WITHOUT_EFFECT:
         add(name, help="taken, without effect")
     for name in _REFUSED:
@@ -175,6 +178,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         post_train=_stage(found.post_train_script, found.post_train_args),
         signals=_signals(found.signals_to_handle),
         log_level=_level(found.server_log_level),
+        is_inprocess=found.inprocess_restart,
+        inprocess_seconds=_number("inprocess-timeout", found.inprocess_timeout, 1, 10**6),
     )
 
 

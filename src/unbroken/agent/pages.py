@@ -32,15 +32,25 @@ class PageSource:
         self.fd = fd
         self.page = Page()
         self.is_written = False
+        self._before = 0
+        """The number of the last record of an earlier attempt."""
 
     def look(self) -> Page:
         """The newest; what is torn or foreign leaves what was known."""
         for _ in range(_TRIES):
             found = read(os.pread(self.fd, PAGE_BYTES, 0))
             if found is not None:
-                self.is_written, self.page = found[0] > 0, found[1]
+                self.is_written = found[0] > self._before
+                self.page = found[1] if self.is_written else Page()
                 break
         return self.page
+
+    def begin_anew(self) -> None:
+        """The worker goes on in another attempt: what it has told belongs to the one before."""
+        found = read(os.pread(self.fd, PAGE_BYTES, 0))
+        if found is not None:
+            self._before = found[0]
+        self.is_written, self.page = False, Page()
 
     def close(self) -> None:
         """The worker has ended."""

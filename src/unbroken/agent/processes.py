@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -71,6 +72,8 @@ class Worker:
 class Processes:
     """Carries out the machine's orders to processes; `feed` takes what comes of them."""
 
+    keeps = True
+
     def __init__(
         self, options: Options, feed: Callable[[Event], None], clock: Callable[[], float]
     ) -> None:
@@ -89,6 +92,8 @@ class Processes:
         self._last_words = 0
         """Workers that have ended and whose output is still being read."""
         self._is_killing = False
+        self._kept: tuple[int, ...] = ()
+        """Local ranks that the newest killing spares."""
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
 
@@ -102,18 +107,21 @@ class Processes:
         """Write out what there is."""
         self._output.stop(seconds=1.0)
 
-    def spawn(self, stage: Stage, command: StartCommand) -> None:
-        """Start the workers of a stage; feeds `StageStarted` or `SpawnFailed`."""
+    def spawn(self, stage: Stage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
+        """Start the workers of a stage, but for the kept local ranks, which are this attempt's
+        from now on; feeds `StageStarted` or `SpawnFailed`."""
         self._is_killing = False
         attempt = command.attempt
         directory = f"{self._directories[stage]}/attempt_{attempt}"
-        chosen = programs(self._options, stage, command, directory)
+        every = programs(self._options, stage, command, directory)
+        chosen = [program for program in every if program.local_rank not in kept]
         for program in chosen:
             _prepare(program.directory)
         sources = [pages.make() if stage is Stage.TRAIN else None for _ in chosen]
         oom_kills = facts.oom_kills()
         children, failure = self._start(chosen, sources)
         self._watch_rules(command)
+        self._keep(kept, command)
         for program, child, page in zip(chosen, children, sources, strict=False):
             rank, rhythm = command.rank * self._options.nproc + program.local_rank, Rhythm()
             streams = self._streams(attempt, program, child, rank, rhythm)
@@ -125,7 +133,8 @@ class Processes:
         if failure is not None:
             self._feed(SpawnFailed(attempt, stage, failure.local_rank, str(failure)))
             return
-        self._feed(StageStarted(attempt, stage, tuple(child.pid for child in children)))
+        ranks = tuple(program.local_rank for program in chosen)
+        self._feed(StageStarted(attempt, stage, tuple(child.pid for child in children), ranks))
         if stage is Stage.TRAIN:
             self._watch_workers(command)
 
@@ -175,20 +184,44 @@ class Processes:
         stdout, stderr = worker.streams
         return worker.rhythm.newest(), last_line(stderr) or last_line(stdout)
 
-    def signal(self, number: int) -> None:
-        """Signal the process group of every worker that lives."""
+    def signal(self, number: int, but: tuple[int, ...] = ()) -> None:
+        """Signal the process group of every worker that lives, but of these local ranks."""
         # Who is dead by now has died of something else, which is the cause that is looked for.
         self._reap()
         for pid, worker in self._workers.items():
+            if worker.stage is Stage.TRAIN and worker.program.local_rank in but:
+                continue
             worker.is_signalled = True
             lineage.kill_group(pid, number)
             # One that is stopped would hear of no signal but SIGKILL.
             if number != SIGKILL:
                 lineage.kill_group(pid, signal.SIGCONT)
 
-    def kill_all(self) -> None:
-        """Kill everything below; feeds `NothingLives` when nothing is left, at once if so."""
-        self.signal(SIGKILL)
+    def local_ranks(self) -> Mapping[int, int]:
+        """Of the training workers that live, by pid."""
+        alive = self._workers.values()
+        return {one.pid: one.program.local_rank for one in alive if one.stage is Stage.TRAIN}
+
+    def _keep(self, kept: tuple[int, ...], command: StartCommand) -> None:
+        """Take workers that live on into an attempt; they write on to the files that they have."""
+        for worker in self._workers.values():
+            local_rank = worker.program.local_rank
+            if worker.stage is not Stage.TRAIN or local_rank not in kept:
+                continue
+            worker.attempt, worker.is_signalled = command.attempt, False
+            worker.rank = command.rank * self._options.nproc + local_rank
+            if worker.page is not None:
+                worker.page.begin_anew()
+            for name, stream in zip(("stdout", "stderr"), worker.streams, strict=True):
+                rules = self._rules
+                on_read = None if rules is None else rules.reader(worker.rank, name)
+                self._output.call(functools.partial(setattr, stream, "on_read", on_read))
+
+    def kill_all(self, kept: tuple[int, ...] = ()) -> None:
+        """Kill everything below but the kept workers and what descends from them; feeds
+        `NothingLives` when nothing else is left, at once if so."""
+        self._kept = kept
+        self.signal(SIGKILL, but=kept)
         self._is_killing = True
         if self._alarm is None:
             self._alarm = self._loop.call_later(UNKILLABLE_SECONDS, self._complain)
@@ -206,34 +239,41 @@ class Processes:
                 if worker is not None and worker.stage is Stage.TRAIN and self._watch is not None:
                     self._watch.halted(worker.rank, found.si_code == os.CLD_CONTINUED)
 
+    def _descendants(self) -> list[int]:
+        """Children that descend from workers, not from kept ones."""
+        found = lineage.children()
+        spared = {pid for pid, rank in self.local_ranks().items() if rank in self._kept}
+        found = [pid for pid in found if pid not in spared]
+        return [pid for pid in found if lineage.session(pid) not in spared] if spared else found
+
     def _reap(self) -> None:
         while True:
             if self._is_killing:
-                for child in lineage.children():
+                for child in self._descendants():
                     lineage.kill(child)
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
-                return
+                break
             worker = self._workers.pop(pid, None)
             if worker is not None:
                 self._ended(worker, os.waitstatus_to_exitcode(status))
         self._nothing_lives()
 
     def _nothing_lives(self) -> None:
-        if self._is_killing and not self._last_words and not lineage.children():
+        if self._is_killing and not self._last_words and not self._descendants():
             self._is_killing = False
             if self._alarm is not None:
                 self._alarm.cancel()
                 self._alarm = None
-            self._feed(NothingLives())
+            self._feed(NothingLives(self._kept))
 
     def _complain(self) -> None:
         self._alarm = None
         if self._is_killing:
-            left = lineage.children()
+            left = self._descendants()
             logger.warning("killed, and still there after %g s: %s", UNKILLABLE_SECONDS, left)
 
     def _ended(self, worker: Worker, code: int) -> None:
@@ -251,7 +291,7 @@ class Processes:
             patience.cancel()
             self._last_words -= 1
             told = (worker.program.local_rank, _end(worker, code), step, at, worker.is_signalled)
-            self._feed(WorkerEnded(worker.attempt, worker.stage, *told))
+            self._feed(WorkerEnded(worker.attempt, worker.stage, *told, worker.pid))
             self._nothing_lives()
 
         rules, is_last = self._rules, not self._workers

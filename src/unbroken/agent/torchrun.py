@@ -22,7 +22,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -161,6 +161,7 @@ class TorchWorkers:
     """The owner of processes for the driver; what torchrun's main thread calls is marked so."""
 
     note: str = "under torchrun"
+    keeps: bool = False
     starts: queue.SimpleQueue[StartCommand | str] = field(default_factory=queue.SimpleQueue)
     """Commands to start; a text ends torchrun, with an error unless it is empty."""
     is_stop_wanted: bool = False
@@ -200,7 +201,7 @@ class TorchWorkers:
         self._tell(self._succeeded)
         self._released.wait()
 
-    def spawn(self, stage: Stage, command: StartCommand) -> None:
+    def spawn(self, stage: Stage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
         """Let the rendezvous return; workers are found when torchrun has started them."""
         if command.log_rules:
             text = "unbroken: torchrun reads the output, so log rules are not evaluated"
@@ -220,7 +221,11 @@ class TorchWorkers:
         """torchrun knows one way to end its workers."""
         self.is_stop_wanted = True
 
-    def kill_all(self) -> None:
+    def local_ranks(self) -> Mapping[int, int]:
+        """torchrun restarts processes: nobody is kept."""
+        return {}
+
+    def kill_all(self, kept: tuple[int, ...] = ()) -> None:
         """Ask torchrun to; it answers with its next rendezvous."""
         from unbroken.core.workers import NothingLives
 

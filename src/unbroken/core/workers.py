@@ -2,228 +2,86 @@
 
 The machine is told commands, ends of processes and the passing of time, and orders processes to be
 started and signalled.  An attempt is fenced here: nothing is started for one older than the newest
-that was seen, nor twice for one that has ended, nor while any process of an earlier one lives.
+that was seen, nor twice for one that has ended, nor while any process of an earlier one lives
+that is not at the barrier.
 
-States are those of the HyperPod agent 1.1.3 (process-level mode).  FAULTED and COMPLETED wait for a
-command.  READY is entered only after `NothingLives`.
+States are those of the HyperPod agent 1.1.3.  FAULTED and COMPLETED wait for a command.  READY is
+entered only after `NothingLives`, with every worker that is kept at the barrier.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from unbroken.wire.agent import (
+    IN_PROCESS_RESTART,
+    PROCESS_RESTART,
     AgentReport,
     AgentState,
     Command,
     FaultKind,
-    RuleView,
     ShutdownCommand,
     StartCommand,
     StopCommand,
     WorkerFault,
     WorkerReport,
 )
-from unbroken.wire.observation import RankWatch
 
-from .faults import SIGKILL, Place, WorkerEnd, has_failed, judge, judge_stopped
+from .faults import SIGKILL, has_failed
+from .members import Member, Members
+from .worker_events import (
+    Arrived,
+    CheckpointsTold,
+    Commanded,
+    Disconnected,
+    Effect,
+    Event,
+    Exit,
+    FaultReported,
+    FirstOutput,
+    KillAll,
+    MemberEvent,
+    NothingLives,
+    OfferPort,
+    Passed,
+    PortFound,
+    Prepared,
+    ProcessEvent,
+    Publish,
+    Recall,
+    Registered,
+    Release,
+    RulesRead,
+    RunEvent,
+    Settings,
+    SignalWorkers,
+    Spawn,
+    SpawnFailed,
+    Stage,
+    StageStarted,
+    Terminated,
+    Tick,
+    WatchRead,
+    WorkerEnded,
+)
+from .worker_run import Run, message, rule_fault, same
 
 if TYPE_CHECKING:
     # Where a job has no rules, the agent does not load what evaluates them.
-    from .log_rule_events import RuleViolated
+    pass
+
+__all__ = [
+    "SIGTERM", "SIGUSR1", "Arrived", "CheckpointsTold", "Commanded", "Disconnected", "Effect",
+    "Event", "Exit", "FaultReported", "FirstOutput", "KillAll", "NothingLives", "OfferPort",
+    "Passed", "PortFound", "Prepared", "Publish", "Recall", "Registered", "Release", "RulesRead",
+    "Settings", "SignalWorkers", "Spawn", "SpawnFailed", "Stage", "StageStarted", "Terminated",
+    "Tick", "WatchRead", "WorkerEnded", "Workers",
+]  # fmt: skip
 
 SIGTERM, SIGUSR1 = 15, 10
-HEADING = "Worker processes failed:"
-
-
-class Stage(Enum):
-    """The programs of an attempt, in order; values are prefixes of log directories."""
-
-    PRE_TRAIN = "pre_train"
-    TRAIN = "train"
-    POST_TRAIN = "post_train"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the agent was started with."""
-
-    agent_id: str
-    nproc: int
-    pid: int | None = None
-    has_pre_train: bool = False
-    has_post_train: bool = False
-    stop_signal: int = SIGKILL
-    """For a stop that is not graceful: SIGKILL or SIGTERM."""
-    shutdown_timeout_seconds: float = 15.0
-    """From a signal that asks to SIGKILL, where the command names no time."""
-    agent_version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """The agent listens; it may be told to start."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commanded:
-    """An operator, or whoever holds the token, has said what should be."""
-
-    command: Command
-
-
-@dataclass(frozen=True, slots=True)
-class StageStarted:
-    """Every worker of the stage has a process; `pids` by local rank."""
-
-    attempt: int
-    stage: Stage
-    pids: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
-    """A worker could not be started; those before it may run."""
-
-    attempt: int
-    stage: Stage
-    local_rank: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerEnded:
-    """A worker's own process ended; what it has started may still live."""
-
-    attempt: int
-    stage: Stage
-    local_rank: int
-    end: WorkerEnd
-    step: int | None = None
-    """Newest that it had told."""
-    at: float | None = None
-    """When it was seen to have ended; its last words are read after that.  None: just now."""
-    is_signalled: bool = True
-    """The agent had sent it a signal by then, of which it may have died."""
-
-
-@dataclass(frozen=True, slots=True)
-class FirstOutput:
-    """A worker of the training stage wrote its first byte."""
-
-    attempt: int
-    local_rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class RulesRead:
-    """What the log rules say of the output read so far."""
-
-    attempt: int
-    views: tuple[RuleView, ...]
-    violations: tuple[RuleViolated, ...] = ()
-    """New ones, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class WatchRead:
-    """What the watchdog says of the training workers."""
-
-    attempt: int
-    views: tuple[RankWatch, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NothingLives:
-    """Answer to `KillAll`: no process that descends from any worker lives."""
-
-
-@dataclass(frozen=True, slots=True)
-class PortFound:
-    """Answer to `OfferPort`: a free one, never offered before by this agent."""
-
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Terminated:
-    """The agent itself was sent SIGTERM, SIGINT or the like."""
-
-    signal: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed; nothing else happened."""
-
-
-ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | FirstOutput
-RunEvent = ProcessEvent | RulesRead | WatchRead
-"""Of one attempt."""
-Event = RunEvent | Prepared | Commanded | NothingLives | PortFound | Terminated | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Spawn:
-    """Start the stage's workers: `nproc` for training, one for a script.  Answer: `StageStarted`
-    or `SpawnFailed`."""
-
-    stage: Stage
-    command: StartCommand
-
-
-@dataclass(frozen=True, slots=True)
-class SignalWorkers:
-    """Send to the process group of every worker that lives."""
-
-    signal: int
-
-
-@dataclass(frozen=True, slots=True)
-class KillAll:
-    """Kill every process that descends from a worker, until none is left.  Answer: `WorkerEnded`
-    for each worker that lived, then `NothingLives`; at once where nothing lives."""
-
-
-@dataclass(frozen=True, slots=True)
-class OfferPort:
-    """Find a free port for the store of the next attempt.  Answer: `PortFound`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Tell everyone who listens; the newest replaces the older ones that are still unsent."""
-
-    report: AgentReport
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """End the agent's process; nothing of it lives any more."""
-
-    code: int
-
-
-Effect = Spawn | SignalWorkers | KillAll | OfferPort | Publish | Exit
-
-
-@dataclass(slots=True)
-class _Run:
-    """One attempt, from its start to NothingLives."""
-
-    command: StartCommand
-    stage: Stage
-    workers: dict[int, WorkerReport] = field(default_factory=dict)
-    faults: list[WorkerFault] = field(default_factory=list)
-    rules: tuple[RuleView, ...] = ()
-    watch: tuple[RankWatch, ...] = ()
-    reason: str = "WorkerCrash"
-    """Of FAULTED."""
-    is_killed: bool = False
-    is_asked: bool = False
-    """Its workers were sent a signal that asks them to end."""
+JOB_RESTART = "job_level_restart"
 
 
 class Workers:
@@ -234,19 +92,28 @@ class Workers:
         self.state = AgentState.INIT
         self.entered: dict[AgentState, float] = {}
         """Latest entry of each state."""
-        self._run: _Run | None = None
+        self._run: Run | None = None
         self._newest: int | None = None
         self._ended = -1
         """Attempts up to this one are never started (again)."""
         self._rank: int | None = None
         self._port: int | None = None
+        self._members = Members()
+        self._spare: tuple[int, ...] = ()
+        """Who is not killed by the newest `KillAll`."""
+        self._is_clean = True
+        """It was answered: nothing lives that should not."""
+        self._arrive_at: float | None = None
+        """When members have to be at the barrier."""
         self._kill_at: float | None = None
         self._exit_code: int | None = None
+        self._progress: Mapping[str, Any] = {}
         self._published: AgentReport | None = None
 
     def deadline(self) -> float | None:
         """When `Tick` is due; None: time changes nothing."""
-        return self._kill_at
+        due = [at for at in (self._kill_at, self._arrive_at) if at is not None]
+        return min(due, default=None)
 
     def refusal(self, command: Command) -> str:
         """Why the command cannot be followed now; empty: it can, or asks for what already is."""
@@ -255,8 +122,8 @@ class Workers:
         if not isinstance(command, StartCommand):
             return ""
         run = self._run
-        if run is not None and self.state is not AgentState.STOPPING:
-            if _same(run.command, command):
+        if run is not None and not run.is_rankless and self.state is not AgentState.STOPPING:
+            if same(run.command, command):
                 return ""
             if run.command.attempt == command.attempt:
                 return f"attempt {command.attempt} was started with another rank or address"
@@ -279,50 +146,153 @@ class Workers:
     def report(self) -> AgentReport:
         """How the agent stands."""
         run, settings = self._run, self.settings
+        told = None if run is None or run.is_rankless else run
         return AgentReport(
             agent_id=settings.agent_id,
             state=self.state,
             newest_attempt=self._newest,
-            attempt=run.command.attempt if run else None,
+            attempt=told.command.attempt if told else None,
             rank=self._rank,
-            master_addr=run.command.master_addr if run else None,
-            master_port=run.command.master_port if run else None,
+            master_addr=told.command.master_addr if told else None,
+            master_port=told.command.master_port if told else None,
             nproc=settings.nproc,
             pid=settings.pid,
             offered_port=self._port,
             workers=tuple(run.workers[i] for i in sorted(run.workers)) if run else (),
             faults=tuple(run.faults) if run else (),
-            log_rules=run.rules if run else (),
-            watch=run.watch if run else (),
+            log_rules=told.rules if told else (),
+            watch=told.watch if told else (),
             reason=self._reason(),
-            message=_message(run.faults) if run and self.state is AgentState.FAULTED else "",
+            message=message(run.faults) if run and self.state is AgentState.FAULTED else "",
             agent_version=settings.agent_version,
+            progress=self._progress,
+            kept=self._kept(),
         )
+
+    def _kept(self) -> tuple[int, ...]:
+        if self.state is not AgentState.READY or self._rank is None:
+            return ()
+        first = self._rank * self.settings.nproc
+        return tuple(first + local_rank for local_rank in self._members.ranks())
 
     def _take(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Prepared():
-                self._enter(AgentState.INIT, now)
-                self._enter(AgentState.READY, now)
-                return [OfferPort()]
+                return [*self._prepare(now), OfferPort()]
             case Commanded(command):
                 return self._commanded(command, now)
             case Terminated(signal):
                 code = 0 if self.state is AgentState.COMPLETED else 128 + signal
                 return self._shut_down(signal, code, now)
             case NothingLives():
-                return self._nothing_lives(now)
+                return self._nothing_lives(event, now)
             case PortFound(port):
                 self._port = port
                 return []
+            case CheckpointsTold(progress):
+                self._progress = progress
+                return []
             case Tick():
-                return self._kill() if self._kill_at is not None and now >= self._kill_at else []
+                return self._tick(now)
+            case Registered() | Arrived() | Passed() | Disconnected() | FaultReported():
+                return self._member_event(event, now)
             case _:
-                if self._run is None or event.attempt != self._run.command.attempt:
-                    return []
-                return self._run_event(self._run, event, now)
+                return self._attempt_event(event, now)
 
-    def _run_event(self, run: _Run, event: RunEvent, now: float) -> list[Effect]:
+    def _tick(self, now: float) -> list[Effect]:
+        if self._kill_at is not None and now >= self._kill_at:
+            return self._kill()
+        if self._arrive_at is None or now < self._arrive_at:
+            return []
+        self._arrive_at = None
+        late = self._members.absent()
+        for local_rank in late:
+            self._members.drop(local_rank)
+        return self._cull() if late else []
+
+    def _attempt_event(self, event: RunEvent, now: float) -> list[Effect]:
+        run = self._run
+        if isinstance(event, WorkerEnded) and self._member(event) is not None:
+            is_listed = run is not None and run.stage is Stage.TRAIN
+            if run is None or not is_listed or event.local_rank not in run.workers:
+                return self._lost(event.local_rank, now)
+        elif run is None or event.attempt != run.command.attempt:
+            return []
+        return self._run_event(run, event, now)
+
+    def _member(self, event: MemberEvent | WorkerEnded) -> Member | None:
+        """Where a member is meant, and this very process of it."""
+        if isinstance(event, WorkerEnded) and (event.pid is None or event.stage is not Stage.TRAIN):
+            return None
+        return self._members.get(event.local_rank, event.pid)
+
+    def _member_event(self, event: MemberEvent, now: float) -> list[Effect]:
+        if isinstance(event, Registered):
+            self._register(event)
+            return []
+        member, run = self._member(event), self._run
+        if member is None:
+            return []
+        match event:
+            case Passed():
+                member.has_passed = True
+            case Disconnected(local_rank=local_rank):
+                return self._lost(local_rank, now)
+            case Arrived(local_rank=local_rank) if self._members.arrive(member):
+                return self._arrived(event, now)
+            case FaultReported() if run is not None:
+                self._fault_reported(run, event, now)
+        return []
+
+    def _register(self, event: Registered) -> None:
+        """Only while it may be kept: who is being ended is not."""
+        run = self._run
+        if run is None or run.stage is not Stage.TRAIN:
+            return
+        worker = run.workers.get(event.local_rank)
+        is_ours = worker is not None and worker.pid == event.pid and worker.state == "running"
+        if is_ours and self.state in (AgentState.INIT, AgentState.RUNNING):
+            member = Member(event.pid, run.command.attempt, has_passed=True)
+            self._members.add(event.local_rank, member)
+
+    def _arrived(self, event: Arrived, now: float) -> list[Effect]:
+        run, local_rank = self._run, event.local_rank
+        if self.state is not AgentState.RUNNING or run is None:
+            return self._settle(now)
+        if self.settings.is_inprocess and local_rank not in run.released:
+            return self._release(run, (local_rank,), now)
+        text = "left its training for the barrier"
+        self._fault_reported(run, FaultReported(local_rank, event.pid, message=text), now)
+        return []
+
+    def _fault_reported(self, run: Run, event: FaultReported, now: float) -> None:
+        """The others are left alone until a stop says what becomes of them."""
+        if event.local_rank not in run.workers or run.stage is not Stage.TRAIN:
+            return
+        if self.state not in (AgentState.RUNNING, AgentState.FAULTED):
+            return
+        run.is_hard |= event.restart_mode in (PROCESS_RESTART, JOB_RESTART)
+        run.add_report(event, now)
+        if self.state is AgentState.RUNNING:
+            run.reason = event.reason or "WorkerReportedFault"
+            self._enter(AgentState.FAULTED, now)
+
+    def _lost(self, local_rank: int, now: float) -> list[Effect]:
+        """A member cannot be kept any more: it has ended, or hears nothing."""
+        self._members.drop(local_rank)
+        run = self._run
+        if run is None or self.state is AgentState.STOPPING:
+            return self._cull()
+        if self.state is AgentState.INIT:
+            text = "is gone from the barrier"
+            kind = FaultKind.EARLY_EXIT
+            run.faults.append(WorkerFault(kind, local_rank, local_rank, 0, now, message=text))
+            return self._fail(now)
+        # What it has left is killed before others are started in its place.
+        self._is_clean &= run.stage is Stage.TRAIN
+        return []
+
+    def _run_event(self, run: Run, event: RunEvent, now: float) -> list[Effect]:
         match event:
             case RulesRead():
                 return self._rules_read(run, event, now)
@@ -332,12 +302,13 @@ class Workers:
             case _:
                 return self._process_event(run, event, now)
 
-    def _process_event(self, run: _Run, event: ProcessEvent, now: float) -> list[Effect]:
+    def _process_event(self, run: Run, event: ProcessEvent, now: float) -> list[Effect]:
         if not isinstance(event, FirstOutput) and event.stage is not run.stage:
             return []
         match event:
             case StageStarted(pids=pids):
-                for local_rank, pid in enumerate(pids):
+                ranks = range(len(pids)) if event.local_ranks is None else event.local_ranks
+                for local_rank, pid in zip(ranks, pids, strict=True):
                     rank = self._global_rank(run, local_rank)
                     run.workers[local_rank] = WorkerReport(local_rank, rank, pid, "running", now)
                 return []
@@ -345,7 +316,7 @@ class Workers:
                 rank = self._global_rank(run, local_rank)
                 kind = FaultKind.NOT_STARTED
                 run.faults.append(WorkerFault(kind, local_rank, rank, 0, now, message=message))
-                return self._fail(now) if self.state is AgentState.RUNNING else []
+                return self._fail(now) if self._is_on() else []
             case WorkerEnded():
                 return self._worker_ended(run, event, now)
             case FirstOutput(local_rank=local_rank):
@@ -354,13 +325,13 @@ class Workers:
                     run.workers[local_rank] = replace(worker, first_output_at=now)
                 return []
 
-    def _rules_read(self, run: _Run, event: RulesRead, now: float) -> list[Effect]:
+    def _rules_read(self, run: Run, event: RulesRead, now: float) -> list[Effect]:
         """Workers that break a rule run on until a stop, as with the HyperPod agent."""
         run.rules = event.views
         found = [violation for violation in event.violations if violation.is_decisive]
         if self.state is AgentState.RUNNING and found:
             run.reason = found[0].reason
-            run.faults += [_rule_fault(run, each, self._global_rank(run, 0)) for each in found]
+            run.faults += [rule_fault(run, each, self._global_rank(run, 0)) for each in found]
             self._enter(AgentState.FAULTED, now)
         return []
 
@@ -377,10 +348,42 @@ class Workers:
         self._newest = max(command.attempt, self._newest or 0)
         self._rank = command.rank
         first = Stage.PRE_TRAIN if self.settings.has_pre_train else Stage.TRAIN
-        self._run = _Run(command, first)
+        self._run = Run(command, first)
         self._enter(AgentState.RUNNING, now)
         # The port that was offered may be this attempt's store's; the next one gets another.
-        return [Spawn(first, command), OfferPort()]
+        return [*self._begin(self._run, now), OfferPort()]
+
+    def _begin(self, run: Run, now: float) -> list[Effect]:
+        """Start the stage, as soon as nothing lives that should not."""
+        run.is_held = not self._is_clean
+        if run.is_held:
+            return self._cull()
+        kept = self._members.ranks() if run.stage is Stage.TRAIN else ()
+        effects: list[Effect] = [Spawn(run.stage, run.command, kept)]
+        return effects + self._release(run, kept, now) if kept else effects
+
+    def _release(self, run: Run, ranks: tuple[int, ...], now: float) -> list[Effect]:
+        self._members.release(ranks, run.command.attempt)
+        run.released.update(ranks)
+        for each in ranks:
+            pid, rank = self._members.pid(each), self._global_rank(run, each)
+            run.workers[each] = WorkerReport(each, rank, pid, "running", now)
+        return [Release(ranks, run.command)]
+
+    def _prepare(self, now: float) -> list[Effect]:
+        self._enter(AgentState.INIT, now)
+        if self.settings.is_inprocess:
+            return self._await_ranks(now)
+        self._enter(AgentState.READY, now)
+        return []
+
+    def _await_ranks(self, now: float) -> list[Effect]:
+        """Let those that are missing come to the barrier, as the HyperPod agent does."""
+        attempt = 0 if self._newest is None else self._newest + 1
+        command = StartCommand(attempt, -1, self.settings.nnodes, "", -1)
+        self._run = Run(command, Stage.TRAIN, is_rankless=True)
+        self._enter(AgentState.INIT, now)
+        return [Spawn(Stage.TRAIN, command, self._members.ranks())]
 
     def _stop(self, command: StopCommand, now: float) -> list[Effect]:
         known = self._newest
@@ -393,19 +396,40 @@ class Workers:
         if attempt is not None:
             self._newest = max(attempt, self._newest or 0)
             self._ended = max(attempt, self._ended)
-            if run is not None and run.command.attempt > attempt:
+            if run is not None and not run.is_rankless and run.command.attempt > attempt:
                 return []  # It asks for the end of an attempt that ended long ago.
         if run is None or self.state is AgentState.INIT:
-            return []
+            return self._end_waiting(command, now)
         if self.state is not AgentState.STOPPING:
             self._enter(AgentState.STOPPING, now)
         return self._end_workers(run, command, now)
 
-    def _end_workers(self, run: _Run, command: StopCommand, now: float) -> list[Effect]:
+    def _is_hard(self, command: StopCommand) -> bool:
+        """Whether nobody may live on; strangers, who do not say, mean what the agent is for."""
+        mode = command.restart_mode.lower()
+        return mode == PROCESS_RESTART if self.settings.is_inprocess else mode != IN_PROCESS_RESTART
+
+    def _end_waiting(self, command: StopCommand, now: float) -> list[Effect]:
+        """Of two stops of one attempt the harder one counts, also if it comes later."""
+        oldest = self._members.oldest()
+        is_meant = command.attempt is None or (oldest is not None and oldest <= command.attempt)
+        if oldest is None or not is_meant or not self._is_hard(command):
+            return []
+        if self._run is not None:
+            self._enter(AgentState.STOPPING, now)
+        return self._kill()
+
+    def _end_workers(self, run: Run, command: StopCommand, now: float) -> list[Effect]:
+        run.is_held = False
+        run.is_hard |= self._is_hard(command)
+        if not run.is_hard and (self._members or self.settings.is_inprocess):
+            return self._recall(run, now)
         if run.is_killed:
             return [KillAll()]
+        self._members.clear()
+        self._arrive_at = None
         gentle = SIGUSR1 if command.is_graceful else self.settings.stop_signal
-        if gentle == SIGKILL or not self._alive(run):
+        if gentle == SIGKILL or not run.is_alive():
             return self._kill()
         self._kill_by(now + (command.timeout_seconds or self.settings.shutdown_timeout_seconds))
         if run.is_asked:  # A repeated command does not signal twice.
@@ -413,56 +437,61 @@ class Workers:
         run.is_asked = True
         return [SignalWorkers(gentle)]
 
+    def _recall(self, run: Run, now: float) -> list[Effect]:
+        """Members come to the barrier; whoever is none ends."""
+        called = self._members.recall()
+        if called:
+            run.is_asked = True
+            self._arrive_at = now + self.settings.arrive_seconds
+        orders: list[Effect] = [Recall(called, run.command.attempt)] if called else []
+        return orders + self._cull()
+
     def _shut_down(self, signal: int, code: int, now: float) -> list[Effect]:
         if self.state is AgentState.SHUTDOWN:
             return []
         self._exit_code = code
         self._enter(AgentState.SHUTDOWN, now)
+        self._arrive_at = None
         run = self._run
-        if run is None or run.is_killed or not self._alive(run):
+        is_alive = run is not None and not run.is_killed and run.is_alive()
+        if not is_alive and not self._members:
             return self._kill()
         self._kill_by(now + self.settings.shutdown_timeout_seconds)
-        run.is_asked = True
+        if run is not None:
+            run.is_asked = True
         return [SignalWorkers(signal)]
 
-    def _worker_ended(self, run: _Run, event: WorkerEnded, now: float) -> list[Effect]:
+    def _worker_ended(self, run: Run, event: WorkerEnded, now: float) -> list[Effect]:
         local_rank, end = event.local_rank, event.end
         worker = run.workers.get(local_rank)
         if worker is None or worker.state != "running":
             return []
-        is_ours = run.is_asked or (run.is_killed and end.signal == SIGKILL)
+        is_member = self._members.get(local_rank, event.pid) is not None
+        if run.stage is Stage.TRAIN:
+            self._members.drop(local_rank)
+        is_ours = run.is_asked or (run.is_to_die(local_rank) and end.signal == SIGKILL)
         is_ours &= event.is_signalled
         state = "succeeded" if not has_failed(end) else "stopped" if is_ours else "failed"
         at = now if event.at is None else event.at
         run.workers[local_rank] = replace(worker, state=state, ended_at=at)
         if state != "succeeded":
-            self._add_fault(run, run.workers[local_rank], event, at)
+            run.add_end(run.workers[local_rank], event)
         if state == "failed" and self.state in (AgentState.RUNNING, AgentState.FAULTED):
             return self._fail(now) if self.state is AgentState.RUNNING else []
-        if self._alive(run):
-            return []
+        if self.state is AgentState.INIT:
+            return self._fail(now)
+        if run.is_alive():
+            # It may have left something behind, and nobody else would end that.
+            return self._cull() if is_member and self.state is AgentState.STOPPING else []
         if self.state is AgentState.RUNNING:
             return self._next_stage(run, now)
-        return [] if run.is_killed else self._kill()
-
-    def _add_fault(self, run: _Run, worker: WorkerReport, event: WorkerEnded, now: float) -> None:
-        end, port = event.end, run.command.master_port
-        place = Place(worker.local_rank, worker.rank, worker.pid, now, port)
-        fault = judge_stopped(end, place) if worker.state == "stopped" else judge(end, place)
-        if fault is None:
-            return
-        if run.stage is not Stage.TRAIN:
-            kind = FaultKind.PRE_TRAIN if run.stage is Stage.PRE_TRAIN else FaultKind.POST_TRAIN
-            fault = replace(fault, kind=kind)
-        if fault.kind is FaultKind.PEER_LOST:
-            run.faults += _early_exits(run, now)
-        run.faults.append(replace(fault, step=event.step))
+        return [] if run.is_killed else self._cull()
 
     def _fail(self, now: float) -> list[Effect]:
         self._enter(AgentState.FAULTED, now)
-        return self._kill()
+        return self._cull()
 
-    def _next_stage(self, run: _Run, now: float) -> list[Effect]:
+    def _next_stage(self, run: Run, now: float) -> list[Effect]:
         if run.stage is Stage.PRE_TRAIN:
             run.stage = Stage.TRAIN
         elif run.stage is Stage.TRAIN and self.settings.has_post_train:
@@ -471,38 +500,66 @@ class Workers:
             self._enter(AgentState.COMPLETED, now)
             return []
         run.workers.clear()
-        return [Spawn(run.stage, run.command)]
+        return self._begin(run, now)
 
     def _kill_by(self, due: float) -> None:
         """Who has been asked to end already gets no more time by being asked again."""
         self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
 
     def _kill(self) -> list[Effect]:
-        self._kill_at = None
-        if self._run is not None:
-            self._run.is_killed = True
-        return [KillAll()]
+        self._kill_at = self._arrive_at = None
+        self._members.clear()
+        return self._order_kill(())
 
-    def _nothing_lives(self, now: float) -> list[Effect]:
+    def _cull(self) -> list[Effect]:
+        """Kill all but the members."""
+        kept = self._members.ranks()
+        return self._order_kill(kept) if kept else self._kill()
+
+    def _order_kill(self, kept: tuple[int, ...]) -> list[Effect]:
+        self._spare, self._is_clean = kept, False
+        if self._run is not None:
+            self._run.spared = kept
+        return [KillAll(kept)]
+
+    def _nothing_lives(self, event: NothingLives, now: float) -> list[Effect]:
+        if event.kept != self._spare:
+            return []  # Meanwhile others are to be killed as well.
+        self._is_clean = True
         if self.state is AgentState.SHUTDOWN:
             assert self._exit_code is not None
-            return [Exit(self._exit_code)]
-        run = self._run
-        if self.state is not AgentState.STOPPING or run is None or self._alive(run):
+            return [] if self._members else [Exit(self._exit_code)]
+        if self._run is not None and self._run.is_held:
+            return self._begin(self._run, now)
+        return self._settle(now)
+
+    def _settle(self, now: float) -> list[Effect]:
+        """READY, once everyone who lives is at the barrier."""
+        run, members = self._run, self._members
+        if run is None or not self._is_clean or members.absent():
             return []
-        self._run = None
+        is_full = len(members) == self.settings.nproc
+        if self.state is AgentState.INIT and is_full:
+            self._run = None
+            self._enter(AgentState.READY, now)
+        if self.state is not AgentState.STOPPING or run.is_alive(but=members):
+            return []
+        self._kill_at = self._arrive_at = self._run = None
+        if self.settings.is_inprocess and not is_full:
+            return self._await_ranks(now)
         self._enter(AgentState.READY, now)
         return []
+
+    def _is_on(self) -> bool:
+        return self.state in (AgentState.INIT, AgentState.RUNNING)
 
     def _enter(self, state: AgentState, now: float) -> None:
         self.state = state
         self.entered[state] = now
 
-    def _alive(self, run: _Run) -> bool:
-        return any(worker.state == "running" for worker in run.workers.values())
-
-    def _global_rank(self, run: _Run, local_rank: int) -> int:
-        return run.command.rank * self.settings.nproc + local_rank
+    def _global_rank(self, run: Run, local_rank: int) -> int:
+        first = 0 if run.is_rankless else run.command.rank * self.settings.nproc
+        return first + local_rank
 
     def _reason(self) -> str:
         if self.state is AgentState.RUNNING:
@@ -511,62 +568,9 @@ class Workers:
 
     def _check(self) -> None:
         """Invariants; cheap enough to stay on."""
-        is_idle = self.state in (AgentState.INIT, AgentState.READY)
-        assert not (is_idle and self._run), "ready beside an attempt"
-        if self._run is not None:
+        assert self.state is not AgentState.READY or not self._run, "ready beside an attempt"
+        if self.state is AgentState.READY:
+            assert not self._members.absent(), "ready while a worker trains"
+        if self._run is not None and not self._run.is_rankless:
             assert self._newest is not None
             assert self._run.command.attempt <= self._newest
-
-
-def _same(a: StartCommand, b: StartCommand) -> bool:
-    keys = ("attempt", "rank", "nnodes", "master_addr", "master_port")
-    return all(getattr(a, key) == getattr(b, key) for key in keys)
-
-
-def _early_exits(run: _Run, now: float) -> list[WorkerFault]:
-    """Those that left before a peer complained that someone was gone."""
-    known = {fault.local_rank for fault in run.faults}
-    return [
-        WorkerFault(
-            FaultKind.EARLY_EXIT,
-            worker.local_rank,
-            worker.rank,
-            worker.pid,
-            worker.ended_at or now,
-            exit_code=0,
-            message="ended with exit code 0 while others still trained",
-        )
-        for worker in run.workers.values()
-        if worker.state == "succeeded" and worker.local_rank not in known
-    ]
-
-
-def _rule_fault(run: _Run, found: RuleViolated, first_rank: int) -> WorkerFault:
-    """Without a pid where no worker can be named."""
-    named = (w for w in run.workers.values() if w.rank == found.rank)
-    worker = next(named, WorkerReport(0, first_rank, 0, "", 0.0))
-    return WorkerFault(
-        FaultKind.LOG_RULE,
-        worker.local_rank,
-        worker.rank,
-        worker.pid,
-        found.at,
-        message=f"{found.reason}: {found.why}",
-        lines=(found.line,) if found.line else (),
-        step=next((each.step for each in run.watch if each.rank == found.rank), None),
-    )
-
-
-def _message(faults: list[WorkerFault]) -> str:
-    rules = [f for f in faults if f.kind is FaultKind.LOG_RULE]
-    lines = ["; newest match: ".join((f.message, *f.lines)) for f in rules]
-    ends = [f for f in faults if f.kind is not FaultKind.LOG_RULE]
-    lines += [HEADING] if ends else []
-    lines += [f"local rank {f.local_rank} ({_end_text(f)}): {f.message}" for f in ends]
-    return "\n".join(lines)
-
-
-def _end_text(fault: WorkerFault) -> str:
-    if fault.signal is not None:
-        return f"exit code {-fault.signal}"
-    return "not started" if fault.exit_code is None else f"exit code {fault.exit_code}"

@@ -175,6 +175,12 @@ class Agent:
                     return
             self._carry_out(self._todo.popleft())
 
+    def _signal(self, signal: int) -> None:
+        for worker in self._living():
+            if not self._schedule.chance(self._world.stubborn):
+                end = WorkerEnd(None, signal)
+                self._schedule.after(0.05, self._world.training.end, worker, end)
+
     def _carry_out(self, effect: machine.Effect) -> None:
         schedule = self._schedule
         match effect:
@@ -189,11 +195,10 @@ class Agent:
                 self._is_busy = True
                 seconds = self.slow.pop(machine.KillAll, self._world.kill_seconds)
                 schedule.after(seconds, self._kill_all)
+            case machine.Recall() | machine.Release():
+                pass  # Nobody registers here.
             case machine.SignalWorkers(signal):
-                for worker in self._living():
-                    if not schedule.chance(self._world.stubborn):
-                        end = WorkerEnd(None, signal)
-                        schedule.after(0.05, self._world.training.end, worker, end)
+                self._signal(signal)
             case machine.OfferPort():
                 self._world.ports += 1
                 schedule.after(0.001, self.give, machine.PortFound(self._world.ports))

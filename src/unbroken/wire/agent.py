@@ -57,6 +57,8 @@ class FaultKind(Enum):
     PRE_TRAIN = "PreTrainScript"
     POST_TRAIN = "PostTrainScript"
     LOG_RULE = "LogRule"
+    REPORTED = "Reported"
+    """A worker said so itself, over its socket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,8 @@ class StartCommand:
     ip_version: str | None = None
     rank_ips: tuple[tuple[int, str], ...] | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
+    worker_data: Any = None
+    """What the workers of all nodes have told, for those of an agent for in-process restart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,13 @@ class Status:
     """True before the first start, as with the stock agent."""
     warning: str = ""
     """Stands in for a message where there is none."""
+    restart_mode: str = RESTART_MODE
+    """What the agent can do, or what a worker has asked for."""
+    worker_data: list[dict[str, Any]] = field(default_factory=list)
+    rank_labels: Mapping[str, str] | None = None
+    """None: an agent that restarts processes."""
+    priority: bool = False
+    """What this pod's workers have in memory is worth keeping."""
 
 
 def parse_json(body: bytes) -> object:
@@ -88,6 +95,7 @@ def start_command(value: object) -> StartCommand:
         ip_version=reader.optional("ipVersion", _text, None),
         rank_ips=None if ranks is None else tuple(pair for pair in ranks if pair[0] < nnodes),
         progress=reader.optional("progress", _object, {}),
+        worker_data=reader.optional("worker_data", lambda value: value, None),
     )
     reader.finish()
     return command
@@ -125,6 +133,8 @@ def start_body(command: StartCommand) -> dict[str, Any]:
         body["ipVersion"] = command.ip_version
     if command.rank_ips is not None:
         body["rankIps"] = [{"rank": rank, "ip": ip} for rank, ip in command.rank_ips]
+    if command.worker_data is not None:
+        body["worker_data"] = command.worker_data
     return body
 
 
@@ -149,7 +159,11 @@ def status_body(report: AgentReport, status: Status) -> dict[str, Any]:
         body["reason"] = report.reason
     if report.message or status.warning:
         body["message"] = report.message or status.warning
-    body["restartMode"] = RESTART_MODE
+    body["restartMode"] = status.restart_mode
+    if status.worker_data:
+        body["worker_data"] = status.worker_data
+    if status.rank_labels is not None:
+        body["rank_labels"] = dict(status.rank_labels)
     if status.ip_version:
         body["ipversion"] = status.ip_version
     if report.progress:
@@ -158,6 +172,8 @@ def status_body(report: AgentReport, status: Status) -> dict[str, Any]:
     if report.rank is not None:
         body["assigned_rank"] = str(report.rank)
     body["spare"] = str(status.spare)
+    if status.priority:
+        body["priority"] = "True"
     return body
 
 

@@ -1,0 +1,254 @@
+"""What workers and the agent say to each other over the socket, by the rules of the HyperPod agent.
+
+Restartable workers are told when to leave their training and with what to begin again; what they
+tell becomes events of the machine, or parts of `/status`.  Who speaks is known from the connection,
+whatever `local_rank` says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unbroken.core.checkpoint_steps import CheckpointSteps
+from unbroken.core.workers import (
+    Arrived,
+    CheckpointsTold,
+    Disconnected,
+    Event,
+    FaultReported,
+    Passed,
+    Registered,
+)
+from unbroken.wire import ipc
+from unbroken.wire.agent import StartCommand
+
+from .ipc import Connection, WorkerSocket
+
+logger = logging.getLogger(__name__)
+
+TEXT_MAX = 4096
+DATA_CHARACTERS_MAX = 1024 * 1024
+CLIENTS_MAX = 64
+"""Of one connection."""
+LABELS_MAX = 64
+MODES = ("process_level_restart", "job_level_restart")
+"""That a worker may ask for, and that `/status` then tells; the last counts most."""
+ENVIRONMENT = (
+    *("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "JOB_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
+)
+"""What a worker is released with, beside SPARE."""
+Handler = Callable[[Connection, Mapping[str, Any]], None]
+
+
+@dataclass(slots=True)
+class _Told:
+    """By the worker of a local rank, about itself."""
+
+    data: str | None = None
+    has_failed: bool = False
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One agent's side; `handlers` may be added to."""
+
+    feed: Callable[[Event], None]
+    workers: Callable[[], Mapping[int, int]]
+    """Local ranks of those that live, by pid."""
+    environment: Callable[[StartCommand, int], Mapping[str, str]]
+    """Of a worker of an attempt, by local rank."""
+    nproc: int
+    is_inprocess: bool
+    """Every client is restartable."""
+    rank_labels: dict[str, str] = field(default_factory=dict)
+    asked_mode: str = ""
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    _told: dict[int, _Told] = field(default_factory=dict)
+    _steps: CheckpointSteps = field(default_factory=CheckpointSteps)
+    _prefixes: dict[str, str] = field(default_factory=dict)
+    """Checkpoint prefixes by client id."""
+    _socket: WorkerSocket | None = None
+    _command: StartCommand | None = None
+    """The newest start, with what has been updated."""
+
+    def start(self) -> str:
+        """Listen; the path.  WorldError."""
+        self.handlers |= {
+            ipc.INIT: self._init,
+            ipc.AT_BARRIER: self._at_barrier,
+            ipc.PAST_BARRIER: self._past_barrier,
+            ipc.JOB_FAULT: self._job_fault,
+            ipc.JOB_DATA: self._job_data,
+            ipc.RANK_LABELS: self._rank_labels,
+            ipc.CHECKPOINT_INIT: self._checkpoint_init,
+            ipc.CHECKPOINT_UPDATE: self._checkpoint_update,
+            ipc.CHECKPOINT_GET: self._checkpoint_get,
+        }
+        self._socket = WorkerSocket(self.workers, self)
+        return self._socket.start()
+
+    def close(self) -> None:
+        """End it."""
+        if self._socket is not None:
+            self._socket.close()
+
+    def begin(self, command: StartCommand) -> None:
+        """An attempt is about to start."""
+        self._command, self.asked_mode = command, ""
+        self._steps.choose(command.progress)
+        self._tell_progress()
+
+    def update(self, command: StartCommand) -> None:
+        """Addresses have changed: workers of an agent for in-process restart want to know."""
+        self._command = command
+        if self.is_inprocess:
+            for local_rank in sorted(set(self.workers().values())):
+                message = self._start_message(ipc.JOB_RANK_INFO, command, local_rank)
+                self._send([local_rank], message)
+
+    def recall(self, local_ranks: Sequence[int], attempt: int) -> None:
+        """Tell workers to leave their training."""
+        self._send(local_ranks, {"type": ipc.JOB_FAULT, "restart_count": attempt})
+
+    def release(self, local_ranks: Sequence[int], command: StartCommand) -> None:
+        """Let workers at the barrier go on."""
+        for local_rank in local_ranks:
+            self._told.pop(local_rank, None)
+            self._send([local_rank], self._start_message(ipc.JOB_START, command, local_rank))
+
+    def worker_data(self) -> list[dict[str, Any]]:
+        """As `/status` has it."""
+        node = self._command.rank if self._command is not None else -1
+        return [
+            {
+                "rank": node * self.nproc + local_rank,
+                "group_rank": node,
+                "local_rank": local_rank,
+                "failed": told.has_failed,
+                "data": told.data,
+            }
+            for local_rank, told in sorted(self._told.items())
+            if told.data is not None
+        ]
+
+    def heard(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        """A worker says something; what lacks a field is dropped, as by the stock agent."""
+        kind, client = message.get("type"), message.get("client_id")
+        if "local_rank" not in message or not isinstance(client, str) or len(client) > TEXT_MAX:
+            return
+        handler = self.handlers.get(kind) if isinstance(kind, str) else None
+        if handler is not None:
+            handler(connection, message)
+
+    def lost(self, connection: Connection) -> None:
+        """It says no more."""
+        for client in connection.clients:
+            self._prefixes.pop(client, None)
+        if any(connection.clients.values()):
+            self.feed(Disconnected(*_who(connection)))
+
+    def _send(self, local_ranks: Iterable[int], message: Mapping[str, Any]) -> None:
+        """To every restartable client of these workers."""
+        assert self._socket is not None
+        pids = [pid for pid, rank in self.workers().items() if rank in local_ranks]
+        for connection in [one for pid in pids for one in self._socket.of(pid)]:
+            for client in [name for name, is_one in connection.clients.items() if is_one]:
+                connection.send({**message, "client_id": client})
+
+    def _start_message(
+        self, kind: str, command: StartCommand, local_rank: int
+    ) -> Mapping[str, Any]:
+        found = self.environment(command, local_rank)
+        told = {name: found[name] for name in ENVIRONMENT}
+        ips = command.rank_ips
+        return {
+            "type": kind,
+            "worker_envs": told | {"SPARE": str(command.spare)},
+            "aggregate_worker_data": {
+                "rank_ips": None if ips is None else [{"rank": rank, "ip": ip} for rank, ip in ips],
+                "aggregate_worker_data": command.worker_data,
+            },
+        }
+
+    def _init(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        client = message["client_id"]
+        is_restartable = self.is_inprocess or message.get("restartable") is True
+        if client in connection.clients or len(connection.clients) < CLIENTS_MAX:
+            connection.clients[client] = is_restartable
+            if is_restartable:
+                self.feed(Registered(*_who(connection)))
+
+    def _at_barrier(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        self.feed(Arrived(*_who(connection)))
+
+    def _past_barrier(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        self._told.pop(connection.speaker.local_rank, None)
+        self.feed(Passed(*_who(connection)))
+
+    def _job_fault(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        mode = _text(message.get("restart_mode")).lower()
+        if mode in MODES and self.asked_mode != MODES[-1]:
+            self.asked_mode = mode
+        self._told.setdefault(connection.speaker.local_rank, _Told()).has_failed = True
+        reason, text = _text(message.get("reason")), _text(message.get("message"))
+        self.feed(FaultReported(*_who(connection), mode, reason, text))
+
+    def _job_data(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        data, local_rank = message.get("data"), connection.speaker.local_rank
+        if not isinstance(data, str) or len(data) > DATA_CHARACTERS_MAX:
+            logger.warning("local_rank=%d its data is dropped: no text, or too long", local_rank)
+            return
+        self._told.setdefault(local_rank, _Told()).data = data
+
+    def _rank_labels(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        labels = message.get("labels")
+        if isinstance(labels, dict) and len(labels) <= LABELS_MAX:
+            self.rank_labels = {
+                name[:TEXT_MAX]: value[:TEXT_MAX]
+                for name, value in labels.items()
+                if isinstance(value, str)
+            }
+
+    def _checkpoint_init(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        prefix, kinds = message.get("prefix"), message.get("checkpoint_types")
+        client = message["client_id"]
+        if not isinstance(prefix, str) or len(prefix) > TEXT_MAX or not isinstance(kinds, dict):
+            return
+        if client not in connection.clients:
+            if len(connection.clients) >= CLIENTS_MAX:
+                return
+            connection.clients[client] = False
+        self._prefixes[client] = prefix
+        counts = {name: n if type(n) is int else None for name, n in list(kinds.items())[:8]}
+        self._steps.begin(prefix, counts)
+        self._tell_progress()
+
+    def _checkpoint_update(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        prefix = self._prefixes.get(message["client_id"])
+        kind, step, path = (message.get(name) for name in ("checkpoint_type", "step", "path"))
+        if prefix is None or type(step) is not int or not isinstance(kind, str):
+            return
+        if isinstance(path, str) and len(path) <= TEXT_MAX:
+            self._steps.tell(prefix, kind, step, path, connection.speaker.local_rank)
+            self._tell_progress()
+
+    def _checkpoint_get(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        client = message["client_id"]
+        prefix = self._prefixes.get(client)
+        path = None if prefix is None else self._steps.path(prefix)
+        connection.send({"type": ipc.CHECKPOINT_GET, "client_id": client, "path": path})
+
+    def _tell_progress(self) -> None:
+        self.feed(CheckpointsTold(self._steps.progress()))
+
+
+def _who(connection: Connection) -> tuple[int, int]:
+    return connection.speaker.local_rank, connection.speaker.pid
+
+
+def _text(value: object) -> str:
+    return value[:TEXT_MAX] if isinstance(value, str) else ""

@@ -1,0 +1,254 @@
+"""The socket between the agent and its workers: who may connect, and frames both ways.
+
+Path and frames are those of the HyperPod agent (`wire/ipc.py`).  A connection belongs to the worker
+from which its process descends, as the kernel tells it.  Bad frames, too many connections and
+messages that are not read cost whoever is to blame its connection, and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import struct
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from unbroken.errors import WorldError
+from unbroken.wire.ipc import Frames, encode
+
+from . import procfs
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 8
+"""Of one worker."""
+UNSENT_BYTES_MAX = 8 * 1024 * 1024
+READ_BYTES = 256 * 1024
+"""At a time, so that a worker that says much holds up nobody for long."""
+PATH_BYTES_MAX = 107
+"""Of an address of a unix socket (unix(7))."""
+PAUSE_SECONDS = 1.0
+"""Without accepting, where the agent has no descriptors left."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """The worker that a connection belongs to."""
+
+    local_rank: int
+    pid: int
+    """Of the worker's own process, whatever process of it has connected."""
+
+
+@dataclass(slots=True)
+class _Unsent:
+    data: memoryview
+    fds: list[int]
+    """Ours, and closed once they are sent."""
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One process that has connected."""
+
+    sock: socket.socket
+    speaker: Speaker
+    close: Callable[[Connection, str], None]
+    """Ends it; the text is for the log, where it is not empty."""
+    frames: Frames = field(default_factory=Frames)
+    unsent: collections.deque[_Unsent] = field(default_factory=collections.deque)
+    unsent_bytes: int = 0
+    clients: dict[str, bool] = field(default_factory=dict)
+    """Client ids that have introduced themselves; whether they are restartable."""
+
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send it and copies of the descriptors, now or when there is room."""
+        if self.sock.fileno() < 0:
+            return
+        data = encode(message)
+        self.unsent.append(_Unsent(memoryview(data), [os.dup(fd) for fd in fds]))
+        self.unsent_bytes += len(data)
+        self.flush()
+        if self.unsent_bytes > UNSENT_BYTES_MAX:
+            self.close(self, f"it reads nothing: {self.unsent_bytes} bytes are unsent")
+
+    def flush(self) -> None:
+        """Send what there is room for."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self.unsent:
+                self._send_some(self.unsent[0])
+        except BlockingIOError:
+            loop.add_writer(self.sock, self.flush)
+        except OSError:
+            self.close(self, "")
+        else:
+            loop.remove_writer(self.sock)
+
+    def _send_some(self, item: _Unsent) -> None:
+        sent = socket.send_fds(self.sock, [item.data], item.fds)
+        _close_all(item.fds)
+        item.data = item.data[sent:]
+        self.unsent_bytes -= sent
+        if not item.data:
+            self.unsent.popleft()
+
+
+class Hearer(Protocol):
+    """What is made of messages."""
+
+    def heard(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        """A worker says something."""
+
+    def lost(self, connection: Connection) -> None:
+        """It says no more."""
+
+
+class WorkerSocket:
+    """Listens from `start` to `close`."""
+
+    def __init__(self, workers: Callable[[], Mapping[int, int]], hearer: Hearer) -> None:
+        self._workers = workers
+        """Local ranks of those that live, by pid."""
+        self._hearer = hearer
+        self._loop = asyncio.get_running_loop()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._directory: Path | None = None
+        self.connections: set[Connection] = set()
+
+    def start(self) -> str:
+        """Listen; the path.  WorldError."""
+        directory = self._directory = _private_directory()
+        path = str(directory / f"hyperpod_elastic_agent_{os.getpid()}.sock")
+        try:
+            self._listener.bind(path)
+            self._listener.listen(128)
+        except OSError as error:
+            raise WorldError(f"cannot listen at {path}: {error.strerror}") from error
+        self._loop.add_reader(self._listener, self._accept)
+        return path
+
+    def close(self) -> None:
+        """End all connections, and leave nothing in the file system."""
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for connection in list(self.connections):
+            self._close(connection, "")
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def of(self, pid: int) -> list[Connection]:
+        """Connections of a worker."""
+        return [one for one in self.connections if one.speaker.pid == pid]
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            logger.warning("workers cannot connect now reason=%r", error.strerror)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(PAUSE_SECONDS, self._resume)
+            return
+        sock.setblocking(False)
+        found = self._speaker(sock)
+        if isinstance(found, str):
+            logger.warning("a connection to the workers' socket is refused reason=%r", found)
+            sock.close()
+            return
+        connection = Connection(sock, found, self._close)
+        self.connections.add(connection)
+        self._loop.add_reader(sock, self._read, connection)
+
+    def _resume(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _speaker(self, sock: socket.socket) -> Speaker | str:
+        """Who has connected, or why it may not."""
+        pid, uid, _ = _CREDENTIALS.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if uid != os.geteuid():
+            return f"process {pid} is user {uid}'s"
+        workers = self._workers()
+        worker = ancestor(pid, workers)
+        if worker is None:
+            return f"process {pid} is no worker's"
+        if len(self.of(worker)) >= CONNECTIONS_MAX:
+            return f"local rank {workers[worker]} has {CONNECTIONS_MAX} connections already"
+        return Speaker(workers[worker], worker)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            data = connection.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close(connection, "")
+            return
+        try:
+            messages = connection.frames.feed(data)
+        except (ValueError, RecursionError) as error:
+            self._close(connection, str(error))
+            return
+        for message in messages:
+            self._hearer.heard(connection, message)
+
+    def _close(self, connection: Connection, reason: str) -> None:
+        if connection not in self.connections:
+            return
+        if reason:
+            rank = connection.speaker.local_rank
+            logger.warning("local_rank=%d its connection is ended reason=%r", rank, reason)
+        self.connections.discard(connection)
+        self._loop.remove_reader(connection.sock)
+        self._loop.remove_writer(connection.sock)
+        connection.sock.close()
+        for item in connection.unsent:
+            _close_all(item.fds)
+        connection.unsent.clear()
+        self._hearer.lost(connection)
+
+
+def ancestor(pid: int, workers: Mapping[int, int]) -> int | None:
+    """The worker from which a process descends; one whose parents have ended is known by its
+    session, which every worker leads."""
+    own, seen = os.getpid(), pid
+    while seen > 1 and seen != own:
+        if seen in workers:
+            return seen
+        found = procfs.stat(seen)
+        seen = 0 if found is None else found.parent
+    with contextlib.suppress(ProcessLookupError):
+        session = os.getsid(pid)
+        return session if session in workers else None
+    return None
+
+
+def _private_directory() -> Path:
+    """Nobody else's, and short enough; WorldError."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) > PATH_BYTES_MAX - 60:
+        base = "/tmp"
+    try:
+        return Path(tempfile.mkdtemp(prefix="unbroken-", dir=base))
+    except OSError as error:
+        raise WorldError(f"cannot write in {base}: {error.strerror}; set TMPDIR") from error
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
