@@ -3,6 +3,7 @@
 It trains nothing, and ends when the agent does: at the end of file on its pair.
 """
 
+import atexit
 import fcntl
 import gc
 import os
@@ -52,6 +53,8 @@ class _Template:
         self._ours = [name for name in sys.modules if name not in shown]
         self._environment = dict(os.environ)
         value = self._environment.pop(PASS_VARIABLE, None)
+        # It is never freed: that would cost a worker 10 ms, of copied pages, before its first line.
+        self._itself = self
         self._told: dict[str, Any] = {}
         if value is not None:
             del os.environ[PASS_VARIABLE]
@@ -65,6 +68,9 @@ class _Template:
         self._agent = self._pairs.Pair(moved)
         self._reserved = _reserve()
         self._look = self._safety.Look()
+        # Last of all at a worker's end: what is frozen is never collected, nor what its namespace
+        # holds finalized.
+        atexit.register(gc.unfreeze)
         self._import()
         gc.collect()
         gc.freeze()
