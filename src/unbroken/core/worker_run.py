@@ -11,7 +11,7 @@ from unbroken.wire.observation import RankWatch
 
 from .fault_texts import is_peer_lost
 from .faults import Place, judge, judge_stopped
-from .worker_events import FaultReported, Stage, WorkerEnded
+from .worker_events import FaultReported, RunEvent, Stage, WorkerEnded
 
 if TYPE_CHECKING:
     # Where a job has no rules, the agent does not load what evaluates them.
@@ -59,6 +59,13 @@ class Run:
         """Whether any worker runs, beside these training workers."""
         kept = but if self.stage is Stage.TRAIN else ()
         return any(w.state == "running" and w.local_rank not in kept for w in self.workers.values())
+
+    def lists(self, event: RunEvent) -> bool:
+        """Whether one of its processes has ended, told of as the attempt's that it came from."""
+        if not isinstance(event, WorkerEnded) or event.stage is not self.stage:
+            return False
+        worker = self.workers.get(event.local_rank)
+        return worker is not None and worker.pid == event.pid
 
     def add_end(self, worker: WorkerReport, event: WorkerEnded) -> None:
         """Add the fault of a worker that has failed or was stopped, if there is one."""

@@ -216,7 +216,7 @@ class Workers:
             is_listed = run is not None and run.stage is Stage.TRAIN
             if run is None or not is_listed or event.local_rank not in run.workers:
                 return self._lost(event.local_rank, now)
-        elif run is None or event.attempt != run.command.attempt:
+        elif run is None or not (event.attempt == run.command.attempt or run.lists(event)):
             return []
         return self._run_event(run, event, now)
 
