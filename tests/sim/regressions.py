@@ -21,5 +21,7 @@ SEEDS = {
     840: "an agent that came back in its pod at once was not blamed",
     450: "a job suspended while it was adopted kept its operator spinning",
     2009: "an agent heard of late lost its rank",
+    1728: "an agent did not know the end of a worker that had just left the barrier",
+    886: "a worker at the barrier of a lost pod was counted as one of its rank",
     323: "a job that had ended was taken for silent by what its agents had said of it last",
 }

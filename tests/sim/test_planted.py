@@ -17,7 +17,9 @@ from unbroken.core import (
     examination,
     gang,
     incidents,
+    ladder,
     life,
+    members,
     pods,
     ranks,
     recovery,
@@ -386,6 +388,52 @@ def _(patch: pytest.MonkeyPatch) -> None:
             self._state.gang.ranks = kept
 
     patch.setattr(stalls.Stalls, "_begin", begin)
+
+
+@planted("an agent says READY before all have arrived at its barrier")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = members.Members.recall
+
+    def recall(self: members.Members) -> tuple[int, ...]:
+        called = real(self)
+        for local_rank in called:
+            self._known[local_rank].is_at_barrier = True
+        return called
+
+    patch.setattr(members.Members, "recall", recall)
+
+
+@planted("an agent lets workers go on as those of the attempt before")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Workers._release
+
+    def release(self: Workers, run: Any, ranks: tuple[int, ...], now: float) -> Any:
+        (order,) = real(self, run, ranks, now)
+        return [replace(order, command=replace(run.command, attempt=run.command.attempt - 1))]
+
+    patch.setattr(Workers, "_release", release)
+
+
+@planted("who does not come to the barrier is waited for")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Workers._tick
+
+    def tick(self: Workers, now: float) -> Any:
+        self._arrive_at = None
+        return real(self, now)
+
+    patch.setattr(Workers, "_tick", tick)
+
+
+@planted("processes live on however often they fail")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = ladder.restart_mode
+    patch.setattr(ladder, "restart_mode", lambda incident, before: real(incident, None))
+
+
+@planted("who waits at the barrier is forgotten where nobody may live on")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(gang.Gang, "_is_clear", lambda s, m: s._roster.is_clear(m, s.fence))
 
 
 def first_breach(seeds: Iterable[int]) -> int | None:

@@ -15,6 +15,7 @@ from unbroken.core.faults import WorkerEnd
 from unbroken.core.workers import Stage
 from unbroken.testing.cluster import Local
 from unbroken.testing.links import Link, Quality
+from unbroken.testing.scenario import Restartable
 from unbroken.testing.schedule import Alarm, Schedule
 from unbroken.testing.training import KILLED, Training, Worker
 from unbroken.testing.watches import Watches
@@ -60,6 +61,8 @@ class Surroundings:
     """None: the agents look at nothing."""
     ill: float = 0.0
     """How often a program cannot be started."""
+    members: Restartable | None = None
+    """How workers leave their training; None: none can."""
 
 
 class Agent:
@@ -175,12 +178,6 @@ class Agent:
                     return
             self._carry_out(self._todo.popleft())
 
-    def _signal(self, signal: int) -> None:
-        for worker in self._living():
-            if not self._schedule.chance(self._world.stubborn):
-                end = WorkerEnd(None, signal)
-                self._schedule.after(0.05, self._world.training.end, worker, end)
-
     def _carry_out(self, effect: machine.Effect) -> None:
         schedule = self._schedule
         match effect:
@@ -188,17 +185,10 @@ class Agent:
                 self._is_busy = True
                 seconds = self.slow.pop(machine.Spawn, schedule.between(0.01, 0.3))
                 schedule.after(seconds, self._spawn, effect)
-            case machine.KillAll():
-                if not self._living():
-                    schedule.after(0.0, self.give, machine.NothingLives())
-                    return
-                self._is_busy = True
-                seconds = self.slow.pop(machine.KillAll, self._world.kill_seconds)
-                schedule.after(seconds, self._kill_all)
-            case machine.Recall() | machine.Release():
-                pass  # Nobody registers here.
-            case machine.SignalWorkers(signal):
-                self._signal(signal)
+            case machine.KillAll(kept):
+                self._kill_but(kept)
+            case machine.SignalWorkers() | machine.Recall() | machine.Release():
+                self._tell(effect)
             case machine.OfferPort():
                 self._world.ports += 1
                 schedule.after(0.001, self.give, machine.PortFound(self._world.ports))
@@ -206,6 +196,23 @@ class Agent:
                 self._die(is_success=code == 0)
             case machine.Publish():
                 pass  # sent already
+
+    def _tell(self, effect: machine.SignalWorkers | machine.Recall | machine.Release) -> None:
+        schedule = self._schedule
+        match effect:
+            case machine.SignalWorkers(signal):
+                for worker in self._living():
+                    if not schedule.chance(self._world.stubborn):
+                        end = WorkerEnd(None, signal)
+                        schedule.after(0.05, self._world.training.end, worker, end)
+            case machine.Recall(local_ranks):
+                for local_rank in local_ranks:
+                    self._recall(local_rank)
+            case machine.Release(local_ranks, command):
+                for local_rank in local_ranks:
+                    seconds = schedule.between(0.002, 0.1)
+                    worker = self.workers[local_rank]
+                    schedule.after(seconds, self._go_on, local_rank, worker, command)
 
     def _spawn(self, effect: machine.Spawn) -> None:
         if not self.is_alive:
@@ -216,15 +223,27 @@ class Agent:
             text = "no such file"
             answer: machine.Event = machine.SpawnFailed(command.attempt, stage, 0, text)
         else:
-            pids = tuple(self._fork(command, stage, i) for i in range(self._world.nproc))
-            answer = machine.StageStarted(command.attempt, stage, pids)
+            ranks = tuple(i for i in range(self._world.nproc) if i not in effect.kept)
+            pids = tuple(self._fork(command, stage, i) for i in ranks)
+            answer = machine.StageStarted(command.attempt, stage, pids, ranks)
         self._is_busy = False
         self.give(answer)
 
     def _fork(self, command: StartCommand, stage: Stage, local_rank: int) -> int:
+        training, members = self._world.training, self._world.members
+        worker = self._worker(command, stage, local_rank, training.new_pid())
+        self.workers[local_rank] = worker
+        training.start(worker)
+        self._schedule.after(1.0, self._wrote, worker, local_rank)
+        if members is not None and self._schedule.chance(members.share):
+            seconds = self._schedule.between(0.02, 0.5)
+            self._schedule.after(seconds, self._register, local_rank, worker)
+        return worker.pid
+
+    def _worker(self, command: StartCommand, stage: Stage, local_rank: int, pid: int) -> Worker:
         world = self._world
-        worker = Worker(
-            pid=world.training.new_pid(),
+        return Worker(
+            pid=pid,
             pod=self.local.uid,
             agent=self.id,
             attempt=command.attempt,
@@ -235,33 +254,81 @@ class Agent:
             started_at=world.schedule.now,
             on_exit=lambda worker, how: self._ended(local_rank, stage, worker, how),
         )
-        self.workers[local_rank] = worker
-        world.training.start(worker)
-        output = machine.FirstOutput(command.attempt, local_rank)
-        world.schedule.after(1.0, self._wrote, worker, output)
-        return worker.pid
 
-    def _wrote(self, worker: Worker, output: machine.FirstOutput) -> None:
+    # Workers that leave their training, and live on.
+
+    def _register(self, local_rank: int, worker: Worker) -> None:
         if worker.exit is None:
-            self.give(output)
+            worker.is_member = True
+            self.give(machine.Registered(local_rank, worker.pid))
+
+    def _recall(self, local_rank: int) -> None:
+        worker, members = self.workers[local_rank], self._world.members
+        assert members is not None
+        is_stuck = worker.is_stalled or worker.is_stopped
+        if is_stuck or self._schedule.chance(members.absent):
+            self._schedule.probes["never_arrives"] += 1
+        else:
+            seconds = self._schedule.between(0.002, members.arrive_seconds)
+            self._schedule.after(seconds, self._arrive, local_rank, worker)
+
+    def _arrive(self, local_rank: int, worker: Worker) -> None:
+        members = self._world.members
+        if worker.exit is not None or worker.is_at_barrier or members is None:
+            return
+        self._world.training.arrive(worker)
+        self.give(machine.Arrived(local_rank, worker.pid))
+        if self._schedule.chance(members.mortal):
+            self._schedule.after(self._schedule.between(0.0, 1.0), self._die_waiting, worker)
+
+    def _die_waiting(self, worker: Worker) -> None:
+        if worker.exit is None:
+            self._world.noted("dies_at_the_barrier", self.local)
+            self._world.training.end(worker, KILLED)
+
+    def _go_on(self, local_rank: int, worker: Worker, command: StartCommand) -> None:
+        if worker.exit is not None or not self.is_alive:
+            return
+        later = self._worker(command, Stage.TRAIN, local_rank, worker.pid)
+        later.is_member = True
+        self.workers[local_rank] = later
+        self._world.training.go_on(worker, later)
+        self._schedule.probes["goes_on"] += 1
+        self._schedule.after(1.0, self._wrote, later, local_rank)
+        self.give(machine.Passed(local_rank, worker.pid))
+
+    def _wrote(self, worker: Worker, local_rank: int) -> None:
+        if worker.exit is None and not worker.is_at_barrier:
+            self._world.training.wrote(worker)
+            self.give(machine.FirstOutput(worker.attempt, local_rank))
 
     def _ended(self, local_rank: int, stage: Stage, worker: Worker, how: WorkerEnd) -> None:
-        event = machine.WorkerEnded(worker.attempt, stage, local_rank, how)
+        event = machine.WorkerEnded(worker.attempt, stage, local_rank, how, pid=worker.pid)
         self._schedule.after(0.001, self.give, event)
 
-    def _kill_all(self) -> None:
+    def _kill_but(self, kept: tuple[int, ...]) -> None:
+        schedule = self._schedule
+        if not self._living(kept):
+            schedule.after(0.0, self.give, machine.NothingLives(kept))
+            return
+        self._is_busy = True
+        seconds = self.slow.pop(machine.KillAll, self._world.kill_seconds)
+        schedule.after(seconds, self._kill_all, kept)
+
+    def _kill_all(self, kept: tuple[int, ...]) -> None:
         if not self.is_alive:
             return
-        for worker in self._living():
+        for worker in self._living(kept):
             self._world.training.end(worker, KILLED)
-        self._schedule.after(0.002, self._nothing_lives)
+        self._schedule.after(0.002, self._nothing_lives, kept)
 
-    def _nothing_lives(self) -> None:
+    def _nothing_lives(self, kept: tuple[int, ...]) -> None:
         self._is_busy = False
-        self.give(machine.NothingLives())
+        self.give(machine.NothingLives(kept))
 
-    def _living(self) -> list[Worker]:
-        return [worker for worker in self.workers.values() if worker.exit is None]
+    def _living(self, but: tuple[int, ...] = ()) -> list[Worker]:
+        found = self.workers.items()
+        return [worker for rank, worker in found if worker.exit is None and rank not in but]
 
     def _die(self, *, is_success: bool) -> None:
         if not self.is_alive:

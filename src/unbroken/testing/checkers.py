@@ -15,6 +15,7 @@ from unbroken.core.examination import DISMISSED
 from unbroken.core.signals import PROCESS_STOPPED, SPINNING, STALLED
 from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import JobSpec, JobStatus
+from unbroken.testing.barriers import Barriers
 from unbroken.testing.cluster import ENDED, Cluster
 from unbroken.testing.schedule import Schedule
 from unbroken.testing.training import SUCCESS, Worker
@@ -89,6 +90,7 @@ class Checkers:
         self._request = 0
         self._is_asked = False
         """A look at the ranks is under way."""
+        self.barriers = Barriers(schedule, self.require)
         self._seen: dict[int, RankEvidence] = {}
         """What the operator was shown in answer to its newest question."""
 
@@ -101,11 +103,15 @@ class Checkers:
 
     def worker_started(self, worker: Worker) -> None:
         """Attempts never overlap, no rank lives twice, and all of an attempt agree."""
+        self.barriers.worker_started(worker)
         require, epoch = self.require, self._truth.epochs
         for other in self._live.values():
             if other is not worker:
-                require(other.attempt == worker.attempt, "two attempts live", other, worker)
-                require(other.rank != worker.rank, "a rank lives twice", other, worker)
+                is_one = other.attempt == worker.attempt or other.is_at_barrier
+                require(is_one, "two attempts live", other, worker)
+                # One may wait, for nothing, in a pod that is let go.
+                is_left = other.is_at_barrier and other.pod != worker.pod
+                require(other.rank != worker.rank or is_left, "a rank lives twice", other, worker)
         key = self._masters.get(worker.master, (epoch, worker.attempt))
         if key[1] != worker.attempt:
             key = (epoch, worker.attempt)
@@ -160,6 +166,10 @@ class Checkers:
     def worker_ended(self, worker: Worker) -> None:
         """Any end is possible; what it means is judged where something is concluded from it."""
 
+    def progressed(self, worker: Worker) -> None:
+        """What comes after it is no repetition."""
+        self.barriers.progressed(self._truth.epochs, worker.attempt)
+
     # What the operator orders.
 
     def ordered(self, effect: core.Effect) -> None:
@@ -174,7 +184,8 @@ class Checkers:
         match effect:
             case core.StartWorkers(pod, command):
                 self._start_ordered(pod, command.rank, command.attempt)
-            case core.StopWorkers(_, command):
+            case core.StopWorkers(pod, command):
+                self.barriers.stop_ordered(pod, command, self._truth.epochs)
                 attempt = self.newest if command.attempt is None else command.attempt
                 if attempt >= self.newest >= 0:
                     self._ends(attempt, effect)
@@ -404,6 +415,7 @@ class Checkers:
         """What was decided and not written is forgotten; these are what the API has."""
         self.incidents = {incident.number: incident for incident in incidents}
         self.generation += 1
+        self.barriers.operator_crashed()
         if self._is_asked:
             self._schedule.probes["operator_crash_in_a_look"] += 1
         self._is_asked = False

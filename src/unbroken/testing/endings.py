@@ -11,6 +11,7 @@ from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import Condition, JobSpec, JobStatus, RestartStatus
 from unbroken.testing.checkers import TERMINAL, Checkers, condition
 from unbroken.testing.truth import Truth
+from unbroken.wire.agent import FaultKind
 
 OWN = ("doomed", "worker_crash")
 """Faults of the script, or that look so."""
@@ -109,8 +110,10 @@ class Ending:
         culprit, truth = incident.culprit, self.truth
         if culprit.fault == OPERATOR_RESTARTED:
             return not truth.is_undisturbed
+        is_told_late = incident.remedy is Remedy.JOB and culprit.fault == FaultKind.PEER_LOST.value
         happened = [fault for fault in truth.faults if fault.at <= incident.detected_at + 60.0]
-        if not truth.is_clear or any(fault.is_anyones for fault in happened):
+        # Who is let go with all others is not asked any more what has befallen it.
+        if is_told_late or not truth.is_clear or any(fault.is_anyones for fault in happened):
             return bool(happened) or not truth.is_undisturbed
         return any(
             culprit.pod in fault.pods or (fault.node is not None and culprit.node == fault.node)

@@ -16,6 +16,7 @@ REACHED = (
     "forced_deletion",
     "spare_takes_over",
     "new_pod_takes_over",
+    "remedy_in-process",
     "remedy_process",
     "remedy_pod",
     "remedy_job",
@@ -30,6 +31,11 @@ REACHED = (
     "false_stall",
     "crash_in_a_look",
     "operator_crash_in_a_look",
+    "goes_on",
+    "never_arrives",
+    "dies_at_the_barrier",
+    "kept_again",
+    "harder",
 )
 
 

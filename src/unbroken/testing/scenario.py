@@ -5,8 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
-from unbroken.spec.job import CleanPodPolicy, JobSpec, ReplicaSpec, RestartPolicy, RunPolicy
+from unbroken.spec.job import (
+    CleanPodPolicy,
+    InProcess,
+    JobSpec,
+    ReplicaSpec,
+    RestartPolicy,
+    RunPolicy,
+)
 from unbroken.testing.api import Lag
 from unbroken.testing.cluster import Manners
 from unbroken.testing.links import Quality
@@ -74,6 +82,20 @@ class Timed:
 
 
 @dataclass(frozen=True, slots=True)
+class Restartable:
+    """How workers leave their training and wait for the next attempt."""
+
+    share: float
+    """How many can."""
+    arrive_seconds: float
+    """In which those that come are at the barrier."""
+    absent: float
+    """How many never come."""
+    mortal: float
+    """How many die there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """One world."""
 
@@ -94,6 +116,9 @@ class Scenario:
     heal_after: float
     rhythm: Rhythm | None = None
     """What the watchdogs learn; None: there are none."""
+    members: Restartable | None = None
+    """None: no worker can leave its training."""
+    in_process: InProcess = InProcess.ON
 
 
 def draw(seed: int) -> Scenario:
@@ -121,10 +146,25 @@ def draw(seed: int) -> Scenario:
         faults=_faults(rng, heal_after),
         heal_after=heal_after,
     )
+    scenario = replace(scenario, **_members(random.Random(f"members of {seed}"), is_stock))
     if is_stock or rng.random() < 0.6:
         return scenario
     scenario.quality.is_beating = True
     return replace(scenario, rhythm=_rhythm(rng), faults=(*scenario.faults, *_stalls(rng)))
+
+
+def _members(rng: random.Random, is_stock: bool) -> dict[str, Any]:
+    """Of a stream of its own, so that worlds without such workers are as they were."""
+    if is_stock or rng.random() < 0.4:
+        return {}
+    members = Restartable(
+        share=rng.choice([0.7, 1.0, 1.0]),
+        arrive_seconds=rng.choice([0.02, 0.5, 4.0]),
+        absent=rng.choice([0.0, 0.0, 0.2]),
+        mortal=rng.choice([0.0, 0.0, 0.2]),
+    )
+    in_process = InProcess.OFF if rng.random() < 0.1 else InProcess.ON
+    return {"members": members, "in_process": in_process}
 
 
 def _rhythm(rng: random.Random) -> Rhythm:

@@ -2,7 +2,8 @@
 
 Processes of one attempt that got the same master meet in one store; once all have met they work
 until the job's work is done, and what they did is kept when one is lost (a checkpoint of every
-moment).  Peers of a lost process fail soon, or hang until their watchdog ends them.
+moment).  Peers of a lost process fail soon, or hang until their watchdog ends them; those that can
+leave their training wait for the agent's word first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from unbroken.wire.observation import Alarm
 
 SUCCESS = WorkerEnd(0)
 KILLED = WorkerEnd(None, SIGKILL)
+WENT_ON = WorkerEnd(None)
+"""No end: the process trains in a later attempt, as another `Worker`."""
+TOLD_SECONDS = 5.0
+"""For the agent to say that a peer is lost (worker/restart.py)."""
 
 
 def raised(error: str) -> WorkerEnd:
@@ -55,6 +60,10 @@ class Worker:
     is_stalled: bool = False
     """It makes no more progress, and never will."""
     is_stopped: bool = False
+    is_member: bool = False
+    """It leaves its training when it is told."""
+    is_at_barrier: bool = False
+    """It has, and waits."""
 
 
 class Watcher(Protocol):
@@ -65,6 +74,9 @@ class Watcher(Protocol):
 
     def worker_ended(self, worker: Worker) -> None:
         """A process ended; it is no longer among the living."""
+
+    def progressed(self, worker: Worker) -> None:
+        """Its attempt has something to show."""
 
 
 @dataclass(eq=False, slots=True)
@@ -143,11 +155,12 @@ class Training:
         if self.is_port_taken and worker.rank == 0:
             self.is_port_taken = False
             self.noted("port_taken", worker)
-            self._schedule.after(0.1, self.end, worker, PORT_TAKEN)
+            self._schedule.after(0.1, self._fail, worker, PORT_TAKEN)
         if place.is_broken:
             self._lose(place, worker)
         elif len(place.members) == worker.world_size:
             place.trains_since = self._schedule.now
+            self._watcher.progressed(worker)
             self.begun(place)
             if not self._habits.is_doomed:
                 self._schedule.after(self._work_left, self._finish, place)
@@ -166,6 +179,26 @@ class Training:
         self._break(self._gatherings[worker.attempt, worker.master])
         worker.on_exit(worker, how)
 
+    def _fail(self, worker: Worker, how: WorkerEnd) -> None:
+        """Its training ends it, unless it has left that."""
+        if not worker.is_at_barrier:
+            self.end(worker, how)
+
+    def wrote(self, worker: Worker) -> None:
+        """It has written something."""
+        self._watcher.progressed(worker)
+
+    def arrive(self, worker: Worker) -> None:
+        """It leaves its training, and waits at the barrier."""
+        worker.is_at_barrier = True
+        self._break(self.place(worker))
+
+    def go_on(self, worker: Worker, later: Worker) -> None:
+        """The process leaves the barrier, for a later attempt."""
+        worker.exit = WENT_ON
+        del self.live[worker.pid]
+        self.start(later)
+
     def exit_early(self, worker: Worker) -> None:
         """End with 0 before the work is done."""
         self.end(worker, SUCCESS)
@@ -180,7 +213,7 @@ class Training:
         del place.members[worker.rank]
         self._break(place)
         # Its own watchdog ends it last of all, should its peers no longer be there to complain.
-        self._schedule.after(self._habits.watchdog_seconds * 1.2, self.end, worker, PEER_LOST)
+        self._schedule.after(self._habits.watchdog_seconds * 1.2, self._fail, worker, PEER_LOST)
         return True
 
     def stall(self, worker: Worker) -> None:
@@ -191,8 +224,8 @@ class Training:
         for peer in place.members.values():
             if peer is not worker and peer.exit is None:
                 after = seconds * self._schedule.between(0.9, 1.1)
-                self._schedule.after(after, self.end, peer, PEER_LOST)
-        self._schedule.after(seconds * 1.2, self.end, worker, PEER_LOST)
+                self._schedule.after(after, self._fail, peer, PEER_LOST)
+        self._schedule.after(seconds * 1.2, self._fail, worker, PEER_LOST)
 
     def _keep(self, place: Gathering) -> None:
         """Nothing is done from now on; what was done is kept."""
@@ -217,7 +250,9 @@ class Training:
             seconds = habits.watchdog_seconds * schedule.between(0.9, 1.1)
         else:
             seconds = schedule.between(0.001, schedule.random.choice([0.02, 0.2, 2.0]))
-        schedule.after(seconds, self.end, peer, CONFUSED if habits.are_confused else PEER_LOST)
+        if peer.is_member:
+            seconds += TOLD_SECONDS
+        schedule.after(seconds, self._fail, peer, CONFUSED if habits.are_confused else PEER_LOST)
 
     def _doom(self, place: Gathering) -> None:
         """One process runs into the bug."""
@@ -237,5 +272,5 @@ class Training:
         self.is_work_done = place.is_done = True
         for worker in place.members.values():
             seconds = self._schedule.between(0.0, self._habits.finish_seconds)
-            self._schedule.after(seconds, self.end, worker, SUCCESS)
+            self._schedule.after(seconds, self._fail, worker, SUCCESS)
         self.finishing()

@@ -10,7 +10,7 @@ from unbroken.core import events as core
 from unbroken.core.events import PodUid
 from unbroken.core.job import Job
 from unbroken.core.workers import Settings, Workers
-from unbroken.spec.job import CleanPodPolicy, JobStatus
+from unbroken.spec.job import CleanPodPolicy, InProcess, JobStatus
 from unbroken.testing import faults, operators
 from unbroken.testing.agents import Agent, Surroundings
 from unbroken.testing.agents import Machine as AgentMachine
@@ -71,6 +71,7 @@ class World:
         self.cluster.evicting = lambda node: faults.note(self, "evicted", node.locals.values())
         live: dict[int, Worker] = {}
         self.checkers = Checkers(self.schedule, self.truth, self.cluster, live, shape.spec)
+        self.checkers.barriers.may_keep = shape.in_process is InProcess.ON
         self.training = Training(self.schedule, shape.habits, self.checkers)
         self.training.live = live
         self.training.noted = self._worker_noted
@@ -93,6 +94,7 @@ class World:
             stubborn=shape.stubborn,
             skew_seconds=shape.skew_seconds,
             watches=self.watches if shape.rhythm else None,
+            members=shape.members,
         )
         self.control = Control(
             self.schedule,
@@ -107,7 +109,8 @@ class World:
         self.is_healed = False
         self._cuts: dict[PodUid, float] = {}
         self._struck: set[Timed] = set()
-        self.control.jobs.put("job", core.JobSeen(shape.spec))
+        seen = core.JobSeen(shape.spec, in_process=shape.in_process)
+        self.control.jobs.put("job", seen)
         self.operator = self._new_operator()
 
     def run(self) -> None:
