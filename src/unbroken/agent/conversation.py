@@ -177,10 +177,14 @@ class Conversation:
     def _init(self, connection: Connection, message: Mapping[str, Any]) -> None:
         client = message["client_id"]
         is_restartable = self.is_inprocess or message.get("restartable") is True
-        if client in connection.clients or len(connection.clients) < CLIENTS_MAX:
-            connection.clients[client] = is_restartable
-            if is_restartable:
-                self.feed(Registered(*_who(connection)))
+        was_restartable = connection.clients.get(client)
+        if was_restartable is None and len(connection.clients) >= CLIENTS_MAX:
+            return
+        connection.clients[client] = is_restartable
+        if is_restartable:
+            self.feed(Registered(*_who(connection)))
+        elif was_restartable:
+            self.feed(Disconnected(*_who(connection)))
 
     def _at_barrier(self, connection: Connection, message: Mapping[str, Any]) -> None:
         self.feed(Arrived(*_who(connection)))

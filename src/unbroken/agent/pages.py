@@ -32,16 +32,16 @@ class PageSource:
         self.fd = fd
         self.page = Page()
         self.is_written = False
-        self._before = 0
-        """The number of the last record of an earlier attempt."""
+        self._before: tuple[int, Page] = 0, Page()
+        """The last record of an earlier attempt, and its number."""
 
     def look(self) -> Page:
         """The newest; what is torn or foreign leaves what was known."""
         for _ in range(_TRIES):
             found = read(os.pread(self.fd, PAGE_BYTES, 0))
             if found is not None:
-                self.is_written = found[0] > self._before
-                self.page = found[1] if self.is_written else Page()
+                self.is_written = found[0] > self._before[0]
+                self.page = _since(self._before[1], found[1]) if self.is_written else Page()
                 break
         return self.page
 
@@ -49,12 +49,28 @@ class PageSource:
         """The worker goes on in another attempt: what it has told belongs to the one before."""
         found = read(os.pread(self.fd, PAGE_BYTES, 0))
         if found is not None:
-            self._before = found[0]
+            self._before = found
         self.is_written, self.page = False, Page()
 
     def close(self) -> None:
         """The worker has ended."""
         os.close(self.fd)
+
+
+def _since(before: Page, page: Page) -> Page:
+    """What a worker that lives on has told since: its own counts go on over attempts."""
+    calls = page.calls - before.calls
+    if not before.calls or calls < 0:
+        return page
+    step = page.step if calls else None
+    return replace(
+        page,
+        # Of one call for each step, as it should be.
+        first_step=None if step is None else step - calls + 1,
+        step=step,
+        calls=calls,
+        bad_calls=max(0, page.bad_calls - before.bad_calls),
+    )
 
 
 def make() -> PageSource | None:

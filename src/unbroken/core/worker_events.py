@@ -157,7 +157,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """It can be told nothing any more."""
+    """It can be told nothing any more, or does not leave its training any more."""
 
     local_rank: int
     pid: int

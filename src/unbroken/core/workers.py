@@ -234,8 +234,9 @@ class Workers:
         if member is None:
             return []
         match event:
-            case Passed():
+            case Passed(local_rank=local_rank):
                 member.has_passed = True
+                self._note_life(local_rank, now)
             case Disconnected(local_rank=local_rank):
                 return self._lost(local_rank, now)
             case Arrived(local_rank=local_rank) if self._members.arrive(member):
@@ -320,10 +321,14 @@ class Workers:
             case WorkerEnded():
                 return self._worker_ended(run, event, now)
             case FirstOutput(local_rank=local_rank):
-                worker = run.workers.get(local_rank)
-                if worker is not None and worker.first_output_at is None:
-                    run.workers[local_rank] = replace(worker, first_output_at=now)
+                self._note_life(local_rank, now)
                 return []
+
+    def _note_life(self, local_rank: int, now: float) -> None:
+        """A worker shows for the first time that its program runs."""
+        worker = self._run.workers.get(local_rank) if self._run is not None else None
+        if self._run is not None and worker is not None and worker.first_output_at is None:
+            self._run.workers[local_rank] = replace(worker, first_output_at=now)
 
     def _rules_read(self, run: Run, event: RulesRead, now: float) -> list[Effect]:
         """Workers that break a rule run on until a stop, as with the HyperPod agent."""
