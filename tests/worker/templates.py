@@ -43,6 +43,7 @@ class Template:
         python: str = sys.executable,
     ) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self.python = python
         self.program, self.directory, self.environment = [*program], directory, dict(environment)
         self.pair, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._read, write = os.pipe()
@@ -69,8 +70,12 @@ class Template:
 
     def ask(self, message: dict[str, Any], *descriptors: int) -> dict[str, Any]:
         """Its answer."""
-        socket.send_fds(self.pair, [json.dumps(message).encode()], descriptors)
+        self.send(message, *descriptors)
         return self.answer()
+
+    def send(self, message: dict[str, Any], *descriptors: int) -> None:
+        """Without waiting for an answer."""
+        socket.send_fds(self.pair, [json.dumps(message).encode()], descriptors)
 
     def answer(self) -> dict[str, Any]:
         """The next it says."""
@@ -149,6 +154,7 @@ def plainly(
     directory: Path,
     environment: Mapping[str, str] = os.environ,
     boot: Sequence[str] = (),
+    python: str = sys.executable,
 ) -> Ended:
     """Run it in an interpreter of its own, as a cold start without `boot` does."""
     kind, *arguments = program
@@ -157,7 +163,7 @@ def plainly(
     command = [BOOT, *boot, *program] if boot else [*flags, *arguments]
     files = os.memfd_create("stdout"), os.memfd_create("stderr")
     code = subprocess.run(
-        [sys.executable, "-u", *command],
+        [python, "-u", *command],
         stdin=subprocess.DEVNULL,
         stdout=files[0],
         stderr=files[1],

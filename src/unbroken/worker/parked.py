@@ -40,7 +40,8 @@ class Parked:
         if message is None:
             os._exit(0)
         numbers = message["numbers"]
-        cold = self._why_cold(message["environment"]) or _occupied(numbers, descriptors, reserved)
+        free = {0, 1, 2, *reserved, *descriptors, pair.fileno()}
+        cold = self._why_cold(message["environment"]) or _occupied(numbers, free)
         if cold:
             pair.send({"type": "cold", "reason": cold})
         pair.close()
@@ -84,6 +85,10 @@ def _separate() -> None:
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        # That of the CPU: it is random in each process, those of CUDA are one constant.
+        torch.default_generator.seed()
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)
@@ -92,15 +97,9 @@ def _separate() -> None:
         threading.main_thread()._set_native_id()
 
 
-def _occupied(
-    numbers: Sequence[int], received: Collection[int], reserved: Collection[int]
-) -> str | None:
+def _occupied(numbers: Sequence[int], free: Collection[int]) -> str | None:
     for number in numbers:
-        if number > 2 and number not in reserved and number not in received:
-            try:
-                os.fstat(number)
-            except OSError:
-                continue
+        if number not in free and os.path.lexists(f"/proc/self/fd/{number}"):
             return f"descriptor {number} is a file of an imported module"
     return None
 

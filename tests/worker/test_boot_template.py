@@ -1,0 +1,207 @@
+"""What a template imports, what it leaves out, and when it parks nobody."""
+
+from __future__ import annotations
+
+import os
+import site
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from templates import Ended, Template, plainly
+
+pytestmark = pytest.mark.slow
+THREAD = """import threading
+threading.Thread(target=threading.Event().wait, daemon=True, name='{}').start()"""
+SEEN = "import sys\nprint(*[n for n in sys.modules if n.startswith('mod')])"
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A directory that the template takes for site-packages: one user's."""
+    base = tmp_path / "base"
+    path = base / "lib" / Path(site.getusersitepackages()).parent.name / "site-packages"
+    path.mkdir(parents=True)
+    return path
+
+
+def template(packages: Path, text: str = SEEN, **variables: str) -> Template:
+    """Of a program beside which nothing else is."""
+    directory = packages.parents[2].parent / "program"
+    directory.mkdir()
+    (directory / "train.py").write_text(text)
+    # A venv has no user site: the base interpreter has.
+    environment = {**os.environ, "PYTHONUSERBASE": str(packages.parents[2]), **variables}
+    environment.pop("PYTHONPATH", None)
+    python = os.path.realpath(sys.executable)
+    return Template(["script", "train.py"], directory, environment, python)
+
+
+def imported(packages: Path, modules: dict[str, str], **variables: str) -> dict[str, Any]:
+    """What the template answers, and under `kept` what a worker of it finds imported."""
+    for name, text in modules.items():
+        (packages / f"{name}.py").write_text(text)
+    with template(packages, **variables) as ours:
+        answer = ours.prepare(*modules)
+        if answer["type"] == "ready":
+            ended = ours.run()
+            assert (ended.code, ended.stderr) == (0, "")
+            answer["kept"] = ended.stdout.split()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os; os.environ.get('RANK')",
+        "import os; os.environ['LOCAL_RANK']",
+        "import os; os.getenv('WORLD_SIZE', '1')",
+        "from os import environ\ntry: 'MASTER_ADDR' in environ\nexcept Exception: pass",
+        "import os\nclass A:\n    port = os.environ.setdefault('MASTER_PORT', '1')",
+        "import modlib; modlib.rank()",
+    ],
+)
+def test_who_reads_a_rank_is_left_out_with_its_importers(text: str, packages: Path) -> None:
+    modules = {
+        "modlib": "import os\ndef rank(): return os.environ.get('RANK')",
+        "modouter": "import modbad",
+        "modbad": text,
+        "modlate": "try:\n    import modbad\nexcept Exception: pass",
+        "modcopy": "import os; dict(os.environ); os.environ.copy(); [*os.environ]",
+        "modhome": "import os; os.environ.get('HOME')",
+    }
+    answer = imported(packages, modules)
+    assert answer["kept"] == ["modlib", "modcopy", "modhome"]
+    assert answer["modules"] == len(answer["kept"])
+    assert {*answer["skipped"]} == {"modouter", "modbad", "modlate"}
+    assert "is read while it is imported" in answer["skipped"]["modbad"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (THREAD.format("pump"), "has started threads: pump"),
+        ("import socket; listening = socket.socket()", "holds a socket"),
+        ("import os; ends = os.pipe()", "holds a pipe"),
+        ("import select; poll = select.epoll()", "holds a [eventpoll]"),
+        ("import subprocess; p = subprocess.Popen(['sleep', '100'])", "has started a process"),
+        ("import os; os.chdir('/')", "has changed the directory to /"),
+    ],
+)
+def test_what_a_fork_would_share_is_left_out_and_undone(
+    text: str, reason: str, packages: Path
+) -> None:
+    modules = {"modfirst": "", "modouter": "import modbad", "modbad": text, "modlast": ""}
+    answer = imported(packages, modules)
+    assert answer["kept"] == ["modfirst", "modlast"]
+    assert {*answer["skipped"]} == {"modouter", "modbad"}
+    assert answer["skipped"]["modbad"].startswith(reason)
+
+
+def test_modules_that_fail_are_left_out_with_the_reason(packages: Path) -> None:
+    modules = {
+        "modraises": "1 / 0",
+        "modexits": "import sys; sys.exit('no')",
+        "modstops": "raise KeyboardInterrupt",
+        "modneeds": "import absent_module",
+        "modbroken": "def (",
+        "modlast": "print('noise'); import sys; print('noise', file=sys.stderr)",
+    }
+    answer = imported(packages, modules)
+    assert answer["kept"] == ["modlast"]
+    assert answer["skipped"]["modraises"] == "ZeroDivisionError: division by zero"
+    assert answer["skipped"]["modexits"] == "SystemExit: no"
+    assert answer["skipped"]["modneeds"].startswith("ModuleNotFoundError")
+
+
+def test_what_modules_do_when_imported_holds_in_workers(packages: Path) -> None:
+    (packages / "modsets.py").write_text(
+        "import os, signal, sys\nos.environ['SET'] = 'x'; del os.environ['GONE']\n"
+        "signal.signal(signal.SIGUSR1, signal.SIG_IGN); os.umask(0o77)\n"
+        "sys.path.insert(0, '/first'); sys.path.append('/last')\n"
+        "argv, main = sys.argv[:], sys.modules['__main__'].__file__"
+    )
+    text = (
+        "import modsets, os, signal, sys\nprint(os.environ['SET'], os.environ.get('GONE'), sys.path"
+        ", signal.getsignal(signal.SIGUSR1), os.umask(0), modsets.argv, modsets.main, sys.path)"
+    )
+    with template(packages, text, GONE="1") as ours:
+        assert ours.prepare("modsets")["skipped"] == {}
+        warm = ours.run()
+        cold = _plainly(ours)
+    assert warm == cold
+
+
+def _plainly(ours: Template) -> Ended:
+    return plainly(ours.program, ours.directory, ours.environment, python=ours.python)
+
+
+def test_modules_beside_the_program_are_not_imported(packages: Path, tmp_path: Path) -> None:
+    (packages / "modasks.py").write_text("try:\n    import modown\nexcept ImportError: modown = 0")
+    (packages / "modprobes.py").write_text("import modasks")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "modelse.py").write_text("")
+    (packages / "edit.pth").write_text(str(tmp_path / "elsewhere"))
+    names = ["modown", "modprobes", "modasks", "modelse", "conftest", "json.tool"]
+    for is_given, kept in ((False, []), (True, ["modown", "modprobes", "modasks", "modelse"])):
+        with template(packages, "import modasks\nprint(modasks.modown.own)\n" + SEEN) as ours:
+            (ours.directory / "modown.py").write_text("own = 'own'")
+            answer = ours.prepare(*names, is_given=is_given)
+            assert {*kept} == {*names[:4]} - {*answer["skipped"]}
+            assert {*ours.run().stdout.split()} == {"own", *(kept or ["modasks", "modown"])}
+        (ours.directory / "train.py").unlink()
+        (ours.directory / "modown.py").unlink()
+        ours.directory.rmdir()
+
+
+def test_program_itself_is_not_imported(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print('train' in sys.modules)")
+    with Template(["module", "train"], tmp_path) as ours:
+        answer = ours.prepare("train", "json.__main__", is_given=True)
+        assert {*answer["skipped"]} == {"train", "json.__main__"}
+        assert ours.run() == plainly(["module", "train"], tmp_path)
+
+
+def test_changed_file_is_noticed(packages: Path) -> None:
+    for name in ("moda", "modb"):
+        (packages / f"{name}.py").write_text("")
+    with template(packages) as ours:
+        ours.prepare("moda", "modb")
+        assert ours.ask({"type": "check"}) == {"type": "fresh"}
+        (packages / "modb.py").write_text("x = 1")
+        stale = {"type": "stale", "file": str(packages / "modb.py")}
+        assert ours.ask({"type": "check"}) == stale
+
+
+def test_file_changed_while_it_is_imported_is_stale(packages: Path) -> None:
+    (packages / "moda.py").write_text("with open(__file__, 'a') as own: own.write('#')")
+    with template(packages) as ours:
+        ours.prepare("moda")
+        assert ours.ask({"type": "check"})["type"] == "stale"
+
+
+def test_nobody_is_parked_when_the_template_has_become_unsafe(packages: Path) -> None:
+    (packages / "modlater.py").write_text(
+        f"import signal\ndef start(*_):\n    exec({THREAD.format('late')!r})\n"
+        "signal.signal(signal.SIGUSR1, start)"
+    )
+    with template(packages) as ours:
+        assert ours.prepare("modlater")["type"] == "ready"
+        ours.run()
+        ours.process.send_signal(10)
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        answer = ours.ask({"type": "park"}, ends[0].fileno())
+        assert answer == {"type": "unsafe", "reason": "has started threads: late"}
+        for end in ends:
+            end.close()
+
+
+def test_import_in_several_messages_and_memory(packages: Path) -> None:
+    with template(packages) as ours:
+        ours.send({"type": "import", "modules": ["json"], "more": True})
+        answer = ours.prepare("decimal", "absent")
+    assert (answer["modules"], [*answer["skipped"]]) == (2, ["absent"])
+    assert answer["rss_bytes"] >= answer["pss_bytes"] > 2**20
+    assert answer["seconds"] > 0
