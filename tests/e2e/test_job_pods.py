@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +15,28 @@ from e2e.job_events import Event, await_end, parent, places
 from e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class Still(NamedTuple):
+    """A job of which the pod `lost` stands still; `end` holds what is left to do with it."""
+
+    job: Job
+    end: ExitStack
+    starts: dict[int, Event]
+    before: dict[str, str]
+    lost: str
+
+
+@pytest.fixture(scope="module", autouse=True)
+def still(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Still]:
+    """From the first test on, since the pod is given 20 s to come back."""
+    with ExitStack() as end:
+        directory = tmp_path_factory.mktemp("still")
+        one = end.enter_context(job(cluster, directory, spares=1))
+        starts = one.steps(0)
+        for pid in (starts[0].more["agent"], starts[0].pid, starts[1].pid):
+            assert one.signal(pid, signal.SIGSTOP)
+        yield Still(one, end, starts, uids(one), places(starts)[0])
 
 
 def agents(starts: dict[int, Event]) -> dict[int, int]:
@@ -106,27 +131,6 @@ def test_nothing_starts_beside_a_frozen_agent_until_it_is_back(
     assert incident["remedy"] == "process"
 
 
-def test_a_pod_that_stands_still_is_gone_before_a_spare_takes_its_ranks(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    """Its workers are alive, though nobody can ask: only the end of the pod proves their end."""
-    with job(cluster, tmp_path, spares=1) as one:
-        starts, before = one.steps(0), uids(one)
-        lost = places(starts)[0]
-        spare = (set(before) - set(places(starts).values())).pop()
-        for pid in (starts[0].more["agent"], starts[0].pid, starts[1].pid):
-            assert one.signal(pid, signal.SIGSTOP)
-        after = one.steps(1)
-        assert places(after) == {**places(starts), 0: spare, 1: spare}
-        assert uids(one)[lost] != before[lost], "another one is the spare now"
-        for rank in (0, 1):
-            await_end(starts[rank].pid)
-        assert one.finish()["status"]["restartCount"] == 1
-        (incident,) = one.incidents(1)
-    assert (incident["culprit"]["fault"], incident["culprit"]["pod"]) == ("AgentLost", lost)
-    assert incident["remedy"] == "pod"
-
-
 def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -146,3 +150,19 @@ def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(
         ended = one.finish()
         assert ended["status"]["restartCount"] == 1, "suspending is no restart"
         one.incidents(1)
+
+
+def test_a_pod_that_stands_still_is_gone_before_a_spare_takes_its_ranks(still: Still) -> None:
+    """Its workers are alive, though nobody can ask: only the end of the pod proves their end."""
+    one, end, starts, before, lost = still
+    with end:
+        spare = (set(before) - set(places(starts).values())).pop()
+        after = one.steps(1)
+        assert places(after) == {**places(starts), 0: spare, 1: spare}
+        assert uids(one)[lost] != before[lost], "another one is the spare now"
+        for rank in (0, 1):
+            await_end(starts[rank].pid)
+        assert one.finish()["status"]["restartCount"] == 1
+        (incident,) = one.incidents(1)
+    assert (incident["culprit"]["fault"], incident["culprit"]["pod"]) == ("AgentLost", lost)
+    assert incident["remedy"] == "pod"
