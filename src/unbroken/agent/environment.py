@@ -8,14 +8,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import Template
 
+import unbroken
 from unbroken.core.workers import Stage
+from unbroken.spec.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.wire.agent import StartCommand
+from unbroken.wire.warm import LEARNT_VARIABLE, MODULE, RUN_PATH, SCRIPT
 from unbroken.wire.worker import VARIABLE as PAGE_VARIABLE
 
 from .options import Options, Script
 
-OWN = ("UNBROKEN_AGENT_TOKEN_FILE", "UNBROKEN_AGENT_AUTH", PAGE_VARIABLE)
+OWN = (
+    "UNBROKEN_AGENT_TOKEN_FILE", "UNBROKEN_AGENT_AUTH", PAGE_VARIABLE, WARM_VARIABLE,
+    PRELOAD_VARIABLE, LEARNT_VARIABLE,
+)  # fmt: skip
 """Variables of the agent that no worker inherits."""
+BOOT = f"{os.path.dirname(unbroken.__file__)}/worker/boot.py"
+"""Run by the worker's interpreter, which need not have unbroken."""
 _RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
@@ -32,41 +40,69 @@ class Program:
     """Before each of its lines on the console."""
     lent: Mapping[int, int] = field(default_factory=dict)
     """What else it inherits: descriptor there, descriptor here."""
+    kind: str = ""
+    """As wire/warm.py has it; empty: not by `BOOT`, and never warm."""
+    arguments: tuple[str, ...] = ()
+    """With the script's or module's name first, where there is a kind."""
 
 
 def programs(
-    options: Options, stage: Stage, command: StartCommand, directory: str
+    options: Options, stage: Stage, command: StartCommand, directory: str, boots: bool = False
 ) -> tuple[Program, ...]:
-    """The processes of a stage; `directory` is the attempt's."""
+    """The processes of a stage; `directory` is the attempt's.  With `boots` those that train are
+    started by `BOOT`."""
     script, count = options.script, options.nproc
     if stage is not Stage.TRAIN:
         chosen = options.pre_train if stage is Stage.PRE_TRAIN else options.post_train
         assert chosen is not None
         script, count = chosen, 1
     name = options.role if stage is Stage.TRAIN else stage.value
+    kind = kind_of(script) if boots and stage is Stage.TRAIN else ""
     return tuple(
         Program(
             local_rank,
-            argv(script, local_rank),
+            argv(script, local_rank, kind),
             environment(options, command, local_rank, f"{directory}/{local_rank}"),
             f"{directory}/{local_rank}",
             f"[{name}{local_rank}]:".encode(),
+            kind=kind,
+            arguments=_words(script, local_rank) if kind else (),
         )
         for local_rank in range(count)
     )
 
 
-def argv(script: Script, local_rank: int) -> tuple[str, ...]:
-    """The command line of a worker, as torchrun would make it."""
+def python() -> str:
+    """The workers' interpreter."""
+    return os.environ.get("PYTHON_EXEC", sys.executable)
+
+
+def kind_of(script: Script) -> str:
+    """As `BOOT` is told; empty: it is no Python."""
+    if script.is_run_path:
+        return RUN_PATH
+    if script.is_program:
+        return ""
+    return MODULE if script.is_module else SCRIPT
+
+
+def argv(script: Script, local_rank: int, kind: str = "") -> tuple[str, ...]:
+    """The command line of a worker, as torchrun would make it, or by `BOOT` where it has a kind."""
+    words = _words(script, local_rank)
+    if kind:
+        return (python(), "-u", BOOT, "run", kind, *words)
+    if script.is_run_path:
+        return (python(), "-u", "-c", _RUN_PATH, *words)
+    if script.is_program:
+        return words
+    flags = ("-u", "-m") if script.is_module else ("-u",)
+    return (python(), *flags, *words)
+
+
+def _words(script: Script, local_rank: int) -> tuple[str, ...]:
     # torchrun's macro `${local_rank}` (torch.distributed.elastic.utils.api.macros).
     given = [Template(word).safe_substitute(local_rank=local_rank) for word in script.arguments]
-    python = os.environ.get("PYTHON_EXEC", sys.executable)
-    if script.is_run_path:
-        return (python, "-u", "-c", _RUN_PATH, script.path, *given)
-    if script.is_program:
-        return (script.path, *given)
-    flags = ("-u", "-m") if script.is_module else ("-u",)
-    return (python, *flags, script.path, *given)
+    return (script.path, *given)
 
 
 def environment(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.errors import SpecError
+from unbroken.spec.warm import PRELOAD_VARIABLE, WARM_VARIABLE, read_preload
 
 EPILOG = "Starts nothing by itself: it waits for an operator that says which ranks to run."
 
@@ -61,6 +62,10 @@ class Options:
     """Workers wait for their ranks at the barrier of the agent's socket."""
     inprocess_seconds: float = 60.0
     """For them to come back to it; who does not is started anew."""
+    is_warm: bool = True
+    """Restarted workers may begin with their imports done."""
+    preload: tuple[str, ...] = ()
+    """What they begin with; empty: what the first ones imported."""
 
 
 # Options that torchrun's agents need to find each other, or that tune a loop which is not here.
@@ -180,7 +185,16 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         log_level=_level(found.server_log_level),
         is_inprocess=found.inprocess_restart,
         inprocess_seconds=_number("inprocess-timeout", found.inprocess_timeout, 1, 10**6),
+        is_warm=_is_on(WARM_VARIABLE, environ),
+        preload=read_preload(environ.get(PRELOAD_VARIABLE, "")),
     )
+
+
+def _is_on(variable: str, environ: Mapping[str, str]) -> bool:
+    value = environ.get(variable, "on")
+    if value not in ("on", "off"):
+        raise SpecError(f"{variable}={value} is neither on nor off")
+    return value == "on"
 
 
 def workers_per_node(text: str, environ: Mapping[str, str]) -> int:

@@ -11,7 +11,9 @@ import contextlib
 import functools
 import logging
 import os
+import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,13 +28,14 @@ from unbroken.core.workers import (
     SpawnFailed,
     Stage,
     StageStarted,
+    WatchRead,
     WorkerEnded,
 )
 from unbroken.errors import WorldError
 from unbroken.wire.agent import StartCommand
 
 from . import facts, lineage, pages
-from .environment import Program, programs
+from .environment import BOOT, Program, kind_of, programs, python
 from .lease import Lease
 from .options import Options, streams_of
 from .output import Output, Rhythm, Stream, last_line, tail_text
@@ -42,6 +45,7 @@ from .spawn import Child, NotStartedError, spawn_all
 if TYPE_CHECKING:
     # Loaded while workers start.
     from .log_watch import LogWatch
+    from .warm import WarmStarts
     from .watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -49,6 +53,8 @@ logger = logging.getLogger(__name__)
 LAST_WORDS_SECONDS = 0.1
 """How long the output of a worker that has ended may delay the news; it takes 1 ms as a rule."""
 UNKILLABLE_SECONDS = 5.0
+INTERPRETER_SECONDS = 5.0
+"""How long an interpreter may take to tell its version."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +94,8 @@ class Processes:
         """Whose rules `_rules` are."""
         self._rules: LogWatch | None = None
         self._watch: Watch | None = None
+        self._boots = False
+        self._warm: WarmStarts | None = None
         self._workers: dict[int, Worker] = {}
         self._last_words = 0
         """Workers that have ended and whose output is still being read."""
@@ -100,11 +108,14 @@ class Processes:
     def start(self) -> None:
         """Take charge of this process's children."""
         lineage.adopt_orphans()
+        self._boots = can_boot(self._options)
         self._output.start()
         self._loop.add_signal_handler(signal.SIGCHLD, self._children_changed)
 
     def close(self) -> None:
         """Write out what there is."""
+        if self._warm is not None:
+            self._warm.close()
         self._output.stop(seconds=1.0)
 
     def spawn(self, stage: Stage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
@@ -113,13 +124,14 @@ class Processes:
         self._is_killing = False
         attempt = command.attempt
         directory = f"{self._directories[stage]}/attempt_{attempt}"
-        every = programs(self._options, stage, command, directory)
+        every = programs(self._options, stage, command, directory, self._boots)
         chosen = [program for program in every if program.local_rank not in kept]
         for program in chosen:
             _prepare(program.directory)
         sources = [pages.make() if stage is Stage.TRAIN else None for _ in chosen]
         oom_kills = facts.oom_kills()
-        children, failure = self._start(chosen, sources)
+        warm = self._warm_starts() if every[0].kind else None
+        children, failure = self._start(chosen, sources, warm)
         self._watch_rules(command)
         self._keep(kept, command)
         for program, child, page in zip(chosen, children, sources, strict=False):
@@ -135,15 +147,29 @@ class Processes:
             return
         ranks = tuple(program.local_rank for program in chosen)
         self._feed(StageStarted(attempt, stage, tuple(child.pid for child in children), ranks))
+        if warm is not None:
+            warm.began(attempt, [child.is_warm for child in children])
         if stage is Stage.TRAIN:
             self._watch_workers(command)
 
+    def _warm_starts(self) -> WarmStarts:
+        if self._warm is None:
+            from .warm import WarmStarts
+
+            self._warm = WarmStarts(self._options, self._lease, self._clock)
+        return self._warm
+
     def _start(
-        self, chosen: Sequence[Program], sources: Sequence[PageSource | None]
+        self,
+        chosen: Sequence[Program],
+        sources: Sequence[PageSource | None],
+        warm: WarmStarts | None,
     ) -> tuple[list[Child], NotStartedError | None]:
         try:
             lent = [pages.lend(*one) for one in zip(chosen, sources, strict=True)]
-            return spawn_all(lent, self._lease), None
+            if warm is not None:
+                warm.prepare(lent)
+            return spawn_all(lent, self._lease, warm), None
         except NotStartedError as error:
             for source in filter(None, sources[len(error.children) :]):
                 source.close()
@@ -155,9 +181,14 @@ class Processes:
         before, nproc = self._watch, self._options.nproc
         if before is not None:
             before.close()
-        self._watch = Watch.make(command, nproc, self._clock, self._feed, before)
+        self._watch = Watch.make(command, nproc, self._clock, self._watched, before)
         seen = self._workers.values()
         self._watch.begin({one.rank: Watched(one.pid, one.page, one.rhythm) for one in seen})
+
+    def _watched(self, event: WatchRead) -> None:
+        self._feed(event)
+        if self._warm is not None and any(view.step is not None for view in event.views):
+            self._warm.step_told()
 
     def _watch_rules(self, command: StartCommand) -> None:
         """Let the rules know that workers run.  They are loaded while those start."""
@@ -223,6 +254,8 @@ class Processes:
         self._kept = kept
         self.signal(SIGKILL, but=kept)
         self._is_killing = True
+        if self._warm is not None:
+            self._warm.stop_began()
         if self._alarm is None:
             self._alarm = self._loop.call_later(UNKILLABLE_SECONDS, self._complain)
         self._reap()
@@ -240,10 +273,12 @@ class Processes:
                     self._watch.halted(worker.rank, found.si_code == os.CLD_CONTINUED)
 
     def _descendants(self) -> list[int]:
-        """Children that descend from workers, not from kept ones."""
+        """Children that descend from workers, not from kept ones; the template's are of the agent
+        itself."""
         found = lineage.children()
         spared = {pid for pid, rank in self.local_ranks().items() if rank in self._kept}
-        found = [pid for pid in found if pid not in spared]
+        others = spared.union(() if self._warm is None else self._warm.pids())
+        found = [pid for pid in found if pid not in others]
         return [pid for pid in found if lineage.session(pid) not in spared] if spared else found
 
     def _reap(self) -> None:
@@ -257,9 +292,11 @@ class Processes:
                 break
             if pid == 0:
                 break
-            worker = self._workers.pop(pid, None)
+            worker, code = self._workers.pop(pid, None), os.waitstatus_to_exitcode(status)
             if worker is not None:
-                self._ended(worker, os.waitstatus_to_exitcode(status))
+                self._ended(worker, code)
+            elif self._warm is not None:
+                self._warm.reaped(pid, code)
         self._nothing_lives()
 
     def _nothing_lives(self) -> None:
@@ -341,6 +378,29 @@ class Processes:
             self._output.add(stream)
             streams.append(stream)
         return tuple(streams)
+
+
+def can_boot(options: Options) -> bool:
+    """Whether workers are started by boot.py."""
+    if not options.is_warm or not kind_of(options.script) or not os.access(BOOT, os.R_OK):
+        return False
+    own, theirs = os.path.realpath(sys.executable), shutil.which(python())
+    return theirs is not None and (os.path.realpath(theirs) == own or _is_recent(theirs))
+
+
+def _is_recent(interpreter: str) -> bool:
+    """Whether it is a Python that can run boot.py."""
+    asks = "import sys; sys.exit(sys.version_info < (3, 10))"
+    try:
+        # Loaded where workers have another interpreter than the agent.
+        import subprocess
+
+        done = subprocess.run(
+            (interpreter, "-S", "-c", asks), capture_output=True, timeout=INTERPRETER_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
 
 
 def log_directories(options: Options) -> dict[Stage, str]:

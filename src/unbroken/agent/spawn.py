@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from unbroken.errors import WorldError
 
@@ -26,6 +28,19 @@ class Child:
     stdout: int
     """Descriptor to read."""
     stderr: int
+    is_warm: bool = False
+
+
+class Warm(Protocol):
+    """Has parked workers, and wants to learn from those that are started cold."""
+
+    def hand(
+        self, program: Program, inherited: Mapping[int, int], bind: Callable[[int], None]
+    ) -> int | None:
+        """Let a parked worker become the program; its pid.  None: it has to be started cold."""
+
+    def learning(self, program: Program) -> Program:
+        """The program for a cold start."""
 
 
 class NotStartedError(WorldError):
@@ -38,7 +53,7 @@ class NotStartedError(WorldError):
         """What runs or has ended, of all that were forked."""
 
 
-def spawn_all(programs: Sequence[Program], lease: Lease) -> list[Child]:
+def spawn_all(programs: Sequence[Program], lease: Lease, warm: Warm | None = None) -> list[Child]:
     """Start them all; none outlives the lease's process.  NotStartedError.
 
     posix_spawn, which copies nothing of this process: a fork is several times slower, and takes
@@ -48,7 +63,7 @@ def spawn_all(programs: Sequence[Program], lease: Lease) -> list[Child]:
     children: list[Child] = []
     try:
         for program in programs:
-            children += [_spawn(program, lease)]
+            children += [_spawn(program, lease, warm)]
     except (OSError, ValueError) as error:
         local_rank = len(children)
         reason = error.strerror if isinstance(error, OSError) else error
@@ -57,7 +72,7 @@ def spawn_all(programs: Sequence[Program], lease: Lease) -> list[Child]:
     return children
 
 
-def _spawn(program: Program, lease: Lease) -> Child:
+def _spawn(program: Program, lease: Lease, warm: Warm | None) -> Child:
     with ExitStack() as ours, ExitStack() as theirs:
         stdout, to_stdout = os.pipe2(os.O_CLOEXEC)
         ours.callback(os.close, stdout)
@@ -68,19 +83,31 @@ def _spawn(program: Program, lease: Lease) -> Child:
         lent = lease.lend()
         theirs.callback(os.close, lent)
         inherited = {1: to_stdout, 2: to_stderr, 3: lent, **program.lent}
-        given = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in inherited.items()]
-        pid = os.posix_spawnp(
-            program.command[0],
-            program.command,
-            program.environment,
-            file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *given],
-            setsid=True,
-            setsigmask=(),
-            setsigdef=_CHANGEABLE,
-        )
-        lease.bind(lent, pid)
+        bind = partial(lease.bind, lent)
+        pid = warm.hand(program, inherited, bind) if warm is not None else None
+        is_warm = pid is not None
+        if pid is None:
+            cold = warm.learning(program) if warm is not None else program
+            pid = posix_spawn(cold.command, cold.environment, {**inherited, **cold.lent})
+            bind(pid)
         ours.pop_all()
-    return Child(pid, stdout, stderr)
+    return Child(pid, stdout, stderr, is_warm)
+
+
+def posix_spawn(
+    command: tuple[str, ...], environment: Mapping[str, str], inherited: Mapping[int, int]
+) -> int:
+    """Start one process with the descriptors named (there, here), set in order.  OSError."""
+    given = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in inherited.items()]
+    return os.posix_spawnp(
+        command[0],
+        command,
+        environment,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *given],
+        setsid=True,
+        setsigmask=(),
+        setsigdef=_CHANGEABLE,
+    )
 
 
 def _keep_to_itself() -> None:

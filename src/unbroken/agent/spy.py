@@ -20,6 +20,8 @@ from typing import Any
 from unbroken.errors import WorldError
 from unbroken.wire.observation import FRAME_CHARACTERS, FRAMES_MAX, THREADS_MAX, ThreadStack
 
+from .environment import BOOT
+
 PLAIN: tuple[str, ...] = ()
 NATIVE = ("--native",)
 NONBLOCKING = ("--nonblocking",)
@@ -30,6 +32,8 @@ NOT_ALLOWED = (
     "SYS_PTRACE, or its node kernel.yama.ptrace_scope=0"
 )
 MISSING = "py-spy is not installed beside the agent's Python: pip install py-spy"
+_BOOT = (BOOT, f"{os.path.dirname(BOOT)}/becoming.py")
+"""Files whose frames are below those of the user's program."""
 _REFUSED = ("Permission denied", "Operation not permitted")
 _IN_BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)")
 _UNKNOWN = re.compile(r"0x[0-9a-f]+")
@@ -111,6 +115,8 @@ def read(text: bytes, pid: int) -> Stacks:
     """What py-spy wrote; WorldError."""
     try:
         threads = sorted(json.loads(text), key=lambda one: _order(one, pid))
+        for one in threads:
+            one["frames"] = [frame for frame in one["frames"] if frame["filename"] not in _BOOT]
         shown = tuple(_thread(one, pid) for one in threads[:THREADS_MAX])
         functions = tuple(
             f"{frame['name']} {frame['filename']}"
