@@ -184,7 +184,7 @@ def _facts(one: RankEvidence) -> Iterator[str]:
     share = f", {one.cpu_share:.2f} cores now" if one.cpu_share is not None else ""
     yield from page.field("processor", used + share)
     if one.io_bytes is not None:
-        yield from page.field("read/written", f"{one.io_bytes} bytes between two looks")
+        yield from page.field("files", f"{one.io_bytes} bytes read and written between two looks")
     if one.phase or one.step is not None:
         step = "" if one.step is None else f"step {one.step}"
         yield from page.field("at", ", ".join(filter(None, (one.phase, step))))
