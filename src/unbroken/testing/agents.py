@@ -294,7 +294,8 @@ class Agent:
         self.workers[local_rank] = later
         self._world.training.go_on(worker, later)
         self._schedule.probes["goes_on"] += 1
-        self._schedule.after(1.0, self._wrote, later, local_rank)
+        # Of a process that wrote long ago this is the first sign of life.
+        self._world.training.wrote(later)
         self.give(machine.Passed(local_rank, worker.pid))
 
     def _wrote(self, worker: Worker, local_rank: int) -> None:
