@@ -72,11 +72,10 @@ while True:
     client.say("job_data", rank=int(envs["RANK"]), data=f"data of {envs['RANK']}")
     client.say("rank_labels", labels={"pp": "0"})
     tell(before=os.environ["RANK"], **envs, more=start["aggregate_worker_data"])
-    if os.path.exists("fault"):
-        os.unlink("fault")
+    if LOCAL == 0 and envs["JOB_RESTART_COUNT"] == "1":
         client.say("job_fault", rank=int(envs["RANK"]), restart_mode="in_process_restart",
                    reason="MyReason", message="my message")
     client.hear("job_fault")
 """
 )
-"""Waits for its rank at the barrier, as with AWS's library."""
+"""Waits for its rank at the barrier, as with AWS's library; one reports a fault in attempt 1."""

@@ -69,8 +69,8 @@ class Conversation:
     handlers: dict[str, Handler] = field(default_factory=dict)
     _told: dict[int, _Told] = field(default_factory=dict)
     _steps: CheckpointSteps = field(default_factory=CheckpointSteps)
-    _prefixes: dict[str, str] = field(default_factory=dict)
-    """Checkpoint prefixes by client id."""
+    _prefixes: dict[tuple[Connection, str], str] = field(default_factory=dict)
+    """Of checkpoints, by client."""
     _socket: WorkerSocket | None = None
     _command: StartCommand | None = None
     """The newest start, with what has been updated."""
@@ -147,7 +147,7 @@ class Conversation:
     def lost(self, connection: Connection) -> None:
         """It says no more."""
         for client in connection.clients:
-            self._prefixes.pop(client, None)
+            self._prefixes.pop((connection, client), None)
         if any(connection.clients.values()):
             self.feed(Disconnected(*_who(connection)))
 
@@ -226,13 +226,13 @@ class Conversation:
             if len(connection.clients) >= CLIENTS_MAX:
                 return
             connection.clients[client] = False
-        self._prefixes[client] = prefix
+        self._prefixes[connection, client] = prefix
         counts = {name: n if type(n) is int else None for name, n in list(kinds.items())[:8]}
         self._steps.begin(prefix, counts)
         self._tell_progress()
 
     def _checkpoint_update(self, connection: Connection, message: Mapping[str, Any]) -> None:
-        prefix = self._prefixes.get(message["client_id"])
+        prefix = self._prefixes.get((connection, message["client_id"]))
         kind, step, path = (message.get(name) for name in ("checkpoint_type", "step", "path"))
         if prefix is None or type(step) is not int or not isinstance(kind, str):
             return
@@ -242,7 +242,7 @@ class Conversation:
 
     def _checkpoint_get(self, connection: Connection, message: Mapping[str, Any]) -> None:
         client = message["client_id"]
-        prefix = self._prefixes.get(client)
+        prefix = self._prefixes.get((connection, client))
         path = None if prefix is None else self._steps.path(prefix)
         connection.send({"type": ipc.CHECKPOINT_GET, "client_id": client, "path": path})
 
