@@ -58,6 +58,9 @@ class Importer:
         """What the other finders find, if it may be imported."""
         if name in self.left_out:
             self._leave_out(name, f"{name}: {self.left_out[name]}")
+        if name == "unbroken":
+            # It would do nothing in a fork of the process that has imported it.
+            self._leave_out(name, "unbroken is told apart from its forks")
         spec = self._found(name, path, target)
         if spec is None:
             return None
