@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ipc_clients import OURS, RAW, THEIRS
+from running import Operator, Running, linked, program, running, start, stop
 
-from agent.ipc_clients import OURS, RAW, THEIRS
-from agent.running import Operator, Running, linked, program, running, start, stop
 from unbroken.wire.agent import AgentState, FaultKind
 
 pytestmark = pytest.mark.slow
@@ -199,6 +199,59 @@ def test_one_of_theirs_is_started_anew_alone(tmp_path: Path) -> None:
             after = await operator.workers(1)
             assert after.workers[0].pid != before.workers[0].pid
             assert after.workers[1].pid == before.workers[1].pid
+
+    asyncio.run(story())
+
+
+STEPS = (
+    RAW
+    + """
+from unbroken import worker
+client = Client()
+client.say("init", restartable=True)
+steps = range(8)
+while True:
+    for step in steps:
+        worker.progress(step)
+        os.write(1, f"mark={step}\\n".encode())
+    client.hear("job_fault")
+    client.say("at_rcb_barrier")
+    client.hear("job_start")
+    client.say("past_rcb_barrier")
+    steps = range(5, 7)
+"""
+)
+
+
+def test_steps_and_lines_of_a_kept_worker_count_for_the_attempt_in_which_they_came(
+    tmp_path: Path,
+) -> None:
+    rule = {"name": "mark", "logPattern": r"mark=(\d+)"}
+
+    async def story() -> None:
+        async with agent_with(tmp_path, STEPS) as (_, operator):
+
+            async def seen(attempt: int, step: int, matches: int) -> None:
+                operator.send(start(attempt, log_rules=(rule,)))
+                report = await operator.report(
+                    lambda r: (
+                        r.attempt == attempt
+                        and [one.step for one in r.watch] == [step, step]
+                        and [view.matches for view in r.log_rules] == [matches]
+                    )
+                )
+                first = 5 * (attempt > 0)
+                assert [one.first_step for one in report.watch] == [first, first]
+                mine = [r for r in operator.reports if r.attempt == attempt]
+                assert {one.step for r in mine for one in r.watch} <= {
+                    None,
+                    *range(first, step + 1),
+                }
+
+            await seen(0, 7, 16)
+            operator.send(stop(0, **KEEP))
+            assert (await operator.state(AgentState.READY)).kept == (0, 1)
+            await seen(1, 6, 4)
 
     asyncio.run(story())
 
