@@ -361,6 +361,8 @@ class WarmStarts:
             return
         one.pid = pid
         self._feed(core.Parked())
+        if all(each.pid for each in self._parked):
+            logger.info("warm: %d are parked", len(self._parked))
 
     def _failed(self, reason: str) -> None:
         if self._template is not None:

@@ -1,0 +1,224 @@
+"""Warm workers under a real agent: begun from a template, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Operator, Running, linked, marked, program, running, start, stop
+
+from unbroken.wire.agent import AgentState
+from unbroken.wire.warm import LEARNT_VARIABLE
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import json, os, signal, sys
+import {library}
+from unbroken import worker
+worker.progress(1)
+told = dict(environ=dict(os.environ), argv=sys.argv, name=__name__, file=__file__, cwd=os.getcwd(),
+    value={library}.VALUE, sid=os.getsid(0), stdin=os.readlink("/proc/self/fd/0"),
+    path=sys.path[0], fds=sorted(map(int, os.listdir("/proc/self/fd"))))
+os.write(1, (json.dumps(told) + "\\n").encode())
+signal.pause()
+"""
+LIBRARY = "warm_sample"
+INFO = "--server-log-level=info"
+Story = Callable[[Running, Operator], Awaitable[None]]
+
+
+def tell(tmp_path: Path, story: Story, *words: str, site_text: str = "", **environ: str) -> str:
+    """Run a story with a library that is admitted; what the agent has logged."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / f"{LIBRARY}.py").write_text("VALUE = 1\n")
+    (site / "sitecustomize.py").write_text(site_text)
+    given = {"UNBROKEN_PRELOAD": LIBRARY, "PYTHONPATH": str(site)} | environ
+    script = program(tmp_path, TRAIN.replace("{library}", LIBRARY))
+
+    async def main() -> str:
+        with running(tmp_path, INFO, script, *words, **given) as agent:
+            async with linked(agent) as operator:
+                operator.send(start(0))
+                await operator.workers(0)
+                await story(agent, operator)
+            agent.process.terminate()
+            return (await asyncio.to_thread(agent.stderr.all)).decode()
+
+    return asyncio.run(main())
+
+
+async def until_parked(agent: Running, count: int = 2) -> list[int]:
+    """Wait for a template and those it parks; their pids, the template's first."""
+    await asyncio.to_thread(agent.stderr.wait_for, rf"warm: {count} are parked")
+    workers = {worker.pid for worker in agent.report().workers}
+    found = [pid for pid in agent.processes() if pid not in {*workers, agent.report().pid}]
+    return sorted(found, key=lambda pid: b"template" not in cmdline(pid))
+
+
+def cmdline(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+async def again(operator: Operator, attempt: int) -> None:
+    """End the attempt before, and start another at once."""
+    operator.send(stop(attempt - 1))
+    await operator.report(lambda r: r.state is AgentState.READY and r.newest_attempt == attempt - 1)
+    operator.send(start(attempt))
+    await operator.workers(attempt)
+
+
+def told(agent: Running, attempt: int, local_rank: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        agent.attempt_file(attempt, local_rank, "stdout.log").read_text()
+    )
+    return found
+
+
+def test_a_warm_start_is_as_a_cold_one(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        parked = (await until_parked(agent))[1:]
+        await again(operator, 1)
+        workers = operator.reports[-1].workers
+        assert sorted(worker.pid for worker in workers) == sorted(parked)
+        for worker in workers:
+            cold, warm = (told(agent, attempt, worker.local_rank) for attempt in (0, 1))
+            assert warm["sid"] == worker.pid
+            environ = warm["environ"]
+            expected = cold["environ"] | {
+                "MASTER_PORT": "29401",
+                "JOB_RESTART_COUNT": "1",
+                "TORCHELASTIC_RESTART_COUNT": "1",
+                "TORCHELASTIC_ERROR_FILE": environ["TORCHELASTIC_ERROR_FILE"],
+            }
+            assert environ == expected
+            assert f"attempt_1/{worker.local_rank}/" in environ["TORCHELASTIC_ERROR_FILE"]
+            hidden = {"UNBROKEN_WARM", "UNBROKEN_PRELOAD", LEARNT_VARIABLE}
+            assert not hidden & set(environ)
+            for key in ("argv", "name", "file", "cwd", "value", "stdin", "path"):
+                assert warm[key] == cold[key], key
+            assert set(warm["fds"]) <= set(cold["fds"])
+        await until_replaced(agent, operator)
+
+    log = tell(tmp_path, story, "--lr", "0.1")
+    assert "start=cold" not in log
+
+
+async def until_replaced(agent: Running, operator: Operator) -> None:
+    """Those used are replaced, and the next start is warm again."""
+    await asyncio.to_thread(agent.stderr.wait_for, r"(?s)are parked.*are parked")
+    await again(operator, 2)
+    assert told(agent, 2)["environ"]["JOB_RESTART_COUNT"] == "2"
+
+
+def test_an_edited_script_is_read_anew(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        await until_parked(agent)
+        program(tmp_path, "import os, signal; os.write(1, b'[2]\\n'); signal.pause()")
+        await again(operator, 1)
+        text = agent.attempt_file(1, 0, "stdout.log").read_text()
+        assert text == "[2]\n"
+
+    tell(tmp_path, story)
+
+
+def test_an_edited_module_means_a_cold_start_and_a_new_template(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        before = await until_parked(agent)
+        (tmp_path / "site" / f"{LIBRARY}.py").write_text("VALUE = 'another'\n")
+        await again(operator, 1)
+        assert told(agent, 1)["value"] == "another"
+        await asyncio.to_thread(agent.stderr.wait_for, r"(?s)are parked.*are parked")
+        assert not set(before) & set(agent.processes())
+        await again(operator, 2)
+        assert told(agent, 2)["value"] == "another"
+
+    log = tell(tmp_path, story)
+    assert log.count("start=cold") == 1
+    assert f"attempt=1 start=cold reason='{tmp_path}/site/{LIBRARY}.py has changed'" in log
+
+
+UNSAFE = """
+import sys, threading
+if "template" in sys.orig_argv:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+def test_an_interpreter_with_threads_means_cold_starts(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        await asyncio.to_thread(agent.stderr.wait_for, r"next start is cold")
+        await again(operator, 1)
+        assert told(agent, 1)["value"] == 1
+
+    log = tell(tmp_path, story, site_text=UNSAFE)
+    assert "attempt=1 start=cold reason='unsafe: " in log
+    assert "thread" in log
+
+
+def test_it_can_be_turned_off(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        await again(operator, 1)
+        assert [b"boot.py" in cmdline(pid) for pid in agent.processes()] == [False] * 3
+        assert "UNBROKEN_WARM" not in told(agent, 1)["environ"]
+
+    assert "warm" not in tell(tmp_path, story, UNBROKEN_WARM="off")
+
+
+@pytest.mark.parametrize("victim", ["template", "parked", "while parking"])
+def test_who_is_killed_is_replaced_and_delays_no_start(tmp_path: Path, victim: str) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        if victim == "while parking":
+            await asyncio.to_thread(agent.stderr.wait_for, r"warm: \d+ modules")
+            family = [pid for pid in agent.processes() if b"template" in cmdline(pid)]
+            template = min(family)
+        else:
+            template, *others = await until_parked(agent)
+            template = others[0] if victim == "parked" else template
+        os.kill(template, signal.SIGKILL)
+        await again(operator, 1)
+        workers = operator.reports[-1].workers
+        assert {worker.state for worker in workers} == {"running"}
+        assert told(agent, 1, 1)["environ"]["RANK"] == "1"
+        await asyncio.to_thread(agent.stderr.wait_for, r"(?s)start=cold.*are parked")
+        operator.send(stop(1))
+        await operator.state(AgentState.READY)
+
+    assert "attempt=1 start=cold" in tell(tmp_path, story)
+
+
+@pytest.mark.parametrize("victim", ["agent", "keeper", "both"])
+def test_template_and_parked_end_with_the_agent(tmp_path: Path, victim: str) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        await until_parked(agent)
+        report = agent.report()
+        assert report.pid is not None
+        own = {"agent": [report.pid], "keeper": [agent.process.pid]}
+        pids = own.get(victim, [report.pid, agent.process.pid])
+        left = [os.pidfd_open(pid) for pid in agent.processes() if pid not in pids]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for fd in left:
+            await readable(fd)
+            os.close(fd)
+        await asyncio.to_thread(agent.wait)
+        assert marked(agent.mark) == []
+
+    tell(tmp_path, story)
+
+
+async def readable(fd: int) -> None:
+    event = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(fd, event.set)
+    await event.wait()
+    loop.remove_reader(fd)
