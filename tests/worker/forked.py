@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint.state_dict  # here, so that no child has to import it
 from torch import distributed
+
+import unbroken.worker.checkpointing  # noqa: F401
 
 POINTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.listdir"}
 """What Python tells an audit hook of that changes or reads a directory."""
@@ -38,6 +41,15 @@ class Child:
         """Its exit status, once it has ended."""
         self.said.close()
         return os.waitpid(self.pid, 0)[1]
+
+    def has_returned(self) -> bool:
+        """Wait for its end: it returned, or it was killed; raises what its function raised."""
+        try:
+            self.answer()
+        except EOFError:
+            self.end()
+            return False
+        return True
 
     def has_stopped(self) -> bool:
         """Wait until it has stopped or ended."""

@@ -23,6 +23,8 @@ from .checkpoint_names import BAD, TRASH, UNFINISHED, Name, Retention, complete,
 MANIFEST = "complete.json"
 _OWN = ".unbroken"
 _CHUNK_BYTES = 4 << 20
+_CLAIMS = 8
+"""Attempts that are looked at; a worker as late as that was refused long before."""
 
 
 class CheckpointError(WorldError):
@@ -43,6 +45,9 @@ class Claim:
     workers: int
     at: float
     """Time of day."""
+    failures: int
+    """Of the job before."""
+    job_began_at: float
 
 
 @dataclass(frozen=True)
@@ -96,9 +101,9 @@ class Directory:
         return complete(self.entries(), self.attempt, self.inherited)
 
     def claims(self) -> list[Claim]:
-        """All that can be read, oldest first."""
+        """The newest that can be read, oldest first."""
         found = []
-        for number in self._claimed():
+        for number in self._claimed()[-_CLAIMS:]:
             with suppress(OSError, ValueError, TypeError):
                 found.append(Claim(**json.loads(self._claim(number).read_bytes())))
         return found
@@ -165,6 +170,8 @@ class Directory:
 
     def set_aside(self, name: Name) -> None:
         """Keep what was found bad for whoever wants to look at it."""
+        # A newer attempt deletes: what is missing to this one is not damaged.
+        self.check()
         (self.path / str(name)).rename(self.path / f"{name}{BAD}")
 
     def prune(self, retention: Retention, safe: Name, is_heir: bool) -> None:

@@ -29,7 +29,9 @@ RESULTS = "results-{}"
 class Staged:
     """A copy in host memory of what this rank writes, and where all of it goes."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_alone: bool) -> None:
+        self._is_alone = is_alone
+        self._members = 0
         self._digest = b""
         self._plans: list[Any] = []
         self._metadata: Any = None
@@ -39,7 +41,9 @@ class Staged:
 
     def plan(self, state: Mapping[str, Any]) -> tuple[bytes, Any]:
         """What this rank has, and a digest of it: equal digests have equal plans."""
-        self._planner = _checkpoint("default_planner").DefaultSavePlanner()
+        self._planner = _checkpoint("default_planner").DefaultSavePlanner(
+            dedup_save_to_lowest_rank=self._is_alone
+        )
         self._planner.set_up_planner(dict(state))
         plan = self._planner.create_local_plan()
         return hashlib.blake2b(pickle.dumps(plan), digest_size=16).digest(), plan
@@ -48,8 +52,9 @@ class Staged:
         """The plans of all ranks are known for this digest of all digests."""
         return digest == self._digest
 
-    def agree(self, digest: bytes, plans: list[Any]) -> None:
-        """Divide the work; the same on every rank, for it has the same plans."""
+    def agree(self, digest: bytes, plans: list[Any], members: int) -> None:
+        """Divide the work, alike on all ranks; the first so many of the plans are written here."""
+        self._members = members
         self._plans, self._metadata = self._planner.create_global_plan(plans)
         self._digest, self._buffers = digest, {}
 
@@ -81,7 +86,7 @@ class Staged:
 
     def finish(self, place: Path) -> list[File]:
         """What reads all parts together; once, when all are written."""
-        parts = [place / RESULTS.format(member) for member in range(len(self._plans))]
+        parts = [place / RESULTS.format(member) for member in range(self._members)]
         files: list[File] = []
         _writer(place, files).finish(
             self._metadata,
@@ -133,8 +138,12 @@ class Objects:
         reader = _checkpoint("filesystem").FileSystemReader(place)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            # Each rank reads what it needs; that all could is agreed afterwards.
-            _checkpoint("state_dict_loader").load(found, storage_reader=reader, no_dist=True)
+            try:
+                # Each rank reads what it needs; that all could is agreed afterwards.
+                _checkpoint("state_dict_loader").load(found, storage_reader=reader, no_dist=True)
+            except _checkpoint("api").CheckpointException as error:
+                # Torch's is no Exception, and its text a traceback.
+                raise CheckpointError(_reason(error)) from error
         for name, one in self._tensors().items():
             if self._is(one, "nn", "Module"):
                 state.set_model_state_dict(one, found[name])
@@ -217,6 +226,10 @@ def seed(states: Mapping[str, Any]) -> None:
         import_module("numpy").random.set_state(states["numpy"])
     if states["cuda"] is not None:
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def _reason(error: Any) -> str:
+    return "; ".join(f"{failure[0]}" for failure in error.failures.values())
 
 
 def _checkpoint(name: str) -> Any:

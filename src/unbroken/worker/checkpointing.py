@@ -123,7 +123,7 @@ class Checkpoints:
         """Saves that this rank began and could not write."""
         self._directory, self._retention, self._shared = directory, retention, shared
         self._rhythm, self._claimed_before = rhythm, directory.newest_claim()
-        self._staged, self._part = Staged(), Part()
+        self._staged, self._part = Staged(is_alone=not shared), Part()
         self._thread: Thread | None = None
         self._is_heir = False
         self._told_step: int | None = None
@@ -168,6 +168,7 @@ class Checkpoints:
             failure = f"{name} cannot be loaded: {errors[0]}"
             _log.warning("%s: %s", self._directory.path, failure)
         if failure:
+            group.together(self._directory.check)
             raise CheckpointError(failure)
         return None
 
@@ -225,7 +226,10 @@ class Checkpoints:
         digest = hashlib.blake2b(b"".join(offer.digest for offer in offers)).digest()
         if not self._staged.has(digest):
             plans = group.gather(plan[0])
-            self._staged.agree(digest, [plans[member] for member in group.members])
+            # What others have too is given to the first who has it: to those of this directory.
+            first = set(group.members)
+            order = [*group.members, *(at for at in range(group.world_size) if at not in first)]
+            self._staged.agree(digest, [plans[rank] for rank in order], len(group.members))
         own = Objects(objects).own(rng, extra)
         self._rhythm.began_at = began
         return self._begin(name, group, own, self._safe(offers, name))
@@ -262,7 +266,13 @@ class Checkpoints:
             )
             if is_newer or is_rival:
                 raise Superseded(f"attempt {claim.number} has taken {self._directory.path} over")
-        self._directory.claim(Claim(number, where.job, where.attempt, workers, time()))
+        now = time()
+        same = [claim for claim in self._directory.claims() if claim.job == where.job]
+        failures = same[-1].failures + 1 if same else 0
+        first_at = same[-1].job_began_at if same else now
+        self._directory.claim(
+            Claim(number, where.job, where.attempt, workers, now, failures, first_at)
+        )
 
     def _adopt(self, number: int, group: Peers) -> tuple[int, float]:
         """Failures of this job so far, and when it began."""
@@ -273,9 +283,8 @@ class Checkpoints:
                 f"{self._directory.path} is not the same directory as that of rank"
                 f" {group.members[0]}: mount a shared one, or say shared=False"
             ) from None
-        job = context().job
-        claims = [claim for claim in self._directory.claims() if claim.job == job]
-        return len(claims) - 1, min((claim.at for claim in claims), default=time())
+        claims = (claim for claim in self._directory.claims() if claim.number == number)
+        return next(((claim.failures, claim.job_began_at) for claim in claims), (0, time()))
 
     def _is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
