@@ -87,6 +87,7 @@ def test_a_warm_start_is_as_a_cold_one(tmp_path: Path) -> None:
         parked = (await until_parked(agent))[1:]
         await again(operator, 1)
         workers = operator.reports[-1].workers
+        assert {worker.start for worker in workers} == {"warm"}
         assert sorted(worker.pid for worker in workers) == sorted(parked)
         for worker in workers:
             cold, warm = (told(agent, attempt, worker.local_rank) for attempt in (0, 1))
@@ -134,6 +135,7 @@ def test_an_edited_module_means_a_cold_start_and_a_new_template(tmp_path: Path) 
         before = await until_parked(agent)
         (tmp_path / "site" / f"{LIBRARY}.py").write_text("VALUE = 'another'\n")
         await again(operator, 1)
+        assert {worker.start for worker in operator.reports[-1].workers} == {"cold"}
         assert told(agent, 1)["value"] == "another"
         await asyncio.to_thread(agent.stderr.wait_for, r"(?s)are parked.*are parked")
         assert not set(before) & set(agent.processes())

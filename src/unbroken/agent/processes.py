@@ -146,7 +146,9 @@ class Processes:
             self._feed(SpawnFailed(attempt, stage, failure.local_rank, str(failure)))
             return
         ranks = tuple(program.local_rank for program in chosen)
-        self._feed(StageStarted(attempt, stage, tuple(child.pid for child in children), ranks))
+        pids = tuple(child.pid for child in children)
+        starts = tuple("warm" if child.is_warm else "cold" for child in children)
+        self._feed(StageStarted(attempt, stage, pids, ranks, starts))
         if warm is not None:
             warm.began(attempt, [child.is_warm for child in children])
         if stage is Stage.TRAIN:

@@ -100,7 +100,13 @@ async def _ask(
 def agent_value(report: AgentReport) -> dict[str, Any]:
     """What `describe` says of an agent."""
     workers = [
-        {"rank": one.rank, "localRank": one.local_rank, "pid": one.pid, "state": one.state}
+        {
+            "rank": one.rank,
+            "localRank": one.local_rank,
+            "pid": one.pid,
+            "state": one.state,
+            "start": one.start,
+        }
         for one in report.workers
     ]
     return {

@@ -68,6 +68,8 @@ class StageStarted:
     pids: tuple[int, ...]
     local_ranks: tuple[int, ...] | None = None
     """Whose `pids` are; None: from 0."""
+    starts: tuple[str, ...] = ()
+    """`cold` or `warm`, of each; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

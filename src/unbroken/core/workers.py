@@ -309,9 +309,11 @@ class Workers:
         match event:
             case StageStarted(pids=pids):
                 ranks = range(len(pids)) if event.local_ranks is None else event.local_ranks
-                for local_rank, pid in zip(ranks, pids, strict=True):
+                starts = event.starts or ("",) * len(pids)
+                for local_rank, pid, start in zip(ranks, pids, starts, strict=True):
                     rank = self._global_rank(run, local_rank)
-                    run.workers[local_rank] = WorkerReport(local_rank, rank, pid, "running", now)
+                    worker = WorkerReport(local_rank, rank, pid, "running", now, start=start)
+                    run.workers[local_rank] = worker
                 return []
             case SpawnFailed(local_rank=local_rank, message=message):
                 rank = self._global_rank(run, local_rank)

@@ -95,6 +95,8 @@ class WorkerReport:
     started_at: float
     ended_at: float | None = None
     first_output_at: float | None = None
+    start: str = ""
+    """cold, or warm: with its imports done; empty: not known."""
 
 
 class RuleState(Enum):

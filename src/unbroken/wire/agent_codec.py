@@ -133,6 +133,7 @@ def _worker(item: Taker) -> WorkerReport:
         started_at=item.time("started_at") or 0.0,
         ended_at=item.time("ended_at"),
         first_output_at=item.time("first_output_at"),
+        start=item.optional_text("start") or "",
     )
 
 
