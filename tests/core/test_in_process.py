@@ -95,6 +95,12 @@ def test_what_fails_again_keeps_its_process_only_after_progress(
     script.run(f"20 failed w-1 1 -> stop w-0 1 {stop}, stop w-1 1 {stop}")
 
 
+def test_a_step_that_is_told_only_with_the_fault_is_progress() -> None:
+    script = running(2, 0, "5 runs w-0 0 told=7")
+    restart(script, 10.0, 0)
+    script.run("10.5 failed w-1 1 told=3 -> stop w-0 1 keep, stop w-1 1 keep")
+
+
 def test_two_faults_of_one_attempt_are_no_repetition() -> None:
     script = running()
     script.run("10 failed w-1 0\n10.1 ready w-0 0 kept=0")

@@ -35,8 +35,9 @@ def restart_mode(incident: Incident, before: Incident | None) -> str:
     so does who asks for a restart."""
     is_small = incident.remedy in (Remedy.IN_PROCESS, Remedy.PROCESS, Remedy.POD)
     is_asked = any(signal.fault == RESTART_REQUESTED for signal in incident.signals)
+    # The step of a fault is that of the attempt that broke: it may be told only with the fault.
     is_repeated = before is not None and (
-        before.progress_at is None or (incident.step is not None and incident.step == before.step)
+        before.progress_at is None if incident.step is None else incident.step == before.step
     )
     return IN_PROCESS_RESTART if is_small and not is_asked and not is_repeated else PROCESS_RESTART
 
