@@ -46,19 +46,18 @@ class Template:
         self.python = python
         self.program, self.directory, self.environment = [*program], directory, dict(environment)
         self.pair, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._read, write = os.pipe()
+        self._outputs = os.memfd_create("stdout"), os.memfd_create("stderr")
         with theirs:
             self.process = subprocess.Popen(
                 [python, "-u", BOOT, "template", str(theirs.fileno()), *program],
                 stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=write,
+                stdout=self._outputs[0],
+                stderr=self._outputs[1],
                 cwd=directory,
                 env=self.environment,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
-        os.close(write)
 
     def __enter__(self) -> Template:
         return self
@@ -66,7 +65,7 @@ class Template:
     def __exit__(self, *_: object) -> None:
         self.pair.close()
         self.process.wait()
-        os.close(self._read)
+        self.printed = tuple(_contents(fd) for fd in self._outputs)
 
     def ask(self, message: dict[str, Any], *descriptors: int) -> dict[str, Any]:
         """Its answer."""
@@ -85,11 +84,6 @@ class Template:
     def prepare(self, *modules: str, is_given: bool = False) -> dict[str, Any]:
         """Have it import them."""
         return self.ask({"type": "import", "modules": modules, "is_given": is_given})
-
-    def printed(self) -> str:
-        """What it has written, to the end: close it first."""
-        with open(os.dup(self._read)) as lines:
-            return lines.read()
 
     def park(self) -> Worker:
         """A worker that waits."""

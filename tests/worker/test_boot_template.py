@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from templates import Ended, Template, plainly
 
@@ -49,6 +50,7 @@ def imported(packages: Path, modules: dict[str, str], **variables: str) -> dict[
             ended = ours.run()
             assert (ended.code, ended.stderr) == (0, "")
             answer["kept"] = ended.stdout.split()
+    answer["printed"] = ours.printed
     return answer
 
 
@@ -111,6 +113,7 @@ def test_modules_that_fail_are_left_out_with_the_reason(packages: Path) -> None:
     }
     answer = imported(packages, modules)
     assert answer["kept"] == ["modlast"]
+    assert answer["printed"] == ("", "noise\nnoise\n")
     assert answer["skipped"]["modraises"] == "ZeroDivisionError: division by zero"
     assert answer["skipped"]["modexits"] == "SystemExit: no"
     assert answer["skipped"]["modneeds"].startswith("ModuleNotFoundError")
@@ -204,6 +207,17 @@ def test_nobody_is_parked_when_the_template_has_become_unsafe(packages: Path) ->
         assert answer == {"type": "unsafe", "reason": "has started threads: late"}
         for end in ends:
             end.close()
+
+
+def test_threads_that_end_before_a_fork_forbid_none(packages: Path) -> None:
+    text = "import numpy; print(numpy.ones((64, 64)).dot(numpy.ones((64, 64))).sum())"
+    (packages / "numpy").symlink_to(Path(numpy.__file__).parent)
+    libraries = Path(numpy.__file__).parents[1] / "numpy.libs"
+    (packages / "numpy.libs").symlink_to(libraries)
+    with template(packages, text, OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2") as ours:
+        answer = ours.prepare("numpy")
+        assert (answer["type"], answer["skipped"]) == ("ready", {})
+        assert ours.run().stdout == "262144.0\n"
 
 
 def test_import_in_several_messages_and_memory(packages: Path) -> None:
