@@ -1,0 +1,278 @@
+"""The worker's end of the agent's socket: one connection of the process, read by a thread.
+
+Without an agent, or with one that has no socket, there is no channel.  Processes forked from the
+one that speaks have none either: the agent would take their words for the worker's.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FrameType
+from typing import Any, ParamSpec, TypeVar
+
+from unbroken.errors import WorldError
+from unbroken.wire.ipc import FRAME_BYTES_MAX, HEADER, INIT, VARIABLE, encode
+
+__all__ = ["Channel", "Heard", "connect", "is_whole", "whole"]
+
+FDS_MAX = 64
+"""Beside one frame; the kernel takes 253."""
+ANSWER_SECONDS = 10.0
+Heard = Callable[[Mapping[str, Any]], None]
+P = ParamSpec("P")
+R = TypeVar("R")
+logger = logging.getLogger(__name__)
+_whole: set[CodeType] = set()
+
+
+def whole(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that `restartable` does not interrupt: half a frame would end the channel."""
+    _whole.add(function.__code__)
+    return function
+
+
+def is_whole(frame: FrameType | None) -> bool:
+    """Whether such a function runs, called from wherever, or a finalizer: what is raised in one
+    Python only prints."""
+    while frame is not None:
+        if frame.f_code in _whole or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Answer:
+    """What one request waits for."""
+
+    def __init__(self) -> None:
+        self.is_there = threading.Event()
+        self.is_wanted = True
+        self.message: Mapping[str, Any] | None = None
+        self.fds: list[int] = []
+
+
+class Channel:
+    """Messages both ways, from any thread.  What is not asked for and not listened to is dropped,
+    and so are the descriptors that came with it."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._client_id = os.urandom(16).hex()
+        self._lock = threading.Lock()
+        self._answers: dict[str, collections.deque[_Answer]] = {}
+        self._heard: dict[str, Heard] = {}
+        self._ended: Callable[[], None] | None = None
+        self.is_open = True
+
+    def start(self) -> None:
+        """Introduce this process, and read."""
+        self.introduce(restartable=False)
+        threading.Thread(target=self._read, name="unbroken-channel", daemon=True).start()
+
+    def introduce(self, *, restartable: bool) -> None:
+        """Say which worker this is, and whether it leaves its training when it is told."""
+        self.send({"type": INIT, "restartable": restartable, "attempt": _attempt()})
+
+    def listen(self, heard: Mapping[str, Heard], ended: Callable[[], None] | None) -> None:
+        """Who hears what, by type, from now on, and who hears that the agent is gone: called by the
+        thread that reads, so nobody may wait in there."""
+        with self._lock:
+            self._heard, self._ended = dict(heard), ended
+        if not self.is_open and ended is not None:
+            ended()
+
+    @whole
+    def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> bool:
+        """Say something; False: there is no agent any more."""
+        with self._lock:
+            return self._say(message, fds)
+
+    def request(
+        self,
+        message: Mapping[str, Any],
+        answer_type: str,
+        fds: Sequence[int] = (),
+        seconds: float = ANSWER_SECONDS,
+    ) -> tuple[Mapping[str, Any], list[int]]:
+        """Ask, and wait for the answer and the descriptors beside it, which are the caller's.
+
+        WorldError: the agent is gone, or does not answer.
+        """
+        answer = self._ask(message, answer_type, fds)
+        try:
+            is_there = answer.is_there.wait(seconds)
+        finally:
+            found = self._taken(answer)
+        if found is not None:
+            return found, answer.fds
+        why = f"does not answer in {seconds:g} s" if self.is_open and not is_there else "is gone"
+        raise WorldError(f"the agent {why}: {message.get('type')}")
+
+    @whole
+    def _ask(self, message: Mapping[str, Any], kind: str, fds: Sequence[int]) -> _Answer:
+        answer = _Answer()
+        with self._lock:
+            if self._say(message, fds):
+                self._answers.setdefault(kind, collections.deque()).append(answer)
+            else:
+                answer.is_there.set()
+        return answer
+
+    @whole
+    def _taken(self, answer: _Answer) -> Mapping[str, Any] | None:
+        """What has come; what comes later goes nowhere, but keeps its place in the row."""
+        with self._lock:
+            answer.is_wanted = False
+            if sys.exc_info()[0] is not None:
+                _close(answer.fds)
+            return answer.message
+
+    def _say(self, message: Mapping[str, Any], fds: Sequence[int]) -> bool:
+        if not self.is_open:
+            return False
+        who = {"local_rank": int(os.environ.get("LOCAL_RANK") or 0), "client_id": self._client_id}
+        data = memoryview(encode({**message, **who}))
+        try:
+            while data:
+                data = data[socket.send_fds(self._sock, [data], fds) :]
+                fds = ()
+        except OSError:
+            # The thread that reads sees the end as well, and says so.
+            return False
+        return True
+
+    def _read(self) -> None:
+        try:
+            while True:
+                head, fds = self._receive(HEADER.size)
+                (length,) = HEADER.unpack(head)
+                if length > FRAME_BYTES_MAX:
+                    raise OSError(f"a frame of {length} bytes")
+                body, more = self._receive(length)
+                self._deliver(_object(body), fds + more)
+        except (OSError, EOFError) as error:
+            logger.debug("the agent's socket is at its end: %s", error)
+        self._end()
+
+    def _receive(self, size: int) -> tuple[bytes, list[int]]:
+        """So many bytes: read to the byte, so that descriptors, which come with the first byte of
+        their frame, are known to be its."""
+        data, fds = bytearray(), array.array("i")
+        room = socket.CMSG_SPACE(FDS_MAX * fds.itemsize)
+        while len(data) < size:
+            part, beside, _, _ = self._sock.recvmsg(size - len(data), room, socket.MSG_CMSG_CLOEXEC)
+            for level, kind, raw in beside:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
+            if not part:
+                _close(fds)
+                raise EOFError
+            data += part
+        return bytes(data), list(fds)
+
+    def _deliver(self, message: Mapping[str, Any], fds: list[int]) -> None:
+        kind = str(message.get("type"))
+        with self._lock:
+            waiting = self._answers.get(kind)
+            if waiting:
+                answer = waiting.popleft()
+                if answer.is_wanted:
+                    answer.message, answer.fds = message, fds
+                    answer.is_there.set()
+                    return
+            heard = None if waiting else self._heard.get(kind)
+        _close(fds)
+        if heard is not None:
+            heard(message)
+
+    def _end(self) -> None:
+        with self._lock:
+            self.is_open = False
+            self._sock.close()
+            for answer in [one for row in self._answers.values() for one in row]:
+                answer.is_there.set()
+            self._answers.clear()
+            ended = self._ended
+        if ended is not None:
+            ended()
+
+    def forget(self) -> None:
+        """In a forked child: the connection is its parent's."""
+        self.is_open = False
+        self._lock = threading.Lock()
+        self._sock.close()
+
+
+_lock = threading.Lock()
+_channel: Channel | None = None
+_is_child = False
+
+
+def connect() -> Channel | None:
+    """This process's channel, made when it is first asked for; None: nobody is there."""
+    global _channel
+    with _lock:
+        if _channel is None and not _is_child and not _is_helper():
+            _channel = _connected(os.environ.get(VARIABLE, ""))
+            if _channel is not None:
+                _channel.start()
+    return _channel if _channel is not None and _channel.is_open else None
+
+
+def _connected(path: str) -> Channel | None:
+    if not path:
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+    except OSError as error:
+        sock.close()
+        logger.warning("no agent at %s: %s; faults of others end this worker", path, error.strerror)
+        return None
+    return Channel(sock)
+
+
+def _is_helper() -> bool:
+    """Whether multiprocessing has started this process."""
+    module = sys.modules.get("multiprocessing.process")
+    return module is not None and module.parent_process() is not None
+
+
+def _attempt() -> int:
+    with contextlib.suppress(ValueError):
+        return int(os.environ.get("JOB_RESTART_COUNT") or 0)
+    return 0
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _forget() -> None:
+    global _channel, _is_child, _lock
+    _lock = threading.Lock()
+    if _channel is not None:
+        # A worker forked from a template that has not spoken may speak.
+        _channel.forget()
+        _channel, _is_child = None, True
+
+
+os.register_at_fork(after_in_child=_forget)
