@@ -1,0 +1,282 @@
+"""Snapshots of a training state in memory, each step if need be.
+
+    snapshot = worker.Snapshot(model=model, optimizer=optimizer, rng=True, extra=state)
+    found = snapshot.restore()      # after init_process_group; None: there is none
+    for step in range(found.step + 1 if found else 0, steps):
+        ...
+        snapshot.save(step)
+
+The memory is the agent's where there is one, and outlives this process.  `save` blocks for the copy
+alone: checksums are made by a thread, and one that is not ready when its slot is due again is given
+up.  Two slots are enough as long as all ranks meet once between two saves, as training in step
+does: no rank can be more than one save ahead of another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, SupportsInt
+from zlib import crc32
+
+from unbroken.errors import SpecError, UnbrokenError
+from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, digest
+
+from . import Context, context
+from .snapshot_copies import Copies
+from .snapshot_slots import AgentSlots, Channel, Identity, OwnSlots, Slot, Slots
+from .snapshot_state import EXTRA, RNG, State, collect
+
+if TYPE_CHECKING:
+    from .snapshot_restore import Restored
+
+logger = logging.getLogger(__name__)
+_named: weakref.WeakValueDictionary[str, Snapshot] = weakref.WeakValueDictionary()
+ROOM_BYTES = 64 * 1024
+"""Beyond what the first save needs, so that a structure that grows a little needs no new slot."""
+
+
+class Snapshot:
+    """The state of some parts, kept from step to step under a name.
+
+    A part has `state_dict` and `load_state_dict`, or is a tensor.  `extra` is a dict, filled again
+    by `restore`, or a function that gives what is kept and comes back as `Restored.extra`.  `rng`
+    keeps Python's, numpy's (where it is loaded) and torch's generators.  Of DTensors each rank
+    keeps its part, and the same world size is needed to restore them.
+
+    `replicas` is the group of ranks that hold the same state as this one: any of them can give it
+    to a rank that has lost it.  Left out, it is the whole world where nothing is sharded.
+    """
+
+    def __init__(
+        self,
+        *,
+        rng: bool = False,
+        extra: dict[str, Any] | Callable[[], Any] | None = None,
+        name: str = "training",
+        replicas: Any = None,
+        channel: Channel | None = None,
+        **parts: Any,
+    ) -> None:
+        self.name, self.has_rng, self.replicas = name, rng, replicas
+        self.parts = dict(parts) | ({} if extra is None else {EXTRA: extra})
+        _check(name, self.parts)
+        self.context = context()
+        self.restored: Restored | None = None
+        self._given = channel
+        self._slots: Slots = self._bind()
+        self._open: list[Slot | None] = [None, None]
+        self._next = 0
+        self._pid = os.getpid()
+        self._sealer = _Sealer()
+        self._copies = Copies()
+        self._complained: set[str] = set()
+        before = _named.get(name)
+        if before is not None and before.context.attempt == self.context.attempt:
+            raise SpecError(f"a snapshot {name!r} exists already: close() it, or give a name=")
+        _named[name] = self
+
+    def save(self, step: SupportsInt) -> bool:
+        """Copy the state as it is after this step; call it on every rank after the same steps.
+
+        False: it was not kept, and the log says why (no memory; a newer attempt runs).  SpecError:
+        the state holds what cannot be kept.
+        """
+        number = int(step)
+        if number < 0 or os.getpid() != self._pid:
+            raise SpecError("snapshot: steps count from 0, and the process that made it saves")
+        if context().attempt != self.context.attempt:
+            self.rebind()
+        state = collect(self.parts, self.has_rng)
+        try:
+            slot = self._slot(self._next, state)
+        except UnbrokenError as error:
+            self.complain(f"step {number} is not kept: {error}")
+            return False
+        self._copies.wait()
+        slot.clear()
+        self._copies.copy(state, slot.memory)
+        header = self._header(state, slot, number)
+        at = header.structure_at
+        slot.memory[at : at + header.structure_bytes] = state.structure
+        self._copies.then(
+            _Sealing(slot, header, self._next, self._slots, self.complain), self._sealer
+        )
+        self._next = 1 - self._next
+        return True
+
+    def restore(self) -> Restored | None:
+        """Bring back the newest step that all ranks can produce; None: there is none, and nothing
+        was touched.  Every rank calls it, after `init_process_group` where there is one.
+
+        WorldError: memory turned out to be bad while it was read, and no other step is left.
+        """
+        from .snapshot_restore import restore
+
+        self.rebind()
+        self.restored = restore(self)
+        return self.restored
+
+    def flush(self) -> None:
+        """Wait until everything that was saved is summed, and known to the agent."""
+        self._copies.wait()
+        self._sealer.flush()
+
+    def close(self) -> None:
+        """Keep what was saved, and save no more."""
+        self.flush()
+        self._sealer.close()
+        self._open = [None, None]
+        if _named.get(self.name) is self:
+            del _named[self.name]
+
+    def find(self) -> list[Slot]:
+        """What this rank's own memory holds, of this attempt and older ones."""
+        return self._slots.find()
+
+    def used(self, attempt: int, step: int) -> None:
+        """All ranks go on from there."""
+        self._slots.used(attempt, step)
+
+    @property
+    def channel(self) -> Channel | None:
+        """To the agent."""
+        if self._given is not None:
+            return self._given
+        from .channel import connect
+
+        return connect()
+
+    def rebind(self) -> None:
+        """Be the rank and attempt that the environment says now; another's memory is left."""
+        self.flush()
+        before, self.context = self.context, context()
+        if before == self.context:
+            return
+        self._slots, self._open = self._bind(), [None, None]
+
+    def complain(self, why: str) -> None:
+        """Log a reason, once."""
+        if why not in self._complained and len(self._complained) < 100:
+            self._complained.add(why)
+            logger.warning("unbroken.worker: snapshot %r: %s", self.name, why)
+
+    def _bind(self) -> Slots:
+        channel = self.channel
+        if channel is None:
+            logger.info("unbroken.worker: no agent: snapshot %r ends with this process", self.name)
+            return OwnSlots()
+        return AgentSlots(channel, Identity(self.name, self.context.rank, self.context.attempt))
+
+    def _slot(self, index: int, state: State) -> Slot:
+        """One with room; another one where the state has outgrown it."""
+        slot = self._open[index]
+        need = aligned(state.payload_bytes + len(state.structure))
+        if slot is None or len(slot.memory) < BODY_AT + need + ROOM_BYTES // 2:
+            self._open[index] = None
+            capacity = need + ROOM_BYTES + len(state.structure)
+            slot = self._open[index] = self._slots.open(index, capacity)
+            slot.capacity = capacity
+        return slot
+
+    def _header(self, state: State, slot: Slot, step: int) -> Header:
+        return Header(
+            job=job_digest(self.context),
+            name=self.name,
+            attempt=self.context.attempt,
+            step=step,
+            rank=self.context.rank,
+            world_size=self.context.world_size,
+            layout=state.layout,
+            capacity=slot.capacity,
+            payload_bytes=state.payload_bytes,
+            structure_bytes=len(state.structure),
+            structure_checksum=crc32(state.structure),
+        )
+
+
+def job_digest(found: Context) -> bytes:
+    """Whose job it is."""
+    return digest(found.job)
+
+
+def _check(name: str, parts: Mapping[str, Any]) -> None:
+    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
+        raise SpecError(f"a snapshot's name has 1 to {NAME_BYTES_MAX} bytes: {name!r}")
+    torch = import_module("torch")
+
+    for key, part in parts.items():
+        if key == RNG or (key != EXTRA and not isinstance(part, torch.Tensor) and not _loads(part)):
+            raise SpecError(
+                f"snapshot: {key} has no state_dict and load_state_dict: give it in extra={{...}}"
+            )
+    if not parts:
+        raise SpecError("a snapshot of nothing: give model=, optimizer=, extra=...")
+
+
+def _loads(part: Any) -> bool:
+    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+
+
+class _Sealing:
+    """What is left to do for a snapshot whose body has been copied."""
+
+    def __init__(
+        self, slot: Slot, header: Header, index: int, slots: Slots, complain: Callable[[str], None]
+    ) -> None:
+        self._slot, self._header, self._index = slot, header, index
+        self._slots, self._complain = slots, complain
+        self._number = 0
+
+    def commit(self) -> None:
+        """From here on it can be restored."""
+        self._number = self._slot.commit(self._header)
+
+    def finish(self) -> None:
+        """Sum it, and tell the agent."""
+        if self._slot.seal(self._header, self._number):
+            try:
+                self._slots.saved(self._index, self._header.step)
+            except UnbrokenError as error:
+                self._complain(str(error))
+
+
+class _Sealer:
+    """A thread that does it, from the first use on."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Do it soon, in order."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="unbroken-snapshot", daemon=True)
+            self._thread.start()
+        self._queue.put(work)
+
+    def flush(self) -> None:
+        """Wait until nothing is left."""
+        if self._thread is not None:
+            done = threading.Event()
+            self._queue.put(done.set)
+            done.wait()
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            try:
+                work()
+            except Exception:
+                logger.exception("unbroken.worker: a snapshot is not summed")

@@ -1,0 +1,371 @@
+"""A training state as bytes: tensors flat, and what holds them as a restricted pickle.
+
+What may be in a structure is what `_PLAIN` names, and tensors and numpy arrays of numbers anywhere
+in it: nothing that is unpickled can run code, whoever wrote the memory.  What is not in it is
+refused when it is saved, not when it is needed.  Loading asks the parts themselves
+(`load_state_dict`); only bare tensors and `extra` are written in place.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from unbroken.errors import SpecError
+from unbroken.wire.snapshot import BODY_AT, aligned, digest
+
+RNG, EXTRA = "rng", "extra"
+_PLAIN = {
+    "builtins": {"bool", "bytearray", "complex", "dict", "float", "frozenset", "int", "list",
+                 "range", "set", "slice", "str", "tuple"},
+    "collections": {"OrderedDict", "defaultdict", "deque", "Counter"},
+    "datetime": {"date", "datetime", "timedelta", "timezone"},
+    "numpy": {"dtype"},
+    "numpy.core.multiarray": {"scalar"},
+    "numpy._core.multiarray": {"scalar"},
+    "torch": {"Size", "device"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of the body: this rank's part of it."""
+
+    at: int
+    """In the slot."""
+    dtype: str
+    shape: tuple[int, ...]
+    kind: str = "tensor"
+    """Or `array`, of numpy."""
+    sharding: tuple[Any, ...] = ()
+    """Of a DTensor: shape and stride of the whole, ranks of the mesh, placements."""
+
+
+@dataclass
+class State:
+    """Everything of one step, its tensors still where they are."""
+
+    structure: bytes
+    pieces: list[Piece]
+    tensors: list[Any]
+    payload_bytes: int
+    layout: bytes
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether any tensor here is a part of one."""
+        return any(one.sharding for one in self.pieces)
+
+
+def collect(parts: Mapping[str, Any], has_rng: bool) -> State:
+    """The state of all parts now.  SpecError: something in it cannot be kept."""
+    found = {name: _state(part) for name, part in parts.items()}
+    if has_rng:
+        found[RNG] = _generators()
+    tensors: list[Any] = []
+    pieces: list[Piece] = []
+    bodies = {}
+    for name, state in found.items():
+        with io.BytesIO() as file:
+            pickler = _Pickler(file, name, pieces, tensors)
+            pickler.dump(state)
+            bodies[name] = file.getvalue()
+    end = max(
+        (one.at + tensor.nbytes for one, tensor in zip(pieces, tensors, strict=True)), default=0
+    )
+    names = {name: sorted(map(str, s)) for name, s in found.items() if isinstance(s, Mapping)}
+    return State(
+        structure=pickle.dumps((bodies, [_row(one) for one in pieces]), protocol=5),
+        pieces=pieces,
+        tensors=tensors,
+        payload_bytes=aligned(max(0, end - BODY_AT)),
+        layout=digest(repr((sorted(found), names, pieces))),
+    )
+
+
+def _row(piece: Piece) -> tuple[Any, ...]:
+    return (piece.at, piece.dtype, piece.shape, piece.kind, piece.sharding)
+
+
+def _state(part: Any) -> Any:
+    if hasattr(part, "state_dict"):
+        return part.state_dict()
+    return part() if callable(part) else part
+
+
+def _hole(number: int) -> int:
+    """Stands for a tensor in a structure."""
+    return number
+
+
+class _Pickler(pickle.Pickler):
+    """Takes tensors out, and refuses what could not be loaded."""
+
+    def __init__(
+        self, file: io.BytesIO, part: str, pieces: list[Piece], tensors: list[Any]
+    ) -> None:
+        super().__init__(file, protocol=5)
+        self._part, self._pieces, self._tensors = part, pieces, tensors
+        self._seen: dict[tuple[Any, ...], int] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Called for all but the plainest of objects."""
+        torch = import_module("torch")
+
+        if obj is _hole:
+            return NotImplemented
+        if isinstance(obj, torch.Tensor):
+            return _hole, (self._take(obj, "tensor"),)
+        if isinstance(obj, torch.dtype):
+            return NotImplemented
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(obj, numpy.ndarray) and obj.dtype.kind in "biuf":
+            return _hole, (self._take(torch.from_numpy(numpy.array(obj)), "array"),)
+        if _is_plain(obj) or (numpy is not None and isinstance(obj, (numpy.generic, numpy.dtype))):
+            return NotImplemented
+        kind = obj if isinstance(obj, type) else type(obj)
+        raise SpecError(
+            f"snapshot: {self._part} holds a {kind.__module__}.{kind.__qualname__}; only tensors, "
+            "numpy arrays, numbers, strings, times and their containers can be kept"
+        )
+
+    def _take(self, tensor: Any, kind: str) -> int:
+        """The number of its piece; tied tensors have one."""
+        local, sharding = _local(tensor, self._part)
+        key = (local.data_ptr(), local.dtype, local.shape, local.stride(), str(local.device), kind)
+        if key in self._seen and local.numel():
+            return self._seen[key]
+        last = len(self._pieces)
+        at = BODY_AT
+        if last:
+            at = aligned(self._pieces[-1].at + self._tensors[-1].nbytes)
+        dtype = str(local.dtype).removeprefix("torch.")
+        self._pieces.append(Piece(at, dtype, tuple(local.shape), kind, sharding))
+        self._tensors.append(local)
+        self._seen[key] = last
+        return last
+
+
+def _is_plain(obj: Any) -> bool:
+    # A multiarray.scalar is a function of numpy's, met on the way into one of its numbers.
+    named = obj if hasattr(obj, "__qualname__") else type(obj)
+    return named.__qualname__ in _PLAIN.get(named.__module__ or "", ())
+
+
+def _local(tensor: Any, part: str) -> tuple[Any, tuple[Any, ...]]:
+    torch = import_module("torch")
+
+    sharding: tuple[Any, ...] = ()
+    found = tensor.detach()
+    if hasattr(tensor, "to_local") and hasattr(tensor, "placements"):
+        sharding = (
+            tuple(tensor.shape), tuple(tensor.stride()), _mesh_name(tensor.device_mesh),
+            tuple(_placement(one, part) for one in tensor.placements),
+        )  # fmt: skip
+        found = found.to_local()
+    if found.layout is not torch.strided or found.is_quantized or found.is_meta:
+        raise SpecError(f"snapshot: {part} holds a tensor that is sparse, quantized or has no data")
+    return found, sharding
+
+
+def _mesh_name(mesh: Any) -> tuple[Any, ...]:
+    return (tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()), mesh.mesh_dim_names)
+
+
+def _placement(found: Any, part: str) -> tuple[str, int]:
+    kind = type(found).__name__
+    if kind == "Shard":
+        return kind, found.dim
+    if kind == "Replicate":
+        return kind, 0
+    raise SpecError(f"snapshot: {part} holds a DTensor placed as {found}; Shard and Replicate only")
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, fill: Callable[[int], Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._fill = fill
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Only what a structure may hold."""
+        if (module, name) == (_hole.__module__, _hole.__name__):
+            return self._fill
+        if module == "torch" and name not in _PLAIN["torch"]:
+            torch = import_module("torch")
+
+            found = getattr(torch, name, None)
+            if isinstance(found, torch.dtype):
+                return found
+        elif name in _PLAIN.get(module, ()) or (module == "numpy.dtypes" and name.isidentifier()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a snapshot")
+
+
+@dataclass
+class Kept:
+    """A snapshot's structure, read from a slot."""
+
+    bodies: dict[str, bytes]
+    pieces: list[Piece]
+    memory: Any
+    """The slot, as one buffer."""
+    meshes: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def state(self, part: str, copies: bool) -> Any:
+        """A part's state; tensors lie in the slot unless copies are asked for."""
+        return _Unpickler(self.bodies[part], lambda one: self._tensor(one, copies)).load()
+
+    def _tensor(self, number: int, copies: bool) -> Any:
+        piece = self.pieces[number]
+        found = view(self.memory, piece)
+        if copies or piece.kind == "array":
+            found = found.clone()
+        if piece.kind == "array":
+            return found.numpy()
+        return self._sharded(found, piece.sharding) if piece.sharding else found
+
+    def _sharded(self, local: Any, sharding: tuple[Any, ...]) -> Any:
+        tensor = import_module("torch.distributed.tensor")
+
+        shape, stride, mesh, placements = sharding
+        if mesh not in self.meshes:
+            raise SpecError(f"no DTensor of this model has the mesh {mesh} of the snapshot")
+        placed = [
+            tensor.Shard(dim) if kind == "Shard" else tensor.Replicate() for kind, dim in placements
+        ]
+        live = self.meshes[mesh]
+        return tensor.DTensor.from_local(
+            local.to(live.device_type), live, placed, run_check=False, shape=shape, stride=stride
+        )
+
+
+def view(memory: Any, piece: Piece) -> Any:
+    """A piece of a slot, without a copy."""
+    torch = import_module("torch")
+
+    dtype = getattr(torch, piece.dtype)
+    count = 1
+    for one in piece.shape:
+        count *= one
+    if not count:
+        return torch.empty(piece.shape, dtype=dtype)
+    size = count * dtype.itemsize
+    raw = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=piece.at)
+    return raw.view(dtype).view(piece.shape)
+
+
+def parse(structure: bytes, memory: Any, parts: Mapping[str, Any]) -> Kept:
+    """Read what `collect` wrote; ValueError: it is none."""
+    try:
+        bodies, rows = _Unpickler(structure, int).load()
+        pieces = [Piece(*row) for row in rows]
+    except (pickle.UnpicklingError, EOFError, TypeError, ValueError) as error:
+        raise ValueError(f"its structure cannot be read: {error}") from error
+    return Kept(bodies, pieces, memory, dict(_meshes(parts)))
+
+
+def _meshes(parts: Mapping[str, Any]) -> Sequence[tuple[tuple[Any, ...], Any]]:
+    tensors = [
+        one
+        for part in parts.values()
+        if hasattr(part, "parameters")
+        for one in part.parameters()
+        if hasattr(one, "device_mesh")
+    ]
+    return [(_mesh_name(one.device_mesh), one.device_mesh) for one in tensors]
+
+
+def difference(kept: Kept, parts: Mapping[str, Any], has_rng: bool) -> str:
+    """Why the snapshot does not fit the live parts; empty: nothing is known against it."""
+    wanted = {*parts, *((RNG,) if has_rng else ())}
+    if set(kept.bodies) != wanted:
+        return f"it has the parts {sorted(kept.bodies)}, not {sorted(wanted)}"
+    for name, part in parts.items():
+        if name == EXTRA:
+            continue
+        found = _unlike(name, _state(part), kept.state(name, copies=False))
+        if found:
+            return found
+    return ""
+
+
+def _unlike(path: str, live: Any, kept: Any) -> str:
+    torch = import_module("torch")
+
+    if isinstance(live, torch.Tensor):
+        ours, theirs = _described(live), _described(kept)
+        return "" if ours == theirs else f"{path} is {theirs} in it, and {ours} here"
+    if not isinstance(live, Mapping) or not isinstance(kept, Mapping):
+        return ""
+    if "param_groups" in live:
+        here, there = ([len(g["params"]) for g in s["param_groups"]] for s in (live, kept))
+        return "" if here == there else f"{path} has groups of {there} in it, {here} here"
+    if not any(isinstance(one, torch.Tensor) for one in live.values()):
+        return ""
+    other = sorted(map(str, live.keys() ^ kept.keys()))
+    if other:
+        return f"{path} differs in {', '.join(other[:5])}"
+    return next(filter(None, (_unlike(f"{path}.{k}", live[k], kept[k]) for k in live)), "")
+
+
+def _described(found: Any) -> str:
+    if not hasattr(found, "dtype"):
+        return type(found).__name__
+    placed = f" {found.placements}" if hasattr(found, "placements") else ""
+    return f"{str(found.dtype).removeprefix('torch.')}{list(found.shape)}{placed}"
+
+
+def load(kept: Kept, parts: Mapping[str, Any], has_rng: bool) -> Any:
+    """Give every part its state; returns that of `extra`."""
+    torch = import_module("torch")
+
+    extra = None
+    for name, part in parts.items():
+        is_module = isinstance(part, torch.nn.Module)
+        # A module copies from what it is given; others may keep it.
+        state = kept.state(name, copies=not is_module)
+        if name == EXTRA:
+            extra = state
+            if isinstance(part, dict):
+                part.clear()
+                part.update(state)
+        elif isinstance(part, torch.Tensor):
+            with torch.no_grad():
+                part.copy_(state)
+        else:
+            part.load_state_dict(state)
+    if has_rng:
+        _set_generators(kept.state(RNG, copies=True))
+    return extra
+
+
+def _generators() -> dict[str, Any]:
+    torch = import_module("torch")
+
+    found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        found["numpy"] = numpy.random.get_state()
+    cuda = torch.cuda
+    if cuda.is_initialized():
+        found["cuda"] = cuda.get_rng_state()
+    return found
+
+
+def _set_generators(found: Mapping[str, Any]) -> None:
+    torch = import_module("torch")
+
+    random.setstate(found["python"])
+    torch.set_rng_state(found["torch"])
+    if "numpy" in found:
+        import numpy as np
+
+        np.random.set_state(found["numpy"])
+    if "cuda" in found and torch.cuda.is_available():
+        torch.cuda.set_rng_state(found["cuda"])

@@ -1,0 +1,66 @@
+"""Workers killed at any moment of saving, stopped ones that wake up late, and lost ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Of a worker."""
+    base = {"UNBROKEN_JOB": "job", "RANK": "0", "WORLD_SIZE": "1", "JOB_RESTART_COUNT": "0"}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    return dict(os.environ) | own | base | variables
+
+
+def test_a_kill_at_any_moment_leaves_the_newest_step_whole() -> None:
+    command = [sys.executable, str(HERE / "snapshot_kills.py"), "1", "40"]
+    output = subprocess.check_output(command, env=environment(), text=True)
+    found = json.loads(output)
+    assert found["wrong"] == []
+    # A save may be complete before the worker could say so; no step that it has told is lost.
+    assert set(found["ages"]) <= {"0", "1"}
+
+
+def trained(mode: str) -> dict[str, list[dict[str, Any]]]:
+    """What every rank of every attempt has told."""
+    command = [sys.executable, str(HERE / "snapshot_ranks.py"), mode]
+    output = subprocess.check_output(command, env=environment(WORLD_SIZE="2"), text=True)
+    found: dict[str, list[dict[str, Any]]] = json.loads(output)
+    return found
+
+
+def check_continued(found: dict[str, list[dict[str, Any]]]) -> None:
+    """The second start went on as if nothing had been."""
+    for rank in (0, 1):
+        first, second, unbroken = (found[one][rank] for one in ("first", "second", "unbroken"))
+        assert second["found"] == [2, "memory", []]
+        assert first["losses"] + second["losses"] == unbroken["losses"]
+        assert second["weights"] == unbroken["weights"]
+        assert second["moments"] == unbroken["moments"]
+
+
+def test_replicas_go_on_bit_for_bit_and_give_their_state_to_a_lost_rank() -> None:
+    found = trained("ddp")
+    check_continued(found)
+    assert found["lost"][0]["found"] == [4, "memory", []]
+    assert found["lost"][1]["found"] == [4, "replica rank 0", ["rng"]]
+    for rank in (0, 1):
+        for key in ("weights", "moments"):
+            assert found["lost"][rank][key] == found["unbroken"][rank][key]
+
+
+def test_shards_go_on_bit_for_bit_and_a_lost_one_comes_from_nobody() -> None:
+    found = trained("fsdp")
+    check_continued(found)
+    assert [one["found"] for one in found["lost"]] == [None, None]
+    assert [one["losses"] for one in found["lost"]] == [one["losses"] for one in found["unbroken"]]
