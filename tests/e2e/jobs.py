@@ -175,7 +175,7 @@ def message(job: Object) -> str:
 
 
 def manifest(name: str, words: str, environment: dict[str, str], **spec: Any) -> Object:
-    """A job; `spec` gives replicas, nproc, spares and the run policy."""
+    """A job; `spec` gives replicas, nproc, spares, annotations and the run policy."""
     whole = {"OMP_NUM_THREADS": "1", **environment}
     container = {
         "name": "train",
@@ -188,7 +188,7 @@ def manifest(name: str, words: str, environment: dict[str, str], **spec: Any) ->
     return {
         "apiVersion": "sagemaker.amazonaws.com/v1",
         "kind": "HyperPodPyTorchJob",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "annotations": spec.get("annotations") or {}},
         "spec": {
             "nprocPerNode": str(spec["nproc"]),
             "replicaSpecs": [{**replica, "template": {"spec": pods}}],
