@@ -108,3 +108,26 @@ def test_children_are_found_with_and_without_the_kernels_lists() -> None:
         assert child.pid in lineage._scan()
         assert os.getpid() not in lineage.children()
         child.communicate(b"\n")
+
+
+LEADERLESS = """
+import ctypes, os, threading, time
+def rest():
+    while open("/proc/self/stat").read().rpartition(")")[2].split()[0] != "Z": time.sleep(0.01)
+    os.write(1, b"left"); time.sleep(1000)
+threading.Thread(target=rest).start()
+ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
+"""
+
+
+def test_who_dies_is_told_from_who_lives_without_its_first_thread() -> None:
+    waits = [sys.executable, "-c", "import os, time; os.write(1, b'left'); time.sleep(1000)"]
+    for command in (waits, [sys.executable, "-c", LEADERLESS]):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            assert child.stdout.read(4) == b"left"
+            assert not lineage.is_dying(child.pid)
+            os.kill(child.pid, 9)
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+            assert lineage.is_dying(child.pid), "it is not reaped yet"
+        assert lineage.is_dying(child.pid)

@@ -7,6 +7,7 @@ import os
 import signal
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PF_EXITING = 4  # linux/sched.h
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -55,6 +56,29 @@ def session(pid: int) -> int:
         return os.getsid(pid)
     except ProcessLookupError:
         return 0
+
+
+def is_dying(pid: int) -> bool:
+    """Whether the process ends or has ended by now, all threads of it.
+
+    The kernel closes a process's connections a while before its parent can reap it, a long one on a
+    busy node: peers that miss it may be heard before its end is seen.
+    """
+    if not _is_exiting(f"/proc/{pid}/stat"):
+        return False
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except FileNotFoundError:
+        return True
+    return all(_is_exiting(f"/proc/{pid}/task/{thread}/stat") for thread in threads)
+
+
+def _is_exiting(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return bool(int(file.read().rpartition(b")")[2].split()[6]) & PF_EXITING)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -219,12 +219,12 @@ class Processes:
 
     def signal(self, number: int, but: tuple[int, ...] = ()) -> None:
         """Signal the process group of every worker that lives, but of these local ranks."""
-        # Who is dead by now has died of something else, which is the cause that is looked for.
+        # Who is dead or dying by now has another cause, which is the one that is looked for.
         self._reap()
         for pid, worker in self._workers.items():
             if worker.stage is Stage.TRAIN and worker.program.local_rank in but:
                 continue
-            worker.is_signalled = True
+            worker.is_signalled |= not lineage.is_dying(pid)
             lineage.kill_group(pid, number)
             # One that is stopped would hear of no signal but SIGKILL.
             if number != SIGKILL:
