@@ -224,3 +224,44 @@ async def readable(fd: int) -> None:
     loop.add_reader(fd, event.set)
     await event.wait()
     loop.remove_reader(fd)
+
+
+TORCH = """
+import datetime, os, signal
+import torch
+import torch.distributed as dist
+from unbroken import worker
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+value = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(value)
+worker.progress(int(value))
+def wait_here():
+    os.write(1, f"sum {int(value)}\\n".encode())
+    signal.pause()
+wait_here()
+"""
+
+
+def test_ranks_of_torch_that_learned_from_the_first_train_warm(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, TORCH)) as agent:
+            async with linked(agent) as operator:
+                report = await operator.state(AgentState.READY)
+                operator.send(start(0, master_port=report.offered_port))
+                await operator.workers(0)
+                await until_parked(agent)
+                os.kill(operator.reports[-1].workers[1].pid, signal.SIGKILL)
+                await operator.state(AgentState.FAULTED)
+                operator.send(stop(0))
+                report = await operator.state(AgentState.READY)
+                operator.send(start(1, master_port=report.offered_port))
+                report = await operator.workers(1)
+                assert [worker.start for worker in report.workers] == ["warm", "warm"]
+                assert agent.attempt_file(1, 0, "stdout.log").read_text() == "sum 3\n"
+                await operator.report(lambda r: all(one.step == 3 for one in r.watch))
+                evidence = await operator.examine(attempt=1)
+                for rank in evidence.ranks:
+                    (main,) = [thread for thread in rank.threads if thread.is_main]
+                    assert main.frames[-2:] == ("wait_here (train.py:12)", "<module> (train.py:13)")
+
+    asyncio.run(story())
