@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unbroken.core.checkpoint_steps import CheckpointSteps
 from unbroken.core.workers import (
@@ -26,6 +26,9 @@ from unbroken.wire import ipc
 from unbroken.wire.agent import StartCommand
 
 from .ipc import Connection, WorkerSocket
+
+if TYPE_CHECKING:
+    from .snapshots import Snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +77,8 @@ class Conversation:
     _socket: WorkerSocket | None = None
     _command: StartCommand | None = None
     """The newest start, with what has been updated."""
+    _snapshots: Snapshots | None = None
+    """None: no worker has asked yet."""
 
     def start(self) -> str:
         """Listen; the path.  WorldError."""
@@ -87,6 +92,10 @@ class Conversation:
             ipc.CHECKPOINT_INIT: self._checkpoint_init,
             ipc.CHECKPOINT_UPDATE: self._checkpoint_update,
             ipc.CHECKPOINT_GET: self._checkpoint_get,
+            ipc.SNAPSHOT_OPEN: self._snapshot,
+            ipc.SNAPSHOT_SAVED: self._snapshot,
+            ipc.SNAPSHOT_USED: self._snapshot,
+            ipc.SNAPSHOT_FIND: self._snapshot,
         }
         self._socket = WorkerSocket(self.workers, self)
         return self._socket.start()
@@ -95,10 +104,14 @@ class Conversation:
         """End it."""
         if self._socket is not None:
             self._socket.close()
+        if self._snapshots is not None:
+            self._snapshots.close()
 
     def begin(self, command: StartCommand) -> None:
         """An attempt is about to start."""
         self._command, self.asked_mode = command, ""
+        if self._snapshots is not None:
+            self._snapshots.begin(command.attempt)
         self._steps.choose(command.progress)
         self._tell_progress()
 
@@ -216,6 +229,16 @@ class Conversation:
                 for name, value in labels.items()
                 if isinstance(value, str)
             }
+
+    def _snapshot(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        if self._snapshots is None:
+            from .snapshots import Snapshots  # few jobs have any
+
+            self._snapshots = Snapshots()
+            if self._command is not None:
+                self._snapshots.begin(self._command.attempt)
+        answer = self._snapshots.answer(message)
+        connection.send(answer.message, answer.fds)
 
     def _checkpoint_init(self, connection: Connection, message: Mapping[str, Any]) -> None:
         prefix, kinds = message.get("prefix"), message.get("checkpoint_types")
