@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from unbroken.agent.snapshots import Snapshots
+from unbroken.wire.ipc import SNAPSHOT_FIND
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot import Snapshot
 from worker.snapshot_agents import PLENTY, served
@@ -90,10 +91,64 @@ def left(agent: Snapshots, attempt: int) -> tuple[int, list[str]]:
     return found.step, lies
 
 
+def late(agent: Snapshots, newest: int) -> list[Any]:
+    """Stop a worker, let the next attempt save, and let the stopped one save on for a while.
+
+    What is offered then, and what was when only the older attempt had saved.
+    """
+    os.environ["JOB_RESTART_COUNT"] = "0"
+    reading, writing = os.pipe()
+    with served(agent) as sock:
+        child = os.fork()
+        if child == 0:
+            try:
+                train(sock, writing, newest)
+            finally:
+                os._exit(1)
+        os.read(reading, 1)
+        # By then both slots have grown to what the largest state needs.
+        resume(child, newest, 80)
+        before = offered(agent, 1)
+        resume(child, newest)
+        between = offered(agent, 1)
+        os.environ["JOB_RESTART_COUNT"] = "1"
+        with served(agent) as own:
+            line = Channel(own.dup())
+            line.start()
+            snapshot = Snapshot(extra=lambda: state(5), channel=line)
+            snapshot.save(5)
+            snapshot.close()
+        resume(child, newest)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return [before, between, offered(agent, 2), left(agent, 1)]
+
+
+def resume(child: int, newest: int, steps: int = 6) -> None:
+    """Let it save some steps more."""
+    step = int.from_bytes(os.pread(newest, 8, 0), "little")
+    os.kill(child, signal.SIGCONT)
+    while int.from_bytes(os.pread(newest, 8, 0), "little") < step + steps:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    os.kill(child, signal.SIGSTOP)
+    os.waitpid(child, os.WUNTRACED)
+
+
+def offered(agent: Snapshots, attempt: int) -> list[list[int]]:
+    """Attempts and steps that an attempt may restore."""
+    message = {"type": SNAPSHOT_FIND, "name": "training", "rank": 0, "attempt": attempt}
+    return [[one["attempt"], one["step"]] for one in agent.answer(message).message["steps"]]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.environ.update(UNBROKEN_JOB="job", RANK="0", WORLD_SIZE="1")
     told = os.memfd_create("newest")
+    if sys.argv[1:] == ["late"]:
+        slots = Snapshots(lambda: PLENTY)
+        sys.stdout.write(json.dumps(late(slots, told)))
+        slots.close()
+        sys.exit()
     seed, kills = int(sys.argv[1]), int(sys.argv[2])
     memory, drawn = Snapshots(lambda: PLENTY), random.Random(seed)
     ages: collections.Counter[int] = collections.Counter()

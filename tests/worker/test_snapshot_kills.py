@@ -31,6 +31,18 @@ def test_a_kill_at_any_moment_leaves_the_newest_step_whole() -> None:
     assert set(found["ages"]) <= {"0", "1"}
 
 
+def test_a_worker_that_wakes_up_late_changes_nothing() -> None:
+    command = [sys.executable, str(HERE / "snapshot_kills.py"), "late"]
+    output = subprocess.check_output(command, env=environment(), text=True)
+    before, between, after, (newest, lies) = json.loads(output)
+    assert 1 <= len(before) <= 2
+    assert all(attempt == 0 for attempt, _ in before)
+    # It has written over its own slots, and what it wrote there late is nobody's.
+    assert between == []
+    assert after == [[1, 5]]
+    assert (newest, lies) == (5, [])
+
+
 def trained(mode: str) -> dict[str, list[dict[str, Any]]]:
     """What every rank of every attempt has told."""
     command = [sys.executable, str(HERE / "snapshot_ranks.py"), mode]

@@ -96,7 +96,7 @@ class Snapshot:
         try:
             slot = self._slot(self._next, state)
         except UnbrokenError as error:
-            self.complain(f"step {number} is not kept: {error}")
+            self.complain(str(error), f"from step {number} on nothing is kept: ")
             return False
         self._copies.wait()
         slot.clear()
@@ -160,11 +160,11 @@ class Snapshot:
             return
         self._slots, self._open = self._bind(), [None, None]
 
-    def complain(self, why: str) -> None:
-        """Log a reason, once."""
+    def complain(self, why: str, what: str = "") -> None:
+        """Log a reason, once, and what comes of it."""
         if why not in self._complained and len(self._complained) < 100:
             self._complained.add(why)
-            logger.warning("unbroken.worker: snapshot %r: %s", self.name, why)
+            logger.warning("unbroken.worker: snapshot %r: %s%s", self.name, what, why)
 
     def _bind(self) -> Slots:
         channel = self.channel
