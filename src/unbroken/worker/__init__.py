@@ -47,10 +47,28 @@ from unbroken.wire.worker import (
 
 if TYPE_CHECKING:
     from .checkpointing import checkpoints
+    from .restart import RankLost, restartable
+    from .snapshot import Snapshot
 
-__all__ = ["Context", "Phase", "checkpoint", "checkpoints", "context", "phase", "progress"]
+__all__ = [
+    "Context",
+    "Phase",
+    "RankLost",
+    "Snapshot",
+    "checkpoint",
+    "checkpoints",
+    "context",
+    "phase",
+    "progress",
+    "restartable",
+]
 
-_ELSEWHERE = {"checkpoints": "checkpointing"}
+_ELSEWHERE = {
+    "checkpoints": "checkpointing",
+    "RankLost": "restart",
+    "restartable": "restart",
+    "Snapshot": "snapshot",
+}
 """Names that are imported when they are used first, so that the rest costs no more than it did."""
 
 

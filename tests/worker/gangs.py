@@ -1,0 +1,202 @@
+"""Ranks that really train and really die, and a small agent for them that speaks the protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_FAULT, JOB_START, VARIABLE, Frames, encode
+
+RANKS = Path(__file__).with_name("restart_ranks.py")
+
+
+class Socket:
+    """The agent's, with a thread for each connection."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="gang")
+        self.path = f"{self._directory.name}/agent"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.path)
+        self._listener.listen(64)
+        self.connections: dict[int, socket.socket] = {}
+        """The newest of each local rank."""
+        self._told: dict[tuple[int, str], queue.SimpleQueue[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def told(self, rank: int, kind: str) -> queue.SimpleQueue[dict[str, Any]]:
+        """What a local rank says, by type."""
+        with self._lock:
+            return self._told.setdefault((rank, kind), queue.SimpleQueue())
+
+    def say(self, rank: int, kind: str, **values: Any) -> None:
+        """To a local rank."""
+        if rank not in self.connections:
+            # Its introduction is on its way.
+            self.told(rank, INIT).get()
+        self.connections[rank].sendall(encode({"type": kind, **values}))
+
+    def close(self) -> None:
+        """End everything."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for sock in self.connections.values():
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._directory.cleanup()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                threading.Thread(target=self._read, args=(sock,)).start()
+
+    def _read(self, sock: socket.socket) -> None:
+        frames = Frames()
+        with sock, suppress(OSError):
+            while data := sock.recv(65536):
+                for message in frames.feed(data):
+                    rank = message["local_rank"]
+                    self.connections[rank] = sock
+                    self.told(rank, message["type"]).put(message)
+
+
+class Gang:
+    """Ranks of one job on one node."""
+
+    def __init__(self, template: subprocess.Popen[str], size: int) -> None:
+        self._template = template
+        self.size = size
+        self.socket = Socket()
+        self.attempt = 0
+        self.pids = [0] * size
+        self._reports: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._forked: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.seen: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        self.order: dict[str, Any] = {"action": "reduce"}
+        self.port = free_port()
+
+    def start(self, *ranks: int, **order: Any) -> None:
+        """All, or some; what they are to do stays for all later attempts."""
+        self.order |= order
+        for rank in ranks or range(self.size):
+            self._start(rank)
+
+    def park(self) -> None:
+        """Have a process forked for the next rank that is lost."""
+        self._tell("park\n")
+
+    def kill(self, *ranks: int) -> None:
+        """For good."""
+        for rank in ranks:
+            os.kill(self.pids[rank], signal.SIGKILL)
+
+    def fault(self, *survivors: int) -> None:
+        """Tell them to leave."""
+        for rank in survivors:
+            self.socket.say(rank, JOB_FAULT, restart_count=self.attempt + 1)
+
+    def arrive(self, *survivors: int) -> None:
+        """Until they are at the barrier."""
+        for rank in survivors:
+            self.socket.told(rank, AT_BARRIER).get()
+
+    def resume(self, survivors: Sequence[int], lost: Sequence[int]) -> None:
+        """Begin the next attempt."""
+        self.attempt, self.port = self.attempt + 1, free_port()
+        for rank in lost:
+            self._start(rank)
+        for rank in survivors:
+            self.socket.say(rank, JOB_START, worker_envs=self._environ(rank))
+
+    def recover(self, *lost: int) -> None:
+        """All of it, for ranks that are dead already."""
+        survivors = [rank for rank in range(self.size) if rank not in lost]
+        self.fault(*survivors)
+        self.arrive(*survivors)
+        self.resume(survivors, lost)
+
+    def until(self, what: str, *ranks: int) -> list[dict[str, Any]]:
+        """What these ranks, or all, tell of this attempt; other reports are kept in `seen`."""
+        wanted, found = set(ranks or range(self.size)), []
+        while wanted:
+            report = self._reports.get()
+            self.seen.append(report)
+            if (report["what"], report["attempt"]) == (what, self.attempt):
+                wanted.discard(report["rank"])
+                found.append(report)
+        return found
+
+    def close(self) -> None:
+        """Nobody is left."""
+        for pid in filter(None, self.pids):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert self._template.stdin is not None
+        self._template.stdin.close()
+        self._template.wait()
+        self._reader.join()
+        self.socket.close()
+
+    def _start(self, rank: int) -> None:
+        order = {**self.order, "environ": self._environ(rank)}
+        self._tell(json.dumps(order) + "\n")
+        self.pids[rank] = self._forked.get()
+
+    def _tell(self, line: str) -> None:
+        assert self._template.stdin is not None
+        self._template.stdin.write(line)
+        self._template.stdin.flush()
+
+    def _environ(self, rank: int) -> dict[str, str]:
+        values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size,
+                  "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port,
+                  "JOB_RESTART_COUNT": self.attempt, VARIABLE: self.socket.path}  # fmt: skip
+        return {name: str(value) for name, value in values.items()}
+
+    def _read(self) -> None:
+        assert self._template.stdout is not None
+        while line := self._template.stdout.readline():
+            report = json.loads(line)
+            if report["what"] == "forked":
+                self._forked.put(report["pid"])
+            else:
+                self._reports.put(report)
+
+
+@contextmanager
+def gang(size: int) -> Iterator[Gang]:
+    """Nobody has started yet."""
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", str(RANKS)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
+    ) as template:
+        made = Gang(template, size)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def free_port() -> int:
+    """Of nobody, a moment ago."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
