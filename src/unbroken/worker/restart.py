@@ -59,7 +59,7 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     `worker.context()`, not a variable read before.  *Outside* may be data, tokenizers, compiled
     code, loaders; no reference to a group or to what holds one.
 
-    When the agent says so, connections of process groups are shut down and `RankLost` is raised in
+    When the agent says so, connections to the store are shut down and `RankLost` is raised in
     the main thread.  `finally` blocks run, and should take far less than a second; who is not out
     after 5 s is killed and started anew, as are those in a long call of native code.  An exception
     of the function's own is raised as ever, and makes this the rank that failed; what looks like a
