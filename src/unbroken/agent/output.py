@@ -155,16 +155,22 @@ class Output:
 
     def _run(self) -> None:
         while self._is_running:
-            for key, _ in self._selector.select(self._patience()):
+            ready = self._selector.select(self._patience())
+            # First: what a kept worker writes now is read for the attempt that was ordered before.
+            self._obey()
+            for key, _ in ready:
                 if key.data is None:
                     os.read(self._wakeup, 4096)
-                else:
+                elif key.data.is_open:
                     self._read(key.data)
-            while self._orders:
-                self._orders.popleft()()
+            self._obey()
             if self._watch is not None and self._patience() == 0.0:
                 self._read_all()
                 self._watch.tick()
+
+    def _obey(self) -> None:
+        while self._orders:
+            self._orders.popleft()()
 
     def _patience(self) -> float | None:
         """Seconds until the watch's deadline; None: nothing is due ever."""
