@@ -99,16 +99,16 @@ def watch() -> None:
     """From now on know which sockets are torch's; does nothing where there is no torch."""
     if C10D not in sys.modules and importlib.util.find_spec("torch") is None:
         return
-    import torch.distributed
-
-    if not torch.distributed.is_available():
+    dist = importlib.import_module("torch.distributed")
+    if not dist.is_available():
         return
-    store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
+    store: Any = dist.TCPStore
     if hasattr(store.__init__, "__wrapped__"):
         return
     store.__init__ = _client(_watched(store.__init__))
-    # Not around `_new_process_group_helper`: with gloo's own connections shut down, operations of
-    # torch 2.13 waited for ever whose peers had left.  Without, they end as the peers let go.
+    # Not around `_new_process_group_helper`, which would shut gloo's own connections down too: with
+    # it, four ranks of torch 2.13 hung within a few kills.  The cause is not known.  Without, an
+    # operation ends as its peers let go of their groups.
     made = socket.socket.__init__
 
     @functools.wraps(made)
