@@ -237,8 +237,23 @@ class Conversation:
             self._snapshots = Snapshots()
             if self._command is not None:
                 self._snapshots.begin(self._command.attempt)
-        answer = self._snapshots.answer(message)
+        reason = self._snapshot_refusal(connection, message)
+        answer = self._snapshots.refusal(message, reason) if reason else None
+        answer = answer or self._snapshots.answer(message)
         connection.send(answer.message, answer.fds)
+
+    def _snapshot_refusal(self, connection: Connection, message: Mapping[str, Any]) -> str:
+        """Empty, where a worker asks for what is its own, in the attempt that runs; what others
+        have saved it may look for."""
+        command = self._command
+        if command is None:
+            return "no attempt has been started"
+        if message.get("attempt") != command.attempt:
+            return f"attempt {command.attempt} runs, not {str(message.get('attempt'))[:20]}"
+        rank = command.rank * self.nproc + connection.speaker.local_rank
+        if message["type"] != ipc.SNAPSHOT_FIND and message.get("rank") != rank:
+            return f"this is rank {rank}, not {str(message.get('rank'))[:20]}"
+        return ""
 
     def _checkpoint_init(self, connection: Connection, message: Mapping[str, Any]) -> None:
         prefix, kinds = message.get("prefix"), message.get("checkpoint_types")

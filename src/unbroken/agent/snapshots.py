@@ -113,9 +113,14 @@ class Snapshots:
         try:
             found = self._do(kind, message)
         except UnbrokenError as error:
-            logger.warning("message=%s refused reason=%r", kind, str(error))
-            found = Answer({"error": str(error)})
+            return self.refusal(message, str(error))
         return Answer({"type": ANSWERS[kind], **found.message}, found.fds)
+
+    def refusal(self, message: Mapping[str, Any], reason: str) -> Answer:
+        """What a worker is told whose message is not followed."""
+        kind = str(message.get("type"))
+        logger.warning("message=%s refused reason=%r", kind, reason)
+        return Answer({"type": ANSWERS[kind], "error": reason})
 
     def close(self) -> None:
         """Give all memory back."""
