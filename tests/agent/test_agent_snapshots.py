@@ -73,7 +73,8 @@ def test_a_late_writer_of_an_older_attempt_changes_nothing(memory: Memory) -> No
     assert memory.found(1) == [(0, 7)]
     memory.save(first, 0, 0, 9)
     assert memory.found(1) == []
-    assert os.fstat(memory.open(1, 0)).st_ino != os.fstat(first).st_ino
+    assert memory.found(2) == [], "the second slot was empty when its attempt ended"
+    assert os.fstat(memory.open(2, 0)).st_ino != os.fstat(first).st_ino
 
 
 def test_older_attempts_are_given_up_when_all_ranks_must_have_saved(memory: Memory) -> None:

@@ -54,20 +54,28 @@ class Slot:
     index: int
     size: int
     fd: int
+    is_over: bool = False
+    """Its attempt is."""
     frozen: int | None = None
-    """Step that it held when its attempt was over."""
+    """Step that it held when its attempt was over; None: nothing whole."""
 
     def header(self) -> Header | None:
         """What it holds now."""
         return read(os.pread(self.fd, HEADERS_BYTES, 0), self.size)
 
-    def step(self, newest: int) -> int | None:
+    def step(self) -> int | None:
         """The step that may be restored from it; None: nothing."""
         header = self.header()
         if header is None or header.attempt != self.attempt:
             return None
-        is_late = self.attempt < newest and header.step != self.frozen
+        is_late = self.is_over and header.step != self.frozen
         return None if is_late else header.step
+
+    def freeze(self) -> None:
+        """Its attempt is over: what is written from now on is nobody's."""
+        if not self.is_over:
+            header = self.header()
+            self.is_over, self.frozen = True, header.step if header else None
 
     def pending_bytes(self) -> int:
         """Promised, but not taken from the machine yet."""
@@ -103,9 +111,7 @@ class Snapshots:
         self._newest = attempt
         self._saves.clear()
         for slot in (one for slots in self._slots.values() for one in slots):
-            if slot.attempt < attempt and slot.frozen is None:
-                header = slot.header()
-                slot.frozen = header.step if header else None
+            slot.freeze()
 
     def answer(self, message: Mapping[str, Any]) -> Answer:
         """Do what a worker asks for, of `ANSWERS`; what is refused has `error`."""
@@ -191,7 +197,7 @@ class Snapshots:
     def _find(self, key: Key) -> Answer:
         found = []
         for slot in self._slots.get(key, []):
-            step = slot.step(self._newest)
+            step = slot.step()
             if step is not None:
                 found.append((slot, step))
         steps = [{"attempt": slot.attempt, "step": step} for slot, step in found]
