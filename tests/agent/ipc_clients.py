@@ -36,6 +36,12 @@ class Client:
             if message["type"] in kinds:
                 return message
 
+    def introduce(self, **more):
+        # What comes after is told to an agent that has heard this: its answer is the proof.
+        self.say("init", restartable=True, **more)
+        self.say("ckpt_info_get")
+        self.hear("ckpt_info_get")
+
 def tell(**what):
     what["pid"], what["local_rank"] = os.getpid(), LOCAL
     os.write(1, (json.dumps(what) + "\\n").encode())
@@ -46,7 +52,7 @@ OURS = (
     RAW
     + """
 client = Client()
-client.say("init", restartable=True, attempt=int(os.environ["JOB_RESTART_COUNT"]))
+client.introduce(attempt=int(os.environ["JOB_RESTART_COUNT"]))
 tell(rank=os.environ["RANK"], attempt=os.environ["JOB_RESTART_COUNT"])
 while True:
     fault = client.hear("job_fault")

@@ -87,7 +87,7 @@ DEAF = (
     RAW
     + """
 client = Client()
-client.say("init", restartable=True)
+client.introduce()
 child = os.fork()
 if not child:
     os.setsid()
@@ -208,7 +208,7 @@ STEPS = (
     + """
 from unbroken import worker
 client = Client()
-client.say("init", restartable=True)
+client.introduce()
 steps = range(8)
 while True:
     for step in steps:

@@ -18,12 +18,12 @@ import sys
 from typing import Any
 
 import torch
+from snapshot_agents import PLENTY, served
 
 from unbroken.agent.snapshots import Snapshots
 from unbroken.wire.ipc import SNAPSHOT_FIND
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot import Snapshot
-from worker.snapshot_agents import PLENTY, served
 
 COUNT, SECONDS_MAX = 200_000, 0.01
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from snapshot_agents import PLENTY, served
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -25,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 from unbroken.agent.snapshots import Snapshots
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot import Snapshot
-from worker.snapshot_agents import PLENTY, served
 
 
 def model(mode: str) -> nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,19 +251,19 @@ def test_a_missing_directory_is_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_directory_is_told_at_once(tmp_path: Path) -> None:
-    save(worker.checkpoints(tmp_path), 1)
+def test_another_users_directory_is_told_at_once() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        save(worker.checkpoints(place), 1)
 
-    def as_nobody() -> str:
-        os.setgid(65534)
-        os.setuid(65534)
-        with pytest.raises(CheckpointError) as caught:
-            worker.checkpoints(tmp_path)
-        return str(caught.value)
+        def as_nobody() -> str:
+            os.setgid(65534)
+            os.setuid(65534)
+            with pytest.raises(CheckpointError) as caught:
+                worker.checkpoints(place)
+            return str(caught.value)
 
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    message = forked.fork(as_nobody).answer()
+        message = forked.fork(as_nobody).answer()
     assert "cannot be written by user 65534: it belongs to user 0" in message
 
 

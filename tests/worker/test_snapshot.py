@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from snapshot_agents import agent, channel
 from torch import nn
 
 from unbroken.agent.snapshots import Snapshots
@@ -16,7 +17,6 @@ from unbroken.errors import SpecError
 from unbroken.wire.snapshot import BODY_AT, read
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot import Snapshot
-from worker.snapshot_agents import agent, channel
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def environment(**variables: str) -> dict[str, str]:
     """Of a worker."""
     base = {"UNBROKEN_JOB": "job", "RANK": "0", "WORLD_SIZE": "1", "JOB_RESTART_COUNT": "0"}
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
     return dict(os.environ) | own | base | variables
 
 
