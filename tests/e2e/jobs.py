@@ -124,12 +124,15 @@ class Job:
             self.until_there(INCIDENTS, name)
             found = self.api.until(INCIDENTS, name, lambda one: bool(one["spec"].get("outcome")))
             made.append(found["spec"])
-        assert self._incidents_made() == number, made
+        assert self._incidents_made() == number, self._listed()
         return made
 
     def _incidents_made(self) -> int:
+        return len(self._listed())
+
+    def _listed(self) -> list[Object]:
         listed = self.api.get(INCIDENTS).made["items"]
-        return sum(i["metadata"]["name"].rpartition("-")[0] == self.name for i in listed)
+        return [i for i in listed if i["metadata"]["name"].rpartition("-")[0] == self.name]
 
     def until_there(self, collection: str, name: str) -> None:
         """Wait until an object exists."""
