@@ -107,6 +107,7 @@ def leave_family() -> None:
         if os.fork() == 0:
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
                 signal.signal(number, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
             report("daemon", others=lock())
             signal.sigwait([signal.SIGINT])
         os._exit(0)
