@@ -15,6 +15,7 @@ from unbroken.wire.agent import (
     AgentState,
     Command,
     FaultKind,
+    Receipt,
     RuleState,
     RuleView,
     ShutdownCommand,
@@ -65,6 +66,18 @@ RULES = st.builds(
     last_rank=st.none() | COUNTS,
     last_line=TEXTS,
 )
+RECEIPTS = st.builds(
+    Receipt,
+    rank=COUNTS,
+    attempt=COUNTS,
+    step=COUNTS,
+    source=st.text(min_size=1, max_size=20),
+    seconds=TIMES,
+    checksum=TEXTS,
+    saved_attempt=st.none() | COUNTS,
+    name=TEXTS,
+    replicas=TEXTS,
+)
 REPORTS = st.builds(
     AgentReport,
     agent_id=TEXTS,
@@ -86,6 +99,7 @@ REPORTS = st.builds(
     progress=st.dictionaries(TEXTS, JSON, max_size=3),
     kept=st.lists(COUNTS, max_size=3).map(tuple),
     restart_mode=TEXTS,
+    receipts=st.lists(RECEIPTS, max_size=3).map(tuple),
 )
 STARTS = st.builds(
     StartCommand,
@@ -99,6 +113,8 @@ STARTS = st.builds(
     ip_version=st.none() | TEXTS,
     rank_ips=st.none() | st.lists(st.tuples(st.integers(0, 9), TEXTS), max_size=3).map(tuple),
     progress=st.dictionaries(TEXTS, JSON, max_size=3),
+    buddy=TEXTS,
+    holders=st.lists(TEXTS, max_size=3).map(tuple),
 )
 STOPS = st.builds(
     StopCommand,

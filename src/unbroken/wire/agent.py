@@ -99,6 +99,28 @@ class WorkerReport:
     """cold, or warm: with its imports done; empty: not known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a rank has restored from a snapshot, as it told its agent."""
+
+    rank: int
+    attempt: int
+    """In which it was restored."""
+    step: int
+    """After which it was saved: training goes on with the next one."""
+    source: str
+    """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
+    seconds: float
+    checksum: str
+    """Of the state's bytes; equal where all of it is."""
+    saved_attempt: int | None = None
+    """In which it was saved; None: not known."""
+    name: str = ""
+    """Of the snapshot."""
+    replicas: str = ""
+    """Ranks that hold the same state, itself among them, as ranges (`0-2,5`); empty: no others."""
+
+
 class RuleState(Enum):
     """How a log rule stands on a node; the worst of what its ranks show."""
 
@@ -153,6 +175,11 @@ class StartCommand:
     progress: Mapping[str, Any] = field(default_factory=dict)
     worker_data: Any = None
     """What the workers of all nodes have told, for those of an agent for in-process restart."""
+    buddy: str = ""
+    """`host:port` of the agent that is given copies of this node's snapshots; empty: nobody is."""
+    holders: tuple[str, ...] = ()
+    """`host:port` of agents that may have copies of what the ranks of this node have saved in older
+    attempts, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +240,5 @@ class AgentReport:
     """In READY: global ranks whose processes wait at the barrier for the next attempt."""
     restart_mode: str = ""
     """Of a stock agent: the one that it was started for."""
+    receipts: tuple[Receipt, ...] = ()
+    """Of the attempt, one of each rank at most for each name."""

@@ -19,6 +19,7 @@ from .agent import AgentReport, AgentState, StartCommand, StopCommand
 
 TEXT_MAX = 4096
 RANKS_MAX = 100_000
+HOLDERS_MAX = 8
 RULES_MAX = 1000
 NUMBER_MAX = 2**53
 RESTART_MODE = "process_level_restart"
@@ -96,6 +97,8 @@ def start_command(value: object) -> StartCommand:
         rank_ips=None if ranks is None else tuple(pair for pair in ranks if pair[0] < nnodes),
         progress=reader.optional("progress", _object, {}),
         worker_data=reader.optional("worker_data", lambda value: value, None),
+        buddy=reader.optional("buddy", _text, ""),
+        holders=reader.optional("holders", _addresses, ()),
     )
     reader.finish()
     return command
@@ -135,6 +138,10 @@ def start_body(command: StartCommand) -> dict[str, Any]:
         body["rankIps"] = [{"rank": rank, "ip": ip} for rank, ip in command.rank_ips]
     if command.worker_data is not None:
         body["worker_data"] = command.worker_data
+    if command.buddy:
+        body["buddy"] = command.buddy
+    if command.holders:
+        body["holders"] = list(command.holders)
     return body
 
 
@@ -357,6 +364,10 @@ def _rank_ips(value: object) -> tuple[tuple[int, str], ...]:
             raise _WrongError("value_error", "Value error, items are {rank: int, ip: str}")
         found.append((rank, _text(ip)))
     return tuple(found)
+
+
+def _addresses(value: object) -> tuple[str, ...]:
+    return tuple(_text(one) for one in _list(value, HOLDERS_MAX))
 
 
 def _state(value: object) -> AgentState:

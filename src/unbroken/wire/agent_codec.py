@@ -16,6 +16,7 @@ from .agent import (
     AgentState,
     Command,
     FaultKind,
+    Receipt,
     RuleState,
     RuleView,
     ShutdownCommand,
@@ -121,6 +122,7 @@ def report_from(value: Mapping[str, Any]) -> AgentReport:
         progress=take.mapping("progress"),
         kept=take.counts("kept", WORKERS_MAX),
         restart_mode=take.optional_text("restart_mode") or "",
+        receipts=tuple(_receipt(item) for item in take.items("receipts", WORKERS_MAX)),
     )
 
 
@@ -150,6 +152,20 @@ def _fault(item: Taker) -> WorkerFault:
         fingerprint=item.optional_text("fingerprint") or "",
         lines=item.lines("lines"),
         step=item.count("step"),
+    )
+
+
+def _receipt(item: Taker) -> Receipt:
+    return Receipt(
+        rank=item.number("rank"),
+        attempt=item.number("attempt"),
+        step=item.number("step"),
+        source=item.text("source"),
+        seconds=item.time("seconds") or 0.0,
+        checksum=item.optional_text("checksum") or "",
+        saved_attempt=item.count("saved_attempt"),
+        name=item.optional_text("name") or "",
+        replicas=item.optional_text("replicas") or "",
     )
 
 

@@ -43,9 +43,12 @@ SNAPSHOT_FIND = "snapshot_find"
 `step`, and one descriptor for each, in this order."""
 SNAPSHOT_FOUND = "snapshot_found"
 SNAPSHOT_FETCH = "snapshot_fetch"
-"""Ours: `name`, `rank`, `step`: bring it here from the buddy; answered with `snapshot_found`."""
+"""Ours: `name`, `rank`, `attempt`: bring here the newest that the holders of this node rank have, and
+what this agent holds as a buddy; answered with `snapshot_found`, and in it `from`: for each its node
+rank (the buddy's), or null for this agent's own memory."""
 RECEIPT = "receipt"
-"""Ours: `rank`, `attempt`, `step`, `source`, `seconds`, `checksum`."""
+"""Ours: `name`, `rank`, `attempt`, `step`, `source`, `seconds`, `checksum`, `saved_attempt`, and
+`replicas` as ranges; not answered."""
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
