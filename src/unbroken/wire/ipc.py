@@ -43,9 +43,9 @@ SNAPSHOT_FIND = "snapshot_find"
 `step`, and one descriptor for each, in this order."""
 SNAPSHOT_FOUND = "snapshot_found"
 SNAPSHOT_FETCH = "snapshot_fetch"
-"""Ours: `name`, `rank`, `attempt`: bring here the newest that the holders of this node rank have, and
-what this agent holds as a buddy; answered with `snapshot_found`, and in it `from`: for each its node
-rank (the buddy's), or null for this agent's own memory."""
+"""Ours: `name`, `rank`, `attempt`: bring here the newest that the holders of this node rank
+have, and what this agent holds as a buddy; answered with `snapshot_found`, and in it `from`: for
+each its node rank (the buddy's), or null for this agent's own memory."""
 RECEIPT = "receipt"
 """Ours: `name`, `rank`, `attempt`, `step`, `source`, `seconds`, `checksum`, `saved_attempt`, and
 `replicas` as ranges; not answered."""
