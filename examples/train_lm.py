@@ -6,6 +6,9 @@ Data parallel over however many ranks there are: gloo on CPUs, nccl on GPUs.  St
 It can be killed at any moment.  Rank 0 writes a checkpoint every few steps, which becomes visible
 whole or not at all, and a new start goes on from the newest.  A batch is a function of seed, step
 and rank, so the step is all there is to know of the position in the data.
+
+With `--snapshot-every 1` no step is lost either: each rank keeps its state in the agent's memory,
+and when one is killed, the others leave `run` and enter it again in the same process.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ class Options:
     checkpoint_dir: str = ""
     """Shared by all ranks; without one, a new start begins at step 0."""
     checkpoint_every: int = 25
+    snapshot_every: int = 0
+    """Steps from one snapshot in memory to the next; 0: none, and a restart takes new processes."""
 
 
 class Block(nn.Module):
@@ -146,18 +151,32 @@ def load(file: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer) 
     return step
 
 
-def train(options: Options, device: torch.device) -> None:
-    """Train from where the checkpoint ends to the last step."""
+def resume(
+    snapshot: worker.Snapshot | None,
+    file: Path | None,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> int:
+    """The next step to do, from memory or else from the checkpoint."""
+    found = snapshot.restore() if snapshot else None
+    step = found.step + 1 if found else load(file, model, optimizer)
+    if dist.get_rank() == 0 and step:
+        print(f"resumed at step {step}{f' from {found.source}' if found else ''}", flush=True)
+    return step
+
+
+def train(options: Options, corpus: Tensor, device: torch.device) -> None:
+    """Train from where the snapshot, or else the checkpoint, ends to the last step."""
     rank = dist.get_rank()
     torch.manual_seed(options.seed)
     model = LanguageModel(options).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01, fused=True)
     file = Path(options.checkpoint_dir) / "checkpoint.pt" if options.checkpoint_dir else None
-    first_step = load(file, model, optimizer)
-    if rank == 0 and first_step:
-        print(f"resumed at step {first_step}", flush=True)
+    snapshot = None
+    if worker is not None and options.snapshot_every:
+        snapshot = worker.Snapshot(model=model, optimizer=optimizer)
+    first_step = resume(snapshot, file, model, optimizer)
     parallel = DistributedDataParallel(model)
-    corpus = read_corpus()
     is_gpu = device.type == "cuda"
     known: dict[str, float] = {}
     for step in range(first_step, options.steps):
@@ -170,6 +189,8 @@ def train(options: Options, device: torch.device) -> None:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if snapshot and (step + 1) % options.snapshot_every == 0:
+            snapshot.save(step)
         if step % options.print_every == 0 or step == options.steps - 1:
             mean = loss.detach()
             dist.all_reduce(mean)
@@ -194,16 +215,22 @@ def parse_options() -> Options:
     return Options(**vars(parser.parse_args()))
 
 
-def main() -> None:
+def run(options: Options, corpus: Tensor, device: torch.device) -> None:
     """Join the other ranks, train, leave."""
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    train(options, corpus, device)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Prepare what outlives the loss of another rank, and run."""
     options = parse_options()
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    train(options, device)
-    dist.destroy_process_group()
+    is_kept = worker is not None and options.snapshot_every
+    (worker.restartable(run) if is_kept else run)(options, read_corpus(), device)
 
 
 if __name__ == "__main__":
