@@ -96,6 +96,7 @@ class Conversation:
             ipc.SNAPSHOT_SAVED: self._snapshot,
             ipc.SNAPSHOT_USED: self._snapshot,
             ipc.SNAPSHOT_FIND: self._snapshot,
+            ipc.SNAPSHOT_FETCH: self._snapshot,
         }
         self._socket = WorkerSocket(self.workers, self)
         return self._socket.start()

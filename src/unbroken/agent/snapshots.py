@@ -19,6 +19,7 @@ from typing import Any
 
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.wire.ipc import (
+    SNAPSHOT_FETCH,
     SNAPSHOT_FIND,
     SNAPSHOT_FOUND,
     SNAPSHOT_KEPT,
@@ -36,6 +37,7 @@ ANSWERS = {
     SNAPSHOT_SAVED: SNAPSHOT_KEPT,
     SNAPSHOT_USED: SNAPSHOT_KEPT,
     SNAPSHOT_FIND: SNAPSHOT_FOUND,
+    SNAPSHOT_FETCH: SNAPSHOT_FOUND,
 }
 """Types that are heard here, each with its answer's."""
 NAMES_MAX = 16
