@@ -45,7 +45,12 @@ SNAPSHOT_FOUND = "snapshot_found"
 SNAPSHOT_FETCH = "snapshot_fetch"
 """Ours: `name`, `rank`, `attempt`: bring here the newest that the holders of this node rank
 have, and what this agent holds as a buddy; answered with `snapshot_found`, and in it `from`: for
-each its node rank (the buddy's), or null for this agent's own memory."""
+each its node rank (the buddy's), or null for this agent's own memory.  The answer has all that this
+agent has by then, as for `snapshot_find`.  With `list: true` nothing is brought: `steps` and `from`
+say what could be, and no descriptors come.  With `from_attempt` and `step` that one alone is
+brought; without, the newest two."""
+FETCH_SECONDS = 120.0
+"""The longest that an agent takes to answer it."""
 RECEIPT = "receipt"
 """Ours: `name`, `rank`, `attempt`, `step`, `source`, `seconds`, `checksum`, `saved_attempt`, and
 `replicas` as ranges; not answered."""
