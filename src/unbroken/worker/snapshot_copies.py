@@ -1,14 +1,18 @@
 """Tensors into a slot.
 
-From the CPU by plain copies.  From CUDA by a stream of its own into the slot, which is pinned for
-it: the device's own later work waits for these copies (it may write what is being read), the host
-does not.  The header is then written by the thread, when the copies have arrived.
+From the CPU by plain copies.  From CUDA by a stream of its own for each device into the slot, which
+is pinned for it: what the current stream does later waits for these copies (it may write what is
+being read), the host does not.  The header is then written by the thread, when the copies have
+arrived.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +20,11 @@ from .snapshot_state import State, view
 
 if TYPE_CHECKING:
     import mmap
+
+logger = logging.getLogger(__name__)
+SLOTS = 2
+PORTABLE = 1
+"""cudaHostRegisterPortable of the CUDA runtime: pinned for every device."""
 
 
 class Work(Protocol):
@@ -39,37 +48,51 @@ class Copies:
     """Of one snapshot; one save at a time."""
 
     def __init__(self) -> None:
-        self._stream: Any = None
-        self._event: Any = None
-        """Set when the newest copies from a device are in."""
+        self._streams: dict[Any, Any] = {}
+        """By device."""
+        self._events: list[tuple[Any, Any]] = []
+        """By device, set when the newest copies from it are in."""
         self._pinned: dict[int, Any] = {}
+        """Slots by address, the one used last at the end."""
         self._committed = threading.Event()
         self._committed.set()
+        # Of memory that is unmapped while it is pinned the pages are lost; a later slot at its
+        # address would be taken for it, and the device would write into pages that nobody sees.
+        release = weakref.finalize(self, _release, self._pinned, self._streams)
+        release.atexit = False
 
     def copy(self, state: State, memory: mmap.mmap) -> None:
         """Begin; what comes from the CPU is copied at the end."""
         torch = import_module("torch")
 
         remote = [one for one in zip(state.pieces, state.tensors, strict=True) if one[1].is_cuda]
+        self._events = []
         with torch.no_grad():
             if remote:
-                self._copy_remote(remote, memory)
+                self._pin(memory, remote[0][1].device)
+            for device in {tensor.device: None for _, tensor in remote}:
+                there = [one for one in remote if one[1].device == device]
+                self._events.append((device, self._copy_remote(there, memory, device)))
             for piece, tensor in zip(state.pieces, state.tensors, strict=True):
                 if not tensor.is_cuda and tensor.numel():
                     view(memory, piece).copy_(tensor)
 
     def then(self, work: Work, thread: Thread) -> None:
         """Commit when the copies are in, and finish in the thread."""
-        event, self._event = self._event, None
-        if event is None:
+        events, self._events = self._events, []
+        if not events:
             work.commit()
             thread.put(work.finish)
             return
         self._committed.clear()
+        device_of = import_module("torch").cuda.device
 
         def arrived() -> None:
             try:
-                event.synchronize()
+                for device, event in events:
+                    # A thread that has chosen none would make a context on the first device.
+                    with device_of(device):
+                        event.synchronize()
                 work.commit()
             finally:
                 self._committed.set()
@@ -81,32 +104,75 @@ class Copies:
         """Until the former save is whole: the next one must not begin while it is the only one."""
         self._committed.wait()
 
-    def _copy_remote(self, remote: list[Any], memory: mmap.mmap) -> None:
+    def _copy_remote(self, remote: list[Any], memory: mmap.mmap, device: Any) -> Any:
+        """From one device; its event."""
         torch = import_module("torch")
 
         cuda = torch.cuda
-        device = remote[0][1].device
-        if self._stream is None:
-            self._stream = cuda.Stream(device)
-        self._pin(memory)
-        now = cuda.current_stream(device)
-        self._stream.wait_stream(now)
-        with cuda.stream(self._stream):
+        if device not in self._streams:
+            self._streams[device] = cuda.Stream(device)
+        stream, now = self._streams[device], cuda.current_stream(device)
+        stream.wait_stream(now)
+        with cuda.stream(stream):
             for piece, tensor in remote:
                 if tensor.numel():
-                    view(memory, piece).copy_(tensor, non_blocking=True)
-                    tensor.record_stream(self._stream)
-            self._event = self._stream.record_event()
-        now.wait_event(self._event)
+                    # Else the host would conjugate what has not arrived.
+                    found = tensor.resolve_conj().resolve_neg()
+                    view(memory, piece).copy_(found, non_blocking=True)
+                    tensor.record_stream(stream)
+            # The thread that waits for it is to sleep, not to spin.
+            event = cuda.Event(blocking=True)
+            event.record(stream)
+        now.wait_event(event)
+        return event
 
-    def _pin(self, memory: mmap.mmap) -> None:
+    def _pin(self, memory: mmap.mmap, device: Any) -> None:
         """Let the device write there by itself; where it is refused copies are only slower."""
         torch = import_module("torch")
 
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         at = whole.data_ptr()
-        if at not in self._pinned:
-            # The mapping must outlive the pinning, so both are kept until the process ends.
-            cuda = torch.cuda
-            cuda.cudart().cudaHostRegister(at, whole.numel(), 0)
-            self._pinned[at] = whole
+        if at in self._pinned:
+            self._pinned[at] = self._pinned.pop(at)
+            return
+        if not _is_done(torch.cuda.cudart().cudaHostRegister(at, whole.numel(), PORTABLE), device):
+            logger.warning("unbroken.worker: a snapshot's memory cannot be pinned: saving is slow")
+        # The mapping must outlive the pinning.
+        self._pinned[at] = whole
+        while len(self._pinned) > SLOTS:
+            _unpin(self._pinned, next(iter(self._pinned)), device)
+
+
+def _is_done(code: Any, device: Any) -> bool:
+    """Whether the CUDA runtime did it; an error is not left for the next kernel to find."""
+    torch = import_module("torch")
+
+    if code == torch.cuda.cudart().cudaError.success:
+        return True
+    with suppress(RuntimeError):
+        torch.ones(1, device=device)
+    return False
+
+
+_lost: list[Any] = []
+"""Slots that stay pinned, and so mapped."""
+
+
+def _unpin(pinned: dict[int, Any], at: int, device: Any) -> None:
+    whole = pinned.pop(at)
+    cuda = import_module("torch").cuda
+    with cuda.device(device):
+        if whole.is_pinned() and not _is_done(cuda.cudart().cudaHostUnregister(at), device):
+            _lost.append(whole)
+
+
+def _release(pinned: dict[int, Any], streams: dict[Any, Any]) -> None:
+    """Let go of all; copies that are under way come first."""
+    try:
+        for stream in streams.values():
+            stream.synchronize()
+        for at in list(pinned):
+            _unpin(pinned, at, next(iter(streams)))
+    except Exception as error:  # noqa: BLE001  (the device is broken)
+        logger.warning("unbroken.worker: snapshots stay pinned: %r", error)
+        _lost.extend(pinned.values())
