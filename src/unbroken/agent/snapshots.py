@@ -9,12 +9,10 @@ when a rank says which one it restored.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from unbroken.errors import PeerError, UnbrokenError, WorldError
@@ -30,6 +28,8 @@ from unbroken.wire.ipc import (
 )
 from unbroken.wire.snapshot import HEADERS_BYTES, NAME_BYTES_MAX, Header, read
 
+from .memory import File, Memory
+
 logger = logging.getLogger(__name__)
 
 ANSWERS = {
@@ -42,10 +42,6 @@ ANSWERS = {
 """Types that are heard here, each with its answer's."""
 NAMES_MAX = 16
 """Of snapshots, in one agent."""
-SPARE_BYTES = 256 * 1024 * 1024
-"""Left for everybody else."""
-_F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
-_SEALS = 0x1 | 0x2 | 0x4  # linux/fcntl.h: F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 
 
 @dataclass(eq=False)
@@ -54,16 +50,18 @@ class Slot:
 
     attempt: int
     index: int
-    size: int
-    fd: int
+    """-1: brought from elsewhere."""
+    file: File
     is_over: bool = False
     """Its attempt is."""
     frozen: int | None = None
     """Step that it held when its attempt was over; None: nothing whole."""
+    node: int | None = None
+    """Node rank of the agent that had it; None: it was here."""
 
     def header(self) -> Header | None:
         """What it holds now."""
-        return read(os.pread(self.fd, HEADERS_BYTES, 0), self.size)
+        return read(os.pread(self.file.fd, HEADERS_BYTES, 0), self.file.size)
 
     def step(self) -> int | None:
         """The step that may be restored from it; None: nothing."""
@@ -79,10 +77,6 @@ class Slot:
             header = self.header()
             self.is_over, self.frozen = True, header.step if header else None
 
-    def pending_bytes(self) -> int:
-        """Promised, but not taken from the machine yet."""
-        return max(0, self.size - os.fstat(self.fd).st_blocks * 512)
-
 
 @dataclass
 class Answer:
@@ -94,13 +88,17 @@ class Answer:
 
 Key = tuple[str, int]
 """Name of the snapshot, and rank."""
+Point = tuple[int, int]
+"""Attempt and step."""
 
 
 class Snapshots:
     """All slots of one agent; `close` when it ends."""
 
-    def __init__(self, available: Callable[[], int] | None = None) -> None:
-        self._available = available or available_bytes
+    def __init__(self, memory: Memory | None = None) -> None:
+        self._memory = memory or Memory()
+        self.on_saved: Callable[[Key, Slot, int], None] | None = None
+        """Hears of each whole snapshot of the attempt that runs."""
         self._slots: dict[Key, list[Slot]] = {}
         self._saves: dict[Key, int] = {}
         """How often each has saved in the newest attempt."""
@@ -162,20 +160,14 @@ class Snapshots:
             raise WorldError(f"an agent keeps snapshots of {NAMES_MAX} names")
         # The worker asks for a slot again when the old one has become too small.
         self._free(key, lambda slot: (slot.attempt, slot.index) == (attempt, index))
-        promised = sum(one.pending_bytes() for slots in self._slots.values() for one in slots)
-        room = self._available() - promised - SPARE_BYTES
-        if size > room:
-            raise WorldError(
-                f"no memory for a snapshot of {size} bytes: {max(0, room)} are left; raise the "
-                "pod's memory limit (a rank's snapshots take three times its state)"
-            )
-        slot = Slot(attempt, index, size, _memory(f"unbroken-{key[1]}-{index}", size))
+        slot = Slot(attempt, index, self._memory.take(f"unbroken-{key[1]}-{index}", size))
         self._slots.setdefault(key, []).append(slot)
-        return Answer({}, [slot.fd])
+        return Answer({}, [slot.file.fd])
 
     def _saved(self, key: Key, attempt: int, index: int, step: int) -> Answer:
         slots = self._slots.get(key, [])
-        if not any((one.attempt, one.index) == (attempt, index) for one in slots):
+        saved = [one for one in slots if (one.attempt, one.index) == (attempt, index)]
+        if not saved:
             raise PeerError(f"slot {index} of attempt {attempt} was never opened")
         saves = self._saves[key] = self._saves.get(key, 0) + 1
         if saves == 2:
@@ -185,6 +177,8 @@ class Snapshots:
                 if other == key or (other[0] == key[0] and other not in saving):
                     self._free(other, lambda slot: slot.attempt < attempt)
         logger.debug("snapshot=%s rank=%d attempt=%d step=%d", *key, attempt, step)
+        if self.on_saved is not None:
+            self.on_saved(key, saved[0], step)
         return Answer({})
 
     def _used(self, key: Key, attempt: int, step: int) -> Answer:
@@ -196,20 +190,33 @@ class Snapshots:
         )
         return Answer({})
 
+    def points(self, key: Key) -> list[Point]:
+        """What of a rank may be restored from here."""
+        return [(slot.attempt, step) for slot, step in self._offered(key)]
+
+    def add(self, key: Key, point: Point, file: File, node: int | None) -> None:
+        """Offer what was brought here; it is a file of the same memory."""
+        if point in self.points(key):
+            self._memory.give_back(file)
+            return
+        slot = Slot(point[0], -1, file, is_over=True, frozen=point[1], node=node)
+        self._slots.setdefault(key, []).append(slot)
+
+    def _offered(self, key: Key) -> list[tuple[Slot, int]]:
+        slots = [(slot, slot.step()) for slot in self._slots.get(key, [])]
+        return [(slot, step) for slot, step in slots if step is not None]
+
     def _find(self, key: Key) -> Answer:
-        found = []
-        for slot in self._slots.get(key, []):
-            step = slot.step()
-            if step is not None:
-                found.append((slot, step))
+        found = self._offered(key)
         steps = [{"attempt": slot.attempt, "step": step} for slot, step in found]
-        return Answer({"steps": steps}, [slot.fd for slot, _ in found])
+        origins = [slot.node for slot, _ in found]
+        return Answer({"steps": steps, "from": origins}, [slot.file.fd for slot, _ in found])
 
     def _free(self, key: Key, is_useless: Callable[[Slot], bool]) -> None:
         kept = []
         for slot in self._slots.pop(key, []):
             if is_useless(slot):
-                os.close(slot.fd)
+                self._memory.give_back(slot.file)
             else:
                 kept.append(slot)
         if kept:
@@ -221,43 +228,3 @@ def _whole(message: Mapping[str, Any], key: str) -> int:
     if not isinstance(found, int) or not 0 <= found < 2**62:
         raise PeerError(f"{key} is no whole number: {str(found)[:100]}")
     return found
-
-
-def _memory(name: str, size: int) -> int:
-    """A file of that size for good: nobody can make its reader run into a hole."""
-    try:
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise WorldError(f"no memory for a snapshot: {error.strerror}") from error
-    try:
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
-    except OSError as error:
-        os.close(fd)
-        raise WorldError(f"no memory for a snapshot of {size} bytes: {error.strerror}") from error
-    return fd
-
-
-def available_bytes(
-    root: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")
-) -> int:
-    """What the machine and this process's memory group would still give."""
-    rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    bounds = [int(rows["MemAvailable"].split()[0]) * 1024]
-    for folder, limit, used, cache in (
-        (root, "memory.max", "memory.current", "inactive_file"),
-        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        bounds += _group_bytes(folder, limit, used, cache)
-    return min(bounds)
-
-
-def _group_bytes(folder: Path, limit: str, used: str, cache: str) -> list[int]:
-    try:
-        most = (folder / limit).read_text().strip()
-        taken = int((folder / used).read_text())
-        rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        reclaimable = sum(int(row[1]) for row in rows if row[0] == cache)
-    except (OSError, ValueError, IndexError):
-        return []
-    return [int(most) - taken + reclaimable] if most.isdigit() else []

@@ -1,0 +1,100 @@
+"""Memory that outlives a worker: anonymous files of the agent, within what machine and memory group
+have left.  Nothing is promised twice: what was given and is not filled yet counts as taken.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.errors import WorldError
+
+SPARE_BYTES = 256 * 1024 * 1024
+"""Left for everybody else."""
+_F_ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
+_SEALS = 0x1 | 0x2 | 0x4  # linux/fcntl.h: F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
+
+
+@dataclass(eq=False)
+class File:
+    """Anonymous, and of one size for good: nobody can make its reader run into a hole."""
+
+    fd: int
+    size: int
+
+    def pending_bytes(self) -> int:
+        """Promised, but not taken from the machine yet."""
+        return max(0, self.size - os.fstat(self.fd).st_blocks * 512)
+
+
+class Memory:
+    """All files of one agent."""
+
+    def __init__(self, available: Callable[[], int] | None = None) -> None:
+        self._available = available or available_bytes
+        self._files: set[File] = set()
+
+    def room(self) -> int:
+        """Bytes that may still be promised."""
+        promised = sum(file.pending_bytes() for file in self._files)
+        return max(0, self._available() - promised - SPARE_BYTES)
+
+    def take(self, name: str, size: int) -> File:
+        """A new file.  WorldError: there is no room."""
+        room = self.room()
+        if size > room:
+            raise WorldError(
+                f"no memory for a snapshot of {size} bytes: {room} are left; raise the "
+                "pod's memory limit (a rank's snapshots take three times its state)"
+            )
+        file = File(_create(name, size), size)
+        self._files.add(file)
+        return file
+
+    def give_back(self, file: File) -> None:
+        """It is needed no more."""
+        if file in self._files:
+            self._files.discard(file)
+            os.close(file.fd)
+
+
+def _create(name: str, size: int) -> int:
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise WorldError(f"no memory for a snapshot: {error.strerror}") from error
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise WorldError(f"no memory for a snapshot of {size} bytes: {error.strerror}") from error
+    return fd
+
+
+def available_bytes(
+    root: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")
+) -> int:
+    """What the machine and this process's memory group would still give."""
+    rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+    bounds = [int(rows["MemAvailable"].split()[0]) * 1024]
+    for folder, limit, used, cache in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        bounds += _group_bytes(folder, limit, used, cache)
+    return min(bounds)
+
+
+def _group_bytes(folder: Path, limit: str, used: str, cache: str) -> list[int]:
+    try:
+        most = (folder / limit).read_text().strip()
+        taken = int((folder / used).read_text())
+        rows = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        reclaimable = sum(int(row[1]) for row in rows if row[0] == cache)
+    except (OSError, ValueError, IndexError):
+        return []
+    return [int(most) - taken + reclaimable] if most.isdigit() else []
