@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from unbroken.agent.memory import SPARE_BYTES, available_bytes
-from unbroken.agent.memory import Memory as Room
 from unbroken.agent.snapshots import NAMES_MAX, Snapshots
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_OPEN, SNAPSHOT_SAVED, SNAPSHOT_USED
 from unbroken.wire.snapshot import ABSENT, Header, digest, slot_bytes, write
@@ -23,7 +22,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.room = SPARE_BYTES + ROOM
-        self.agent = Snapshots(Room(lambda: self.room))
+        self.agent = Snapshots(lambda: self.room)
 
     def ask(self, kind: str, **keys: Any) -> dict[str, Any]:
         base = {"type": kind, "name": "training", "rank": 0, "attempt": 0}

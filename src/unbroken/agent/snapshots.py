@@ -95,8 +95,8 @@ Point = tuple[int, int]
 class Snapshots:
     """All slots of one agent; `close` when it ends."""
 
-    def __init__(self, memory: Memory | None = None) -> None:
-        self._memory = memory or Memory()
+    def __init__(self, available: Callable[[], int] | None = None) -> None:
+        self.memory = Memory(available)
         self.on_saved: Callable[[Key, Slot, int], None] | None = None
         """Hears of each whole snapshot of the attempt that runs."""
         self._slots: dict[Key, list[Slot]] = {}
@@ -160,7 +160,7 @@ class Snapshots:
             raise WorldError(f"an agent keeps snapshots of {NAMES_MAX} names")
         # The worker asks for a slot again when the old one has become too small.
         self._free(key, lambda slot: (slot.attempt, slot.index) == (attempt, index))
-        slot = Slot(attempt, index, self._memory.take(f"unbroken-{key[1]}-{index}", size))
+        slot = Slot(attempt, index, self.memory.take(f"unbroken-{key[1]}-{index}", size))
         self._slots.setdefault(key, []).append(slot)
         return Answer({}, [slot.file.fd])
 
@@ -197,7 +197,7 @@ class Snapshots:
     def add(self, key: Key, point: Point, file: File, node: int | None) -> None:
         """Offer what was brought here; it is a file of the same memory."""
         if point in self.points(key):
-            self._memory.give_back(file)
+            self.memory.give_back(file)
             return
         slot = Slot(point[0], -1, file, is_over=True, frozen=point[1], node=node)
         self._slots.setdefault(key, []).append(slot)
@@ -216,7 +216,7 @@ class Snapshots:
         kept = []
         for slot in self._slots.pop(key, []):
             if is_useless(slot):
-                self._memory.give_back(slot.file)
+                self.memory.give_back(slot.file)
             else:
                 kept.append(slot)
         if kept:
