@@ -180,4 +180,16 @@ def test_topology_is_told_widest_first() -> None:
         "topology.k8s.aws/network-node-layer-1": "a",
         "topology.kubernetes.io/zone": "z",
     }
-    assert node_view(node(labels=labels)).topology == ("z", "a", "", "c")
+    assert node_view(node(labels=labels)).topology == ("z", "a", "", "c", "")
+
+
+@pytest.mark.parametrize(
+    ("labels", "rack"),
+    [
+        ({"unbroken.dev/rack": "r1"}, "r1"),
+        ({"topology.kubernetes.io/rack": "r2", "unbroken.dev/rack": "r1"}, "r2"),
+        ({"topology.kubernetes.io/rack": "", "unbroken.dev/rack": "r1"}, "r1"),
+    ],
+)
+def test_a_rack_is_the_narrowest(labels: dict[str, str], rack: str) -> None:
+    assert node_view(node(labels=labels)).topology == ("", "", "", "", rack)

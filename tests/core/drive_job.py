@@ -41,7 +41,15 @@ from unbroken.core.events import (
 )
 from unbroken.core.job import Job
 from unbroken.spec.incident import Incident
-from unbroken.spec.job import Condition, InProcess, JobSpec, JobStatus, ReplicaSpec, RunPolicy
+from unbroken.spec.job import (
+    Buddy,
+    Condition,
+    InProcess,
+    JobSpec,
+    JobStatus,
+    ReplicaSpec,
+    RunPolicy,
+)
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
     AgentReport,
@@ -182,7 +190,8 @@ class Script:
         self.spec = replace(self.spec, run_policy=policy)
         asked = float(options["restart"]) if "restart" in options else None
         in_process = InProcess(options.get("in-process", "on"))
-        return JobSeen(self.spec, "deleting" in words, asked, in_process=in_process)
+        buddy = Buddy(options.get("buddy", "on"))
+        return JobSeen(self.spec, "deleting" in words, asked, in_process=in_process, buddy=buddy)
 
     def _uid(self, words: list[str]) -> PodUid:
         return self.views[words[0]].uid if words[0] in self.views else PodUid(words[0])

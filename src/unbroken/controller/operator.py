@@ -267,6 +267,7 @@ def _seen(job: JobObject, parsed: Parsed) -> JobSeen:
         options.detectors,
         same_error=options.same_error,
         in_process=options.in_process,
+        buddy=options.buddy,
     )
 
 

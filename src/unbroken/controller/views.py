@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from lightkube.models.core_v1 import ContainerStatus, PodStatus
@@ -36,6 +36,8 @@ TOPOLOGY = (
     "topology.k8s.aws/network-node-layer-3",
 )
 """Widest first."""
+RACKS = ("topology.kubernetes.io/rack", "unbroken.dev/rack")
+"""Narrower than these; the first that a node has."""
 
 MESSAGE_MAX = 500
 STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
@@ -63,6 +65,7 @@ def pod_view(pod: Pod) -> PodView | None:
         has_been_ready=_has_started(status),
         reason=reason,
         message=message[:MESSAGE_MAX],
+        agent_port=agent_place(pod).port,
     )
 
 
@@ -146,8 +149,12 @@ def node_view(node: Node) -> NodeView:
         is_ready=conditions.get("Ready") == "True",
         is_fenced=any(one.key == OUT_OF_SERVICE for one in taints),
         is_healthy=labels.get(HEALTH_LABEL) not in LEAVING and not _any_true(conditions, FAULTS),
-        topology=tuple(labels.get(key, "") for key in TOPOLOGY),
+        topology=(*(labels.get(key, "") for key in TOPOLOGY), _first(labels, RACKS)),
     )
+
+
+def _first(labels: Mapping[str, str], names: Iterable[str]) -> str:
+    return next((labels[name] for name in names if labels.get(name)), "")
 
 
 def _any_true(conditions: dict[str, str], names: Iterable[str]) -> bool:

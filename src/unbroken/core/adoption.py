@@ -132,6 +132,7 @@ class Adoption:
             state.roster.members.values(), state.status.restart_count, self._stock_attempt()
         )
         state.attempt = finding.attempt
+        state.buddies.is_whole = finding.is_untouched and finding.attempt == 0
         incident = state.incidents.open
         if incident is not None and incident.attempt + 1 < finding.attempt:
             state.close_incident("failed again", now)

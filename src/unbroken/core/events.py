@@ -12,10 +12,10 @@ from typing import NewType
 
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.incident import Incident
-from unbroken.spec.job import InProcess, JobSpec, JobStatus, SameError
+from unbroken.spec.job import Buddy, InProcess, JobSpec, JobStatus, SameError
 from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
-from unbroken.wire.agent import AgentReport, StartCommand, StopCommand
+from unbroken.wire.agent import PORT, AgentReport, StartCommand, StopCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
 PodUid = NewType("PodUid", str)
@@ -50,6 +50,7 @@ class PodView:
     reason: str = ""
     message: str = ""
     """Why it is pending, waiting or failed, for people."""
+    agent_port: int = PORT
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class JobSeen:
     """As found when the operator started; our own writes of it are not told again."""
     same_error: SameError = SameError.STOP
     in_process: InProcess = InProcess.ON
+    buddy: Buddy = Buddy.ON
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from unbroken.wire.agent import (
     StopCommand,
 )
 
+from .buddies import Copies
 from .events import Effect, PodUid, StartWorkers, StopWorkers
 from .roster import Member, Roster, is_stock
 
@@ -53,6 +54,8 @@ class Order:
     master_port: int
     log_rules: tuple[Mapping[str, object], ...] = ()
     detectors: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[PodUid, Copies] = field(default_factory=dict)
+    """Not alike: whom each pod gives copies of its snapshots, and who may have some."""
 
 
 class Gang:
@@ -249,7 +252,8 @@ class Gang:
                 continue
             member.ordered = order.attempt
             member.clear_through = min(member.clear_through, order.attempt - 1)
-            of_node = replace(command, rank=self.ranks[uid])
+            copies = order.copies.get(uid, Copies())
+            of_node = replace(command, rank=self.ranks[uid], **copies._asdict())
             if member.report is not None and is_stock(member.report):
                 of_node = replace(of_node, log_rules=_documented(order.log_rules), detectors={})
             effects.append(StartWorkers(uid, of_node))

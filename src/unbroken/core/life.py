@@ -242,7 +242,8 @@ class Life:
             for rule in rules
         )
         modes = detectors.written(state.detectors)
-        return Order(state.attempt, state.nnodes, *master, written, modes)
+        copies = state.buddies.start(state.ranks.rank_of, state.roster)
+        return Order(state.attempt, state.nnodes, *master, written, modes, copies)
 
     def _try_start(self, now: float) -> None:
         state = self._state

@@ -25,6 +25,7 @@ from unbroken.spec.log_rule_ranks import Watch
 from unbroken.wire.agent import PROCESS_RESTART
 
 from . import ladder
+from .buddies import Buddies
 from .conditions import Standing, advance, counted, standing
 from .events import (
     CreatePod,
@@ -77,8 +78,7 @@ class JobState:
         self.watches: Mapping[str, Watch] = {}
         """Who must log, by log rule."""
         self.detectors: Mapping[Detector, Mode] = DEFAULTS
-        self.same_error = SameError.STOP
-        self.in_process = InProcess.ON
+        self.same_error, self.in_process = SameError.STOP, InProcess.ON
         self.shape: tuple[ReplicaSpec, ...] = ()
         """Replica specs in force; those of the spec since the last full start."""
         self.phase = Phase.UNKNOWN
@@ -89,6 +89,7 @@ class JobState:
         self.roster = Roster()
         self.gang = Gang(self.roster)
         self.ranks = Ranks()
+        self.buddies = Buddies()
         self.plan = PodPlan(name, self.roster)
         self.incidents = Incidents()
         self.watched: Watched = {}

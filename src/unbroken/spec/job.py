@@ -155,6 +155,13 @@ class Warm(Enum):
     OFF = "off"
 
 
+class Buddy(Enum):
+    """Whether snapshots are copied to an agent on another node."""
+
+    ON = "on"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """What a user wants beyond the CRD, as annotations `unbroken.dev/...` of the job."""
@@ -170,6 +177,7 @@ class JobOptions:
     warm: Warm = Warm.ON
     preload: tuple[str, ...] = ()
     """Modules that warm workers begin with; empty: what the first attempt imported."""
+    buddy: Buddy = Buddy.ON
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,18 @@ from unbroken.errors import SpecError
 
 from .detectors import ANNOTATION as DETECTORS
 from .detectors import DEFAULTS, Detector, Mode, read_detectors
-from .job import GROUP, KIND, VERSION, AgentAuth, InProcess, JobOptions, JobSpec, SameError, Warm
+from .job import (
+    GROUP,
+    KIND,
+    VERSION,
+    AgentAuth,
+    Buddy,
+    InProcess,
+    JobOptions,
+    JobSpec,
+    SameError,
+    Warm,
+)
 from .ledger import ANNOTATION as LEDGER
 from .log_rule_ranks import Watch, read_watches
 from .log_rules import check_watches
@@ -31,8 +42,11 @@ TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 OPTIONS_PREFIX = "unbroken.dev/"
 AGENT_AUTH, RESTART = "unbroken.dev/agent-auth", "unbroken.dev/restart"
 LOG_RULE_RANKS, SAME_ERROR = "unbroken.dev/log-rule-ranks", "unbroken.dev/same-error"
-IN_PROCESS = "unbroken.dev/in-process"
-OPTIONS = (AGENT_AUTH, DETECTORS, IN_PROCESS, LOG_RULE_RANKS, PRELOAD, RESTART, SAME_ERROR, WARM)
+BUDDY, IN_PROCESS = "unbroken.dev/buddy", "unbroken.dev/in-process"
+OPTIONS = (
+    *(AGENT_AUTH, BUDDY, DETECTORS, IN_PROCESS, LOG_RULE_RANKS, PRELOAD, RESTART, SAME_ERROR),
+    WARM,
+)
 E = TypeVar("E", bound=Enum)
 QUEUE = "kueue.x-k8s.io/queue-name"
 KUEUE_PREFIX = "kueue.x-k8s.io/"
@@ -164,7 +178,10 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     detectors = _detectors(annotations.get(DETECTORS), path, report)
     warm = _choice(annotations, WARM, Warm.ON, report)
     preload = _preload(annotations.get(PRELOAD), path, report)
-    return JobOptions(auth, restart, watches, detectors, same_error, in_process, warm, preload)
+    buddy = _choice(annotations, BUDDY, Buddy.ON, report)
+    return JobOptions(
+        auth, restart, watches, detectors, same_error, in_process, warm, preload, buddy
+    )
 
 
 def _choice(given: Mapping[str, Any], key: str, default: E, report: Report) -> E:

@@ -242,3 +242,5 @@ class AgentReport:
     """Of a stock agent: the one that it was started for."""
     receipts: tuple[Receipt, ...] = ()
     """Of the attempt, one of each rank at most for each name."""
+    copies: tuple[int, ...] = ()
+    """Node ranks of which it holds snapshots as their buddy."""

@@ -123,6 +123,7 @@ def report_from(value: Mapping[str, Any]) -> AgentReport:
         kept=take.counts("kept", WORKERS_MAX),
         restart_mode=take.optional_text("restart_mode") or "",
         receipts=tuple(_receipt(item) for item in take.items("receipts", WORKERS_MAX)),
+        copies=take.counts("copies", WORKERS_MAX),
     )
 
 
