@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from cli_calls import UNBROKEN, Cli, manifest
+from cli_calls import Cli, manifest
+from unbroken.cli.main import app
 
 KUBECONFIG = """
 apiVersion: v1
@@ -103,11 +105,28 @@ def test_a_context_that_is_not_there_is_named(here: Cli) -> None:
     assert "Context 'near' not found" in done.stderr
 
 
-def test_help_loads_neither_client_nor_cluster() -> None:
-    heavy = ["lightkube", "aiohttp", "yaml", "unbroken.embedded.up", "unbroken.controller"]
-    code = f"import sys, unbroken.cli.main; print([n for n in {heavy} if n in sys.modules])"
+def loaded(*arguments: str) -> set[str]:
+    """Modules that a command has imported by its end."""
+    code = f"""
+import atexit, sys
+from unbroken.cli import main
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+main.app({list(arguments)!r})"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    return set(done.stderr.split())
+
+
+def test_help_loads_neither_client_nor_cluster() -> None:
+    modules = loaded("--help")
+    assert {"unbroken.cli.chaos", "unbroken.cli.describe"} <= modules
+    heavy = {"lightkube", "aiohttp", "yaml", "unbroken.embedded.up", "unbroken.controller"}
+    assert not heavy & modules
+
+
+def test_a_command_loads_no_other() -> None:
+    modules = loaded("down", "--help")
+    assert "unbroken.cli.down" in modules
+    assert not {"unbroken.cli.chaos", "unbroken.cli.describe", "unbroken.cli.run"} & modules
 
 
 def test_every_job_command_offers_json_and_a_cluster() -> None:
@@ -115,8 +134,6 @@ def test_every_job_command_offers_json_and_a_cluster() -> None:
     every.append("delete")
     drills = ["kill-worker", "freeze-worker", "kill-agent", "kill-pod", "kill-node"]
     for command in (*([one] for one in every), *(["chaos", one] for one in drills)):
-        done = subprocess.run(
-            [*UNBROKEN, *command, "--help"], capture_output=True, text=True, check=True
-        )
+        done = CliRunner().invoke(app, [*command, "--help"])
         for option in ("--output", "--dir", "--context", "--namespace"):
             assert option in done.stdout, f"{command} has no {option}"

@@ -29,7 +29,9 @@ MARKER = "UNBROKEN_CONTAINER_ID"
 """In the environment of every process of an embedded container: its id."""
 
 app = typer.Typer(
-    no_args_is_help=True, help="Break something, to see it mended. For the embedded cluster."
+    add_completion=False,
+    no_args_is_help=True,
+    help="Break something, to see it mended. For the embedded cluster.",
 )
 Rank = Annotated[int, typer.Option("--rank", min=0, help="Of the worker, over the whole job.")]
 

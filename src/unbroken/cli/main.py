@@ -3,59 +3,75 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
-from . import (
-    change,
-    chaos,
-    describe,
-    detectors,
-    down,
-    explain,
-    jobs,
-    logs,
-    operator,
-    rules,
-    stacks,
-    status,
-    up,
-)
-from . import run as running
+COMMANDS = {
+    "run": "run:app",
+    "jobs": "jobs:command",
+    "describe": "describe:command",
+    "logs": "logs:command",
+    "explain": "explain:command",
+    "stacks": "stacks:command",
+    "detectors": "detectors:command",
+    "restart": "change:restart",
+    "suspend": "change:suspend",
+    "resume": "change:resume",
+    "delete": "change:delete",
+    "up": "up:command",
+    "down": "down:command",
+    "status": "status:command",
+    "operator": "operator:command",
+    "chaos": "chaos:app",
+    "rules": "rules:app",
+}
+"""In the order of the help: module of this package, and a function or an app of several."""
+
+
+class _Commands(Mapping[str, Any]):
+    """Each is imported when it is asked for: all take five times as long as one."""
+
+    def __getitem__(self, name: str) -> Any:
+        module, _, attribute = COMMANDS[name].partition(":")
+        found = getattr(import_module(f".{module}", __package__), attribute)
+        if not isinstance(found, typer.Typer):
+            one = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            one.command(name)(found)
+            found = one
+        return typer.main.get_command(found)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Commands()  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
 
 app = typer.Typer(
     name="unbroken",
+    cls=_Group,
     help="Keeps PyTorch training jobs running through failures.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", cls=running.RunCommand, context_settings={"allow_interspersed_args": False})(
-    running.command
-)
-for name, command in (
-    ("jobs", jobs.command),
-    ("describe", describe.command),
-    ("logs", logs.command),
-    ("explain", explain.command),
-    ("stacks", stacks.command),
-    ("detectors", detectors.command),
-    ("restart", change.restart),
-    ("suspend", change.suspend),
-    ("resume", change.resume),
-    ("delete", change.delete),
-    ("up", up.command),
-    ("down", down.command),
-    ("status", status.command),
-    ("operator", operator.command),
-):
-    app.command(name)(command)
-app.add_typer(chaos.app, name="chaos")
-app.add_typer(rules.app, name="rules")
 
 
 def _show_version(asked: bool) -> None:

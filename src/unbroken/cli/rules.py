@@ -19,7 +19,11 @@ from .place import Form, Output
 from .show import note, print_json
 
 FOUND, WRONG = 1, 2
-app = typer.Typer(no_args_is_help=True, help="Try and check log rules before a job has them.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Try and check log rules before a job has them.",
+)
 
 Job = Annotated[
     str,

@@ -87,6 +87,10 @@ Detach = Annotated[
 ]
 
 
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command("run", cls=RunCommand, context_settings={"allow_interspersed_args": False})
 def command(
     ctx: typer.Context,
     program: Program,
