@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
 
-.PHONY: setup demo test check lock bench clean sim e2e scoreboard
+.PHONY: setup demo test check lock bench bench-gpu clean sim e2e scoreboard
 
 setup: $(VENV)/.done
 
@@ -40,6 +40,11 @@ bench: setup
 	@$(BIN)/python benchmarks/api.py
 	@$(BIN)/python benchmarks/recovery.py --quick
 	@$(BIN)/python benchmarks/agent.py
+
+# Restarts, snapshots and hangs on the GPUs of this machine; $(GPU_PYTHON) has this package and a CUDA torch.
+GPU_PYTHON ?= $(BIN)/python
+bench-gpu: setup
+	@$(GPU_PYTHON) benchmarks/gpu/run.py
 
 # What finds which fault, and whom it blames: a few faults, ours and torchrun, two minutes.
 scoreboard: setup

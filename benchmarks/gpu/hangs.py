@@ -1,0 +1,82 @@
+"""Whether the agent reads from torch's flight recorder which collective hangs.
+
+NCCL's alone can be asked from outside.  Elsewhere ranks hang as well, and their stacks are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "agent"))
+
+from machine import Machine, Outcome
+from running import linked, running, start
+
+from unbroken.agent.flight_recorder import FILE_VARIABLES, PIPE_VARIABLE
+from unbroken.wire.agent import AgentState
+from unbroken.wire.observation import Evidence
+
+SCRIPT = Path(__file__).with_name("hang_train.py")
+BOUND_SECONDS = 120.0
+LOOK_SECONDS = 10.0
+
+
+async def _evidence(machine: Machine, ranks: int, backend: str, folder: Path) -> Evidence | str:
+    """What the agent finds; or why it finds nothing."""
+    environ = {
+        "BENCH_DEVICE": machine.device, "BENCH_BACKEND": backend,
+        PIPE_VARIABLE: f"{folder}/pipe_", FILE_VARIABLES[0]: f"{folder}/trace_",
+    }  # fmt: skip
+    with running(folder, str(SCRIPT), nproc=ranks, UNBROKEN_WARM="off", **environ) as agent:
+        async with linked(agent) as operator:
+            try:
+                async with asyncio.timeout(BOUND_SECONDS):
+                    await operator.state(AgentState.READY)
+                    port = operator.reports[-1].offered_port
+                    operator.send(start(0, master_port=port))
+                    ups = asyncio.to_thread(agent.stdout.wait_for, r"(?s)" + "hangs now.*" * ranks)
+                    await ups
+                    return await operator.examine(0, LOOK_SECONDS)
+            except TimeoutError:
+                newest = operator.reports[-1] if operator.reports else None
+                return f"no answer in {BOUND_SECONDS:.0f} s: {newest and newest.faults}"[:500]
+
+
+def measure(machine: Machine) -> Iterator[Outcome]:
+    """Hang, look, judge."""
+    has_nccl = bool(machine.gpus and machine.nccl)
+    ranks = max(1, min(8, len(machine.gpus))) if has_nccl else 2
+    backend = "nccl" if has_nccl else "gloo"
+    with tempfile.TemporaryDirectory(prefix="bench") as folder:
+        began = time.monotonic()
+        found = asyncio.run(_evidence(machine, ranks, backend, Path(folder)))
+    outcome = Outcome(f"hang {backend}", {"ranks": ranks, "seconds": time.monotonic() - began})
+    if isinstance(found, str):
+        outcome.problems.append(found)
+        yield outcome
+        return
+    waiting = found.ranks if ranks == 1 else found.ranks[:-1]
+    outcome.figures["collectives"] = {
+        one.rank: [f"{c.operation} {c.sequence} {c.state}" for c in one.collectives]
+        for one in found.ranks
+    }
+    outcome.figures["stacks"] = sum(bool(one.threads) for one in found.ranks)
+    for one in waiting if has_nccl else ():
+        is_known = any(
+            (c.operation, c.sequence) == ("all_reduce", 2) and c.state != "completed"
+            for c in one.collectives
+        )
+        if not is_known:
+            outcome.problems.append(f"rank {one.rank}: the hanging all_reduce is not seen")
+    if not any("all_reduce" in frame for one in waiting for t in one.threads for frame in t.frames):
+        notes = {one.note for one in waiting}
+        if has_nccl:
+            outcome.figures["stacks_note"] = sorted(notes)
+        else:
+            outcome.problems.append(f"no stack has the hanging all_reduce: {sorted(notes)}")
+    yield outcome
