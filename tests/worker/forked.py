@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint.state_dict  # here, so that no child has to import it
+
+# Here, so that no child has to import them: each takes seconds.
+import torch._dynamo
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
 from torch import distributed
 
 import unbroken.worker.checkpointing  # noqa: F401

@@ -5,32 +5,64 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from unbroken.agent.snapshots import ANSWERS, Snapshots
-from unbroken.wire.ipc import Frames, encode
+from unbroken.agent.snapshots import ANSWERS, Answer, Snapshots
+from unbroken.wire.ipc import RECEIPT, SNAPSHOT_FETCH, SNAPSHOT_FIND, Frames, encode
 from unbroken.worker.channel import Channel
 
 PLENTY = 8 << 30
 
 
-def serve(sock: socket.socket, snapshots: Snapshots) -> None:
+class Agent:
+    """What a worker's agent knows: its own memory, that of the buddies by node rank, and what it
+    was told."""
+
+    def __init__(self, memory: Snapshots, buddies: Mapping[int, Snapshots] | None = None) -> None:
+        self.memory, self.buddies = memory, buddies or {}
+        self.receipts: list[dict[str, Any]] = []
+        self.fetches = 0
+
+    def hear(self, sock: socket.socket, message: dict[str, Any]) -> None:
+        """Answer one message."""
+        kind = message["type"]
+        if kind == RECEIPT:
+            self.receipts.append(message)
+        if kind in ANSWERS:
+            is_fetch = kind == SNAPSHOT_FETCH
+            answer = self._fetched(message) if is_fetch else self.memory.answer(message)
+            socket.send_fds(sock, [encode(answer.message)], answer.fds)
+
+    def _fetched(self, message: dict[str, Any]) -> Answer:
+        self.fetches += 1
+        steps: list[Any] = []
+        givers: list[int] = []
+        fds: list[int] = []
+        for node, memory in self.buddies.items():
+            found = memory.answer({**message, "type": SNAPSHOT_FIND})
+            steps += found.message["steps"]
+            givers += [node] * len(found.fds)
+            fds += found.fds
+        return Answer({"type": ANSWERS[SNAPSHOT_FIND], "steps": steps, "from": givers}, fds)
+
+
+def serve(sock: socket.socket, agent: Agent) -> None:
     """Answer until the worker's end is closed."""
     frames = Frames()
     # A killed worker may leave answers unread, which the kernel calls a reset.
     with sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
         while data := sock.recv(65536):
             for message in frames.feed(data):
-                if message["type"] in ANSWERS:
-                    answer = snapshots.answer(message)
-                    socket.send_fds(sock, [encode(answer.message)], answer.fds)
+                agent.hear(sock, message)
 
 
 @contextlib.contextmanager
-def served(snapshots: Snapshots) -> Iterator[socket.socket]:
+def served(agent: Agent | Snapshots) -> Iterator[socket.socket]:
     """The worker's end of a socket at which the agent answers."""
     ours, theirs = socket.socketpair()
-    thread = threading.Thread(target=serve, args=(ours, snapshots))
+    heard = Agent(agent) if isinstance(agent, Snapshots) else agent
+    thread = threading.Thread(target=serve, args=(ours, heard))
     thread.start()
     try:
         yield theirs
@@ -42,9 +74,9 @@ def served(snapshots: Snapshots) -> Iterator[socket.socket]:
 
 
 @contextlib.contextmanager
-def channel(snapshots: Snapshots) -> Iterator[Channel]:
+def channel(agent: Agent | Snapshots) -> Iterator[Channel]:
     """A channel to the agent, as a worker has it."""
-    with served(snapshots) as sock:
+    with served(agent) as sock:
         # The channel's thread closes its own copy of the socket.
         found = Channel(sock.dup())
         found.start()

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch._dynamo  # here, so that no child has to import it
 import torch.distributed as dist
 from snapshot_agents import PLENTY, served
 from torch import nn

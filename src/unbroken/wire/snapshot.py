@@ -29,6 +29,8 @@ CHUNK_BYTES = 16 * 1024 * 1024
 COPIED_AT, SEALED_AT, HEADERS_BYTES, BODY_AT = 0, 512, 1024, 4096
 NAME_BYTES_MAX, DIGEST_BYTES = 64, 16
 _HEADER = struct.Struct("<8sH2x16s64sqqII16sQQQIII")
+_BEGINNING = struct.Struct("<8sH")
+"""Of a header, in every version."""
 _CHECKSUM = struct.Struct("<I")
 ABSENT = bytes(HEADERS_BYTES)
 """Headers of a slot that holds nothing."""
@@ -110,6 +112,15 @@ def read(headers: bytes, size: int) -> Header | None:
     # A kill between the two zeroings leaves one of the headers, and the body as it was.
     is_other = copied is not None and replace(sealed, table_checksum=None) != copied
     return None if is_other else sealed
+
+
+def version(headers: bytes) -> int | None:
+    """Of the format, whether or not it can be read; None: nothing is there."""
+    for at in (SEALED_AT, COPIED_AT):
+        magic, found = _BEGINNING.unpack_from(headers, at)
+        if magic == MAGIC:
+            return int(found)
+    return None
 
 
 def _parse(headers: bytes, at: int, size: int) -> Header | None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic, time  # noqa: TID251  (the process's own clocks are read here)
 from typing import Any
+from zlib import crc32
 
 from unbroken.worker import checkpoint, context
 
@@ -49,6 +50,8 @@ class Found:
     """What this rank gave; of rank 0 where this rank was not there."""
     world_size: int
     """Of those who saved it."""
+    checksum: str = ""
+    """Of all its files; empty where each node has its own."""
 
 
 def checkpoints(
@@ -147,14 +150,20 @@ class Checkpoints:
         to `*.bad`, and the next older one is taken.  Raises CheckpointError where there are
         complete ones and none fits the objects.
         """
+        return self.restore_newer(-1, objects)
+
+    def restore_newer(self, step: int, objects: Mapping[str, Any]) -> Found | None:
+        """The same of what is newer than a step: whoever has that step in memory goes on from it
+        where this returns None."""
         self.wait()
         group, given = self._join(), Objects(objects)
         offers = group.together(lambda: self._readable(group))
         common = [name for name in offers[group.rank] if all(name in offer for offer in offers)]
         if not common and any(offers):
             _log.warning("%s: no checkpoint is on every node", self._directory.path)
+        self._is_heir = step >= 0
         failure = ""
-        for name in common:
+        for name in (one for one in common if one.step > step):
             if self._is_bad(name, group):
                 continue
             # Each tells its own error; what one cannot load none has loaded.
@@ -341,7 +350,9 @@ class Checkpoints:
                     name, manifest.world_size, rank,
                 )  # fmt: skip
             extra = given.load_own(place / f"rank-{rank:05}.pt")
-            return Found(name.step, place, extra, manifest.world_size)
+            files = repr(sorted((file.name, file.crc32) for file in manifest.files))
+            checksum = f"{crc32(files.encode()):08x}" if self._shared else ""
+            return Found(name.step, place, extra, manifest.world_size, checksum)
         except Exception as error:  # noqa: BLE001  (told to all ranks; raised if none can be loaded)
             return str(error) or repr(error)
 

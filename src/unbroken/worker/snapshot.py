@@ -29,10 +29,11 @@ from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, dig
 
 from . import Context, context
 from .snapshot_copies import Copies
-from .snapshot_slots import AgentSlots, Channel, Identity, OwnSlots, Slot, Slots
+from .snapshot_slots import AgentSlots, Channel, Identity, Offered, OwnSlots, Slot, Slots
 from .snapshot_state import EXTRA, RNG, State, collect
 
 if TYPE_CHECKING:
+    from .checkpointing import Checkpoints
     from .snapshot_restore import Restored
 
 logger = logging.getLogger(__name__)
@@ -47,10 +48,15 @@ class Snapshot:
     A part has `state_dict` and `load_state_dict`, or is a tensor.  `extra` is a dict, filled again
     by `restore`, or a function that gives what is kept and comes back as `Restored.extra`.  `rng`
     keeps Python's, numpy's (where it is loaded) and torch's generators.  Of DTensors each rank
-    keeps its part, and the same world size is needed to restore them.
+    keeps its part, and the same world size is needed to restore them; what is the same on all
+    ranks goes to any number of them.
 
     `replicas` is the group of ranks that hold the same state as this one: any of them can give it
     to a rank that has lost it.  Left out, it is the whole world where nothing is sharded.
+
+    `checkpoints` are `worker.checkpoints` of the same parts, by the same names: `restore` takes the
+    newest that is verified there where memory, replicas and buddies give no step that is as new.
+    When they are saved stays the script's business.
     """
 
     def __init__(
@@ -60,12 +66,16 @@ class Snapshot:
         extra: dict[str, Any] | Callable[[], Any] | None = None,
         name: str = "training",
         replicas: Any = None,
+        checkpoints: Checkpoints | None = None,
         channel: Channel | None = None,
         **parts: Any,
     ) -> None:
         self.name, self.has_rng, self.replicas = name, rng, replicas
+        self.checkpoints = checkpoints
         self.parts = dict(parts) | ({} if extra is None else {EXTRA: extra})
         _check(name, self.parts)
+        if checkpoints is not None:
+            _check_disk(parts)
         self.context = context()
         self.restored: Restored | None = None
         self._given = channel
@@ -100,6 +110,9 @@ class Snapshot:
             return False
         self._copies.wait()
         slot.clear()
+        if slot.layout not in (b"", state.layout):
+            state.clear_gaps(slot.memory)
+        slot.layout = state.layout
         self._copies.copy(state, slot.memory)
         header = self._header(state, slot, number)
         at = header.structure_at
@@ -114,7 +127,8 @@ class Snapshot:
         """Bring back the newest step that all ranks can produce; None: there is none, and nothing
         was touched.  Every rank calls it, after `init_process_group` where there is one.
 
-        WorldError: memory turned out to be bad while it was read, and no other step is left.
+        CheckpointError: memory has none, and none of the checkpoints can be loaded.  WorldError:
+        memory turned out to be bad while it was read, and no other step is left.
         """
         from .snapshot_restore import restore
 
@@ -135,9 +149,13 @@ class Snapshot:
         if _named.get(self.name) is self:
             del _named[self.name]
 
-    def find(self) -> list[Slot]:
+    def find(self) -> list[Offered]:
         """What this rank's own memory holds, of this attempt and older ones."""
         return self._slots.find()
+
+    def fetch(self) -> list[Offered]:
+        """What its buddies keep."""
+        return self._slots.fetch()
 
     def used(self, attempt: int, step: int) -> None:
         """All ranks go on from there."""
@@ -217,6 +235,12 @@ def _check(name: str, parts: Mapping[str, Any]) -> None:
             )
     if not parts:
         raise SpecError("a snapshot of nothing: give model=, optimizer=, extra=...")
+
+
+def _check_disk(parts: Mapping[str, Any]) -> None:
+    for key, part in parts.items():
+        if not _loads(part):
+            raise SpecError(f"snapshot: {key} is a tensor, which checkpoints do not keep by itself")
 
 
 def _loads(part: Any) -> bool:

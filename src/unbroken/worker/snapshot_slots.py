@@ -18,6 +18,7 @@ from zlib import crc32
 
 from unbroken.errors import PeerError, WorldError
 from unbroken.wire.ipc import (
+    SNAPSHOT_FETCH,
     SNAPSHOT_FIND,
     SNAPSHOT_FOUND,
     SNAPSHOT_KEPT,
@@ -35,19 +36,23 @@ from unbroken.wire.snapshot import (
     chunk,
     read,
     slot_bytes,
+    version,
     write,
 )
 
 from .channel import whole
 
 logger = logging.getLogger(__name__)
+ANSWER_SECONDS = 10.0
+FETCH_SECONDS = 600.0
+"""Whole snapshots come over the network meanwhile; the agent gives up a holder that is silent."""
 
 
 class Channel(Protocol):
     """Of `worker/channel.py`."""
 
     def request(
-        self, message: Mapping[str, Any], answer_type: str
+        self, message: Mapping[str, Any], answer_type: str, *, seconds: float = ...
     ) -> tuple[Mapping[str, Any], list[int]]:
         """Ask the agent."""
 
@@ -74,12 +79,18 @@ class Slot:
         self.changing = threading.Lock()
         """Held while headers change."""
         self._number = 0
+        self.layout = b""
+        """Of what was written into it last."""
         self.capacity = 0
         """Room for a body; known to who has opened it."""
 
     def header(self) -> Header | None:
         """What it holds now."""
         return read(self.memory[:HEADERS_BYTES], len(self.memory))
+
+    def version(self) -> int | None:
+        """Of the format in which it holds something; None: nothing."""
+        return version(self.memory[:HEADERS_BYTES])
 
     @whole
     def clear(self) -> None:
@@ -156,6 +167,10 @@ def faults(memory: mmap.mmap | memoryview, header: Header) -> list[str]:
     ]
 
 
+Offered = tuple[Slot, str]
+"""With where it comes from, as `Restored.source` has it."""
+
+
 class Slots(Protocol):
     """Where slots come from."""
 
@@ -168,8 +183,11 @@ class Slots(Protocol):
     def used(self, attempt: int, step: int) -> None:
         """All ranks have restored this one."""
 
-    def find(self) -> list[Slot]:
-        """What there is to restore from."""
+    def find(self) -> list[Offered]:
+        """What there is to restore from here."""
+
+    def fetch(self) -> list[Offered]:
+        """What there is elsewhere, brought here."""
 
 
 class OwnSlots:
@@ -189,8 +207,12 @@ class OwnSlots:
     def used(self, attempt: int, step: int) -> None:
         """Nobody wants to know."""
 
-    def find(self) -> list[Slot]:
+    def find(self) -> list[Offered]:
         """Nothing outlives the process."""
+        return []
+
+    def fetch(self) -> list[Offered]:
+        """Nobody else has it."""
         return []
 
 
@@ -221,20 +243,33 @@ class AgentSlots:
         """Tell the agent."""
         self._ask(SNAPSHOT_USED, SNAPSHOT_KEPT, from_attempt=attempt, step=step)
 
-    def find(self) -> list[Slot]:
-        """Those that hold what the agent offers: a late writer's are left out."""
-        answer, fds = self._ask(SNAPSHOT_FIND, SNAPSHOT_FOUND)
+    def find(self) -> list[Offered]:
+        """What the agent offers."""
+        return self._offered(SNAPSHOT_FIND, ANSWER_SECONDS)
+
+    def fetch(self) -> list[Offered]:
+        """What the agent gets from those who have copies, and holds for others itself."""
+        return self._offered(SNAPSHOT_FETCH, FETCH_SECONDS)
+
+    def _offered(self, kind: str, seconds: float) -> list[Offered]:
+        answer, fds = self._ask(kind, SNAPSHOT_FOUND, seconds)
         steps = answer.get("steps", [])
-        found = []
-        for slot, told in zip(_mapped(fds, len(steps)), steps, strict=True):
+        givers = answer.get("from") or [None] * len(steps)
+        found: list[Offered] = []
+        for slot, told, giver in zip(_mapped(fds, len(steps)), steps, givers, strict=True):
             header = slot.header()
             offered = (told.get("attempt"), told.get("step"))
-            if header is not None and (header.attempt, header.step) == offered:
-                found.append(slot)
+            # What a late writer has written since is left out; what nobody can read is kept, so
+            # that it is told.
+            if header is None or (header.attempt, header.step) == offered:
+                found.append((slot, "memory" if giver is None else f"buddy {giver}"))
         return found
 
-    def _ask(self, kind: str, answer: str, **keys: int) -> tuple[Mapping[str, Any], list[int]]:
-        found, fds = self._channel.request(self._identity.message(kind, **keys), answer)
+    def _ask(
+        self, kind: str, answer: str, seconds: float = ANSWER_SECONDS, **keys: int
+    ) -> tuple[Mapping[str, Any], list[int]]:
+        message = self._identity.message(kind, **keys)
+        found, fds = self._channel.request(message, answer, seconds=seconds)
         if "error" in found:
             for fd in fds:
                 os.close(fd)

@@ -9,6 +9,7 @@ refused when it is saved, not when it is needed.  Loading asks the parts themsel
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import random
 import sys
@@ -61,6 +62,13 @@ class State:
     def is_sharded(self) -> bool:
         """Whether any tensor here is a part of one."""
         return any(one.sharding for one in self.pieces)
+
+    def clear_gaps(self, memory: Any) -> None:
+        """Between tensors, where another layout may have left something: equal states have equal
+        checksums."""
+        for piece, tensor in zip(self.pieces, self.tensors, strict=True):
+            end = piece.at + tensor.nbytes
+            memory[end : aligned(end)] = bytes(aligned(end) - end)
 
 
 def collect(parts: Mapping[str, Any], has_rng: bool) -> State:
@@ -217,6 +225,25 @@ class Kept:
     """The slot, as one buffer."""
     meshes: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether any tensor is a part of one."""
+        return any(one.sharding for one in self.pieces)
+
+    def shared(self) -> tuple[str, int]:
+        """What replicas have alike: all but tensors as a text, and where the last of these ends;
+        they come first."""
+        numbers: set[int] = set()
+
+        def hole(number: int) -> str:
+            numbers.add(number)
+            return f"tensor {number}"
+
+        names = sorted(self.bodies.keys() - {EXTRA, RNG})
+        text = repr([(name, _Unpickler(self.bodies[name], hole).load()) for name in names])
+        pieces = [self.pieces[one] for one in numbers]
+        return text, max((one.at + _size(one) for one in pieces), default=BODY_AT)
+
     def state(self, part: str, copies: bool) -> Any:
         """A part's state; tensors lie in the slot unless copies are asked for."""
         return _Unpickler(self.bodies[part], lambda one: self._tensor(one, copies)).load()
@@ -250,14 +277,17 @@ def view(memory: Any, piece: Piece) -> Any:
     torch = import_module("torch")
 
     dtype = getattr(torch, piece.dtype)
-    count = 1
-    for one in piece.shape:
-        count *= one
-    if not count:
+    size = _size(piece)
+    if not size:
         return torch.empty(piece.shape, dtype=dtype)
-    size = count * dtype.itemsize
     raw = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=piece.at)
     return raw.view(dtype).view(piece.shape)
+
+
+def _size(piece: Piece) -> int:
+    torch = import_module("torch")
+
+    return int(math.prod(piece.shape) * getattr(torch, piece.dtype).itemsize)
 
 
 def parse(structure: bytes, memory: Any, parts: Mapping[str, Any]) -> Kept:

@@ -1,0 +1,87 @@
+"""Which step all ranks go back to, and who gives it to whom; values in, values out.
+
+All ranks decide alike, because all decide by what all have said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+Point = tuple[int, int]
+"""Attempt and step.  A newer attempt comes first: it went on from what it could restore."""
+RANGES_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a rank says of itself."""
+
+    points: tuple[Point, ...]
+    replicas: tuple[int, ...]
+    """Ranks that hold the same state as it, itself among them."""
+    has_asked: bool = True
+    """Whether what its buddies keep is among the points."""
+
+
+def choose(offers: Sequence[Offer], bad: Collection[Point] = ()) -> Point | None:
+    """The newest that every rank has, or a replica of it."""
+    for point in sorted(_points(offers) - set(bad), reverse=True):
+        if all(sources(offers, rank, point) for rank in range(len(offers))):
+            return point
+    return None
+
+
+def asking(offers: Sequence[Offer], bad: Collection[Point] = ()) -> list[int]:
+    """Who should ask the buddies now: those that lack the newest there is; then, where that has
+    given no common step, all others."""
+    newest = max(_points(offers) - set(bad), default=None)
+    point = choose(offers, bad)
+    if point is not None and point == newest:
+        return []
+    everybody = range(len(offers))
+    lacking = [one for one in everybody if newest is None or not sources(offers, one, newest)]
+    silent = [one for one in lacking if not offers[one].has_asked]
+    if silent or point is not None:
+        return silent
+    return [one for one in everybody if not offers[one].has_asked]
+
+
+def sources(offers: Sequence[Offer], rank: int, point: Point) -> list[int]:
+    """Who can give it to a rank: itself, if it has it."""
+    if point in offers[rank].points:
+        return [rank]
+    # Both must say so: a rank that is declared on one side alone may hold something else.
+    return [
+        other
+        for other in offers[rank].replicas
+        if rank in offers[other].replicas and point in offers[other].points
+    ]
+
+
+def transfers(offers: Sequence[Offer], point: Point) -> list[tuple[int, int]]:
+    """Who sends to whom, in the order in which all carry it out; senders take turns."""
+    found: list[tuple[int, int]] = []
+    for rank in range(len(offers)):
+        givers = sources(offers, rank, point)
+        if givers != [rank]:
+            found.append((givers[len(found) % len(givers)], rank))
+    return found
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """As `0-2,5`; empty where it is one alone."""
+    spans: list[tuple[int, int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1] = spans[-1][0], rank
+        else:
+            spans.append((rank, rank))
+    if len(spans) == 1 and spans[0][0] == spans[0][1]:
+        return ""
+    text = ",".join(str(one) if one == other else f"{one}-{other}" for one, other in spans)
+    return text if len(text) <= RANGES_CHARACTERS else text[:RANGES_CHARACTERS] + "..."
+
+
+def _points(offers: Sequence[Offer]) -> set[Point]:
+    return {point for offer in offers for point in offer.points}
