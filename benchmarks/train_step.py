@@ -1,8 +1,11 @@
-"""What every launcher of `recovery.py` runs: a small DDP model on gloo, a checkpoint each step.
+"""What every launcher of `recovery.py` runs: a DDP model on gloo, a checkpoint every few steps.
 
-Each rank reports to the pipe `records` when its process began and after every step, and waits at
-the start of a step while the harness holds the lock on `gate`: while one launcher is measured, the
-jobs of the others stand still.
+Each rank reports to the pipe `records` when its process, or its function, began and after every
+step.  While the harness keeps `gate` closed, a job makes a step only now and then: one launcher is
+measured, and the jobs of the others neither compete with it nor look hung.
+
+UNBROKEN_BENCH is a JSON object of `parameters`, `batch`, `checkpoint_steps`, `idle_seconds`, and
+what our own modes switch on: `tells` steps, `restartable`, `snapshots`.
 """
 
 from __future__ import annotations
@@ -11,24 +14,50 @@ import time
 
 BEGAN_AT = time.time()
 
-import fcntl  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
+import select  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch import nn
 
 WIDTH, BATCH = 128, 64
+"""Of `log_rules_step.py`."""
+DIRECTORY = Path(os.environ.get("UNBROKEN_BENCH_DIR", "."))
+DEFAULTS = {"parameters": 1_000_000, "batch": 64, "checkpoint_steps": 10, "idle_seconds": 5.0}
+Found = tuple[int, bool]
 
 
 class Reporter:
     """Writes records of this process; a record is far below PIPE_BUF, so none are mixed up."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, rank: int | None = None) -> None:
         self.pipe = os.open(directory / "records", os.O_WRONLY)
-        self.rank = int(os.environ["RANK"])
+        self._gate = os.open(directory / "gate", os.O_RDONLY | os.O_NONBLOCK)
+        self.given_rank = rank
+        self.rank = -1
+        self.life = -1
 
     def __call__(self, event: str, at: float, **more: float) -> None:
-        record = {"event": event, "rank": self.rank, "pid": os.getpid(), "at": at, **more}
-        os.write(self.pipe, json.dumps(record).encode() + b"\n")
+        life = {"rank": self.rank, "pid": os.getpid(), "life": self.life}
+        os.write(self.pipe, json.dumps({"event": event, **life, "at": at, **more}).encode() + b"\n")
+
+    def begin(self) -> None:
+        """The process has come to its script, or its function is called again."""
+        self.rank = int(os.environ["RANK"]) if self.given_rank is None else self.given_rank
+        self.life += 1
+        at = time.time() if self.life else BEGAN_AT
+        self("began", at, process_at=process_started_at())
+
+    def pace(self, idle_seconds: float) -> None:
+        """Go on at once where the gate is open, else after a while."""
+        select.select([self._gate], [], [], idle_seconds)
+
+    def step(self, step: int) -> None:
+        """A step is complete."""
+        self("step", time.time(), step=step, cpu_seconds=time.process_time())
 
 
 def process_started_at() -> float:
@@ -38,41 +67,102 @@ def process_started_at() -> float:
     return boot_at + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> None:
-    """Train until killed."""
-    directory = Path(os.environ["UNBROKEN_BENCH_DIR"])
-    report = Reporter(directory)
-    report("began", BEGAN_AT, process_at=process_started_at())
+def settings() -> dict[str, Any]:
+    """What the harness asks for."""
+    return {**DEFAULTS, **json.loads(os.environ.get("UNBROKEN_BENCH", "{}"))}
+
+
+def build(parameters: int) -> nn.Module:
+    """Two layers with so many parameters together."""
+    from torch import nn
+
+    width = max(1, round((parameters / 2) ** 0.5))
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+
+def load(model: nn.Module) -> int:
+    """The last complete step of the checkpoint; 0 where there is none."""
+    import torch
+
+    saved = DIRECTORY / "checkpoint.pt"
+    if not saved.exists():
+        return 0
+    found = torch.load(saved, weights_only=True)
+    model.load_state_dict(found["model"])
+    return int(found["step"])
+
+
+def save(model: nn.Module, step: int) -> None:
+    """A checkpoint that becomes visible whole."""
+    import torch
+
+    part = DIRECTORY / "checkpoint.part"
+    torch.save({"model": model.state_dict(), "step": step}, part)
+    part.rename(DIRECTORY / "checkpoint.pt")
+
+
+def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
+    """Train until killed; `store` is what a launcher's own way to a process group needs."""
+    report.begin()
     import torch
     from torch import distributed, nn
     from torch.nn.parallel import DistributedDataParallel
 
     report("imported", time.time())
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
+    world = {} if store is None else {"rank": report.rank, "world_size": _world()}
+    distributed.init_process_group("gloo", store=store, **world)
     report("joined", time.time())
-    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    saved, step = directory / "checkpoint.pt", 0
-    if saved.exists():
-        found = torch.load(saved, weights_only=True)
-        model.load_state_dict(found["model"])
-        step = found["step"]
-    parallel = DistributedDataParallel(model)
-    gate = os.open(directory / "gate", os.O_RDONLY)
+    model = build(wanted["parameters"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+    snapshot = _snapshot(model, optimizer) if wanted.get("snapshots") else None
+    found = snapshot.restore() if snapshot is not None else None
+    step = found.step if found is not None else load(model)
+    parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    report("restored", time.time())
+    width = model[0].in_features
     while True:
-        fcntl.flock(gate, fcntl.LOCK_SH)
-        fcntl.flock(gate, fcntl.LOCK_UN)
+        report.pace(wanted["idle_seconds"])
         optimizer.zero_grad()
-        batch = torch.randn(BATCH, WIDTH)
+        batch = torch.randn(wanted["batch"], width)
         nn.functional.mse_loss(parallel(batch), batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         step += 1
-        if report.rank == 0:
-            part = saved.with_suffix(".part")
-            torch.save({"model": model.state_dict(), "step": step}, part)
-            part.rename(saved)
-        report("step", time.time(), step=step, cpu_seconds=time.process_time())
+        if snapshot is not None:
+            snapshot.save(step)
+        report.step(step)
+        if wanted.get("tells"):
+            _tell(step)
+        if report.rank == 0 and step % wanted["checkpoint_steps"] == 0:
+            save(model, step)
+
+
+def _world() -> int:
+    return int(os.environ["WORLD_SIZE"])
+
+
+def _snapshot(model: Any, optimizer: Any) -> Any:
+    from unbroken import worker
+
+    return worker.Snapshot(model=model, optimizer=optimizer)
+
+
+def _tell(step: int) -> None:
+    from unbroken import worker
+
+    worker.progress(step)
+
+
+def main() -> None:
+    """Train until killed."""
+    wanted = settings()
+    report = Reporter(DIRECTORY)
+    run = train
+    if wanted.get("restartable"):
+        from unbroken import worker
+
+        run = worker.restartable(train)
+    run(report, wanted)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,14 @@ import math
 from dataclasses import replace
 
 import pytest
-from recovery_records import Recovery, percentile, stage_seconds, summary, with_incidents
+from recovery_records import (
+    Recovery,
+    percentile,
+    rate,
+    stage_seconds,
+    summary,
+    with_incidents,
+)
 
 from unbroken.spec.incident import Incident, Remedy, Signal
 
@@ -68,7 +75,42 @@ def test_a_kill_that_nothing_followed_counts_as_not_recovered_and_in_no_figure()
     assert entry["p50_seconds"] == pytest.approx(11.148)
     assert entry["detect_to_ready_p50_seconds"] == pytest.approx(2.128)
     assert entry["details"] == {"import_torch": 3.2}
-    assert entry["not_recovered"] == ["no step in 60 s"]
+    assert entry["not_recovered"] == {"no step in 60 s": 1}
+
+
+def test_the_spread_and_the_lost_steps_of_a_mode() -> None:
+    took = (1.0, 2.0, 3.0, 10.0)
+    kills = [
+        replace(KILL, stepped_at=KILL.killed_at + 1 + seconds, lost_steps=lost)
+        for lost, seconds in enumerate(took)
+    ]
+    entry = summary(KILL.mode, kills)
+    assert entry["mean_seconds"] == pytest.approx(5.0)
+    assert entry["max_seconds"] == pytest.approx(11.0)
+    assert (entry["lost_steps_p50"], entry["lost_steps_max"]) == (1.5, 3)
+    assert [one["seconds"] for one in entry["trials"]] == pytest.approx([2.0, 3.0, 4.0, 11.0])  # type: ignore[attr-defined]
+
+
+def test_an_outlier_is_listed_with_the_stage_that_took_longer_than_usual() -> None:
+    late = replace(
+        KILL, ready_at=KILL.killed_at + 40, started_at=None, stepped_at=KILL.killed_at + 48
+    )
+    entry = summary(KILL.mode, [KILL, KILL, KILL, late])
+    (found,) = entry["outliers"]  # type: ignore[misc]
+    assert found["stage"] == "ready"
+    assert found["seconds"] == pytest.approx(48.0)
+    assert summary(KILL.mode, [KILL] * 4)["outliers"] == []
+
+
+def test_modes_are_rated_by_the_median_of_one_of_them() -> None:
+    entries = [
+        dict(summary(mode, [replace(KILL, stepped_at=KILL.killed_at + took)] if took else []))
+        for mode, took in (("ours", 0.5), ("theirs", 10.0), ("none", 0.0))
+    ]
+    rate(entries, "theirs")
+    assert [entry["times_faster"] for entry in entries] == [20.0, 1.0, None]
+    rate(entries, "missing")
+    assert [entry["times_faster"] for entry in entries] == [None, None, None]
 
 
 def test_a_mode_that_never_recovered_has_no_figures() -> None:
@@ -102,6 +144,8 @@ def test_incidents_tell_when_the_operator_knew_and_when_agents_were_ready() -> N
     assert told.detected_at == pytest.approx(KILL.killed_at + 0.005)
     assert told.detect_to_ready == pytest.approx(0.04, abs=1e-6)
     assert told.details["incidents"] == 1
+    assert told.remedy == "process"
+    assert told.stopped_at == seen.stopped_at, "what was seen from outside counts first"
     assert told.details["import_torch"] == 3.2
     names = ("reaped", "operator_detected", "operator_stopped", "operator_ready")
     parts = [told.details[name] for name in names]

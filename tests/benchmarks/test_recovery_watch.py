@@ -13,17 +13,16 @@ from recovery_watch import Watch
 
 SECONDS = 20.0
 STEPS = """
-import fcntl, os, sys, time
+import sys, time
 from pathlib import Path
 import train_step
 report = train_step.Reporter(Path(sys.argv[1]))
-report("began", train_step.BEGAN_AT, process_at=train_step.process_started_at())
-gate = os.open(Path(sys.argv[1]) / "gate", os.O_RDONLY)
-for step in range(10**9):
-    fcntl.flock(gate, fcntl.LOCK_SH)
-    fcntl.flock(gate, fcntl.LOCK_UN)
-    report("step", time.time(), step=step, cpu_seconds=time.process_time())
-    time.sleep(0.001)
+for call in range(10**9):
+    report.begin()
+    for step in range(int(sys.argv[2])):
+        report.pace(3600)
+        report.step(step + 1)
+        time.sleep(0.001)
 """
 
 
@@ -37,11 +36,12 @@ def watch(tmp_path: Path) -> Iterator[Watch]:
     found.close()
 
 
-def start(watch: Watch, rank: int) -> subprocess.Popen[bytes]:
-    """A worker without torch that reports as the script does, once it has stepped."""
+def start(watch: Watch, rank: int, steps: int = 10**9) -> subprocess.Popen[bytes]:
+    """A worker without torch that reports as the script does, once it has stepped; its function is
+    called again after so many steps."""
     folder = str(Path(__file__).parents[2] / "benchmarks")
     env = {"RANK": str(rank), "PYTHONPATH": folder}
-    command = [sys.executable, "-c", STEPS, str(watch.directory)]
+    command = [sys.executable, "-c", STEPS, str(watch.directory), str(steps)]
     process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL)
     pid = process.pid
     assert watch.wait(
@@ -77,11 +77,28 @@ def test_a_new_process_of_a_rank_takes_its_place(watch: Watch) -> None:
         watch.end_workers()
 
 
+def test_a_function_that_is_called_again_is_a_new_start_of_the_same_process(watch: Watch) -> None:
+    process = start(watch, 0, steps=20)
+    assert watch.wait(lambda: len(watch.workers) > 1 and watch.newest[0].steps > 5, SECONDS)
+    first, second = watch.workers[:2]
+    assert (first.pid, first.life, second.life) == (process.pid, 0, 1)
+    assert second.pid == process.pid
+    assert (first.steps, first.first_step, second.first_step) == (20, 1, 1)
+    assert [step for _, step in first.newest] == list(range(1, 21))
+    assert first.step_at(first.newest[6][0]) == 7
+    assert first.step_at(first.process_at) == 0
+    killed_at = first.newest[-1][0]
+    assert second.started_at(killed_at) == second.began_at > killed_at
+    assert first.started_at(first.process_at - 1) == first.process_at
+    watch.end_workers()
+    process.wait()
+
+
 def test_workers_stand_at_the_closed_gate(watch: Watch) -> None:
     with start(watch, 0):
         worker = watch.newest[0]
         watch.pause()
-        watch.wait(lambda: False, 0.1)
+        watch.wait(lambda: False, 0.2)
         reached = worker.steps
         assert not watch.wait(lambda: worker.steps > reached, 0.2)
         watch.resume()

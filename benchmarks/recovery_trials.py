@@ -1,0 +1,243 @@
+"""Trials: a job of each mode, a kill in each in turn, and what is seen of the recovery."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from recovery_launch import NODE, RANK_0, WORKER, Launcher, Setting, Unavailable
+from recovery_records import Recovery
+from recovery_watch import Watch, Worker
+
+START_SECONDS = 120.0
+STEPS_BEFORE_KILL = 5
+"""Steps that every rank has made since the launcher's turn began."""
+SETTLE_SECONDS = (0.5, 1.0)
+"""The kill falls anywhere in it, so that it meets polling launchers at any phase."""
+FAILURES_MAX = 2
+"""Of a mode that has recovered from no such fault yet; then it is asked no more."""
+AGAIN = " again"
+"""Added to the mode for a kill that follows at once on the recovery from another."""
+
+
+def say(text: str) -> None:
+    """Progress, beside the table."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass
+class Contestant:
+    """A mode, its job while it has one, and its kills so far."""
+
+    kind: type[Launcher]
+    base: Path
+    setting: Setting
+    recoveries: list[Recovery] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Why not, by fault."""
+    job: Launcher | None = None
+    jobs: int = 0
+    used_at: float = 0.0
+
+    def ensure(self) -> Launcher:
+        """A job whose ranks have all stepped."""
+        self.used_at = time.monotonic()
+        if self.job is not None and not self.job.is_spent():
+            return self.job
+        self.drop()
+        self.jobs += 1
+        self.job = job = self.kind(self.base / f"{self.kind.mode}-{self.jobs}", self.setting)
+        job.start()
+        watch = job.watch
+        if not watch.wait(lambda: job.is_back([], []) or bool(job.ended()), START_SECONDS):
+            raise Unavailable(f"no first step in {START_SECONDS:.0f} s; see {job.directory}")
+        if job.ended():
+            raise Unavailable(job.ended())
+        say(f"{self.kind.mode}: job {self.jobs} steps")
+        return job
+
+    def drop(self) -> None:
+        """Take the job away."""
+        job, self.job = self.job, None
+        if job is not None:
+            try:
+                job.stop()
+            finally:
+                job.watch.end_workers()
+                job.watch.close()
+
+    def is_hopeless(self, fault: str) -> bool:
+        """Whether there is no use in another such kill."""
+        mine = [one for one in self.recoveries if one.fault == fault]
+        return len(mine) >= FAILURES_MAX and not any(one.stepped_at for one in mine)
+
+    def failed(self, fault: str, rank: int, why: str) -> Recovery:
+        """What could not be done, and a new job for the next time."""
+        self.drop()
+        return Recovery(self.kind.mode, rank, time.time(), why_not=why, fault=fault)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done in a race, and how long is waited."""
+
+    faults: Sequence[str]
+    kills: int
+    bound_seconds: float
+    jobs_max: int
+    kills_a_turn: int = 1
+
+
+def pick(job: Launcher, fault: str, number: int) -> Worker:
+    """Whose turn it is to be killed, or to be on the machine that is."""
+    ranks = job.setting.ranks
+    start = {RANK_0: 0, WORKER: 1 + number % max(1, ranks - 1)}.get(fault, number % ranks)
+    newest = job.watch.newest
+    order = [newest[(start + more) % ranks] for more in range(1 if fault == RANK_0 else ranks)]
+    for worker in order:
+        if job.may_be_struck(fault, worker):
+            return worker
+    raise Unavailable("rank 0 cannot be lost there")
+
+
+def run_on(watch: Watch, settle_seconds: float, bound: float) -> bool:
+    """Let all ranks make some steps from now on."""
+    goals = {worker: worker.steps + STEPS_BEFORE_KILL for worker in watch.newest.values()}
+    watch.wait(lambda: False, settle_seconds)
+    return watch.wait(
+        lambda: all(one.steps >= goals.get(one, 0) for one in watch.newest.values()), bound
+    )
+
+
+def kill_once(contestant: Contestant, fault: str, number: int, bound: float) -> Recovery:
+    """Kill in a job that runs, look on until it steps again or the bound is over."""
+    job = contestant.job
+    assert job is not None
+    watch = job.watch
+    old = list(watch.newest.values())
+    victim = pick(job, fault, number)
+    if any(one.died_at for one in old):
+        return contestant.failed(fault, victim.rank, "lost a rank by itself")
+    lost, seen = job.shares_fate(fault, victim), len(watch.workers)
+    killed_at = time.time()
+    job.strike(fault, victim)
+    watch.wait(lambda: job.is_back(old, lost) or bool(job.ended()), bound, reaps=victim)
+    if not job.is_back(old, lost):
+        why = job.ended() or f"no step in {bound:.0f} s"
+        return contestant.failed(fault, victim.rank, why)
+    if fault == NODE:  # an order to a platform takes its time; nobody can know before they die
+        killed_at = min((one.died_at for one in lost if one.died_at), default=killed_at)
+    kill = Recovery(job.mode, victim.rank, killed_at, victim.reaped_at, fault=fault)
+    return job.told(outcome(kill, job, old, lost, watch.workers[seen:]))
+
+
+def outcome(
+    kill: Recovery, job: Launcher, old: list[Worker], lost: list[Worker], since: list[Worker]
+) -> Recovery:
+    """What was seen of the workers, as times: of the `old` ones, those `lost` among them, and of
+    those that began `since` the kill."""
+    new = [one for one in job.watch.newest.values() if one not in old]
+    pids = {one.pid for one in old}
+    ended = [one.died_at for one in old if one.died_at is not None]
+    made = [one for one in new if one.pid not in pids]
+    before = max(one.step_at(kill.killed_at) for one in old)
+    first = min((one.first_step or 0 for one in new), default=0)
+    dead_at = min((one.died_at for one in lost if one.died_at), default=kill.killed_at)
+    return replace(
+        kill,
+        stopped_at=max(ended) if len(ended) == len(old) else None,
+        started_at=max((one.started_at(kill.killed_at) for one in new), default=None),
+        stepped_at=job.stepped_at(old, lost),
+        lost_steps=max(0, before + 1 - first),
+        details={
+            "attempts": max(Counter(one.rank for one in since).values(), default=0),
+            "kept": len(new) - len(made),
+            "made": len(made),
+            "made_before": sum(one.process_at < kill.killed_at - 0.02 for one in made),
+            "kernel_ends_victim": dead_at - kill.killed_at,
+            **slowest(new, kill.killed_at),
+        },
+    )
+
+
+def slowest(workers: list[Worker], killed_at: float) -> dict[str, float]:
+    """Parts of the way to the first step, each of the rank that took longest."""
+    parts: dict[str, list[float]] = {}
+    for one in workers:
+        began = max(one.began_at, killed_at)
+        times = [one.started_at(killed_at), one.began_at, one.imported_at, one.joined_at]
+        known = [at if at is not None else began for at in (*times, one.restored_at)]
+        ends = [*known[1:], one.first_step_at or known[-1]]
+        names = ("process_to_python", "import_torch", "join", "restore", "first_step")
+        for name, start, finish in zip(names, known, ends, strict=True):
+            parts.setdefault(name, []).append(max(0.0, finish - start))
+        parts.setdefault("first_step_cpu", []).append(one.first_step_cpu_seconds or 0.0)
+    return {name: max(values) for name, values in parts.items()}
+
+
+def turn(
+    contestant: Contestant, fault: str, number: int, plan: Plan, rng: random.Random
+) -> list[Recovery]:
+    """A kill, and for who is quick another one at once."""
+    job = contestant.ensure()
+    job.watch.drain()
+    job.watch.resume()
+    notes = job.settle(fault)
+    if not run_on(job.watch, rng.uniform(*SETTLE_SECONDS), plan.bound_seconds):
+        return [contestant.failed(fault, -1, "did not run on by itself")]
+    found = [replace(kill_once(contestant, fault, number, plan.bound_seconds), notes=notes)]
+    if fault == WORKER and job.kills_again and contestant.job is not None:
+        if run_on(job.watch, 0.0, plan.bound_seconds):
+            again = kill_once(contestant, fault, number + 1, plan.bound_seconds)
+        else:
+            again = contestant.failed(fault, -1, "did not run on by itself")
+        found.append(replace(again, mode=job.mode + AGAIN))
+    if contestant.job is not None:
+        job.repair(fault)
+        job.watch.pause()
+    return found
+
+
+def race(contestants: Sequence[Contestant], plan: Plan) -> None:
+    """Kill in turns, fault by fault, each time in another order."""
+    rng = random.Random(0)
+    rounds = [range(first, first + plan.kills_a_turn) for first in
+              range(0, plan.kills, plan.kills_a_turn)]  # fmt: skip
+    for numbers in rounds:
+        for fault in plan.faults:
+            racing = [one for one in contestants if fault not in one.skipped]
+            for contestant in rng.sample(racing, len(racing)):
+                _make_room(contestants, contestant, plan.jobs_max)
+                for number in numbers:
+                    if number < plan.kills and not contestant.is_hopeless(fault):
+                        _kill(contestant, fault, number, plan, rng)
+
+
+def _make_room(contestants: Sequence[Contestant], wanted: Contestant, jobs_max: int) -> None:
+    running = [one for one in contestants if one.job is not None and one is not wanted]
+    for one in sorted(running, key=lambda one: one.used_at)[: max(0, len(running) + 1 - jobs_max)]:
+        one.drop()
+
+
+def _kill(contestant: Contestant, fault: str, number: int, plan: Plan, rng: random.Random) -> None:
+    mode = contestant.kind.mode
+    try:
+        found = turn(contestant, fault, number, plan, rng)
+    except Unavailable as error:
+        if not contestant.recoveries:
+            contestant.drop()
+            contestant.skipped[fault] = str(error)
+            say(f"{mode}: {fault}: {error}")
+            return
+        found = [contestant.failed(fault, -1, str(error))]
+    contestant.recoveries += found
+    for one in found:
+        took = f"{one.seconds:.3f} s" if one.seconds is not None else one.why_not
+        lost = f", {one.lost_steps} steps lost" if one.lost_steps is not None else ""
+        more = f" ({'; '.join(one.notes)})" if one.notes else ""
+        say(f"{number + 1}/{plan.kills} {fault:7}{one.mode:23} rank {one.rank}: {took}{lost}{more}")

