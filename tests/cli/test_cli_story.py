@@ -17,7 +17,7 @@ from unbroken.cli.story import common, cost_text, folded, story
 from unbroken.cli.views import incident_line, span, told_lines
 from unbroken.core.timeline import TWICE, Goodput
 from unbroken.errors import SpecError
-from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
+from unbroken.spec.incident import Incident, Remedy, Restored, Signal, StackGroup
 from unbroken.spec.ledger import Ledger, Record, write_ledger
 from unbroken.wire.observation import Alarm, RankWatch
 
@@ -89,6 +89,39 @@ def test_the_cost_says_what_is_known() -> None:
     still_open = replace(HUNG, progress_at=None, ended_at=None)
     assert cost_text(still_open, now=107.0) == "still open, 12.0 s so far"
     assert (as_value(HUNG)["seconds"], as_value(HUNG)["lostSteps"]) == (13.0, 20)
+
+
+MEMORY = Restored("0-1,3", 3, 119, "memory", 0.02, 1, "1f3a", "state")
+REPLICA = Restored("2", 1, 119, "replica rank 0", 0.4, 2, "1f3a", "state")
+RESTORED = replace(
+    HUNG,
+    resumed_step=None,
+    restored=(MEMORY, REPLICA),
+    steps_lost=1,
+    replicas_agree=True,
+    resumed="resumed after step 119 from memory (3 ranks) and replica rank 0 (rank 2); 1 step lost",
+)
+
+
+def test_where_the_ranks_went_on_is_told_with_the_slowest() -> None:
+    text = "\n".join(story(RESTORED))
+    assert f"  state      {RESTORED.resumed}; the replicas agree\n" in text
+    assert "             restored in 0.400 s; rank 2 took longest\n" in text
+    assert "then 1 step made again (120, about 0.500 s of work)" in text
+    full = "\n".join(story(RESTORED, is_full=True))
+    assert "| ranks 0-1,3: state after step 119 from memory, 0.020 s, checksum 1f3a\n" in full
+    assert "| rank 2: state after step 119 from replica rank 0, 0.400 s, checksum 1f3a\n" in full
+    assert incident_line(RESTORED).endswith("13.000 s lost, 1 step made again")
+    value = as_value(RESTORED)
+    assert (value["stepsLost"], value["lostSteps"], value["replicasAgree"]) == (1, 1, True)
+    assert value["restored"][1]["source"] == "replica rank 0"
+
+
+def test_replicas_that_disagree_are_in_every_line_of_the_incident() -> None:
+    wrong = replace(RESTORED, replicas_agree=False, resumed="resumed; the replicas disagree: x")
+    assert incident_line(wrong).endswith("; REPLICAS DISAGREE")
+    coloured = "\n".join(story(wrong, Paper(None, has_colours=True)))
+    assert "\x1b[31mresumed; the replicas disagree: x" in coloured
 
 
 @pytest.mark.parametrize("width", [20, 50, 80, 140])

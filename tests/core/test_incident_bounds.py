@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unbroken.core.incident_bounds import OBJECT_BYTES, TEXT_BYTES, bounded, cut
 from unbroken.spec.codec import incident_to
-from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
+from unbroken.spec.incident import Incident, Remedy, Restored, Signal, StackGroup
 
 JOB = {"name": "j", "namespace": "default", "uid": "u"}
 texts = st.sampled_from(
@@ -32,7 +32,8 @@ def test_it_is_small_whatever_is_told(
 ) -> None:
     incident = Incident(
         1, 0, culprit, (culprit, *some * times), Remedy.PROCESS, text, 1.0, outcome=text,
-        blame=text, groups=tuple(those),
+        blame=text, groups=tuple(those), resumed=text,
+        restored=(Restored(text, 1, 2, text, 3.0, 4, text, text, 5),) * times * 2,
     )  # fmt: skip
     assert len(json.dumps(incident_to(bounded(incident), JOB))) < OBJECT_BYTES
 

@@ -100,6 +100,7 @@ REPORTS = st.builds(
     kept=st.lists(COUNTS, max_size=3).map(tuple),
     restart_mode=TEXTS,
     receipts=st.lists(RECEIPTS, max_size=3).map(tuple),
+    copies=st.lists(COUNTS, max_size=3).map(tuple),
 )
 STARTS = st.builds(
     StartCommand,

@@ -53,6 +53,7 @@ def story(
     yield from field("remedy", f"{incident.remedy.value}: {WORDS[incident.remedy][0]}")
     yield from field("why", incident.reason)
     yield from _timeline(incident, paper)
+    yield from _restored(incident, paper, is_full=is_full)
     yield from _also(incident, paper, is_full=is_full)
     yield from field("cost", cost_text(incident, now), "yellow")
     if incident.outcome:
@@ -86,9 +87,9 @@ def cost_text(incident: Incident, now: float | None = None) -> str:
         return f"{text}, no step"
     again = redo_seconds(incident)
     work = f", about {span(again)} of work" if again else ""
-    which = f"{incident.resumed_step} to {incident.step}"
-    if steps == 1:
-        which = str(incident.step)
+    # Steps are lost only where this one is known.
+    last = incident.step or 0
+    which = str(last) if steps == 1 else f"{last - steps + 1} to {last}"
     return f"{text} until it went on, then {counted(steps, 'step')} made again ({which}{work})"
 
 
@@ -162,6 +163,25 @@ def _timeline(incident: Incident, paper: Paper) -> Iterator[str]:
         pod = f" ({last} last)" if last else ""
         text = f"{_clock(at)}  {shown:<13}{after}{step}{pod}".rstrip()
         yield from paper.field("" if index else "timeline", text)
+
+
+def _restored(incident: Incident, paper: Paper, *, is_full: bool) -> Iterator[str]:
+    """What the next attempt went on with, and who was slowest to have it."""
+    found = incident.restored
+    if not found:
+        return
+    agree = incident.replicas_agree
+    said = f"{incident.resumed}; the replicas agree" if agree else incident.resumed
+    yield from paper.field("state", said, "red" if agree is False else "")
+    last = max(found, key=lambda one: one.seconds)
+    slowest = f"; rank {last.slowest} took longest" if sum(one.count for one in found) > 1 else ""
+    yield from paper.field("", f"restored in {last.seconds:.3f} s{slowest}")
+    for one in found if is_full else ():
+        ranks = f"{'rank' if one.count == 1 else 'ranks'} {one.ranks}"
+        name = f"{one.name} " if one.name else ""
+        checksum = f", checksum {one.checksum}" if one.checksum else ""
+        text = f"| {ranks}: {name}after step {one.step} from {one.source}"
+        yield from paper.wrap(f"{text}, {one.seconds:.3f} s{checksum}", FIELD + 4, "dim")
 
 
 def _also(incident: Incident, paper: Paper, *, is_full: bool) -> Iterator[str]:

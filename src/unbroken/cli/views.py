@@ -179,7 +179,8 @@ def incident_line(incident: Incident) -> str:
         return f"{what}; {did}: {why}"
     steps = lost_steps(incident)
     again = f", {counted(steps, 'step')} made again" if steps else ""
-    return f"{what}; {did}; {cost:.3f} s lost{again}"
+    wrong = "; REPLICAS DISAGREE" if incident.replicas_agree is False else ""
+    return f"{what}; {did}; {cost:.3f} s lost{again}{wrong}"
 
 
 def told_lines(incident: Incident) -> list[str]:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from unbroken.spec.incident import Incident, Signal, StackGroup
+from unbroken.spec.incident import Incident, Restored, Signal, StackGroup
 
 from .redaction import clean_incident
 
@@ -22,6 +22,7 @@ NAME_BYTES = 256
 CULPRIT_BYTES = 32 * 1024
 EVIDENCE_BYTES = 48 * 1024
 """Of all signals but the culprit."""
+RESTORED_MAX = 32
 STACKS_BYTES = 24 * 1024
 _LETTER_BYTES = 12
 """At most, of one letter in JSON: two escapes of six."""
@@ -47,6 +48,8 @@ def bounded(incident: Incident) -> Incident:
         blame=cut(incident.blame, TEXT_BYTES),
         outcome=cut(incident.outcome, TEXT_BYTES),
         groups=tuple(groups[:16]),
+        restored=tuple(map(_restored, incident.restored[:RESTORED_MAX])),
+        resumed=cut(incident.resumed, TEXT_BYTES),
     )
 
 
@@ -77,6 +80,16 @@ def _signals(signals: Sequence[Signal], left: int) -> tuple[Signal, ...]:
             )
         )
     return tuple(found)
+
+
+def _restored(one: Restored) -> Restored:
+    return replace(
+        one,
+        ranks=cut(one.ranks, NAME_BYTES),
+        source=cut(one.source, NAME_BYTES // 2),
+        checksum=cut(one.checksum, NAME_BYTES // 2),
+        name=cut(one.name, NAME_BYTES // 2),
+    )
 
 
 def _group(group: StackGroup, left: int) -> tuple[StackGroup, int]:

@@ -112,6 +112,17 @@ class Incidents:
             self.open = replace(self.open, **changes)  # type: ignore[arg-type]
             self._is_dirty = True
 
+    def amend(self, number: int, **changes: object) -> list[Effect]:
+        """Change one that may have been closed by now; one that is not kept any more is left."""
+        if self.open is not None and self.open.number == number:
+            self.change(**changes)
+        elif number in self.closed:
+            amended = replace(self.closed[number], **changes)  # type: ignore[arg-type]
+            if amended != self.closed[number]:
+                self.closed[number] = amended
+                return [WriteIncident(writable(amended))]
+        return []
+
     def close(self, outcome: str, now: float) -> list[Effect]:
         """End the open incident; without one, nothing."""
         if self.open is None:

@@ -43,6 +43,7 @@ from .gang import Stage
 from .hangs import Hangs
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
 from .life import START_SECONDS, STOP_SECONDS, Life, Verdict, pod_trouble
+from .receipts import Receipts
 from .recovery import Recovery
 from .roster import Member, is_stock
 from .stalls import Stalls
@@ -68,6 +69,7 @@ class Job:
         self._adoption = Adoption(self.state, self._life, self._recovery)
         self._hangs = Hangs(self.state)
         self._stalls = Stalls(self.state)
+        self._receipts = Receipts(self.state)
         self._examination = Examination(self.state, self._recovery, self._stalls)
         self._recovery.interrupted = self._examination.interrupted
         self._is_synced = False
@@ -100,6 +102,7 @@ class Job:
             self._examination.go_on(now)
             self._pass_time(now)
             self._life.go_on(now)
+            self._receipts.go_on(now)
             self._stalls.close()
             self._resume_if_clean(now)
         self.check()
@@ -121,6 +124,7 @@ class Job:
             self._life.deadline(),
             self._examination.deadline(),
             self._stalls.deadline(),
+            self._receipts.deadline(),
             None if back is None else back + AGENT_BACK_SECONDS,
         )
 
@@ -294,6 +298,7 @@ class Job:
         if is_part and member.attempt_of(report) == state.attempt:
             state.watched[uid] = report.watch or state.watched.get(uid, ())
             self._stalls.take(uid, report, now)
+            self._receipts.take(uid, report, now)
 
     def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Add what a report says to the incident that is open."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from unbroken.spec.incident import Incident, Signal, StackGroup
+from unbroken.spec.incident import Incident, Restored, Signal, StackGroup
 
 REMOVED = "[removed]"
 
@@ -106,7 +106,13 @@ def clean_incident(incident: Incident) -> Incident:
         reason=clean(incident.reason),
         blame=clean(incident.blame),
         groups=tuple(_clean_group(group) for group in incident.groups),
+        resumed=clean(incident.resumed),
+        restored=tuple(_clean_restored(one) for one in incident.restored),
     )
+
+
+def _clean_restored(one: Restored) -> Restored:
+    return replace(one, name=clean(one.name), source=clean(one.source))
 
 
 def _clean_group(group: StackGroup) -> StackGroup:

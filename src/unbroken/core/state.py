@@ -176,6 +176,10 @@ class JobState:
         """End the open incident, if there is one."""
         self._incident_writes += self.incidents.close(outcome, now)
 
+    def amend_incident(self, number: int, **changes: object) -> None:
+        """Change what the incident says, be it open or closed."""
+        self._incident_writes += self.incidents.amend(number, **changes)
+
     def retire_incidents(self) -> None:
         """Let the ledger have the cost of incidents that are too many, and delete them."""
         for incident in self.incidents.retire():

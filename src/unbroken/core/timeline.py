@@ -46,7 +46,7 @@ class Goodput:
 def lost_steps(incident: Incident) -> int | None:
     """Steps that have to be made again; None: not known, or not yet."""
     if incident.step is None or incident.resumed_step is None:
-        return None
+        return incident.steps_lost
     return max(incident.step - incident.resumed_step + 1, 0)
 
 

@@ -64,6 +64,29 @@ class StackGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """Ranks that went on with the same state from the same place."""
+
+    ranks: str
+    """As ranges: `0-2,5`."""
+    count: int
+    step: int
+    """After which it was saved."""
+    source: str
+    """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
+    seconds: float
+    """Of the rank that took longest."""
+    slowest: int
+    """That rank."""
+    checksum: str = ""
+    """Of the state's bytes; empty: not told, or there were too many."""
+    name: str = ""
+    """Of the snapshot."""
+    saved_attempt: int | None = None
+    """In which it was saved; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Incident:
     """One fault of one job.  Times are seconds since the epoch, None: not reached."""
 
@@ -110,3 +133,11 @@ class Incident:
     """Ranks whose process has lived on; None: none has."""
     slowest: Mapping[str, str] = field(default_factory=dict)
     """The pod that each stage (`stopped`, `ready`, `started`) waited for last."""
+    restored: tuple[Restored, ...] = ()
+    """What the ranks of the next attempt went on with."""
+    steps_lost: int | None = None
+    """From the newest step before the fault back to what was restored; None: not known."""
+    replicas_agree: bool | None = None
+    """Whether ranks that call each other replicas restored the same bytes; None: none were told."""
+    resumed: str = ""
+    """All of that in a sentence."""
