@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unbroken.core.checkpoint_steps import CheckpointSteps
 from unbroken.core.workers import (
@@ -26,9 +26,7 @@ from unbroken.wire import ipc
 from unbroken.wire.agent import StartCommand
 
 from .ipc import Connection, WorkerSocket
-
-if TYPE_CHECKING:
-    from .snapshots import Snapshots
+from .snapshot_messages import SnapshotMessages
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +65,7 @@ class Conversation:
     nproc: int
     is_inprocess: bool
     """Every client is restartable."""
+    snapshots: SnapshotMessages
     rank_labels: dict[str, str] = field(default_factory=dict)
     asked_mode: str = ""
     handlers: dict[str, Handler] = field(default_factory=dict)
@@ -77,8 +76,6 @@ class Conversation:
     _socket: WorkerSocket | None = None
     _command: StartCommand | None = None
     """The newest start, with what has been updated."""
-    _snapshots: Snapshots | None = None
-    """None: no worker has asked yet."""
 
     def start(self) -> str:
         """Listen; the path.  WorldError."""
@@ -92,11 +89,7 @@ class Conversation:
             ipc.CHECKPOINT_INIT: self._checkpoint_init,
             ipc.CHECKPOINT_UPDATE: self._checkpoint_update,
             ipc.CHECKPOINT_GET: self._checkpoint_get,
-            ipc.SNAPSHOT_OPEN: self._snapshot,
-            ipc.SNAPSHOT_SAVED: self._snapshot,
-            ipc.SNAPSHOT_USED: self._snapshot,
-            ipc.SNAPSHOT_FIND: self._snapshot,
-            ipc.SNAPSHOT_FETCH: self._snapshot,
+            **self.snapshots.handlers,
         }
         self._socket = WorkerSocket(self.workers, self)
         return self._socket.start()
@@ -105,14 +98,12 @@ class Conversation:
         """End it."""
         if self._socket is not None:
             self._socket.close()
-        if self._snapshots is not None:
-            self._snapshots.close()
+        self.snapshots.close()
 
     def begin(self, command: StartCommand) -> None:
         """An attempt is about to start."""
         self._command, self.asked_mode = command, ""
-        if self._snapshots is not None:
-            self._snapshots.begin(command.attempt)
+        self.snapshots.begin(command)
         self._steps.choose(command.progress)
         self._tell_progress()
 
@@ -230,31 +221,6 @@ class Conversation:
                 for name, value in labels.items()
                 if isinstance(value, str)
             }
-
-    def _snapshot(self, connection: Connection, message: Mapping[str, Any]) -> None:
-        if self._snapshots is None:
-            from .snapshots import Snapshots  # few jobs have any
-
-            self._snapshots = Snapshots()
-            if self._command is not None:
-                self._snapshots.begin(self._command.attempt)
-        reason = self._snapshot_refusal(connection, message)
-        answer = self._snapshots.refusal(message, reason) if reason else None
-        answer = answer or self._snapshots.answer(message)
-        connection.send(answer.message, answer.fds)
-
-    def _snapshot_refusal(self, connection: Connection, message: Mapping[str, Any]) -> str:
-        """Empty, where a worker asks for what is its own, in the attempt that runs; what others
-        have saved it may look for."""
-        command = self._command
-        if command is None:
-            return "no attempt has been started"
-        if message.get("attempt") != command.attempt:
-            return f"attempt {command.attempt} runs, not {str(message.get('attempt'))[:20]}"
-        rank = command.rank * self.nproc + connection.speaker.local_rank
-        if message["type"] != ipc.SNAPSHOT_FIND and message.get("rank") != rank:
-            return f"this is rank {rank}, not {str(message.get('rank'))[:20]}"
-        return ""
 
     def _checkpoint_init(self, connection: Connection, message: Mapping[str, Any]) -> None:
         prefix, kinds = message.get("prefix"), message.get("checkpoint_types")

@@ -12,11 +12,13 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import unbroken
 from unbroken.agent_http.server import AgentServer
+from unbroken.agent_http.snapshots import Copies
 from unbroken.core.workers import (
     Commanded,
     Effect,
@@ -44,6 +46,7 @@ from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     Command,
+    Receipt,
     StartCommand,
 )
 from unbroken.wire.agent_bodies import Status
@@ -56,6 +59,7 @@ from .environment import environment
 from .options import Options
 from .processes import Processes
 from .rank_table import DIRECTORY, DIRECTORY_VARIABLE, RankTable
+from .snapshot_messages import SnapshotMessages
 
 if TYPE_CHECKING:
     from .examine import Examination
@@ -121,7 +125,9 @@ class Driver:
             lambda command, local_rank: environment(options, command, local_rank, ""),
             options.nproc,
             options.is_inprocess,
+            SnapshotMessages(options.nproc, token, self._keep, self._tell_receipts),
         )
+        self._receipts: tuple[Receipt, ...] = ()
         self._table = RankTable(Path(os.environ.get(DIRECTORY_VARIABLE, DIRECTORY)))
         self._random = random.Random()
         self._offered: collections.deque[int] = collections.deque(maxlen=PORTS_REMEMBERED)
@@ -202,10 +208,19 @@ class Driver:
         ranks = examination.evidence(report.watch if report.attempt == command.attempt else ())
         answer(Evidence(command.request, command.attempt, report.agent_id, self._now(), ranks))
 
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def snapshots(self) -> Copies:
+        """Copies of other nodes' snapshots."""
+        return self._conversation.snapshots.replication()
+
+    def _tell_receipts(self, receipts: tuple[Receipt, ...]) -> None:
+        self._receipts = receipts
+        self._publish(self._machine.report())
 
     def _stop_examining(self) -> None:
         """The workers are ended: let nobody look at them, and answer with what was seen."""
@@ -214,7 +229,7 @@ class Driver:
 
     def report(self) -> AgentReport:
         """How the agent stands."""
-        return self._machine.report()
+        return replace(self._machine.report(), receipts=self._receipts)
 
     def status(self) -> Status:
         """The rest of the documented status."""
@@ -270,7 +285,7 @@ class Driver:
 
     def _publish(self, report: AgentReport) -> None:
         logger.debug("state=%s attempt=%s", report.state.value, report.attempt)
-        self._server.publish(report)
+        self._server.publish(replace(report, receipts=self._receipts))
         if report.state is AgentState.SHUTDOWN:
             self._server.stop_listening()
 

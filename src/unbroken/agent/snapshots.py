@@ -190,6 +190,16 @@ class Snapshots:
         )
         return Answer({})
 
+    @property
+    def newest(self) -> int:
+        """The attempt that runs; -1: none yet."""
+        return self._newest
+
+    def node(self, key: Key, point: Point) -> int | None:
+        """Node rank of the agent from which it was brought; None: it was here."""
+        slots = self._slots.get(key, [])
+        return next((one.node for one in slots if (one.attempt, one.frozen) == point), None)
+
     def points(self, key: Key) -> list[Point]:
         """What of a rank may be restored from here."""
         return [(slot.attempt, step) for slot, step in self._offered(key)]

@@ -41,6 +41,8 @@ from unbroken.wire.json_fields import FRAME_BYTES_MAX
 from unbroken.wire.observation import CollectCommand, Evidence
 from unbroken.wire.observation_codec import COLLECT_SECONDS_MAX, encode_evidence
 
+from .snapshots import Copies, Refused, SnapshotRoutes
+
 logger = logging.getLogger(__name__)
 
 STRICT_HEADER = "Unbroken-Strict"
@@ -77,6 +79,9 @@ class Agent(Protocol):
 
     def status(self) -> Status:
         """The rest of the documented status."""
+
+    def snapshots(self) -> Copies:
+        """Copies of other nodes' snapshots."""
 
 
 @dataclass(slots=True)
@@ -130,6 +135,7 @@ class AgentServer:
             routes.append(("GET", LINK_PATH, self._link))
         for method, path, handler in routes:
             application.router.add_route(method, path, handler)
+        SnapshotRoutes(self._agent.snapshots).add_to(application.router)
         return application
 
     async def start(self, host: str, port: int) -> int:
@@ -180,6 +186,8 @@ class AgentServer:
             return await handler(request)
         except Unprocessable as error:
             return _detail(422, error.problems)
+        except Refused as error:
+            return _detail(error.status, str(error))
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
             return _detail(405, error.reason, {"Allow": allowed})

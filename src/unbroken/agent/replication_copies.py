@@ -1,0 +1,208 @@
+"""Copies of other nodes' snapshots, which this agent keeps as their buddy.
+
+Of each rank the newest two, whole and checked: what is torn or another job's is never counted.
+Those of an older attempt go when a newer one has two: until then they may be all that the nodes
+have in common.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unbroken.agent_http.snapshots import Key, Point, Refused
+from unbroken.core.replication import KEPT
+from unbroken.errors import PeerError, WorldError
+from unbroken.wire.snapshot import HEADERS_BYTES, NAME_BYTES_MAX, Header, read
+
+from .memory import File, Memory
+
+logger = logging.getLogger(__name__)
+
+RANKS_MAX = 256
+"""For which copies are kept: names times ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Which snapshot some bytes should be."""
+
+    key: Key
+    point: Point
+    job: bytes | None
+    """None: the agent does not know its job."""
+
+    def header(self, headers: bytes, size: int) -> Header:
+        """It, if it is that; PeerError."""
+        header = read(headers, size)
+        if header is None or header.table_checksum is None:
+            raise PeerError("it has no valid header with checksums, or another version's")
+        found = (header.name, header.rank), (header.attempt, header.step)
+        if found != (self.key, self.point):
+            raise PeerError(f"its header says {found}, not {(self.key, self.point)}")
+        if self.job is not None and header.job != self.job:
+            raise PeerError("it is another job's")
+        return header
+
+
+async def check(file: File, subject: Subject) -> None:
+    """Whether every byte is as it was summed; PeerError."""
+    from unbroken.worker.snapshot_slots import faults
+
+    header = subject.header(os.pread(file.fd, HEADERS_BYTES, 0), file.size)
+    with mmap.mmap(file.fd, file.size, prot=mmap.PROT_READ) as mapped:
+        view = memoryview(mapped)
+        # Summing gives up the interpreter's lock; who is cancelled meanwhile waits for its end.
+        summing = asyncio.get_running_loop().run_in_executor(None, faults, view, header)
+        try:
+            found = await asyncio.shield(summing)
+        except asyncio.CancelledError:
+            await asyncio.wait([summing])
+            raise
+        finally:
+            view.release()
+    if found:
+        raise PeerError("; ".join(found[:3]))
+
+
+class Incoming:
+    """A copy that is being received."""
+
+    def __init__(self, copies: Copies, subject: Subject, file: File) -> None:
+        self._copies, self.subject, self._file = copies, subject, file
+        self._received = 0
+        self.is_over = False
+
+    def write(self, data: bytes) -> None:
+        """More of it.  Refused."""
+        if self.is_over:
+            raise Refused(409, "another transfer of this rank has begun")
+        if self._received + len(data) > self._file.size:
+            raise Refused(413, f"more than {self._file.size} bytes")
+        try:
+            os.pwrite(self._file.fd, data, self._received)
+        except OSError as error:
+            raise Refused(507, f"no memory: {error.strerror}") from error
+        before, self._received = self._received, self._received + len(data)
+        if before < HEADERS_BYTES <= self._received:
+            self._check_header()
+
+    async def finish(self) -> None:
+        """That was all: check it, and keep it.  Refused."""
+        if self._received != self._file.size:
+            raise Refused(400, f"{self._received} of {self._file.size} bytes have come")
+        try:
+            await check(self._file, self.subject)
+        except PeerError as error:
+            raise Refused(422, str(error)) from error
+        if self.is_over:
+            raise Refused(409, "another transfer of this rank has begun")
+        self.is_over = True
+        self._copies.keep(self, self._file)
+
+    def discard(self) -> None:
+        """Let go of it, where it is not kept."""
+        self.is_over = True
+        self._copies.drop(self, self._file)
+
+    def _check_header(self) -> None:
+        try:
+            self.subject.header(os.pread(self._file.fd, HEADERS_BYTES, 0), self._file.size)
+        except PeerError as error:
+            raise Refused(422, str(error)) from error
+
+
+class Copies:
+    """All that one agent keeps for others."""
+
+    def __init__(self, memory: Memory, job: bytes | None, newest: Callable[[], int]) -> None:
+        self._memory, self._job, self._newest = memory, job, newest
+        self._kept: dict[Key, dict[Point, File]] = {}
+        self._incoming: dict[Key, Incoming] = {}
+
+    def receive(self, key: Key, point: Point, size: int) -> Incoming | None:
+        """Begin to take one; None: it is here already.  Refused."""
+        kept = self._kept.get(key, {})
+        newest = max([self._newest(), *(attempt for attempt, _ in kept)])
+        if point[0] < newest:
+            raise Refused(409, f"attempt {point[0]} is over: attempt {newest} runs")
+        if point in kept:
+            return None
+        if not 0 < len(key[0].encode()) <= NAME_BYTES_MAX or size < HEADERS_BYTES:
+            raise Refused(422, f"no snapshot: {size} bytes of {key[0]!r}")
+        if len(self._kept.keys() | self._incoming.keys() | {key}) > RANKS_MAX:
+            raise Refused(507, f"copies of {RANKS_MAX} ranks are here already")
+        if key in self._incoming:
+            self._incoming[key].discard()
+        file = self._room(key, size)
+        incoming = self._incoming[key] = Incoming(self, Subject(key, point, self._job), file)
+        return incoming
+
+    def _room(self, key: Key, size: int) -> File:
+        """Where memory is short, a rank's oldest copies are given for its new one, but not two."""
+        while True:
+            try:
+                return self._memory.take(f"unbroken-copy-{key[1]}", size)
+            except WorldError as error:
+                kept = self._kept.get(key, {})
+                if len(kept) <= KEPT:
+                    raise Refused(507, str(error)) from error
+                self._memory.give_back(kept.pop(min(kept)))
+
+    def keep(self, incoming: Incoming, file: File) -> None:
+        """It is whole."""
+        key, point = incoming.subject.key, incoming.subject.point
+        self._incoming.pop(key, None)
+        kept = self._kept.setdefault(key, {})
+        kept[point] = file
+        in_attempt = sorted(one for one in kept if one[0] == point[0])
+        useless = set(in_attempt[:-KEPT])
+        if len(in_attempt) >= KEPT:
+            useless |= {one for one in kept if one[0] < point[0]}
+        for one in useless:
+            self._memory.give_back(kept.pop(one))
+        logger.debug("copy=%s rank=%d attempt=%d step=%d", *key, *point)
+
+    def drop(self, incoming: Incoming, file: File) -> None:
+        """It will not be whole."""
+        key = incoming.subject.key
+        if self._incoming.get(key) is incoming:
+            del self._incoming[key]
+        if file not in self._kept.get(key, {}).values():
+            self._memory.give_back(file)
+
+    def sizes(self, key: Key) -> dict[Point, int]:
+        """What there is of a rank."""
+        return {point: file.size for point, file in self._kept.get(key, {}).items()}
+
+    def descriptor(self, key: Key, point: Point) -> int | None:
+        """Of the memory that holds it; a new one, to be closed."""
+        file = self._kept.get(key, {}).get(point)
+        return None if file is None else os.dup(file.fd)
+
+    def shared(self, key: Key, point: Point) -> File | None:
+        """The same memory once more, for who needs it longer."""
+        file = self._kept.get(key, {}).get(point)
+        return None if file is None else self._memory.share(file)
+
+    def held(self) -> dict[Key, list[Point]]:
+        """All there is."""
+        return {key: sorted(kept) for key, kept in self._kept.items()}
+
+    def forget(self, is_useless: Callable[[Key, Point], bool]) -> None:
+        """Let go of what nobody needs."""
+        for key, kept in list(self._kept.items()):
+            for point in [one for one in kept if is_useless(key, one)]:
+                self._memory.give_back(kept.pop(point))
+            if not kept:
+                del self._kept[key]
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for incoming in list(self._incoming.values()):
+            incoming.discard()
+        self.forget(lambda key, point: True)

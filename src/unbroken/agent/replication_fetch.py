@@ -1,0 +1,124 @@
+"""Snapshots come back from who holds copies, for a rank that has lost its memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from unbroken.agent_http.snapshots import Key, Point
+from unbroken.errors import PeerError, UnbrokenError
+from unbroken.wire.ipc import FETCH_SECONDS
+
+from .memory import File, Memory
+from .replication_copies import Subject, check
+from .replication_peer import connected, path
+
+logger = logging.getLogger(__name__)
+
+LIST_SECONDS = 2.0
+"""For a holder to say what it has."""
+PROGRESS_SECONDS, PROGRESS_BYTES = 3.0, 16 * 1024 * 1024
+"""A holder that sends less is given up."""
+RECEIVE_BYTES = 1 << 20
+"""At a time: the loop turns in between."""
+LISTED_MAX = 64
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a holder says that it has."""
+
+    address: str
+    node: int | None
+    point: Point
+    size: int
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """One rank's."""
+
+    key: Key
+    holders: Sequence[str]
+    token: str | None
+    job: bytes | None
+    memory: Memory
+    problems: list[str] = field(default_factory=list)
+    """What went wrong, with whom."""
+
+    async def offers(self) -> list[Offer]:
+        """Of all holders, the likeliest first; who does not answer has none."""
+        answers = await asyncio.gather(*(self._listed(address) for address in self.holders))
+        return [offer for found in answers for offer in found]
+
+    async def bring(self, offers: Sequence[Offer]) -> tuple[File, Offer] | None:
+        """The same snapshot from the first holder that gives it; None: nobody does."""
+        for offer in offers:
+            try:
+                async with asyncio.timeout(FETCH_SECONDS / 3):
+                    return await self._brought(offer), offer
+            except (OSError, TimeoutError, UnbrokenError) as error:
+                self._complain(offer.address, error)
+        return None
+
+    async def _listed(self, address: str) -> list[Offer]:
+        try:
+            async with asyncio.timeout(LIST_SECONDS), connected(address, self.token) as peer:
+                await peer.ask("GET", path(self.key))
+                head = await peer.head()
+                if head.status != 200:
+                    raise PeerError(f"it answers {head.status}")
+                return _offers(address, await peer.text(head))
+        except (OSError, TimeoutError, PeerError) as error:
+            self._complain(address, error)
+            return []
+
+    async def _brought(self, offer: Offer) -> File:
+        file = self.memory.take(f"unbroken-fetched-{self.key[1]}", offer.size)
+        try:
+            async with connected(offer.address, self.token) as peer:
+                await peer.ask("GET", path(self.key, offer.point))
+                head = await peer.head()
+                if head.status != 200 or head.length != offer.size:
+                    raise PeerError(f"it answers {head.status}, with another size than it said")
+                with mmap.mmap(file.fd, file.size) as mapped, memoryview(mapped) as view:
+                    received = 0
+                    while received < file.size:
+                        async with asyncio.timeout(PROGRESS_SECONDS):
+                            end = min(file.size, received + PROGRESS_BYTES)
+                            while received < end:
+                                piece = view[received : min(end, received + RECEIVE_BYTES)]
+                                received += await peer.receive(piece)
+            await check(file, Subject(self.key, offer.point, self.job))
+        except BaseException:
+            self.memory.give_back(file)
+            raise
+        return file
+
+    def _complain(self, address: str, error: BaseException) -> None:
+        why = str(error) or "does not answer in time"
+        self.problems.append(f"{address}: {why}"[:300])
+        logger.warning("snapshot=%s rank=%d holder=%s reason=%r", *self.key, address, why)
+
+
+def _offers(address: str, body: bytes) -> list[Offer]:
+    """PeerError: it is no list of snapshots."""
+    try:
+        value = json.loads(body)
+        node = value["node"]
+        found = [
+            Offer(address, node, (row["attempt"], row["step"]), row["bytes"])
+            for row in value["snapshots"][:LISTED_MAX]
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PeerError("it says nothing that is understood") from error
+    numbers = [number for one in found for number in (*one.point, one.size)]
+    if any(type(number) is not int or number < 0 for number in numbers):
+        raise PeerError("it says nothing that is understood")
+    if node is not None and type(node) is not int:
+        raise PeerError("it says nothing that is understood")
+    return found

@@ -1,0 +1,188 @@
+"""What workers say about snapshots: their memory, what their buddies have, and what they restored.
+
+Jobs without snapshots load nothing of it; jobs without buddies nothing of replication.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from unbroken.errors import PeerError
+from unbroken.wire import ipc
+from unbroken.wire.agent import Receipt, StartCommand
+
+from .ipc import Connection
+
+if TYPE_CHECKING:
+    from .replication import Replication
+    from .snapshots import Snapshots
+
+logger = logging.getLogger(__name__)
+
+TEXT_MAX = 256
+RECEIPTS_MAX = 256
+"""Names times ranks, of one agent."""
+Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+Tell = Callable[[tuple[Receipt, ...]], None]
+
+
+class SnapshotMessages:
+    """One agent's side; `tell` hears of all receipts whenever they change."""
+
+    def __init__(self, nproc: int, token: str | None, run: Run, tell: Tell) -> None:
+        self._nproc, self._token, self._run, self._tell = nproc, token, run, tell
+        self._command: StartCommand | None = None
+        self._receipts: dict[tuple[str, int], Receipt] = {}
+        self._snapshots: Snapshots | None = None
+        self._replication: Replication | None = None
+        """Both None: nobody has asked yet."""
+
+    @property
+    def handlers(self) -> dict[str, Callable[[Connection, Mapping[str, Any]], None]]:
+        """By type of message."""
+        kinds = (ipc.SNAPSHOT_OPEN, ipc.SNAPSHOT_SAVED, ipc.SNAPSHOT_USED, ipc.SNAPSHOT_FIND)
+        memory = dict.fromkeys(kinds, self._answer)
+        return {**memory, ipc.SNAPSHOT_FETCH: self._fetch, ipc.RECEIPT: self._receipt}
+
+    def begin(self, command: StartCommand) -> None:
+        """An attempt is about to start."""
+        self._command = command
+        if self._snapshots is not None:
+            self._snapshots.begin(command.attempt)
+        if self._replication is not None:
+            self._replication.begin(command)
+        if self._receipts:
+            self._receipts.clear()
+            self._tell(())
+
+    def close(self) -> None:
+        """Give all memory back."""
+        if self._replication is not None:
+            self._replication.close()
+        if self._snapshots is not None:
+            self._snapshots.close()
+
+    def replication(self) -> Replication:
+        """To the buddy and back; made now, if need be."""
+        if self._replication is None:
+            from .replication import Replication
+
+            self._replication = Replication(self._memory(), self._token, self._run)
+            if self._command is not None:
+                self._replication.begin(self._command)
+        return self._replication
+
+    def _memory(self) -> Snapshots:
+        if self._snapshots is None:
+            from .snapshots import Snapshots
+
+            self._snapshots = Snapshots()
+            if self._command is not None:
+                self._snapshots.begin(self._command.attempt)
+        return self._snapshots
+
+    def _answer(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        reason = self._refusal(connection, message)
+        if not reason and message["type"] == ipc.SNAPSHOT_SAVED and self._has_buddy:
+            self.replication()  # It hears of what is saved.
+        self._send(connection, message, reason)
+        if not reason and message["type"] == ipc.SNAPSHOT_USED and self._replication is not None:
+            self._replication.used((str(message.get("name")), message["rank"]))
+
+    @property
+    def _has_buddy(self) -> bool:
+        return self._command is not None and bool(self._command.buddy)
+
+    def _send(self, connection: Connection, message: Mapping[str, Any], reason: str) -> None:
+        snapshots = self._memory()
+        answer = snapshots.refusal(message, reason) if reason else snapshots.answer(message)
+        connection.send(answer.message, answer.fds)
+
+    def _refusal(self, connection: Connection, message: Mapping[str, Any]) -> str:
+        """Empty, where a worker asks for what is its own, in the attempt that runs; what others
+        have saved it may look for."""
+        command = self._command
+        if command is None:
+            return "no attempt has been started"
+        if message.get("attempt") != command.attempt:
+            return f"attempt {command.attempt} runs, not {str(message.get('attempt'))[:20]}"
+        rank = command.rank * self._nproc + connection.speaker.local_rank
+        if message["type"] != ipc.SNAPSHOT_FIND and message.get("rank") != rank:
+            return f"this is rank {rank}, not {str(message.get('rank'))[:20]}"
+        return ""
+
+    def _fetch(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        reason = self._refusal(connection, message)
+        has_copies = self._replication is not None
+        holders = () if self._command is None else self._command.holders
+        if reason or not (has_copies or holders):
+            self._send(connection, message, reason)
+        else:
+            self._run(self._fetched(connection, message))
+
+    async def _fetched(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        key = (str(message.get("name")), int(message["rank"]))
+        found: Mapping[str, Any] = {}
+        try:
+            async with asyncio.timeout(ipc.FETCH_SECONDS):
+                found = await self.replication().fetch(key, _wanted(message), is_list(message))
+        except (TimeoutError, PeerError) as error:
+            found = {"problems": [str(error) or f"not all came in {ipc.FETCH_SECONDS:g} s"]}
+        # The attempt may have changed meanwhile.
+        reason = self._refusal(connection, message)
+        snapshots = self._memory()
+        answer = snapshots.refusal(message, reason) if reason else snapshots.answer(message)
+        fds = [] if is_list(message) else answer.fds
+        connection.send({**answer.message, **found}, fds)
+
+    def _receipt(self, connection: Connection, message: Mapping[str, Any]) -> None:
+        reason = self._refusal(connection, message)
+        receipt = read_receipt(message)
+        if reason or receipt is None:
+            why = reason or "a field is missing, or is not what it should be"
+            logger.warning("message=receipt dropped reason=%r", why)
+            return
+        key = (receipt.name, receipt.rank)
+        if key in self._receipts or len(self._receipts) < RECEIPTS_MAX:
+            self._receipts[key] = receipt
+            self._tell(tuple(self._receipts[one] for one in sorted(self._receipts)))
+
+
+def is_list(message: Mapping[str, Any]) -> bool:
+    """Whether a worker asks only what there is."""
+    return message.get("list") is True
+
+
+def _wanted(message: Mapping[str, Any]) -> tuple[int, int] | None:
+    point = message.get("from_attempt"), message.get("step")
+    if point == (None, None):
+        return None
+    attempt, step = (_count(number) for number in point)
+    if attempt is None or step is None:
+        raise PeerError("from_attempt and step are whole numbers, and come together")
+    return attempt, step
+
+
+def read_receipt(message: Mapping[str, Any]) -> Receipt | None:
+    """None: it is not understood."""
+    rank, attempt, step = (_count(message.get(key)) for key in ("rank", "attempt", "step"))
+    seconds, saved = message.get("seconds"), message.get("saved_attempt")
+    texts = [message.get(key, "") for key in ("source", "checksum", "name", "replicas")]
+    if rank is None or attempt is None or step is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return None
+    if not 0 <= seconds < math.inf or (saved is not None and _count(saved) is None):
+        return None
+    source, checksum, name, replicas = texts
+    if not all(isinstance(text, str) and len(text) <= TEXT_MAX for text in texts) or not source:
+        return None
+    return Receipt(rank, attempt, step, source, float(seconds), checksum, saved, name, replicas)
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**53 else None

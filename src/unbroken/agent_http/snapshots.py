@@ -1,0 +1,146 @@
+"""Copies of snapshots over HTTP: agents give them to their buddies, and fetch them again.
+
+A sender asks first (`Expect: 100-continue`), so that what is refused costs no transfer.  What is
+not received to its end, or is not whole, leaves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from aiohttp import hdrs, web
+
+from unbroken.errors import PeerError
+
+PATH = "/v1/snapshots"
+RANK_PATH = PATH + "/{name}/{rank:[0-9]{1,9}}"
+POINT_PATH = RANK_PATH + "/{attempt:[0-9]{1,9}}/{step:[0-9]{1,18}}"
+PERIOD_HEADER = "Unbroken-Period"
+"""Of a name, in saves: `core/replication.py`."""
+SILENCE_SECONDS = 20.0
+"""A sender that sends nothing for so long has gone."""
+Key = tuple[str, int]
+Point = tuple[int, int]
+
+
+class Refused(PeerError):
+    """Why a copy is not taken, and the status that says so."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Incoming(Protocol):
+    """A copy that is being received."""
+
+    def write(self, data: bytes) -> None:
+        """More of it.  Refused."""
+
+    async def finish(self) -> None:
+        """That was all: check it, and keep it.  Refused."""
+
+    def discard(self) -> None:
+        """Let go of it, where it is not kept."""
+
+
+class Copies(Protocol):
+    """What an agent keeps for others."""
+
+    def receive(self, key: Key, point: Point, size: int) -> Incoming | None:
+        """Begin to take one; None: it is here already.  Refused."""
+
+    def sizes(self, key: Key) -> dict[Point, int]:
+        """What there is of a rank."""
+
+    def descriptor(self, key: Key, point: Point) -> int | None:
+        """Of the memory that holds it; a new one, to be closed."""
+
+    def exchange(self, name: str, period: int) -> int:
+        """Hear another node's period; this node's."""
+
+    def summary(self) -> dict[str, Any]:
+        """How far replication is, for people."""
+
+    def node(self) -> int | None:
+        """This agent's node rank."""
+
+
+class SnapshotRoutes:
+    """Handlers; the copies are asked for with the first request."""
+
+    def __init__(self, copies: Callable[[], Copies]) -> None:
+        self._copies = copies
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Serve them."""
+        router.add_route("GET", PATH, self._summary)
+        router.add_route("GET", RANK_PATH, self._list)
+        router.add_route("GET", POINT_PATH, self._get)
+        router.add_route("PUT", POINT_PATH, self._put, expect_handler=_nothing_yet)
+
+    async def _summary(self, _: web.Request) -> web.Response:
+        return web.json_response(self._copies().summary())
+
+    async def _list(self, request: web.Request) -> web.Response:
+        copies = self._copies()
+        sizes = copies.sizes(_key(request))
+        found = [
+            {"attempt": attempt, "step": step, "bytes": sizes[attempt, step]}
+            for attempt, step in sorted(sizes, reverse=True)
+        ]
+        return web.json_response({"node": copies.node(), "snapshots": found})
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        fd = self._copies().descriptor(_key(request), _point(request))
+        if fd is None:
+            raise web.HTTPNotFound(reason="no such snapshot is here")
+        try:
+            # The kernel sends it: none of it passes through this process.
+            answer = web.FileResponse(f"/proc/self/fd/{fd}")
+            await answer.prepare(request)
+        finally:
+            os.close(fd)
+        return answer
+
+    async def _put(self, request: web.Request) -> web.StreamResponse:
+        size = request.content_length
+        if size is None:
+            raise web.HTTPLengthRequired
+        copies, name = self._copies(), _key(request)[0]
+        incoming = copies.receive(_key(request), _point(request), size)
+        if incoming is not None:
+            await _receive(request, incoming)
+        told = request.headers.get(PERIOD_HEADER, "")
+        period = copies.exchange(name, int(told) if told.isdecimal() and len(told) < 10 else 1)
+        return web.Response(headers={PERIOD_HEADER: str(period)})
+
+
+async def _receive(request: web.Request, incoming: Incoming) -> None:
+    try:
+        if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # As aiohttp itself does: the answer is yet to begin.
+        while not request.content.at_eof():
+            async with asyncio.timeout(SILENCE_SECONDS):
+                incoming.write(await request.content.readany())
+        await incoming.finish()
+    except TimeoutError:
+        raise Refused(408, f"nothing came for {SILENCE_SECONDS:g} s") from None
+    finally:
+        incoming.discard()
+
+
+async def _nothing_yet(_: web.Request) -> None:
+    """Who sends is told to go on when it is known that the copy is wanted."""
+
+
+def _key(request: web.Request) -> Key:
+    return request.match_info["name"], int(request.match_info["rank"])
+
+
+def _point(request: web.Request) -> Point:
+    return int(request.match_info["attempt"]), int(request.match_info["step"])
