@@ -1,0 +1,47 @@
+"""What needs a GPU is skipped where there is none, before torch is imported."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "worker"))
+
+
+def gpus() -> int:
+    """By the device files of NVIDIA's driver."""
+    return len(
+        [one for one in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", one.name)]
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip by the marker `gpus(n)`; one is needed at least."""
+    if Path(__file__).parent not in item.path.parents:
+        return
+    marker = item.get_closest_marker("gpus")
+    needed = marker.args[0] if marker else 1
+    if gpus() < needed:
+        pytest.skip(f"needs {needed} GPU(s) of NVIDIA; here are {gpus()}")
+    import torch
+
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if seen < needed:
+        pytest.skip(f"needs {needed} GPU(s); torch {torch.__version__} sees {seen}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line("markers", "gpus(n): needs so many GPUs")
+
+
+@pytest.fixture
+def torch() -> Any:
+    """Imported only where it is used."""
+    import torch
+
+    return torch
