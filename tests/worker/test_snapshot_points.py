@@ -1,0 +1,156 @@
+"""Killed before each line of a save and of a restore, one after the other: what is left is whole.
+
+What is killed between two lines, in the middle of a copy, `test_snapshot_kills.py` has at random.
+`make test` takes every 13th line, `make e2e` each.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from forked import fork
+from kill_points import kill_at
+from snapshot_agents import agent, served
+from torch import nn
+
+from unbroken.agent.snapshots import Snapshots
+from unbroken.worker.channel import Channel
+from unbroken.worker.snapshot import Snapshot
+
+pytestmark = pytest.mark.slow
+strides = pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.heavy)])
+LINES_MAX = 3000
+
+
+@pytest.fixture(autouse=True)
+def _worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    variables = {"UNBROKEN_JOB": "job", "RANK": 0, "WORLD_SIZE": 1, "JOB_RESTART_COUNT": 0}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class State:
+    """One number throughout: that of the step."""
+
+    def __init__(self, line: Channel, grows: bool = False) -> None:
+        self.model, self.weights, self.step = nn.Linear(2, 2), torch.zeros(50), 0
+        self.grows = grows
+        self.snapshot = Snapshot(
+            model=self.model, weights=self.weights, extra=self.extra, channel=line
+        )
+
+    def extra(self) -> dict[str, Any]:
+        """Larger than a slot has room for from step 2 on, if it grows."""
+        size = 40_000 if self.grows and self.step >= 2 else 5
+        return {"step": self.step, "row": torch.full((size,), self.step)}
+
+    def fill(self, step: int) -> None:
+        """Be that of a step."""
+        self.step = step
+        with torch.no_grad():
+            for one in (*self.model.parameters(), self.weights):
+                one.fill_(step)
+
+    def restored(self) -> int | None:
+        """The step, after a look at all of it."""
+        found = self.snapshot.restore()
+        if found is None:
+            return None
+        rows = [*self.model.parameters(), self.weights, found.extra["row"]]
+        assert {one.item() for row in rows for one in row.flatten()} == {found.step}
+        assert found.extra["step"] == found.step
+        return found.step
+
+
+def opened(sock: socket.socket) -> Channel:
+    """A worker's channel."""
+    line = Channel(sock.dup())
+    line.start()
+    return line
+
+
+def saving(sock: socket.socket, point: int, grows: bool, told: int) -> None:
+    """Save steps 0 and 1, and then step 2 until killed."""
+    kept = State(opened(sock), grows)
+    for step in (0, 1):
+        kept.fill(step)
+        kept.snapshot.save(step)
+    kept.snapshot.close()  # so that its thread begins anew, and is counted
+    kill_at(point, "snapshot")
+    kept.fill(2)
+    kept.snapshot.save(2)
+    os.write(told, b"2")
+    kept.snapshot.close()
+
+
+def restoring(sock: socket.socket, point: int) -> None:
+    """Restore until killed."""
+    kept = State(opened(sock))
+    kill_at(point, "snapshot")
+    assert kept.restored() == 1
+
+
+def found_after(slots: Snapshots, patch: pytest.MonkeyPatch, attempt: int) -> int | None:
+    """What the next attempt restores."""
+    patch.setenv("JOB_RESTART_COUNT", str(attempt))
+    with served(slots) as sock:
+        kept = State(opened(sock))
+        kept.fill(-1)
+        try:
+            return kept.restored()
+        finally:
+            kept.snapshot.close()
+
+
+@strides
+@pytest.mark.parametrize("grows", [False, True])
+def test_killed_before_a_line_of_a_save(
+    stride: int, grows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int | None] = []
+    for point in range(1, LINES_MAX, stride):
+        monkeypatch.setenv("JOB_RESTART_COUNT", "0")
+        reading, writing = os.pipe()
+        with agent() as slots:
+            with served(slots) as sock:
+                child = fork(saving, sock, point, grows, writing)
+                os.close(writing)
+                is_through = child.has_returned()
+            has_saved = os.read(reading, 1) == b"2"
+            os.close(reading)
+            found.append(found_after(slots, monkeypatch, 1))
+        assert found[-1] == 2 or (found[-1] == 1 and not has_saved), point
+        if is_through:
+            break
+    assert found[0] == 1
+    assert found[-1] == 2
+    assert len(found) > 150 / stride, "every line of it was reached"
+
+
+@strides
+def test_killed_before_a_line_of_a_restore(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that is there to restore from is spoiled."""
+    with agent() as slots:
+        with served(slots) as sock:
+            kept = State(opened(sock))
+            for step in (0, 1):
+                kept.fill(step)
+                kept.snapshot.save(step)
+            kept.snapshot.close()
+        for point in range(1, LINES_MAX, stride):
+            monkeypatch.setenv("JOB_RESTART_COUNT", str(2 * point))
+            with served(slots) as sock:
+                is_through = fork(restoring, sock, point).has_returned()
+            if is_through:
+                break
+            assert found_after(slots, monkeypatch, 2 * point + 1) == 1, point
+    assert point > 150, "every line of it was reached"
