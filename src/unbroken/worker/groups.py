@@ -22,6 +22,7 @@ from time import monotonic  # noqa: TID251  (how long a store does not listen)
 from types import ModuleType, TracebackType
 from typing import Any
 
+from . import doubt
 from .channel import whole
 
 C10D = "torch.distributed.distributed_c10d"
@@ -125,6 +126,7 @@ def abort() -> None:
     if c10d is None or not hasattr(c10d, "_abort_process_group") or not c10d.is_initialized():
         return
     if any("nccl" in str(config) for config in c10d._world.pg_backend_config.values()):
+        doubt.begin()
         try:
             c10d._abort_process_group()
         except Exception as error:  # noqa: BLE001  (the function may be leaving by itself)

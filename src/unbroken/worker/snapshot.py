@@ -28,6 +28,7 @@ from unbroken.errors import SpecError, UnbrokenError
 from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, digest
 
 from . import Context, context
+from .doubt import is_doubted
 from .snapshot_copies import Copies
 from .snapshot_slots import AgentSlots, Channel, Identity, Offered, OwnSlots, Slot, Slots
 from .snapshot_state import EXTRA, RNG, State, collect
@@ -109,6 +110,9 @@ class Snapshot:
             self.complain(str(error), f"from step {number} on nothing is kept: ")
             return False
         self._copies.wait()
+        if is_doubted(self.context.attempt):
+            self.complain(f"step {number} is not kept: a collective of this attempt was aborted")
+            return False
         slot.clear()
         if slot.layout not in (b"", state.layout):
             state.clear_gaps(slot.memory)
@@ -258,8 +262,9 @@ class _Sealing:
         self._number = 0
 
     def commit(self) -> None:
-        """From here on it can be restored."""
-        self._number = self._slot.commit(self._header)
+        """From here on it can be restored, unless a collective before it was aborted meanwhile."""
+        if not is_doubted(self._header.attempt):
+            self._number = self._slot.commit(self._header)
 
     def finish(self) -> None:
         """Sum it, and tell the agent."""
