@@ -37,6 +37,10 @@ TCP_CLOSE, TCP_LISTEN = 7, 10
 """States, as include/net/tcp_states.h of Linux numbers them."""
 POLL_SECONDS = 0.001
 POLL_SECONDS_MAX = 0.05
+KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler",
+           "torch.distributed.optim.zero_redundancy_optimizer")  # fmt: skip
+"""Modules with `group.WORLD` as a default.  Imported while there is a group, as an optimizer does
+with the first, they would keep it and its connections: its peers would wait (torch 2.6 to 2.13)."""
 logger = logging.getLogger(__name__)
 
 
@@ -174,6 +178,17 @@ def _reset(c10d: ModuleType) -> None:
     c10d._update_default_pg(None)
     c10d._unregister_all_process_groups()
     world.group_count = 0
+    for name in KEEPERS:
+        for one in vars(sys.modules.get(name, c10d)).values():
+            _unbind(getattr(one, "__init__", one) if isinstance(one, type) else one, c10d)
+
+
+def _unbind(function: Any, c10d: ModuleType) -> None:
+    """Put None, the group that there is then, for a group that is a function's default."""
+    given = getattr(function, "__defaults__", None) or ()
+    if any(isinstance(one, c10d.ProcessGroup) for one in given):
+        kept = (None if isinstance(one, c10d.ProcessGroup) else one for one in given)
+        function.__defaults__ = tuple(kept)
 
 
 def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
