@@ -29,6 +29,12 @@ told = dict(environ=dict(os.environ), argv=sys.argv, name=__name__, file=__file_
 os.write(1, (json.dumps(told) + "\\n").encode())
 signal.pause()
 """
+GATE = """
+import os, sys
+if "template" in sys.orig_argv and os.path.exists({gate!r}):
+    os.open({gate!r}, os.O_RDONLY)
+"""
+"""No template gets past it before the first workers are known to be cold."""
 LIBRARY = "warm_sample"
 INFO = "--server-log-level=info"
 Story = Callable[[Running, Operator], Awaitable[None]]
@@ -39,7 +45,9 @@ def tell(tmp_path: Path, story: Story, *words: str, site_text: str = "", **envir
     site = tmp_path / "site"
     site.mkdir()
     (site / f"{LIBRARY}.py").write_text("VALUE = 1\n")
-    (site / "sitecustomize.py").write_text(site_text)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (site / "sitecustomize.py").write_text(GATE.format(gate=str(gate)) + site_text)
     given = {"UNBROKEN_PRELOAD": LIBRARY, "PYTHONPATH": str(site)} | environ
     script = program(tmp_path, TRAIN.replace("{library}", LIBRARY))
 
@@ -48,7 +56,11 @@ def tell(tmp_path: Path, story: Story, *words: str, site_text: str = "", **envir
             async with linked(agent) as operator:
                 operator.send(start(0))
                 await operator.workers(0)
+                assert {one.start for one in operator.reports[-1].workers} <= {"cold"}
+                opened = os.open(gate, os.O_RDWR)
+                gate.unlink()
                 await story(agent, operator)
+                os.close(opened)
             agent.process.terminate()
             return (await asyncio.to_thread(agent.stderr.all)).decode()
 
@@ -189,11 +201,14 @@ def test_who_is_killed_is_replaced_and_delays_no_start(tmp_path: Path, victim: s
         workers = operator.reports[-1].workers
         assert {worker.state for worker in workers} == {"running"}
         assert told(agent, 1, 1)["environ"]["RANK"] == "1"
-        await asyncio.to_thread(agent.stderr.wait_for, r"(?s)start=cold.*are parked")
+        is_warm = {worker.start for worker in workers} == {"warm"}
+        assert is_warm == (victim == "parked"), "where the template lives, it parks another"
+        before = "are parked" if is_warm else "start=cold"
+        await asyncio.to_thread(agent.stderr.wait_for, rf"(?s){before}.*are parked")
         operator.send(stop(1))
         await operator.state(AgentState.READY)
 
-    assert "attempt=1 start=cold" in tell(tmp_path, story)
+    assert ("attempt=1 start=cold" in tell(tmp_path, story)) == (victim != "parked")
 
 
 @pytest.mark.parametrize("victim", ["agent", "keeper", "both"])

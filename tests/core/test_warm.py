@@ -7,7 +7,10 @@ import pytest
 from unbroken.core.warm import (
     FAILURES_MAX,
     FIRST,
+    LOOK_SECONDS,
+    PARK_SECONDS,
     QUIET_SECONDS,
+    RETRY_SECONDS,
     AskFresh,
     Began,
     Checked,
@@ -16,12 +19,16 @@ from unbroken.core.warm import (
     Event,
     Imported,
     LookAtImports,
+    Opened,
     Park,
     Parked,
     ParkedEnded,
+    PauseTemplate,
+    ResumeTemplate,
     StartTemplate,
     StepTold,
     StopBegan,
+    Teach,
     TemplateFailed,
     TemplateReady,
     Tick,
@@ -47,7 +54,6 @@ def test_the_template_is_started_once_a_step_is_told() -> None:
     assert fed(machine, Began()) == []
     assert fed(machine, StepTold()) == [StartTemplate()]
     assert fed(machine, StepTold()) == []
-    assert machine.deadline() is None
     assert machine.refusal(0.0) == "the template is not ready yet"
     assert fed(machine, TemplateReady()) == [Park(2)]
     assert machine.refusal(0.0) == "nobody is parked yet"
@@ -58,24 +64,23 @@ def test_the_template_is_started_once_a_step_is_told() -> None:
 def test_without_steps_it_is_started_when_imports_are_quiet() -> None:
     machine = Warm(1)
     fed(machine, Began(), at=100.0)
-    assert machine.deadline() == 100.0 + QUIET_SECONDS
     assert fed(machine, Tick(), at=101.0) == []
+    assert machine.deadline() == 100.0 + QUIET_SECONDS
     assert fed(machine, Tick(), at=110.0) == [LookAtImports()]
     assert fed(machine, Imported(107.0), at=110.0) == []
     assert machine.deadline() == 117.0
     assert fed(machine, Tick(), Imported(107.0), at=117.0) == [LookAtImports(), StartTemplate()]
-    assert machine.deadline() is None
 
 
 def test_a_start_is_warm_only_with_a_new_answer_that_no_file_has_changed() -> None:
     machine = parked()
     assert fed(machine, StopBegan(), at=50.0) == [AskFresh()]
-    assert machine.is_unsure(50.0)
+    assert machine.is_unsure(2, 50.0)
     assert fed(machine, StopBegan(), at=50.1) == [], "an answer is awaited"
     fed(machine, Checked(), at=50.2)
     assert machine.refusal(50.3) == ""
     assert machine.refusal(51.5) == "the template does not answer", "long ago"
-    assert machine.ask(51.5) == [AskFresh()]
+    assert machine.ask(2, 51.5) == [AskFresh()]
     fed(machine, Checked(), at=51.5)
     assert machine.refusal(51.5) == ""
 
@@ -85,15 +90,79 @@ def test_those_used_are_replaced_once_the_new_attempt_trains() -> None:
     fed(machine, StopBegan(), Checked(), at=50.0)
     assert fed(machine, Began(warm=2), at=50.0) == []
     assert machine.refusal(50.0) == "nobody is parked yet"
-    assert fed(machine, StepTold(), at=51.0) == [Park(2)]
-    assert fed(machine, StepTold(), at=52.0) == []
+    assert machine.deadline() == 50.0 + PARK_SECONDS
+    assert fed(machine, Tick(), at=50.0 + PARK_SECONDS) == [Park(2)]
+    assert fed(machine, StepTold(), Imported(49.0), at=61.0) == [LookAtImports()]
 
 
-def test_a_template_that_is_ready_only_in_the_next_attempt_waits_until_that_trains() -> None:
-    machine = Warm(2)
-    fed(machine, Began(), StepTold(), StopBegan(), Began())
-    assert fed(machine, TemplateReady()) == []
-    assert fed(machine, StepTold()) == [Park(2)]
+def test_a_start_that_finds_too_few_parked_has_them_parked() -> None:
+    machine = parked()
+    fed(machine, StopBegan(), Checked(), at=50.0)
+    assert not machine.is_unsure(2, 50.0)
+    fed(machine, Began(warm=2), StopBegan(), at=50.1)
+    assert machine.ask(2, 50.1) == [Park(2)]
+    assert machine.ask(2, 50.1) == [], "asked already"
+    fed(machine, Parked(), at=50.1)
+    assert machine.is_unsure(2, 50.1)
+    fed(machine, Parked(), at=50.1)
+    assert not machine.is_unsure(2, 50.1)
+    assert machine.refusal(50.1) == ""
+
+
+@pytest.mark.parametrize("has_spare", [True, False])
+def test_what_the_job_names_is_imported_before_the_first_start(has_spare: bool) -> None:
+    machine = Warm(2, has_spare)
+    assert fed(machine, Opened()) == [StartTemplate()]
+    assert fed(machine, Began()) == ([] if has_spare else [PauseTemplate()])
+    assert fed(machine, StepTold()) == ([] if has_spare else [ResumeTemplate()])
+    assert fed(machine, TemplateReady()) == [Park(2)]
+
+
+def test_the_template_is_interrupted_by_the_first_start_alone_and_not_between() -> None:
+    machine = Warm(2, has_spare=False)
+    assert fed(machine, Opened(), Began(), StopBegan()) == [
+        StartTemplate(),
+        PauseTemplate(),
+        ResumeTemplate(),
+    ]
+    assert fed(machine, Began(), StepTold()) == []
+
+
+def test_what_is_imported_later_is_taught_once_it_is_quiet() -> None:
+    machine = parked()
+    assert fed(machine, Tick(), at=LOOK_SECONDS) == [LookAtImports()]
+    assert fed(machine, Imported(LOOK_SECONDS - 1, is_news=True), at=LOOK_SECONDS) == []
+    quiet = LOOK_SECONDS - 1 + QUIET_SECONDS
+    assert machine.deadline() == quiet
+    assert fed(machine, Tick(), Imported(LOOK_SECONDS - 1, is_news=True), at=quiet) == [
+        LookAtImports(),
+        Teach(),
+    ]
+    assert machine.refusal(quiet) == "the template is not ready yet"
+    assert fed(machine, TemplateReady(), at=quiet) == [Park(2)]
+
+
+def test_what_an_attempt_has_imported_is_taught_in_the_next() -> None:
+    machine = parked()
+    fed(machine, StopBegan(), Checked(), Began(warm=2), at=50.0)
+    assert fed(machine, StepTold(), at=51.0) == [LookAtImports()]
+    assert fed(machine, Imported(20.0, is_news=True), at=51.0) == [Teach()]
+
+
+def test_nobody_is_taught_while_one_is_about_to_be_parked() -> None:
+    machine = parked()
+    fed(machine, Tick(), at=1.0)
+    fed(machine, ParkedEnded())
+    assert fed(machine, Tick(), Imported(0.0), at=LOOK_SECONDS) == [LookAtImports(), Park(1)]
+    due = 2 * LOOK_SECONDS
+    assert fed(machine, Tick(), Imported(0.0, is_news=True), at=due) == [LookAtImports()]
+    assert machine.deadline() == due + PARK_SECONDS
+
+
+def test_a_template_that_fails_while_training_goes_on_is_replaced_after_a_while() -> None:
+    machine = parked()
+    assert fed(machine, TemplateFailed("killed"), at=20.0) == [EndTemplate()]
+    assert fed(machine, Tick(), at=20.0 + RETRY_SECONDS)[0] == StartTemplate()
 
 
 def test_a_changed_file_means_a_cold_start_and_a_new_template() -> None:
@@ -107,7 +176,8 @@ def test_a_changed_file_means_a_cold_start_and_a_new_template() -> None:
 def test_a_parked_worker_that_ended_is_replaced_by_the_next_attempt() -> None:
     machine = parked()
     assert fed(machine, ParkedEnded()) == []
-    assert fed(machine, Began(warm=1), StepTold()) == [Park(2)]
+    assert fed(machine, Began(warm=1), Tick(), at=PARK_SECONDS) == []
+    assert fed(machine, Tick(), at=2 * PARK_SECONDS) == [Park(2)]
 
 
 @pytest.mark.parametrize("is_ready", [True, False])
@@ -121,10 +191,11 @@ def test_a_template_that_failed_is_given_up_after_a_few(is_ready: bool) -> None:
         assert fed(machine, TemplateFailed("it ended")) == [], "told already"
         assert machine.refusal(0.0) == "unsafe: 2 threads"
     assert fed(machine, Began(), StepTold()) == []
-    assert machine.deadline() is None
+    assert fed(machine, Tick(), at=RETRY_SECONDS) == []
 
 
-def test_time_alone_changes_nothing_while_nothing_is_waited_for() -> None:
+def test_time_alone_changes_nothing_while_nothing_trains() -> None:
     machine = parked()
+    fed(machine, StopBegan())
     assert machine.deadline() is None
-    assert fed(machine, StopBegan(), Tick(), Imported(None), at=99.0) == [AskFresh()]
+    assert fed(machine, Tick(), Imported(None, is_news=True), at=99.0) == []

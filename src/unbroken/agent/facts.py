@@ -48,6 +48,17 @@ def _counted(file: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def processors(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """How many this process may use, by its affinity and by its container's limit."""
+    found = len(os.sched_getaffinity(0))
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return min(found, max(1, int(quota) // int(period)))
+    except (OSError, ValueError):
+        # No group, or no limit: "max".
+        return found
+
+
 def is_shared_memory_full(path: str = "/dev/shm") -> bool:
     """Whether /dev/shm has no room for another allocation."""
     try:

@@ -28,6 +28,7 @@ from unbroken.core.workers import (
     SpawnFailed,
     Stage,
     StageStarted,
+    TurnedCold,
     WatchRead,
     WorkerEnded,
 )
@@ -111,6 +112,14 @@ class Processes:
         self._boots = can_boot(self._options)
         self._output.start()
         self._loop.add_signal_handler(signal.SIGCHLD, self._children_changed)
+        if self._boots and self._options.preload:
+            # When what the agent does before it waits has completed the environment.
+            self._loop.call_soon(self._begin_warm)
+
+    def _begin_warm(self) -> None:
+        nobody = StartCommand(-1, -1, self._options.nnodes, "", -1)
+        first = programs(self._options, Stage.TRAIN, nobody, "", True)[0]
+        self._warm_starts().open(first)
 
     def close(self) -> None:
         """Write out what there is."""
@@ -158,8 +167,16 @@ class Processes:
         if self._warm is None:
             from .warm import WarmStarts
 
-            self._warm = WarmStarts(self._options, self._lease, self._clock)
+            self._warm = WarmStarts(
+                self._options, self._lease, self._clock, self._turned_cold, self._nothing_lives
+            )
         return self._warm
+
+    def _turned_cold(self, pid: int) -> None:
+        worker = self._workers.get(pid)
+        if worker is not None:
+            local_rank = worker.program.local_rank
+            self._feed(TurnedCold(worker.attempt, worker.stage, local_rank, pid))
 
     def _start(
         self,
@@ -286,7 +303,10 @@ class Processes:
     def _reap(self) -> None:
         while True:
             if self._is_killing:
-                for child in self._descendants():
+                left = self._descendants()
+                if self._warm is not None:
+                    self._warm.doomed.update(left)
+                for child in left:
                     lineage.kill(child)
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -297,8 +317,10 @@ class Processes:
             worker, code = self._workers.pop(pid, None), os.waitstatus_to_exitcode(status)
             if worker is not None:
                 self._ended(worker, code)
-            elif self._warm is not None:
-                self._warm.reaped(pid, code)
+            if self._warm is not None:
+                self._warm.doomed.discard(pid)
+                if worker is None:
+                    self._warm.reaped(pid, code)
         self._nothing_lives()
 
     def _nothing_lives(self) -> None:

@@ -52,6 +52,16 @@ def waited_seconds(pid: int) -> float:
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
+def memory_bytes(pid: int) -> tuple[int, int] | None:
+    """Its own, and shared with others; None: not told.  Waits for the process's memory lock."""
+    own = shared = 0
+    for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:]:
+        name, _, value = line.partition(":")
+        own += int(value.split()[0]) * 1024 if name.startswith("Private_") else 0
+        shared += int(value.split()[0]) * 1024 if name in ("Shared_Clean", "Shared_Dirty") else 0
+    return (own, shared) if own or shared else None
+
+
 def is_python(pid: int) -> bool:
     """Whether its program is an interpreter, by name."""
     try:

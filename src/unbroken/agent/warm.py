@@ -7,7 +7,6 @@ and the parked are children of this process that no stop ends: they descend from
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import fcntl
 import json
@@ -23,25 +22,19 @@ from typing import Any
 from unbroken.core import warm as core
 from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
 
-from . import lineage
-from .environment import BOOT, Program, python
+from . import facts, lineage, procfs
+from .environment import Program
 from .lease import Lease
 from .options import Options
-from .spawn import posix_spawn
+from .template import LOWEST, NAME_CHARACTERS, Template
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_SECONDS = 0.1
-"""How long a start may wait for the template's answer."""
+PATIENCE_SECONDS = 0.5
+"""How long a start waits for a template that says nothing."""
 LEARNT = 61
 """Descriptor in a worker; the page's is the next."""
-_LOWEST = 64
-"""Of ours: the start of a worker overwrites lower ones."""
-_PAIR = 4
-"""Descriptor in the template."""
 LEARNT_BYTES_MAX = 1024 * 1024
-NAME_CHARACTERS = 300
-WORD_CHARACTERS = 200
 
 
 @dataclass(slots=True, eq=False)
@@ -52,126 +45,100 @@ class _Parked:
     pid: int = 0
 
 
-class _Template:
-    """The process; what is sent to it waits until it reads."""
-
-    def __init__(self, pid: int, pair: socket.socket, output: int) -> None:
-        self.pid = pid
-        self.pair = pair
-        self.output = output
-        """A file in memory with all that it has written."""
-        self._unsent: collections.deque[tuple[bytes, list[socket.socket]]] = collections.deque()
-
-    def send(self, message: Mapping[str, Any], *beside: socket.socket) -> None:
-        """In order; what cannot be sent any more is told by the end of its pair."""
-        self._unsent.append((json.dumps(message).encode(), list(beside)))
-        if len(self._unsent) == 1:
-            self._flush()
-
-    def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._unsent:
-            data, beside = self._unsent[0]
-            try:
-                socket.send_fds(self.pair, [data], [one.fileno() for one in beside])
-            except BlockingIOError:
-                loop.add_writer(self.pair, self._flush)
-                return
-            except OSError:
-                self._unsent.clear()
-                break
-            for one in beside:
-                one.close()
-            self._unsent.popleft()
-        loop.remove_writer(self.pair)
-
-    def last_words(self) -> str:
-        """The last line that it wrote."""
-        size = os.fstat(self.output).st_size
-        text = os.pread(self.output, 4096, max(0, size - 4096)).decode(errors="replace")
-        return (text.strip().splitlines() or [""])[-1][:WORD_CHARACTERS]
-
-    def end(self) -> None:
-        """Kill it; who owns our children reaps it."""
-        loop = asyncio.get_running_loop()
-        loop.remove_writer(self.pair)
-        loop.remove_reader(self.pair)
-        lineage.kill_group(self.pid)
-        self.pair.close()
-        os.close(self.output)
-
-
 class WarmStarts:
     """Feed it what happens to training workers; `hand` starts one from those that are parked."""
 
-    def __init__(self, options: Options, lease: Lease, clock: Callable[[], float]) -> None:
-        self._machine = core.Warm(options.nproc)
+    def __init__(
+        self,
+        options: Options,
+        lease: Lease,
+        clock: Callable[[], float],
+        turned_cold: Callable[[int], None],
+        parked: Callable[[], None],
+    ) -> None:
+        """`turned_cold` takes the pid of one that had been handed out; `parked`: `pids` has
+        another."""
+        self._machine = core.Warm(options.nproc, facts.processors() > options.nproc)
         self._preload = options.preload
+        self._learners_max = 2 * options.nproc
         self._lease = lease
         self._clock = clock
+        self._turned_cold, self._tell_parked = turned_cold, parked
+        self.doomed: set[int] = set()
+        """Children that are not reaped, and were killed as what a worker had left."""
         self._learnt: list[int] = []
-        """Descriptors of files with the names of modules, by local rank, of the newest attempt."""
+        """Descriptors of files with the names of modules, of the newest workers."""
+        self._heard: dict[str, None] = {}
+        """What is known of older ones."""
         self._modules: dict[str, None] = {}
-        """Of the workers that learned last."""
+        """What the template was told to import."""
+        self._fit: dict[str, None] = {}
+        """What a template has imported, and was fit for use."""
+        self._unfit: set[str] = set()
         self._program: Program | None = None
         """The newest attempt's first."""
         self._given: Mapping[str, str] = {}
         """The template's environment."""
-        self._template: _Template | None = None
+        self._template: Template | None = None
         self._parked: list[_Parked] = []
         self._ending: set[int] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._refusal = ""
+        self._is_first = True
 
     def pids(self) -> Collection[int]:
         """Processes that descend from no worker."""
         pids = {one.pid for one in self._parked if one.pid} | self._ending
         return pids | {self._template.pid} if self._template is not None else pids
 
+    def open(self, program: Program) -> None:
+        """Before any start: begin at once where the job has said what is to be imported."""
+        if self._preload:
+            self._program = program
+            self._feed(core.Opened())
+
     def prepare(self, programs: Sequence[Program]) -> None:
-        """A start is about to come: wait a moment for the template, if only its answer lacks."""
+        """A start is about to come: wait a moment for the template, if only its answers lack."""
         if not programs:
             return
-        for fd in self._learnt:
-            os.close(fd)
-        self._learnt.clear()
         self._program = programs[0]
-        now = self._loop.time()
-        due = now + PATIENCE_SECONDS
-        if self._machine.is_unsure(self._clock()):
-            self._act(self._machine.ask(self._clock()))
-        while self._machine.is_unsure(self._clock()) and self._template is not None:
-            left = due - self._loop.time()
-            if left <= 0 or not select.select([self._template.pair], [], [], left)[0]:
+        if self._template is not None and _shared(programs[0].environment) != self._given:
+            self._feed(core.Checked("the environment"))
+        self._act(self._machine.ask(len(programs), self._clock()))
+        while self._template is not None and self._machine.is_unsure(len(programs), self._clock()):
+            waiting = select.poll()
+            waiting.register(self._template.pair, select.POLLIN)
+            if not waiting.poll(PATIENCE_SECONDS * 1000):
                 break
             self._read()
         self._refusal = self._machine.refusal(self._clock())
-        if not self._refusal and _shared(programs[0].environment) != self._given:
-            self._refusal = "the environment has changed"
 
     def hand(
         self, program: Program, inherited: Mapping[int, int], bind: Callable[[int], None]
     ) -> int | None:
         """Let a parked worker become the program; its pid.  None: it has to be started cold."""
+        if self._refusal:
+            return None
+        taught = program if self._preload else self.learning(program)
+        given = {**inherited, **taught.lent}
         order = {
             "type": "run",
-            "environment": dict(program.environment),
+            "environment": dict(taught.environment),
             "directory": os.getcwd(),
             "kind": program.kind,
             "arguments": program.arguments,
-            "numbers": list(inherited),
+            "numbers": list(given),
         }
         data = json.dumps(order).encode()
         if len(data) > MESSAGE_BYTES_MAX:
-            self._refusal = self._refusal or f"its environment and arguments take {len(data)} bytes"
-        if self._refusal:
+            self._refusal = f"its environment and arguments take {len(data)} bytes"
             return None
         for one in [each for each in self._parked if each.pid]:
             self._parked.remove(one)
             try:
                 bind(one.pid)
-                socket.send_fds(one.pair, [data], list(inherited.values()))
+                socket.send_fds(one.pair, [data], list(given.values()))
             except OSError:
                 # It has ended, and is about to be reaped.
                 one.pair.close()
@@ -188,20 +155,25 @@ class WarmStarts:
             data = one.pair.recv(MESSAGE_BYTES_MAX)
             if data:
                 logger.info("pid=%d start=cold reason=%r", one.pid, json.loads(data).get("reason"))
+                self._turned_cold(one.pid)
                 return
         self._loop.remove_reader(one.pair)
         one.pair.close()
 
     def learning(self, program: Program) -> Program:
-        """The program for a cold start, which tells what it imports."""
+        """The program, which tells what it imports."""
         try:
             made = os.memfd_create("unbroken-learnt", os.MFD_CLOEXEC)
             with os.fdopen(made, "wb", buffering=0):
-                kept = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, _LOWEST)
+                kept = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, LOWEST)
         except OSError as error:
             logger.warning("imports are not learned reason=%r", error.strerror)
             return program
         self._learnt.append(kept)
+        if len(self._learnt) > self._learners_max:
+            oldest = self._learnt.pop(0)
+            self._heard.update(dict.fromkeys(_learnt([oldest])))
+            os.close(oldest)
         return replace(
             program,
             environment={**program.environment, LEARNT_VARIABLE: str(LEARNT)},
@@ -211,9 +183,9 @@ class WarmStarts:
     def began(self, attempt: int, starts: Sequence[bool]) -> None:
         """The workers of an attempt have been started; warm or not."""
         if not all(starts):
-            is_usual = self._template is None and self._refusal == core.FIRST
-            level = logging.DEBUG if is_usual else logging.INFO
+            level = logging.DEBUG if self._is_first else logging.INFO
             logger.log(level, "attempt=%s start=cold reason=%r", attempt, self._refusal)
+        self._is_first = False
         self._feed(core.Began(warm=sum(starts)))
 
     def step_told(self) -> None:
@@ -256,9 +228,17 @@ class WarmStarts:
         for effect in effects:
             match effect:
                 case core.LookAtImports():
-                    self._feed(core.Imported(self._last_import()))
+                    self._feed(core.Imported(self._last_import(), bool(self._news())))
                 case core.StartTemplate():
                     self._start()
+                case core.PauseTemplate():
+                    assert self._template is not None
+                    self._template.pause()
+                case core.ResumeTemplate():
+                    assert self._template is not None
+                    self._template.resume()
+                case core.Teach():
+                    self._teach()
                 case core.EndTemplate():
                     self._end()
                 case core.Park(count):
@@ -271,37 +251,31 @@ class WarmStarts:
         times = [os.fstat(fd).st_mtime for fd in self._learnt]
         return min(max(times), self._clock()) if times else None
 
+    def _news(self) -> list[str]:
+        """What workers have imported and the template has not been told."""
+        if self._preload:
+            return []
+        heard = self._heard | dict.fromkeys(_learnt(self._learnt))
+        return [name for name in heard if name not in self._modules and name not in self._unfit]
+
+    def _teach(self) -> None:
+        assert self._template is not None
+        news = self._news()
+        self._modules.update(dict.fromkeys(news))
+        self._end_parked()
+        self._template.teach(news, False)
+
     def _start(self) -> None:
         assert self._program is not None
-        if self._learnt and not self._preload:
-            self._modules = dict.fromkeys(_learnt(self._learnt))
+        self._modules.update(dict.fromkeys(self._news()))
         self._given = _shared(self._program.environment)
         try:
-            self._template = self._spawn(self._program)
+            self._template = Template.start(self._program, self._given, self._lease)
         except OSError as error:
             self._feed(core.TemplateFailed(f"the template cannot be started: {error.strerror}"))
             return
         self._loop.add_reader(self._template.pair, self._read)
-        for message in _imports(self._preload or tuple(self._modules), bool(self._preload)):
-            self._template.send(message)
-
-    def _spawn(self, program: Program) -> _Template:
-        with contextlib.ExitStack() as stack:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            stack.enter_context(theirs)
-            output = os.memfd_create("unbroken-template", os.MFD_CLOEXEC)
-            lent = self._lease.lend()
-            stack.callback(os.close, lent)
-            given = {_PAIR: theirs.fileno(), 3: lent, 1: output, 2: output}
-            raised = {}
-            for number, fd in given.items():
-                raised[number] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _LOWEST)
-                stack.callback(os.close, raised[number])
-            words = ("template", str(_PAIR), program.kind, *program.arguments)
-            pid = posix_spawn((python(), "-u", BOOT, *words), self._given, raised)
-            self._lease.bind(lent, pid)
-        ours.setblocking(False)
-        return _Template(pid, ours, output)
+        self._template.teach(self._preload or tuple(self._modules), bool(self._preload))
 
     def _park(self, count: int) -> None:
         assert self._template is not None
@@ -345,15 +319,14 @@ class WarmStarts:
     def _ready(self, message: Mapping[str, Any]) -> None:
         for name, why in message["skipped"].items():
             logger.debug("warm: %s is not imported beforehand: %s", name, why)
-        shared = message.get("rss_bytes")
-        told = f", {shared >> 20} MiB shared" if shared else ""
-        logger.info("warm: %d modules%s", message["modules"], told)
+        self._fit = dict(self._modules)
+        logger.info("warm: %d modules", message["modules"])
         self._feed(core.TemplateReady())
 
     def _take_parked(self, pid: int) -> None:
         one = next(each for each in self._parked if not each.pid)
-        if pid not in lineage.children():
-            # It ended before it was known, and was taken for what a worker had left.
+        if pid in self.doomed or pid not in lineage.children():
+            # Before it was known it was taken for what a worker had left.
             self._parked.remove(one)
             one.pair.close()
             self._feed(core.Parked())
@@ -362,13 +335,20 @@ class WarmStarts:
         one.pid = pid
         self._feed(core.Parked())
         if all(each.pid for each in self._parked):
-            logger.info("warm: %d are parked", len(self._parked))
+            memory = procfs.memory_bytes(pid) if logger.isEnabledFor(logging.INFO) else None
+            told = memory and f", with {memory[0] >> 20} MiB each and {memory[1] >> 20} MiB shared"
+            logger.info("warm: %d are parked%s", len(self._parked), told or "")
+        self._tell_parked()
 
     def _failed(self, reason: str) -> None:
         if self._template is not None:
             words = self._template.last_words()
             told = f"{reason} ({words})" if words else reason
             logger.info("warm: the next start is cold reason=%r", told)
+            if self._fit:
+                # What it was taught last may be what it died of.
+                self._unfit.update(self._modules.keys() - self._fit)
+                self._modules = dict(self._fit)
             self._feed(core.TemplateFailed(told))
 
     def _end(self) -> None:
@@ -376,6 +356,9 @@ class WarmStarts:
         if template is not None:
             self._ending.add(template.pid)
             template.end()
+        self._end_parked()
+
+    def _end_parked(self) -> None:
         for one in self._parked:
             one.pair.close()
             if one.pid:
@@ -395,16 +378,3 @@ def _learnt(files: Sequence[int]) -> Iterator[str]:
         # What follows the last line is half a name.
         text = os.pread(fd, LEARNT_BYTES_MAX, 0).decode(errors="replace").rpartition("\n")[0]
         yield from (line for line in text.split("\n") if 0 < len(line) <= NAME_CHARACTERS)
-
-
-def _imports(names: Sequence[str], is_given: bool) -> Iterator[Mapping[str, Any]]:
-    """Messages that name them, none too long."""
-    most = MESSAGE_BYTES_MAX // (6 * NAME_CHARACTERS)
-    starts = range(0, max(1, len(names)), most)
-    for start in starts:
-        yield {
-            "type": "import",
-            "modules": list(names[start : start + most]),
-            "is_given": is_given,
-            **({"more": True} if start != starts[-1] else {}),
-        }

@@ -1,8 +1,10 @@
 """When the template of warm workers is started, workers are parked, and a start may be warm.
 
-Nothing competes with a start: the template imports, and forks, once an attempt has told a step or
-its imports have been quiet.  A template that failed, or whose files have changed, is started anew
-by a later attempt.
+Nothing competes with a start: the template imports once an attempt has told a step or its imports
+have been quiet.  Where it need not learn what to import it begins before the first start, which
+interrupts it if there are no processors to spare.  Forks cost little: those used are replaced soon
+after a start, and one that finds too few has them made.  A template that failed, or whose files
+have changed, is started anew.  What workers import later is taught to it, now and then.
 """
 
 from __future__ import annotations
@@ -16,6 +18,16 @@ FRESH_SECONDS = 1.0
 FIRST = "the first start"
 FAILURES_MAX = 3
 """Of templates in a row; then every start is cold."""
+RETRY_SECONDS = 10.0
+PARK_SECONDS = 0.3
+"""After a start, which has the processors until then."""
+LOOK_SECONDS = 30.0
+"""Until the first look for what has been imported since; twice as long after each lesson."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The agent knows before any start what is to be imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +47,8 @@ class Imported:
     """Answer to `LookAtImports`: when a worker last imported something; None: not known."""
 
     at: float | None
+    is_news: bool = False
+    """There are names that the template has not been told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,7 @@ class Tick:
 
 
 Event = (
-    Began | StepTold | Imported | StopBegan | TemplateReady | TemplateFailed | Parked
+    Opened | Began | StepTold | Imported | StopBegan | TemplateReady | TemplateFailed | Parked
     | ParkedEnded | Checked | Tick
 )  # fmt: skip
 
@@ -90,6 +104,21 @@ class LookAtImports:
 @dataclass(frozen=True, slots=True)
 class StartTemplate:
     """Answer: `TemplateReady` or `TemplateFailed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseTemplate:
+    """It imports, and workers need the processors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeTemplate:
+    """It may go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Teach:
+    """Let it import what is new, and everyone end who is parked; answers as for `StartTemplate`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +138,10 @@ class AskFresh:
     """Let the template look at its files; answer: `Checked`."""
 
 
-Effect = LookAtImports | StartTemplate | EndTemplate | Park | AskFresh
+Effect = (
+    LookAtImports | StartTemplate | PauseTemplate | ResumeTemplate | Teach | EndTemplate | Park
+    | AskFresh
+)  # fmt: skip
 
 
 class Template(Enum):
@@ -123,27 +155,34 @@ class Template(Enum):
 class Warm:
     """Feed it what happens; `refusal` says why a start has to be cold."""
 
-    def __init__(self, nproc: int) -> None:
+    def __init__(self, nproc: int, has_spare: bool = True) -> None:
         self._nproc = nproc
+        self._has_spare = has_spare
+        """There are more processors than workers."""
         self.template = Template.MISSING
         self._why_missing = FIRST
         self._failures = 0
         self._parked = self._asked_for = 0
+        self._is_first, self._is_training, self._is_paused = True, False, False
         self._is_settled = True
         self._quiet_at: float | None = None
         """When imports are quiet, if nothing more is imported; None: nobody waits for that."""
+        self._park_at: float | None = None
+        self._retry_at: float | None = None
+        self._look_at: float | None = None
+        self._look_seconds = LOOK_SECONDS
         self._asked_at: float | None = None
         self._fresh_at: float | None = None
         """When it was asked for what was then answered."""
 
     def deadline(self) -> float | None:
         """When `Tick` is due; None: time changes nothing."""
-        return self._quiet_at
+        times = (self._quiet_at, self._park_at, self._retry_at, self._look_at)
+        return min((at for at in times if at is not None), default=None)
 
-    def is_unsure(self, now: float) -> bool:
-        """Whether an answer of the template is all that a warm start lacks."""
-        is_ready = self.template is Template.READY and self._parked > 0
-        return is_ready and not self._is_fresh(now)
+    def is_unsure(self, count: int, now: float) -> bool:
+        """Whether an answer of the template is all that a warm start of so many lacks."""
+        return self.template is Template.READY and (self._parked < count or not self._is_fresh(now))
 
     def refusal(self, now: float) -> str:
         """Why a start has to be cold now; empty: it may be warm."""
@@ -155,30 +194,36 @@ class Warm:
             return "nobody is parked yet"
         return "" if self._is_fresh(now) else "the template does not answer"
 
-    def ask(self, now: float) -> list[Effect]:
-        """Have files looked at, unless an answer is awaited."""
-        if self._asked_at is not None and now <= self._asked_at + FRESH_SECONDS:
+    def ask(self, count: int, now: float) -> list[Effect]:
+        """Have files looked at and workers parked for a start of so many, as far as that has not
+        been asked."""
+        if self.template is not Template.READY:
             return []
-        self._asked_at = now
-        return [AskFresh()]
+        effects: list[Effect] = []
+        if self._asked_at is None or now > self._asked_at + FRESH_SECONDS:
+            self._asked_at = now
+            effects += [AskFresh()]
+        return effects + self._park(count)
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event; what must be done, in order."""
         match event:
+            case Opened():
+                return self._start()
             case Began(warm=warm):
-                self._parked -= warm
-                self._is_settled = False
-                self._quiet_at = now + QUIET_SECONDS
-                return []
+                return self._began(warm, now)
             case StepTold():
-                return self._settle()
-            case Imported() | Tick():
-                return self._wait_for_quiet(event, now)
+                return self._settle(now)
+            case Tick():
+                return self._due(now)
+            case Imported():
+                return self._imported(event, now)
             case StopBegan():
-                self._quiet_at = None
-                return self.ask(now) if self.template is Template.READY else []
+                self._is_training = False
+                self._quiet_at = self._look_at = self._park_at = self._retry_at = None
+                return [*self._resume(), *self.ask(0, now)]
             case TemplateReady() | TemplateFailed() | Checked():
-                return self._told(event)
+                return self._told(event, now)
             case Parked():
                 self._parked += 1
                 self._asked_for = max(0, self._asked_for - 1)
@@ -188,52 +233,99 @@ class Warm:
                 self._parked = max(0, self._parked - 1)
                 return []
 
-    def _wait_for_quiet(self, event: Imported | Tick, now: float) -> list[Effect]:
-        if self._quiet_at is None or now < self._quiet_at:
+    def _began(self, warm: int, now: float) -> list[Effect]:
+        self._parked -= warm
+        self._is_training, self._is_settled = True, False
+        self._quiet_at = now + QUIET_SECONDS
+        self._park_at = now + PARK_SECONDS
+        is_first, self._is_first = self._is_first, False
+        if self.template is not Template.IMPORTING or self._has_spare or not is_first:
             return []
-        if isinstance(event, Tick):
-            return [LookAtImports()]
-        if event.at is not None and now < event.at + QUIET_SECONDS:
-            self._quiet_at = event.at + QUIET_SECONDS
-            return []
-        return self._settle()
+        self._is_paused = True
+        return [PauseTemplate()]
 
-    def _settle(self) -> list[Effect]:
-        if self._is_settled:
+    def _resume(self) -> list[Effect]:
+        effects: list[Effect] = [ResumeTemplate()] if self._is_paused else []
+        self._is_paused = False
+        return effects
+
+    def _due(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._park_at is not None and now >= self._park_at:
+            self._park_at = None
+            effects += self._park(self._nproc)
+        if self._retry_at is not None and now >= self._retry_at:
+            self._retry_at = None
+            effects += self._start()
+        for at in (self._quiet_at, self._look_at):
+            if at is not None and now >= at:
+                return [*effects, LookAtImports()]
+        return effects
+
+    def _imported(self, event: Imported, now: float) -> list[Effect]:
+        if not self._is_training:
+            return []
+        quiet_at = now if event.at is None else event.at + QUIET_SECONDS
+        if not self._is_settled:
+            if self._quiet_at is None or now < self._quiet_at:
+                return []
+            self._quiet_at = quiet_at
+            return self._settle(now) if now >= quiet_at else []
+        self._look_at = now + self._look_seconds
+        if self.template is not Template.READY or not event.is_news:
+            return self._park(self._nproc)
+        if now < quiet_at or self._asked_for:
+            self._look_at = max(quiet_at, now + PARK_SECONDS)
+            return self._park(self._nproc)
+        self._look_seconds *= 2
+        self.template, self._parked, self._asked_for = Template.IMPORTING, 0, 0
+        return [Teach()]
+
+    def _settle(self, now: float) -> list[Effect]:
+        if self._is_settled or not self._is_training:
             return []
         self._is_settled, self._quiet_at = True, None
-        if self.template is Template.MISSING and self._failures < FAILURES_MAX:
-            self.template = Template.IMPORTING
-            return [StartTemplate()]
-        return self._park()
+        self._look_at = now + self._look_seconds
+        effects = [*self._resume(), *self._start()]
+        # What earlier attempts have imported.
+        return [LookAtImports()] if self.template is Template.READY else effects
 
-    def _park(self) -> list[Effect]:
-        missing = self._nproc - self._parked - self._asked_for
-        if self.template is not Template.READY or not self._is_settled or missing <= 0:
+    def _start(self) -> list[Effect]:
+        if self.template is not Template.MISSING or self._failures >= FAILURES_MAX:
+            return []
+        self.template = Template.IMPORTING
+        return [StartTemplate()]
+
+    def _park(self, count: int) -> list[Effect]:
+        missing = count - self._parked - self._asked_for
+        if self.template is not Template.READY or missing <= 0:
             return []
         self._asked_for += missing
         return [Park(missing)]
 
-    def _told(self, event: TemplateReady | TemplateFailed | Checked) -> list[Effect]:
+    def _told(self, event: TemplateReady | TemplateFailed | Checked, now: float) -> list[Effect]:
         match event:
             case TemplateReady():
                 self.template = Template.READY
-                return self._park()
+                return self._park(self._nproc)
             case TemplateFailed(reason=reason):
                 if self.template is Template.MISSING:
                     return []
                 self._failures += 1
-                return self._end(reason)
+                return self._end(reason, now)
             case Checked(changed=""):
                 self._fresh_at, self._asked_at = self._asked_at, None
                 return []
             case Checked(changed=changed):
-                return self._end(f"{changed} has changed")
+                return self._end(f"{changed} has changed", now)
 
-    def _end(self, reason: str) -> list[Effect]:
+    def _end(self, reason: str, now: float) -> list[Effect]:
         self.template, self._why_missing = Template.MISSING, reason
         self._parked = self._asked_for = 0
         self._asked_at = self._fresh_at = None
+        self._is_paused = False
+        if self._is_training and self._is_settled and self._failures < FAILURES_MAX:
+            self._retry_at = now + RETRY_SECONDS
         return [EndTemplate()]
 
     def _is_fresh(self, now: float) -> bool:

@@ -101,6 +101,16 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedCold:
+    """A worker that was to start warm starts cold, in the same process."""
+
+    attempt: int
+    stage: Stage
+    local_rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class FirstOutput:
     """A worker of the training stage wrote its first byte."""
 
@@ -202,7 +212,7 @@ class Tick:
     """Time has passed; nothing else happened."""
 
 
-ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | FirstOutput
+ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | TurnedCold | FirstOutput
 RunEvent = ProcessEvent | RulesRead | WatchRead
 """Of one attempt."""
 MemberEvent = Registered | Arrived | Passed | Disconnected | FaultReported

@@ -63,6 +63,7 @@ from .worker_events import (
     StageStarted,
     Terminated,
     Tick,
+    TurnedCold,
     WatchRead,
     WorkerEnded,
 )
@@ -77,7 +78,7 @@ __all__ = [
     "Event", "Exit", "FaultReported", "FirstOutput", "KillAll", "NothingLives", "OfferPort",
     "Passed", "PortFound", "Prepared", "Publish", "Recall", "Registered", "Release", "RulesRead",
     "Settings", "SignalWorkers", "Spawn", "SpawnFailed", "Stage", "StageStarted", "Terminated",
-    "Tick", "WatchRead", "WorkerEnded", "Workers",
+    "Tick", "TurnedCold", "WatchRead", "WorkerEnded", "Workers",
 ]  # fmt: skip
 
 SIGTERM, SIGUSR1 = 15, 10
@@ -322,6 +323,11 @@ class Workers:
                 return self._fail(now) if self._is_on() else []
             case WorkerEnded():
                 return self._worker_ended(run, event, now)
+            case TurnedCold(local_rank=local_rank, pid=pid):
+                known = run.workers.get(local_rank)
+                if known is not None and known.pid == pid:
+                    run.workers[local_rank] = replace(known, start="cold")
+                return []
             case FirstOutput(local_rank=local_rank):
                 self._note_life(local_rank, now)
                 return []

@@ -45,7 +45,7 @@ class Importer:
         sys.meta_path.insert(0, self)
         try:
             for name in names:
-                if name not in sys.modules and name not in self.left_out:
+                if name not in sys.modules and not self._is_known(name):
                     self._import(name, look)
                 if self.is_tainted and look():
                     # What comes now is not to blame.
@@ -80,6 +80,9 @@ class Importer:
             if _state(file) != known:
                 return file
         return None
+
+    def _is_known(self, name: str) -> bool:
+        return name in self.left_out or name in self.skipped
 
     def _import(self, name: str, look: Callable[[], str | None]) -> None:
         if name.partition(".")[0] in _REFUSED or name.endswith(".__main__"):

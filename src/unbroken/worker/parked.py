@@ -32,8 +32,11 @@ class Parked:
         self._set = {name: now[name] for name in now if environment.get(name) != now[name]}
         self._unset = [name for name in environment if name not in now]
 
-    def wait(self, number: int, reserved: Collection[int], bytes_max: int) -> tuple[int, list[str]]:
-        """Where in `sys.path` the program's directory belongs, and the program."""
+    def wait(
+        self, number: int, reserved: Collection[int], bytes_max: int, learnt: str
+    ) -> tuple[int, list[str]]:
+        """Where in `sys.path` the program's directory belongs, and the program; `learnt` is the
+        variable of a descriptor that a cold start has no use for."""
         pair = self._pairs.Pair(number)
         _separate()
         message, descriptors = pair.receive(bytes_max)
@@ -52,6 +55,9 @@ class Parked:
         self._move(message["directory"])
         program = [message["kind"], *message["arguments"]]
         if cold:
+            value = message["environment"].pop(learnt, None)
+            if value is not None:
+                os.close(int(value))
             _replace(message["environment"])
             self._becoming.start_anew(self._becoming.command(self._begin, program[0], program[1:]))
         _replace({**message["environment"], **self._set}, self._unset)

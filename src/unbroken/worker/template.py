@@ -46,6 +46,7 @@ class _Template:
         self._command = [*sys.orig_argv]
         self._warm, self._safety = beside("../wire/warm"), beside("safety")
         self._imports, self._pairs = beside("imports"), beside("datagrams")
+        self._learning = beside("learning")
         becoming, kind, file = beside("becoming"), program[0], program[1]
         self._front = becoming.show(begin, kind, program[1:])
         self._left_out = {file: "it is the program"} if kind == "module" else {}
@@ -56,6 +57,7 @@ class _Template:
         # It is never freed: that would cost a worker 10 ms, of copied pages, before its first line.
         self._itself = self
         self._told: dict[str, Any] = {}
+        self._importer: Any = None
         if value is not None:
             del os.environ[PASS_VARIABLE]
             self._told = self._pairs.decoded(_contents(int(value)))
@@ -72,11 +74,11 @@ class _Template:
         # holds finalized.
         atexit.register(gc.unfreeze)
         self._import()
-        gc.collect()
-        gc.freeze()
         while True:
             message, descriptors = self._receive()
-            if message["type"] == "check":
+            if message["type"] == "import":
+                self._import(message)
+            elif message["type"] == "check":
                 self._check()
             elif message["type"] == "park":
                 (pair,) = descriptors
@@ -85,10 +87,10 @@ class _Template:
                     return self._become(pair)
 
     def _become(self, pair: int) -> tuple[int, list[str]]:
-        size = self._warm.MESSAGE_BYTES_MAX
-        found: tuple[int, list[str]] = self._parked.wait(pair, self._reserved, size)
-        if self._warm.LEARNT_VARIABLE in os.environ:
-            self._beside("learning").learn(self._warm.LEARNT_VARIABLE)
+        size, learnt = self._warm.MESSAGE_BYTES_MAX, self._warm.LEARNT_VARIABLE
+        found: tuple[int, list[str]] = self._parked.wait(pair, self._reserved, size, learnt)
+        if learnt in os.environ:
+            self._learning.learn(learnt)
         return found
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
@@ -97,23 +99,29 @@ class _Template:
             os._exit(0)
         return message, descriptors
 
-    def _ask(self) -> dict[str, Any]:
-        """What is to be imported."""
-        names: list[str] = []
+    def _ask(self, message: dict[str, Any] | None) -> dict[str, Any]:
+        """What is to be imported, with what has been; the first message may have been read."""
+        names: list[str] = self._told.get("names", [])
         while True:
-            message, _ = self._receive()
+            message = message or self._receive()[0]
             names += message["modules"]
             if not message.get("more"):
                 break
+            message = None
         given = message.get("is_given", False)
-        return {"names": names, "given": given, "left": {}, "began": monotonic(), "passes": 1}
+        left = self._told.get("left", {})
+        return {"names": names, "given": given, "left": left, "began": monotonic(), "passes": 1}
 
-    def _import(self) -> None:
-        told = self._told or self._ask()
-        self._told = told
-        left_out = {**told["left"], **self._left_out}
-        importer = self._imports.Importer(self._warm.PER_RANK, told["given"], left_out)
-        importer.remember_imported()
+    def _import(self, message: dict[str, Any] | None = None) -> None:
+        """Import, say how that went, and be ready to fork."""
+        if message is not None or not self._told:
+            self._told = self._ask(message)
+        told, importer = self._told, self._importer
+        if importer is None:
+            left_out = {**told["left"], **self._left_out}
+            importer = self._imports.Importer(self._warm.PER_RANK, told["given"], left_out)
+            importer.remember_imported()
+            self._importer = importer
         hidden = self._imports.first_of(self._front, self._ours)
         if hidden is not None:
             self._say_unsafe(f"{hidden}.py beside the script hides the library's")
@@ -121,7 +129,6 @@ class _Template:
             importer.run(told["names"], self._look.danger)
         if importer.is_tainted and told["passes"] < PASSES_MAX:
             self._start_anew(importer.left_out)
-        self._importer = importer
         self._parked.prepare(self._environment, importer.variables, self._look.directory)
         reason = self._look.danger()
         if reason is None and importer.is_tainted:
@@ -129,6 +136,8 @@ class _Template:
         if reason is not None:
             self._say_unsafe(reason)
         elif hidden is None:
+            gc.collect()
+            gc.freeze()
             self._say_ready({**importer.left_out, **importer.skipped})
 
     def _say_ready(self, skipped: dict[str, str]) -> None:
