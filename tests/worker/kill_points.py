@@ -14,8 +14,9 @@ import unbroken.worker
 PLACE = os.path.dirname(unbroken.worker.__file__)
 
 
-def kill_at(point: int, prefix: str) -> None:
+def kill_at(point: int, *prefixes: str) -> None:
     """Count from now on, in `unbroken/worker/PREFIX*.py`, and in threads that begin after this."""
+    counted = tuple(f"{PLACE}/{prefix}" for prefix in prefixes)
     left = [point]
 
     def lines(_frame: FrameType, event: str, _value: Any) -> Any:
@@ -26,7 +27,7 @@ def kill_at(point: int, prefix: str) -> None:
         return lines
 
     def calls(frame: FrameType, _event: str, _value: Any) -> Any:
-        return lines if frame.f_code.co_filename.startswith(f"{PLACE}/{prefix}") else None
+        return lines if frame.f_code.co_filename.startswith(counted) else None
 
     threading.settrace(calls)
     sys.settrace(calls)

@@ -23,7 +23,8 @@ from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot import Snapshot
 
 pytestmark = pytest.mark.slow
-strides = pytest.mark.parametrize("stride", [13, pytest.param(1, marks=pytest.mark.heavy)])
+storm = pytest.param(1, marks=[pytest.mark.heavy, pytest.mark.timeout(1200)])
+strides = pytest.mark.parametrize("stride", [13, storm])
 LINES_MAX = 3000
 
 
