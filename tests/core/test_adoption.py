@@ -254,6 +254,20 @@ def test_free_rank_of_a_start_under_way_is_given_where_it_can_only_have_been_giv
     new.run(f"100 ready w-1 agent=b -> {goes_on}")
 
 
+def test_first_start_under_way_is_begun_anew_where_a_spare_may_have_been_given_the_rank() -> None:
+    old = Script(spec(2, 1))
+    old.up("ready")
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    new = old.successor(100)
+    new.run("""
+        100 synced
+        100 ready w-1
+        100 ready w-2
+        100 runs w-0 0 rank=0 master=a port=5 -> stop w-0 0, stop w-1 0, stop w-2 0
+    """)
+
+
 def test_suspension_ends_an_adoption_and_its_deadline() -> None:
     new = left()
     new.run(f"""

@@ -172,14 +172,6 @@ def test_who_was_a_buddy_and_lives_is_asked_by_the_new_pod_of_a_rank() -> None:
     assert found[2].holders == (before[2].buddy,)
 
 
-def test_another_process_of_the_agent_has_nothing() -> None:
-    agents, buddies = Agents(2), Buddies()
-    assert agents.start(buddies)[0].buddy == "ip-w-1.0:8080"
-    agents.boot(1, "later")
-    found = agents.start(buddies)
-    assert (found[0].holders, found[1].holders) == ((), ("ip-w-0.0:8080",))
-
-
 def test_the_newest_buddy_is_asked_first_and_older_ones_after_it() -> None:
     agents, buddies = Agents(4), Buddies()
     first = agents.start(buddies)[0].buddy
@@ -189,6 +181,10 @@ def test_the_newest_buddy_is_asked_first_and_older_ones_after_it() -> None:
     second = agents.start(buddies)[0].buddy
     assert second != first
     assert agents.start(buddies)[0].holders == (second, first)
+    # Another process has at most what was sent since it began.
+    (rank,) = [rank for uid, rank in agents.ranks.items() if second == f"ip-{uid}:8080"]
+    agents.boot(rank, "later")
+    assert agents.start(buddies)[0].holders == (first, second)
 
 
 def test_an_operator_that_does_not_know_who_was_asks_those_who_may_have_been() -> None:

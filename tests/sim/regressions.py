@@ -24,4 +24,8 @@ SEEDS = {
     1728: "an agent did not know the end of a worker that had just left the barrier",
     886: "a worker at the barrier of a lost pod was counted as one of its rank",
     323: "a job that had ended was taken for silent by what its agents had said of it last",
+    2902: "a new operator gave a rank to another pod, which was ready only after the first start",
+    286: "an operator that came late to a job that was complete did not read its receipts",
+    1683: "an operator that heard no agent of an attempt thought that there had been none",
+    1278: "an agent that was started again was sent a copy, and nobody asked it",
 }

@@ -13,6 +13,7 @@ import pytest
 
 from unbroken.core import (
     adoption,
+    buddies,
     budgets,
     examination,
     gang,
@@ -22,6 +23,7 @@ from unbroken.core import (
     members,
     pods,
     ranks,
+    receipts,
     recovery,
     stacks,
     stalls,
@@ -434,6 +436,55 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @planted("who waits at the barrier is forgotten where nobody may live on")
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gang.Gang, "_is_clear", lambda s, m: s._roster.is_clear(m, s.fence))
+
+
+@planted("a buddy may be on the same node")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def assign(places: Any, before: Any) -> dict[int, int]:
+        return {rank: (rank + 1) % len(places) for rank in places} if len(places) > 1 else {}
+
+    patch.setattr(buddies, "assign", assign)
+
+
+@planted("one is the buddy of all")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = buddies.assign
+
+    def assign(places: Any, before: Any) -> dict[int, int]:
+        return {rank: buddy if rank == 0 else 0 for rank, buddy in real(places, before).items()}
+
+    patch.setattr(buddies, "assign", assign)
+
+
+@planted("who was a buddy is forgotten")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(buddies.Buddies, "_note", lambda self, rank, buddy: None)
+
+
+@planted("a new operator takes its own buddies for those that were")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(buddies.Buddies, "is_whole", property(lambda s: True, lambda s, v: None), False)
+
+
+@planted("a closed incident is not told what was restored")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def amend(self: incidents.Incidents, number: int, **changes: Any) -> list[Effect]:
+        self.change(**changes)
+        return []
+
+    patch.setattr(incidents.Incidents, "amend", amend)
+
+
+@planted("receipts that come one after another replace each other")
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = receipts.Receipts.take
+
+    def take(self: receipts.Receipts, uid: PodUid, report: AgentReport, now: float) -> None:
+        if report.receipts:
+            self._told.clear()
+        real(self, uid, report, now)
+
+    patch.setattr(receipts.Receipts, "take", take)
 
 
 def first_breach(seeds: Iterable[int]) -> int | None:

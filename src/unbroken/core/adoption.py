@@ -118,13 +118,15 @@ class Adoption:
         """The agent has answered, or cannot any more."""
         self._unheard.discard(uid)
 
-    def go_on(self, now: float) -> None:
-        """Adopt once everybody was heard, or the time for it is over."""
+    def go_on(self, now: float) -> bool:
+        """Adopt once everybody was heard, or the time for it is over; whether it is done now."""
         due = self._by is not None and now >= self._by
-        if self._state.phase is Phase.ADOPTING and (due or not self._unheard):
-            self._by = None
-            self._unheard.clear()
-            self._adopt(now)
+        if self._state.phase is not Phase.ADOPTING or (self._unheard and not due):
+            return False
+        self._by = None
+        self._unheard.clear()
+        self._adopt(now)
+        return True
 
     def _adopt(self, now: float) -> None:
         state = self._state
@@ -132,7 +134,7 @@ class Adoption:
             state.roster.members.values(), state.status.restart_count, self._stock_attempt()
         )
         state.attempt = finding.attempt
-        state.buddies.is_whole = finding.is_untouched and finding.attempt == 0
+        state.buddies.is_whole = False
         incident = state.incidents.open
         if incident is not None and incident.attempt + 1 < finding.attempt:
             state.close_incident("failed again", now)
@@ -205,7 +207,9 @@ class Adoption:
             if member.view.address in addresses:
                 ranks.restore(member, 0)
         incident = state.incidents.open
-        if state.attempt == 0 or (incident is not None and incident.remedy is Remedy.JOB):
+        is_first = state.attempt == 0 or (incident is not None and incident.remedy is Remedy.JOB)
+        # Where more are ready than there are ranks, some may not have been when these were given.
+        if is_first and len(running) + len(ready) <= state.nnodes:
             first = Ranks()
             first.reset(state.shape)
             first.fill([*running, *ready], state.roster)

@@ -148,21 +148,21 @@ class Buddies:
         }
 
     def _note(self, rank: int, buddy: Member) -> None:
-        keeper = _keeper(buddy)
-        others = [one for one in self._keepers.get(rank, ()) if one != keeper]
-        self._keepers[rank] = [keeper, *others][:HOLDERS_MAX]
+        others = [one for one in self._keepers.get(rank, ()) if one.uid != buddy.uid]
+        self._keepers[rank] = [_keeper(buddy), *others][:HOLDERS_MAX]
 
     def _holders(
         self, ours: Mapping[int, Member], guessed: Mapping[int, int]
     ) -> dict[int, tuple[str, ...]]:
         """`guessed`: whom an operator of whom nothing is known would have chosen."""
-        # Another agent process has another memory.
-        alive = {_keeper(member): member for member in ours.values()}
-        found: dict[int, dict[PodUid, Member]] = {rank: {} for rank in ours}
+        alive = {member.uid: member for member in ours.values()}
+        found: dict[int, dict[PodUid, Member]] = {}
         for rank in ours:
-            kept = [one for one in self._keepers.get(rank, ()) if one in alive]
+            kept = [one for one in self._keepers.get(rank, ()) if one.uid in alive]
+            # Another process in the pod has only what was sent since it began: it comes last.
+            kept.sort(key=lambda one: one != _keeper(alive[one.uid]))
             self._keepers[rank] = kept
-            found[rank] = {one.uid: alive[one] for one in kept}
+            found[rank] = {one.uid: alive[one.uid] for one in kept}
         for member in ours.values():
             for rank in member.report.copies if member.report else ():
                 found.get(rank, {})[member.uid] = member

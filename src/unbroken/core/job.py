@@ -96,7 +96,8 @@ class Job:
             return []
         self._take(event, now)
         if self._is_awake():
-            self._adoption.go_on(now)
+            if self._adoption.go_on(now):
+                self._receipts.adopt(now)
             self._follow_request(now)
             self._recovery.fault(self._stalls.faults(now), now)
             self._examination.go_on(now)

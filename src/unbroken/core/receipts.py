@@ -142,11 +142,19 @@ class Receipts:
         self._awaited: set[PodUid] = set()
         self._due: float | None = None
 
+    def adopt(self, now: float) -> None:
+        """Take what the agents of an attempt that was found running have told by now."""
+        state = self._state
+        for uid in state.gang.ranks if state.phase is Phase.TRAINING else ():
+            report = state.roster.members[uid].report
+            if report is not None:
+                self.take(uid, report, now)
+
     def take(self, uid: PodUid, report: AgentReport, now: float) -> None:
         """What an agent of the attempt that runs says."""
         order = self._state.gang.order
         if order is None:
-            return
+            return  # nothing was started
         if self._order is not order:
             self._order, self._due = order, None
             self._told.clear()

@@ -17,6 +17,7 @@ from unbroken.testing.cluster import Local
 from unbroken.testing.links import Link, Quality
 from unbroken.testing.scenario import Restartable
 from unbroken.testing.schedule import Alarm, Schedule
+from unbroken.testing.snapshots import Snapshots
 from unbroken.testing.training import KILLED, Training, Worker
 from unbroken.testing.watches import Watches
 from unbroken.wire.agent import AgentReport, Command, StartCommand
@@ -63,6 +64,8 @@ class Surroundings:
     """How often a program cannot be started."""
     members: Restartable | None = None
     """How workers leave their training; None: none can."""
+    snapshots: Snapshots | None = None
+    """None: no worker saves any."""
 
 
 class Agent:
@@ -90,6 +93,8 @@ class Agent:
         self._skew = world.skew_seconds * world.schedule.between(-1.0, 1.0)
         self.is_blind = False
         """It cannot look at its workers."""
+        self.told: StartCommand | None = None
+        """The newest start that its workers have followed."""
         self.slow: dict[type[machine.Effect], float] = {}
         """Seconds that an order of the kind takes; the usual time where there is none."""
 
@@ -114,7 +119,13 @@ class Agent:
 
     def report(self) -> AgentReport:
         """How it stands now."""
-        return self._machine.report()
+        report, snapshots = self._machine.report(), self._world.snapshots
+        return report if snapshots is None else snapshots.report(self.id, report)
+
+    def publish(self) -> None:
+        """Tell all who are linked to it."""
+        for link in self.links:
+            link.up()
 
     def command(self, command: Command) -> None:
         """From whoever is linked to it."""
@@ -161,8 +172,7 @@ class Agent:
         self._alarm.set(due if due is None else due - self._skew)
         for effect in effects:
             if isinstance(effect, machine.Publish):
-                for link in self.links:
-                    link.up()
+                self.publish()
             else:
                 self._todo.append(effect)
         self._next()
@@ -241,7 +251,7 @@ class Agent:
         return worker.pid
 
     def _worker(self, command: StartCommand, stage: Stage, local_rank: int, pid: int) -> Worker:
-        world = self._world
+        world, self.told = self._world, command
         return Worker(
             pid=pid,
             pod=self.local.uid,

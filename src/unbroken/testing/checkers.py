@@ -18,10 +18,11 @@ from unbroken.spec.job import JobSpec, JobStatus
 from unbroken.testing.barriers import Barriers
 from unbroken.testing.cluster import ENDED, Cluster
 from unbroken.testing.schedule import Schedule
+from unbroken.testing.snapshots import Snapshots
 from unbroken.testing.training import SUCCESS, Worker
 from unbroken.testing.truth import Truth
 from unbroken.testing.watches import STANDS, WAITS
-from unbroken.wire.agent import AgentReport
+from unbroken.wire.agent import AgentReport, StartCommand
 from unbroken.wire.observation import Evidence, RankEvidence
 
 EFFECTS_PER_POD_MAX = 40
@@ -91,6 +92,7 @@ class Checkers:
         self._is_asked = False
         """A look at the ranks is under way."""
         self.barriers = Barriers(schedule, self.require)
+        self.snapshots: Snapshots | None = None
         self._seen: dict[int, RankEvidence] = {}
         """What the operator was shown in answer to its newest question."""
 
@@ -184,6 +186,7 @@ class Checkers:
         match effect:
             case core.StartWorkers(pod, command):
                 self._start_ordered(pod, command.rank, command.attempt)
+                self._copies_ordered(pod, command)
             case core.StopWorkers(pod, command):
                 self.barriers.stop_ordered(pod, command, self._truth.epochs)
                 attempt = self.newest if command.attempt is None else command.attempt
@@ -231,6 +234,12 @@ class Checkers:
             return
         truth.is_suspended = truth.wants_suspension
         self.moment("start", attempt)
+
+    def _copies_ordered(self, pod: PodUid, command: StartCommand) -> None:
+        """Buddies and holders are right."""
+        if self.snapshots is not None:
+            for wrong in self.snapshots.ordered(self._truth.epochs, self.generation, pod, command):
+                self.require(False, wrong, command)
 
     def _rank_ordered(self, pod: PodUid, rank: int) -> None:
         """A pod keeps its rank, unless neither its agent nor the operator can know it."""

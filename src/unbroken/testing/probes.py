@@ -36,6 +36,9 @@ REACHED = (
     "dies_at_the_barrier",
     "kept_again",
     "harder",
+    "holder_is_known",
+    "receipts",
+    "restored_from_buddy",
 )
 
 

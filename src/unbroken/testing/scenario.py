@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unbroken.spec.job import (
+    Buddy,
     CleanPodPolicy,
     InProcess,
     JobSpec,
@@ -18,6 +19,7 @@ from unbroken.spec.job import (
 from unbroken.testing.api import Lag
 from unbroken.testing.cluster import Manners
 from unbroken.testing.links import Quality
+from unbroken.testing.snapshots import Keeping
 from unbroken.testing.training import Habits
 from unbroken.testing.watches import Rhythm
 
@@ -119,6 +121,8 @@ class Scenario:
     members: Restartable | None = None
     """None: no worker can leave its training."""
     in_process: InProcess = InProcess.ON
+    keeping: Keeping | None = None
+    """None: no worker saves snapshots."""
 
 
 def draw(seed: int) -> Scenario:
@@ -147,6 +151,7 @@ def draw(seed: int) -> Scenario:
         heal_after=heal_after,
     )
     scenario = replace(scenario, **_members(random.Random(f"members of {seed}"), is_stock))
+    scenario = replace(scenario, keeping=_keeping(seed, is_stock))
     if is_stock or rng.random() < 0.6:
         return scenario
     scenario.quality.is_beating = True
@@ -165,6 +170,20 @@ def _members(rng: random.Random, is_stock: bool) -> dict[str, Any]:
     )
     in_process = InProcess.OFF if rng.random() < 0.1 else InProcess.ON
     return {"members": members, "in_process": in_process}
+
+
+def _keeping(seed: int, is_stock: bool) -> Keeping | None:
+    """Of a stream of its own, too."""
+    rng = random.Random(f"keeping of {seed}")
+    if is_stock or rng.random() < 0.3:
+        return None
+    return Keeping(
+        seed,
+        every_seconds=rng.choice([1.0, 3.0]),
+        lag_seconds=rng.choice([0.05, 0.5, 4.0]),
+        is_told=rng.random() < 0.5,
+        buddy=Buddy.OFF if rng.random() < 0.1 else Buddy.ON,
+    )
 
 
 def _rhythm(rng: random.Random) -> Rhythm:

@@ -10,7 +10,7 @@ from unbroken.core import events as core
 from unbroken.core.events import PodUid
 from unbroken.core.job import Job
 from unbroken.core.workers import Settings, Workers
-from unbroken.spec.job import CleanPodPolicy, InProcess, JobStatus
+from unbroken.spec.job import Buddy, CleanPodPolicy, InProcess, JobStatus
 from unbroken.testing import faults, operators
 from unbroken.testing.agents import Agent, Surroundings
 from unbroken.testing.agents import Machine as AgentMachine
@@ -20,8 +20,9 @@ from unbroken.testing.endings import Ending
 from unbroken.testing.operators import SILENCE_SECONDS, Control, Operator
 from unbroken.testing.scenario import Scenario, Timed, draw
 from unbroken.testing.schedule import EPOCH, Schedule
+from unbroken.testing.snapshots import Home, Snapshots
 from unbroken.testing.stock import StockWorkers
-from unbroken.testing.training import Training, Worker
+from unbroken.testing.training import Gathering, Training, Worker
 from unbroken.testing.truth import Fault, Truth
 from unbroken.testing.watches import Rhythm, Watches
 
@@ -80,8 +81,8 @@ class World:
         self.watches = Watches(
             self.schedule, self.training, shape.rhythm or Rhythm(), self.agent_of
         )
-        if shape.rhythm is not None:
-            self.training.begun = self.watches.begun
+        self.snapshots = self._snapshots()
+        self.training.begun = self._begun
         self.surroundings = Surroundings(
             schedule=self.schedule,
             training=self.training,
@@ -95,6 +96,7 @@ class World:
             skew_seconds=shape.skew_seconds,
             watches=self.watches if shape.rhythm else None,
             members=shape.members,
+            snapshots=self.snapshots,
         )
         self.control = Control(
             self.schedule,
@@ -109,7 +111,8 @@ class World:
         self.is_healed = False
         self._cuts: dict[PodUid, float] = {}
         self._struck: set[Timed] = set()
-        seen = core.JobSeen(shape.spec, in_process=shape.in_process)
+        buddy = shape.keeping.buddy if shape.keeping else Buddy.ON
+        seen = core.JobSeen(shape.spec, in_process=shape.in_process, buddy=buddy)
         self.control.jobs.put("job", seen)
         self.operator = self._new_operator()
 
@@ -307,6 +310,30 @@ class World:
         agent = local.process if local else None
         return agent if isinstance(agent, Agent) and agent.id == worker.agent else None
 
+    def _snapshots(self) -> Snapshots | None:
+        shape = self.scenario
+        if shape.keeping is None:
+            return None
+        found = Snapshots(self.schedule, self.training, shape.keeping, self._homes, shape.nproc)
+        self.checkers.snapshots = found
+        return found
+
+    def _homes(self) -> dict[str, Home]:
+        """Living agents by address, of those that can be reached at all."""
+        nodes = [node for node in self.cluster.machines.values() if node.is_up]
+        return {
+            local.address: Home(local.uid, node.name, local.process)
+            for node in nodes
+            for local in node.locals.values()
+            if isinstance(local.process, Agent) and local.process.is_alive
+        }
+
+    def _begun(self, place: Gathering) -> None:
+        if self.scenario.rhythm is not None:
+            self.watches.begun(place)
+        if self.snapshots is not None:
+            self.snapshots.begun(place)
+
     def _agent_machine(self, parts: Parts, agent_id: str) -> AgentMachine:
         settings = Settings(agent_id, self.scenario.nproc)
         return StockWorkers(settings) if self.scenario.is_stock else parts.agent(settings)
@@ -360,6 +387,10 @@ class World:
         require(not self.training.live, "workers outlive their job", *self.training.live.values())
         require(self.operator.is_idle, "something is left unwritten")
         require(status == self.checkers.ordered_status, "the status is not what was decided")
+        if self.snapshots is not None and condition(status, "Completed"):
+            told = self.control.incidents.objects.values()
+            for wrong in self.snapshots.judge_end(told, status, status.restart_count):
+                require(False, wrong)
         ending = Ending(self.checkers, self.truth, spec, status)
         name = ending.judge(self.control.incidents.objects.values())
         if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:

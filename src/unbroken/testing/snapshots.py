@@ -1,0 +1,282 @@
+"""Snapshots in the memory of agents: who saved what, whose buddy has a copy, what was restored.
+
+Every rank saves now and then while its attempt trains; its agent sends a copy to the buddy that it
+was told of.  When an attempt begins, its ranks take the newest step that each of them can have: in
+its agent's memory, or in that of the holders that its agent was told of.  With a process dies what
+it had.  Rules: a copy that lives in the gang can be found, and an incident has what was restored.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from unbroken.core.events import NodeName, PodUid
+from unbroken.spec.incident import Incident
+from unbroken.spec.job import Buddy, JobStatus
+from unbroken.testing.schedule import Schedule
+from unbroken.testing.training import Gathering, Training, Worker
+from unbroken.wire.agent import PORT, AgentReport, Receipt, StartCommand
+from unbroken.wire.agent_bodies import HOLDERS_MAX
+
+KEPT = 2
+"""Newest ones of each rank that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How a world saves."""
+
+    seed: int
+    every_seconds: float = 3.0
+    lag_seconds: float = 0.5
+    """Until a copy is with the buddy."""
+    is_told: bool = False
+    """Agents report of whom they have copies."""
+    buddy: Buddy = Buddy.ON
+
+
+class Kept(NamedTuple):
+    """One state of one rank."""
+
+    attempt: int
+    step: int
+
+
+class Host(Protocol):
+    """An agent, as snapshots see it."""
+
+    id: str
+    is_alive: bool
+    told: StartCommand | None
+
+    def report(self) -> AgentReport:
+        """How it stands."""
+
+    def publish(self) -> None:
+        """Let its links tell that again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a pod with a living agent is."""
+
+    uid: PodUid
+    node: NodeName
+    agent: Host
+
+
+Memory = dict[str, dict[int, list[Kept]]]
+"""By agent and global rank, newest first."""
+
+
+class Snapshots:
+    """All of one world."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        training: Training,
+        keeping: Keeping,
+        homes: Callable[[], dict[str, Home]],
+        nproc: int,
+    ) -> None:
+        self._schedule = schedule
+        self._random = random.Random(f"snapshots of {keeping.seed}")
+        self._training = training
+        self._keeping = keeping
+        self._homes = homes
+        """Agents that can be reached, by the address of their pod."""
+        self._nproc = nproc
+        self._own: Memory = {}
+        self._copies: Memory = {}
+        self._receipts: dict[str, dict[int, Receipt]] = {}
+        """By agent; of the attempt that runs, by rank."""
+        self._ordered: dict[tuple[int, int], dict[PodUid, StartCommand]] = {}
+        """By epoch and attempt."""
+        self._orderers: dict[tuple[int, int], set[int]] = {}
+        """Generations of the operators that gave these orders."""
+        self.restored: dict[int, dict[int, Receipt]] = {}
+        """What was restored in an attempt, by rank."""
+
+    # What the workers do.
+
+    def begun(self, place: Gathering) -> None:
+        """All workers of an attempt are there: they go on from what they find, and save."""
+        workers = list(place.members.values())
+        homes = self._homes()
+        options = {worker.rank: self._options(worker, homes) for worker in workers}
+        common = set.intersection(*(set(found) for found in options.values()))
+        self.restored[workers[0].attempt] = {}
+        if common:
+            newest = max(common)
+            for worker in workers:
+                self._restore(worker, newest, options[worker.rank][newest], homes)
+        self._schedule.after(self._keeping.every_seconds, self._save, place)
+
+    def _options(self, worker: Worker, homes: dict[str, Home]) -> dict[Kept, str]:
+        """What a rank could go on with, and from where."""
+        found: dict[Kept, str] = {}
+        agent = next((h.agent for h in homes.values() if h.agent.id == worker.agent), None)
+        holders = agent.told.holders if agent is not None and agent.told is not None else ()
+        for address in holders:
+            home = homes.get(address.rpartition(":")[0])
+            if home is not None and home.agent.told is not None:
+                source = f"buddy {home.agent.told.rank}"
+                for kept in self._copies.get(home.agent.id, {}).get(worker.rank, ()):
+                    found.setdefault(kept, source)
+        for kept in self._copies.get(worker.agent, {}).get(worker.rank, ()):
+            found[kept] = "memory"
+        found |= dict.fromkeys(self._own.get(worker.agent, {}).get(worker.rank, ()), "memory")
+        return found
+
+    def _restore(self, worker: Worker, kept: Kept, source: str, homes: dict[str, Home]) -> None:
+        self._schedule.probes["restored_from_buddy"] += source != "memory"
+        seconds = self._random.uniform(0.01, 0.5)
+        receipt = Receipt(
+            worker.rank, worker.attempt, kept.step, source, seconds, "", kept.attempt, "state"
+        )
+        self.restored[worker.attempt][worker.rank] = receipt
+        agent = next((h.agent for h in homes.values() if h.agent.id == worker.agent), None)
+        if agent is not None:
+            self._schedule.after(seconds, self._tell, worker, agent, receipt)
+
+    def _tell(self, worker: Worker, agent: Host, receipt: Receipt) -> None:
+        if worker.exit is None and agent.is_alive:
+            told = self._receipts.setdefault(agent.id, {})
+            told[worker.rank] = receipt
+            agent.publish()
+
+    def _save(self, place: Gathering) -> None:
+        """Every rank of an attempt that trains saves, and its agent copies."""
+        if place.is_broken or place.is_done or place.trains_since is None:
+            return
+        step = self._training.steps + int(self._schedule.now - place.trains_since)
+        homes = {home.agent.id: home.agent for home in self._homes().values()}
+        for worker in place.members.values():
+            agent = homes.get(worker.agent)
+            if agent is None or worker.exit is not None:
+                continue
+            kept = Kept(worker.attempt, step)
+            _keep(self._own, agent.id, worker.rank, kept)
+            buddy = agent.told.buddy if agent.told is not None else ""
+            if buddy:
+                seconds = self._keeping.lag_seconds * self._random.uniform(0.5, 1.5)
+                self._schedule.after(seconds, self._copy, agent, buddy, worker.rank, kept)
+        self._schedule.after(self._keeping.every_seconds, self._save, place)
+
+    def _copy(self, agent: Host, buddy: str, rank: int, kept: Kept) -> None:
+        home = self._homes().get(buddy.rpartition(":")[0])
+        if home is None or not agent.is_alive:
+            return
+        newest = home.agent.report().newest_attempt
+        if newest is not None and newest > kept.attempt:
+            return
+        had = self._copied(home.agent)
+        _keep(self._copies, home.agent.id, rank, kept)
+        if self._keeping.is_told and self._copied(home.agent) != had:
+            home.agent.publish()
+
+    def _copied(self, agent: Host) -> tuple[int, ...]:
+        return tuple(sorted({rank // self._nproc for rank in self._copies.get(agent.id, ())}))
+
+    def report(self, agent: str, report: AgentReport) -> AgentReport:
+        """The report of an agent with what it has heard from its workers, and has in memory."""
+        receipts = tuple(
+            one for one in self._receipts.get(agent, {}).values() if one.attempt == report.attempt
+        )
+        nodes = {rank // self._nproc for rank in self._copies.get(agent, ())}
+        copies = tuple(sorted(nodes)) if self._keeping.is_told else ()
+        return replace(report, receipts=receipts, copies=copies)
+
+    # Rules.
+
+    def ordered(
+        self, epoch: int, generation: int, pod: PodUid, command: StartCommand
+    ) -> Iterator[str]:
+        """What is wrong with the orders of an attempt, once all of its pods have one."""
+        orders = self._ordered.setdefault((epoch, command.attempt), {})
+        orderers = self._orderers.setdefault((epoch, command.attempt), set())
+        orderers.add(generation)
+        is_new = pod not in orders
+        orders[pod] = command
+        if is_new and len(orders) == command.nnodes:
+            by_uid = {home.uid: (address, home) for address, home in self._homes().items()}
+            # Who cannot be reached any more has been told of a moment ago.
+            if orders.keys() <= by_uid.keys():
+                found = {uid: by_uid[uid] for uid in orders}
+                # Of two operators each makes its own choice.
+                yield from self._judge_buddies(orders, found, may_share=len(orderers) > 1)
+                yield from self._judge_holders(orders, found)
+
+    def _judge_buddies(
+        self,
+        orders: dict[PodUid, StartCommand],
+        homes: dict[PodUid, tuple[str, Home]],
+        *,
+        may_share: bool,
+    ) -> Iterator[str]:
+        named = [command.buddy for command in orders.values()]
+        if self._keeping.buddy is Buddy.OFF or len(orders) < 2:
+            if any(named):
+                yield "a buddy is named where there is to be none"
+            return
+        nodes = {f"{address}:{PORT}": home.node for address, home in homes.values()}
+        hosts = Counter(nodes.values())
+        for uid, command in orders.items():
+            address, home = homes[uid]
+            if command.buddy not in nodes or command.buddy == f"{address}:{PORT}":
+                yield f"{command.buddy!r} is no buddy of rank {command.rank}"
+            elif nodes[command.buddy] == home.node and len(hosts) > 1:
+                yield f"the buddy of rank {command.rank} is on its node"
+        largest = max(hosts.values())
+        others = len(orders) - largest
+        least = max(1, -(-largest // others)) if others else 1
+        if max(Counter(named).values()) > least and not may_share:
+            yield "one is the buddy of more than it must be"
+
+    def _judge_holders(
+        self, orders: dict[PodUid, StartCommand], homes: dict[PodUid, tuple[str, Home]]
+    ) -> Iterator[str]:
+        for uid, command in orders.items():
+            ranks = range(command.rank * self._nproc, (command.rank + 1) * self._nproc)
+            for other, (address, home) in homes.items():
+                copies = self._copies.get(home.agent.id, {})
+                kept = [one for rank in ranks for one in copies.get(rank, ())]
+                has = other != uid and any(one.attempt < command.attempt for one in kept)
+                is_named = f"{address}:{PORT}" in command.holders
+                self._schedule.probes["holder_is_known"] += has and is_named
+                if has and not is_named and len(orders) <= HOLDERS_MAX:
+                    yield f"{address} has copies of rank {command.rank}, and is not asked"
+
+    def judge_end(
+        self, incidents: Iterable[Incident], status: JobStatus, newest: int
+    ) -> Iterator[str]:
+        """What the incident that led to the last attempt does not say."""
+        start = status.start_time or 0.0
+        past = [i for i in incidents if i.detected_at >= start and i.attempt < newest]
+        told = {
+            rank
+            for one in self._receipts.values()
+            for rank, r in one.items()
+            if r.attempt == newest
+        } & self.restored.get(newest, {}).keys()
+        if not past or not told:
+            return
+        last = max(past, key=lambda one: one.number)
+        self._schedule.probes["receipts"] += 1
+        if sum(one.count for one in last.restored) != len(told):
+            yield f"receipts are missing: {last.restored} of ranks {sorted(told)}"
+        step = min(receipt.step for receipt in self.restored[newest].values())
+        lost = None if last.step is None else max(last.step - step, 0)
+        if last.steps_lost != lost:
+            yield f"{last.steps_lost} steps are said to be lost, and {lost} were"
+
+
+def _keep(memory: Memory, agent: str, rank: int, kept: Kept) -> None:
+    found = memory.setdefault(agent, {}).setdefault(rank, [])
+    found.insert(0, kept)
+    del found[KEPT:]
