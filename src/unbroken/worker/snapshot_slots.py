@@ -10,14 +10,15 @@ import logging
 import mmap
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from zlib import crc32
 
-from unbroken.errors import PeerError, WorldError
+from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.wire.ipc import (
+    FETCH_SECONDS,
     SNAPSHOT_FETCH,
     SNAPSHOT_FIND,
     SNAPSHOT_FOUND,
@@ -41,11 +42,11 @@ from unbroken.wire.snapshot import (
 )
 
 from .channel import whole
+from .snapshot_choice import Point
+from .snapshot_pages import take
 
 logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0
-FETCH_SECONDS = 600.0
-"""Whole snapshots come over the network meanwhile; the agent gives up a holder that is silent."""
 
 
 class Channel(Protocol):
@@ -65,7 +66,7 @@ class Identity:
     rank: int
     attempt: int
 
-    def message(self, kind: str, **keys: int) -> dict[str, Any]:
+    def message(self, kind: str, **keys: int | bool) -> dict[str, Any]:
         """For the agent."""
         own = {"name": self.name, "rank": self.rank, "attempt": self.attempt}
         return {"type": kind, **own, **keys}
@@ -125,14 +126,6 @@ class Slot:
         return True
 
 
-def allocate(fd: int, size: int) -> None:
-    """Take the pages now: where there are none an error is better than SIGBUS in a copy."""
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as error:
-        raise WorldError(f"no memory for a snapshot of {size} bytes: {error.strerror}") from error
-
-
 def table(memory: Any, header: Header) -> bytes:
     """The checksums of a body."""
     view = memoryview(memory)
@@ -186,8 +179,11 @@ class Slots(Protocol):
     def find(self) -> list[Offered]:
         """What there is to restore from here."""
 
-    def fetch(self) -> list[Offered]:
-        """What there is elsewhere, brought here."""
+    def copies(self) -> list[Point]:
+        """What there is elsewhere; nothing is brought here yet."""
+
+    def fetch(self, attempt: int, step: int) -> list[Offered]:
+        """What there is to restore from, when one of these has been brought here."""
 
 
 class OwnSlots:
@@ -211,9 +207,35 @@ class OwnSlots:
         """Nothing outlives the process."""
         return []
 
-    def fetch(self) -> list[Offered]:
+    def copies(self) -> list[Point]:
+        """Nobody else has anything."""
+        return []
+
+    def fetch(self, attempt: int, step: int) -> list[Offered]:
         """Nobody else has it."""
         return []
+
+
+class _Ahead:
+    """A slot that a thread opens, so that the save which needs it waits for less."""
+
+    def __init__(self, open_: Callable[[], Slot]) -> None:
+        self._slot: Slot | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(open_,), name="unbroken-slot", daemon=True
+        )
+        self._thread.start()
+
+    def found(self) -> Slot | None:
+        """It; None: it could not be opened, and who asks again hears why."""
+        self._thread.join()
+        return self._slot
+
+    def _run(self, open_: Callable[[], Slot]) -> None:
+        try:
+            self._slot = open_()
+        except UnbrokenError as error:
+            logger.debug("a slot is not opened ahead: %s", error)
 
 
 class AgentSlots:
@@ -221,18 +243,34 @@ class AgentSlots:
 
     def __init__(self, channel: Channel, identity: Identity) -> None:
         self._channel, self._identity = channel, identity
+        self._ahead: dict[int, _Ahead | None] = {}
+        """By index, what is being opened before it is asked for; None: it was."""
 
     def open(self, index: int, capacity: int) -> Slot:
-        """A new one; its memory is taken here and now."""
+        """A new one; its memory is taken here and now, that of the other slot soon."""
+        ahead = self._ahead.get(index)
+        self._ahead.setdefault(index, None)
+        if ahead is not None:
+            self._ahead[index] = None
+            slot = ahead.found()
+            if slot is not None and len(slot.memory) >= slot_bytes(capacity):
+                return slot
+        slot = self._open(index, capacity)
+        if 1 - index not in self._ahead:
+            # Never a second time: the agent gives up the old one, which may be the only whole one.
+            self._ahead[1 - index] = _Ahead(lambda: self._open(1 - index, capacity))
+        return slot
+
+    def _open(self, index: int, capacity: int) -> Slot:
         size = slot_bytes(capacity)
         _, fds = self._ask(SNAPSHOT_OPEN, SNAPSHOT_SLOT, slot=index, bytes=size)
+        copies = [os.dup(fd) for fd in fds]
         try:
-            for fd in fds:
-                allocate(fd, size)
-        except WorldError:
-            _mapped(fds, len(fds))
-            raise
-        (slot,) = _mapped(fds, 1)
+            (slot,) = _mapped(fds, 1)
+            take(slot.memory, copies[0])
+        finally:
+            for fd in copies:
+                os.close(fd)
         return slot
 
     def saved(self, index: int, step: int) -> None:
@@ -245,14 +283,26 @@ class AgentSlots:
 
     def find(self) -> list[Offered]:
         """What the agent offers."""
-        return self._offered(SNAPSHOT_FIND, ANSWER_SECONDS)
+        return self._offered(*self._ask(SNAPSHOT_FIND, SNAPSHOT_FOUND))
 
-    def fetch(self) -> list[Offered]:
-        """What the agent gets from those who have copies, and holds for others itself."""
-        return self._offered(SNAPSHOT_FETCH, FETCH_SECONDS)
+    def copies(self) -> list[Point]:
+        """What the agent could get from those who have copies, or holds for others itself."""
+        answer, fds = self._fetch(list=True)
+        _mapped(fds, len(fds))
+        return [(told["attempt"], told["step"]) for told in answer.get("steps", [])]
 
-    def _offered(self, kind: str, seconds: float) -> list[Offered]:
-        answer, fds = self._ask(kind, SNAPSHOT_FOUND, seconds)
+    def fetch(self, attempt: int, step: int) -> list[Offered]:
+        """What the agent has when it has got this one."""
+        return self._offered(*self._fetch(from_attempt=attempt, step=step))
+
+    def _fetch(self, **keys: int | bool) -> tuple[Mapping[str, Any], list[int]]:
+        seconds = FETCH_SECONDS + ANSWER_SECONDS
+        answer, fds = self._ask(SNAPSHOT_FETCH, SNAPSHOT_FOUND, seconds, **keys)
+        for problem in answer.get("problems", []):
+            logger.warning("unbroken.worker: copies of snapshots: %s", problem)
+        return answer, fds
+
+    def _offered(self, answer: Mapping[str, Any], fds: list[int]) -> list[Offered]:
         steps = answer.get("steps", [])
         givers = answer.get("from") or [None] * len(steps)
         found: list[Offered] = []
@@ -266,7 +316,7 @@ class AgentSlots:
         return found
 
     def _ask(
-        self, kind: str, answer: str, seconds: float = ANSWER_SECONDS, **keys: int
+        self, kind: str, answer: str, seconds: float = ANSWER_SECONDS, **keys: int | bool
     ) -> tuple[Mapping[str, Any], list[int]]:
         message = self._identity.message(kind, **keys)
         found, fds = self._channel.request(message, answer, seconds=seconds)
