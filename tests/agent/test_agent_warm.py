@@ -159,6 +159,66 @@ def test_an_edited_module_means_a_cold_start_and_a_new_template(tmp_path: Path) 
     assert f"attempt=1 start=cold reason='{tmp_path}/site/{LIBRARY}.py has changed'" in log
 
 
+def test_starts_that_follow_each_other_at_once_are_warm(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        await until_parked(agent)
+        for attempt in range(1, 5):
+            await again(operator, attempt)
+            starts = {worker.start for worker in operator.reports[-1].workers}
+            assert starts == {"warm"}, attempt
+
+    tell(tmp_path, story)
+
+
+def test_with_modules_that_the_job_names_the_first_start_can_be_warm(tmp_path: Path) -> None:
+    async def story() -> None:
+        names = {"UNBROKEN_PRELOAD": "decimal,colorsys"}
+        text = "import os, sys; os.write(1, b'%d\\n' % ('colorsys' in sys.modules)); input()"
+        with running(tmp_path, INFO, program(tmp_path, text), **names) as agent:
+            await asyncio.to_thread(agent.stderr.wait_for, "2 are parked")
+            async with linked(agent) as operator:
+                operator.send(start(0))
+                report = await operator.workers(0)
+                assert [worker.start for worker in report.workers] == ["warm", "warm"]
+                assert agent.attempt_file(0, 1, "stdout.log").read_text() == "1\n"
+
+    asyncio.run(story())
+
+
+LATER = """
+import os, signal, sys
+from unbroken import worker
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+worker.progress(1)
+os.write(1, b"%d" % ("colorsys" in sys.modules))
+if os.environ["JOB_RESTART_COUNT"] == "0":
+    signal.sigwait({signal.SIGUSR1})
+    import colorsys, wave
+    worker.progress(2)
+signal.pause()
+"""
+
+
+def test_what_is_imported_after_the_template_began_is_learned_too(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, INFO, program(tmp_path, LATER)) as agent:
+            async with linked(agent) as operator:
+                operator.send(start(0))
+                await operator.workers(0)
+                await until_parked(agent)
+                for worker in operator.reports[-1].workers:
+                    os.kill(worker.pid, signal.SIGUSR1)
+                await operator.report(lambda r: all(one.step == 2 for one in r.watch))
+                await again(operator, 1)
+                assert agent.attempt_file(1, 0, "stdout.log").read_text() == "0"
+                await asyncio.to_thread(agent.stderr.wait_for, r"(?s)modules.*modules.*are parked")
+                await again(operator, 2)
+                assert {one.start for one in operator.reports[-1].workers} == {"warm"}
+                assert agent.attempt_file(2, 1, "stdout.log").read_text() == "1"
+
+    asyncio.run(story())
+
+
 UNSAFE = """
 import sys, threading
 if "template" in sys.orig_argv:

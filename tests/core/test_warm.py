@@ -7,6 +7,7 @@ import pytest
 from unbroken.core.warm import (
     FAILURES_MAX,
     FIRST,
+    LESSON_QUIET_SECONDS,
     LOOK_SECONDS,
     PARK_SECONDS,
     QUIET_SECONDS,
@@ -132,7 +133,7 @@ def test_what_is_imported_later_is_taught_once_it_is_quiet() -> None:
     machine = parked()
     assert fed(machine, Tick(), at=LOOK_SECONDS) == [LookAtImports()]
     assert fed(machine, Imported(LOOK_SECONDS - 1, is_news=True), at=LOOK_SECONDS) == []
-    quiet = LOOK_SECONDS - 1 + QUIET_SECONDS
+    quiet = LOOK_SECONDS - 1 + LESSON_QUIET_SECONDS
     assert machine.deadline() == quiet
     assert fed(machine, Tick(), Imported(LOOK_SECONDS - 1, is_news=True), at=quiet) == [
         LookAtImports(),

@@ -31,6 +31,7 @@ from unbroken.core.workers import (
     StageStarted,
     Terminated,
     Tick,
+    TurnedCold,
     WorkerEnded,
     Workers,
 )
@@ -129,6 +130,16 @@ def test_it_is_ready_and_offers_a_port_when_it_listens() -> None:
     assert short(machine.step(PortFound(25000), 1.0)[0]) == "say ready"
     assert machine.report().offered_port == 25000
     assert machine.entered == {AgentState.INIT: 1.0, AgentState.READY: 1.0}
+
+
+def test_a_worker_that_turns_cold_is_reported_so() -> None:
+    machine = check(
+        (start(), "spawn train 0, port, say running"),
+        (StageStarted(0, Stage.TRAIN, (100, 101), None, ("warm", "warm")), "say running"),
+        (TurnedCold(0, Stage.TRAIN, 1, 99), ""),
+        (TurnedCold(0, Stage.TRAIN, 1, 101), "say running"),
+    )
+    assert [worker.start for worker in machine.report().workers] == ["warm", "cold"]
 
 
 def test_all_workers_succeed_and_it_stays_completed() -> None:

@@ -186,6 +186,36 @@ def test_changed_file_is_noticed(packages: Path) -> None:
         assert ours.ask({"type": "check"}) == stale
 
 
+def test_template_imports_more_and_remembers_what_it_has_seen(packages: Path) -> None:
+    (packages / "moda.py").write_text("import os; os.environ.get('LEVEL')")
+    (packages / "modb.py").write_text("import modc")
+    (packages / "modc.py").write_text("")
+    with template(packages) as ours:
+        ours.prepare("moda", "modabsent")
+        before = ours.park()
+        answer = ours.prepare("modb")
+        assert (answer["type"], answer["modules"]) == ("ready", 2)
+        before.start()
+        assert before.end().stdout == "moda\n"
+        assert ours.run().stdout == "moda modc modb\n"
+        changed = ours.park()
+        changed.start(environment={**ours.environment, "LEVEL": "1"})
+        assert "LEVEL" in changed.said()["reason"]
+        changed.end()
+        (packages / "moda.py").write_text("changed = 1")
+        assert ours.ask({"type": "check"})["file"] == str(packages / "moda.py")
+
+
+def test_template_that_is_taught_what_is_unfit_starts_anew_without_it(packages: Path) -> None:
+    (packages / "moda.py").write_text("")
+    (packages / "modthread.py").write_text(THREAD.format("taught"))
+    with template(packages) as ours:
+        ours.prepare("moda")
+        answer = ours.prepare("modthread")
+        assert (answer["type"], [*answer["skipped"]]) == ("ready", ["modthread"])
+        assert ours.run().stdout == "moda\n"
+
+
 def test_file_changed_while_it_is_imported_is_stale(packages: Path) -> None:
     (packages / "moda.py").write_text("with open(__file__, 'a') as own: own.write('#')")
     with template(packages) as ours:

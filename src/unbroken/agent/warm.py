@@ -248,7 +248,9 @@ class WarmStarts:
                     self._template.send({"type": "check"})
 
     def _last_import(self) -> float | None:
-        times = [os.fstat(fd).st_mtime for fd in self._learnt]
+        found = [os.fstat(fd) for fd in self._learnt]
+        # A warm worker may have nothing to write: its file is as old as the start.
+        times = [one.st_mtime for one in found if one.st_size] or [one.st_mtime for one in found]
         return min(max(times), self._clock()) if times else None
 
     def _news(self) -> list[str]:

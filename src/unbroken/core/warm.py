@@ -21,6 +21,8 @@ FAILURES_MAX = 3
 RETRY_SECONDS = 10.0
 PARK_SECONDS = 0.3
 """After a start, which has the processors until then."""
+LESSON_QUIET_SECONDS = 3.0
+"""Of imports, while training goes on."""
 LOOK_SECONDS = 30.0
 """Until the first look for what has been imported since; twice as long after each lesson."""
 
@@ -265,7 +267,8 @@ class Warm:
     def _imported(self, event: Imported, now: float) -> list[Effect]:
         if not self._is_training:
             return []
-        quiet_at = now if event.at is None else event.at + QUIET_SECONDS
+        seconds = LESSON_QUIET_SECONDS if self._is_settled else QUIET_SECONDS
+        quiet_at = now if event.at is None else event.at + seconds
         if not self._is_settled:
             if self._quiet_at is None or now < self._quiet_at:
                 return []
