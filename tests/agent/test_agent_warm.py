@@ -172,9 +172,9 @@ def test_starts_that_follow_each_other_at_once_are_warm(tmp_path: Path) -> None:
 
 def test_with_modules_that_the_job_names_the_first_start_can_be_warm(tmp_path: Path) -> None:
     async def story() -> None:
-        names = {"UNBROKEN_PRELOAD": "decimal,colorsys"}
         text = "import os, sys; os.write(1, b'%d\\n' % ('colorsys' in sys.modules)); input()"
-        with running(tmp_path, INFO, program(tmp_path, text), **names) as agent:
+        script = program(tmp_path, text)
+        with running(tmp_path, INFO, script, UNBROKEN_PRELOAD="decimal,colorsys") as agent:
             await asyncio.to_thread(agent.stderr.wait_for, "2 are parked")
             async with linked(agent) as operator:
                 operator.send(start(0))
