@@ -38,7 +38,10 @@ class NvrxInProcess(FtLauncher):
     """`nvidia_resiliency_ext.inprocess.Wrapper`: reserve ranks take the places of lost ones."""
 
     mode = "nvrx-inprocess"
-    setting_words = f"defaults; {RESERVES} reserve ranks, a new job when they are used up"
+    setting_words = (
+        "soft_timeout 5 s, hard_timeout 8 s (defaults 60 and 90, which on gloo are waited for); no "
+        f"LOCAL_RANK; {RESERVES} reserve ranks, a new job when they are used up"
+    )
 
     @classmethod
     def refuses(cls, fault: str) -> str:
@@ -59,10 +62,12 @@ class NvrxInProcess(FtLauncher):
             "WORLD_SIZE": str(world),
         }
         env = {**os.environ, **self.setting.environment(self.directory), **ports, **self.extra}
+        # Without LOCAL_RANK: with it the wrapper looks at the GPU of that number after a fault, and
+        # where there is none all ranks fail the look.
+        env.pop("LOCAL_RANK", None)
         for rank in range(world):
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             command = [sys.executable, str(SCRIPT.with_name("train_nvrx.py"))]
-            self.spawn(command, {**env, **own})
+            self.spawn(command, {**env, "RANK": str(rank)})
 
     def ended(self) -> str:
         """Whether there are too few to go on."""
@@ -119,17 +124,17 @@ class TorchFt(Torchrun):
     def prepare(cls) -> None:
         """Fill the folder; torch is that of the others."""
         super().prepare()
-        install(cls.folder, TORCHFT_NEEDS.split(), ["--no-deps", TORCHFT])
+        # In this order: pip leaves a folder `bin` alone that is there.
+        install(cls.folder, ["--no-deps", TORCHFT], TORCHFT_NEEDS.split())
 
     def start(self) -> None:
         """The lighthouse, then all groups."""
         self.watch.open()
         self.port = free_port()
-        program = "import sys; from torchft._torchft import lighthouse_main as run; sys.exit(run())"
-        words = ["--min_replicas=1", f"--bind=127.0.0.1:{self.port}", "--join_timeout_ms=10000"]
-        self.lighthouse = self.spawn(
-            [sys.executable, "-c", program, *words], {**os.environ, **self.extra}
-        )
+        program = str(self.folder / "bin/torchft_lighthouse")
+        words = ["--min_replicas", "1", "--join_timeout_ms", "10000"]
+        command = [sys.executable, program, *words, "--bind", f"127.0.0.1:{self.port}"]
+        self.spawn(command, {**os.environ, **self.extra})
         self.groups: dict[int, subprocess.Popen[bytes]] = {}
         for group in range(self.setting.ranks):
             self.start_group(group)

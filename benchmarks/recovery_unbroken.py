@@ -53,6 +53,7 @@ class Unbroken(Launcher):
         self.cluster = directory / "cluster"
         self.dark: list[str] = []
         """Nodes that were switched off."""
+        self.struck_at = 0.0
 
     @classmethod
     def prepare(cls) -> None:
@@ -173,6 +174,7 @@ class Unbroken(Launcher):
 
     def strike(self, fault: str, victim: Worker) -> None:
         """SIGKILL to a worker or its agent; a node loses its power."""
+        self.struck_at = time.time()
         if fault == NODE:
             name = Path(f"/proc/{victim.pid}/environ").read_bytes().split(b"UNBROKEN_POD=")[1]
             pod = name.split(b"\0")[0].decode()
@@ -191,7 +193,7 @@ class Unbroken(Launcher):
         """What the operator wrote of it: when it knew, and when all agents were ready."""
         deadline = time.monotonic() + INCIDENT_SECONDS
         while time.monotonic() < deadline:
-            found = [one for one in self.incidents() if one.detected_at >= recovery.killed_at]
+            found = [one for one in self.incidents() if one.detected_at >= self.struck_at]
             if found and all(one.started_at is not None for one in found):
                 return with_incidents(recovery, found)
             time.sleep(LOOK_SECONDS)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 WIDTH, BATCH = 128, 64
 """Of `log_rules_step.py`."""
 DIRECTORY = Path(os.environ.get("UNBROKEN_BENCH_DIR", "."))
+PULSE_SECONDS = 0.5
 DEFAULTS = {"parameters": 1_000_000, "batch": 64, "checkpoint_steps": 10, "idle_seconds": 5.0}
-Found = tuple[int, bool]
 
 
 class Reporter:
@@ -52,8 +52,12 @@ class Reporter:
         self("began", at, process_at=process_started_at())
 
     def pace(self, idle_seconds: float) -> None:
-        """Go on at once where the gate is open, else after a while."""
-        select.select([self._gate], [], [], idle_seconds)
+        """Go on at once where the gate is open, else after a while.  Python is run now and then:
+        there are watchdogs that ask it to."""
+        until = time.monotonic() + idle_seconds
+        while (left := until - time.monotonic()) > 0:
+            if select.select([self._gate], [], [], min(left, PULSE_SECONDS))[0]:
+                return
 
     def step(self, step: int) -> None:
         """A step is complete."""
