@@ -22,7 +22,7 @@ class Agent:
     def __init__(self, memory: Snapshots, buddies: Mapping[int, Snapshots] | None = None) -> None:
         self.memory, self.buddies = memory, buddies or {}
         self.receipts: list[dict[str, Any]] = []
-        self.fetches = 0
+        self.lists = self.fetches = 0
 
     def hear(self, sock: socket.socket, message: dict[str, Any]) -> None:
         """Answer one message."""
@@ -35,16 +35,20 @@ class Agent:
             socket.send_fds(sock, [encode(answer.message)], answer.fds)
 
     def _fetched(self, message: dict[str, Any]) -> Answer:
-        self.fetches += 1
+        is_list, wanted = message.get("list") is True, message.get("step")
+        self.lists, self.fetches = self.lists + is_list, self.fetches + (not is_list)
         steps: list[Any] = []
         givers: list[int] = []
         fds: list[int] = []
         for node, memory in self.buddies.items():
             found = memory.answer({**message, "type": SNAPSHOT_FIND})
-            steps += found.message["steps"]
-            givers += [node] * len(found.fds)
-            fds += found.fds
-        return Answer({"type": ANSWERS[SNAPSHOT_FIND], "steps": steps, "from": givers}, fds)
+            for one, fd in zip(found.message["steps"], found.fds, strict=True):
+                if is_list or one["step"] == wanted:
+                    steps.append(one)
+                    givers.append(node)
+                    fds.append(fd)
+        told = {"type": ANSWERS[SNAPSHOT_FIND], "steps": steps, "from": givers}
+        return Answer(told, [] if is_list else fds)
 
 
 def serve(sock: socket.socket, agent: Agent) -> None:

@@ -94,7 +94,8 @@ def test_a_lost_shard_comes_from_its_buddy(
     assert [len(one.receipts) for one in agents] == [1, 1]
     assert [one.receipts[0]["source"] for one in agents] == ["memory", "buddy 0"]
     assert [one.receipts[0]["replicas"] for one in agents] == ["", ""]
-    assert [one.fetches for one in agents] == [0, 1], "who has the newest does not ask"
+    assert [one.lists for one in agents] == [0, 1], "who has the newest does not ask"
+    assert [one.fetches for one in agents] == [0, 1], "one snapshot is brought, not all"
 
 
 def test_a_buddy_that_lags_is_met_by_the_other_buddies(
@@ -131,7 +132,7 @@ def test_replicas_are_asked_before_buddies_and_agree(
         assert {key: receipt[key] for key in wanted} == wanted
         assert receipt["replicas"] == "0-1"
         assert receipt["checksum"] == found[0][0][3]
-    assert [one.fetches for one in agents] == [0, 0]
+    assert [one.lists for one in agents] == [0, 0]
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (2, 1)])

@@ -29,6 +29,7 @@ from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, dig
 
 from . import Context, context
 from .doubt import is_doubted
+from .snapshot_choice import Point
 from .snapshot_copies import Copies
 from .snapshot_slots import AgentSlots, Channel, Identity, Offered, OwnSlots, Slot, Slots
 from .snapshot_state import EXTRA, RNG, State, collect
@@ -157,9 +158,13 @@ class Snapshot:
         """What this rank's own memory holds, of this attempt and older ones."""
         return self._slots.find()
 
-    def fetch(self) -> list[Offered]:
+    def copies(self) -> list[Point]:
         """What its buddies keep."""
-        return self._slots.fetch()
+        return self._slots.copies()
+
+    def fetch(self, attempt: int, step: int) -> list[Offered]:
+        """The same as `find`, with one of these."""
+        return self._slots.fetch(attempt, step)
 
     def used(self, attempt: int, step: int) -> None:
         """All ranks go on from there."""

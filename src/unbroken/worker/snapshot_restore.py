@@ -94,6 +94,9 @@ class _Search:
         self._snapshot, self._world, self._began = snapshot, World(), perf_counter()
         self._bad: set[Point] = set()
         self._own: dict[Point, _Copy] = {}
+        self._elsewhere: set[Point] = set()
+        """What buddies have."""
+        self._spoilt: set[Point] = set()
         self._has_asked = False
         self._offers: Sequence[Offer] = ()
         self._take(snapshot.find)
@@ -104,18 +107,21 @@ class _Search:
         self._offer()
         while ranks := asking(self._offers, self._bad):
             if self._world.rank in ranks:
-                self._has_asked = True
-                self._take(self._snapshot.fetch)
+                self._ask()
             self._offer()
         return choose(self._offers, self._bad)
 
     def obtained(self, point: Point) -> _Copy | None:
         """This rank's copy of the choice, checked in full; None: one has turned out to be bad."""
+        had = point in self._own or point in self._elsewhere
+        if point not in self._own and point in self._elsewhere:
+            self._elsewhere.remove(point)
+            self._take(lambda: self._snapshot.fetch(*point))
         mine = self._own.get(point)
         if mine is not None and (found := faults(mine.kept.memory, mine.header)):
             self._complain(point, "; ".join(found[:3]))
-            del self._own[point]
-        if not all(self._world.gather((point in self._own) == (mine is not None))):
+            self._give_up(point)
+        if not all(self._world.gather((point in self._own) == had)):
             return None
         for sender, receiver in transfers(self._offers, point):
             if self._world.rank == sender and mine is not None:
@@ -157,8 +163,15 @@ class _Search:
         )
 
     def _offer(self) -> None:
-        own = Offer(tuple(self._own), self.replicas, self._has_asked)
+        own = Offer(tuple(self._own.keys() | self._elsewhere), self.replicas, self._has_asked)
         self._offers = self._world.gather(own)
+
+    def _ask(self) -> None:
+        self._has_asked = True
+        try:
+            self._elsewhere = set(self._snapshot.copies()) - self._own.keys()
+        except UnbrokenError as error:
+            self._snapshot.complain(f"buddies cannot be asked: {error}")
 
     def _take(self, look: Callable[[], list[Offered]]) -> None:
         """Add what has been found, as far as headers and structures tell."""
@@ -196,6 +209,15 @@ class _Search:
         self._bad.add(point)
         self._complain(point, "it cannot be restored by all ranks")
         return None
+
+    def _give_up(self, point: Point) -> None:
+        """This rank's copy; a buddy may have a better one, which the agent brings where it finds
+        none here."""
+        slot = self._own.pop(point).slot
+        if slot is not None:
+            slot.clear()
+        self._has_asked = self._has_asked and point in self._spoilt
+        self._spoilt.add(point)
 
     def _received(self, sender: int) -> _Copy | None:
         try:
