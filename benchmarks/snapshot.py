@@ -2,7 +2,8 @@
 
 `python benchmarks/snapshot.py [--quick] [--rounds 5] [--json FILE]`; medians of seconds.  The agent
 is a thread of this process behind the real socket; `blocked` is how long a call holds up training,
-`done` how long until what it saves can be restored.
+`done` how long until what it saves can be restored.  Steps without and with a save take turns, so
+that noise hits both alike.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "worker"))
 
+import snapshot_buddy
 from snapshot_agents import channel
 
 from unbroken.agent.snapshots import Snapshots
+from unbroken.worker.checkpointing import checkpoints
 from unbroken.worker.snapshot import Snapshot
 
 TENSORS = 64
+STEP_SECONDS, FIRST_STEP_SECONDS = 0.3, 2.0
 
 
 def seconds(call: Callable[[], Any]) -> float:
@@ -42,7 +46,7 @@ def seconds(call: Callable[[], Any]) -> float:
 
 def measure_snapshots(tensors: list[torch.Tensor], rounds: int) -> dict[str, list[float]]:
     """Saving and restoring with an agent."""
-    found: dict[str, list[float]] = {"first two saves, blocked": []}
+    found: dict[str, list[float]] = {"first save, blocked": [], "second save, blocked": []}
     saved, done = [], []
     memory = Snapshots()
     with channel(memory) as line:
@@ -55,14 +59,79 @@ def measure_snapshots(tensors: list[torch.Tensor], rounds: int) -> dict[str, lis
             blocked = time.perf_counter() - began
             snapshot.flush()
             if step < 2:
-                found["first two saves, blocked"].append(blocked)
+                found[("first save, blocked", "second save, blocked")[step]].append(blocked)
+                train(FIRST_STEP_SECONDS)
             else:
                 saved.append(blocked)
                 done.append(time.perf_counter() - began)
+        steps = {"step": [], "step and save": []}
+        for step in range(rounds + 2, 2 * rounds + 2):
+            steps["step"].append(seconds(lambda: train(STEP_SECONDS)))
+            steps["step and save"].append(
+                seconds(lambda number=step: train(STEP_SECONDS) or snapshot.save(number))
+            )
+        snapshot.flush()
         restored = [seconds(snapshot.restore) for _ in range(rounds)]
         snapshot.close()
     memory.close()
-    return found | {"save, blocked": saved, "save, done": done, "restore": restored}
+    return found | {"save, blocked": saved, "save, done": done} | steps | {"restore": restored}
+
+
+def train(length: float) -> None:
+    """Compute for about so long; the work is the same each time."""
+    global _multiplications
+    if not _multiplications:
+        torch.mm(_matrix, _matrix)
+        _multiplications = max(1, round(1 / seconds(lambda: torch.mm(_matrix, _matrix))))
+    for _ in range(round(length * _multiplications)):
+        torch.mm(_matrix, _matrix)
+
+
+_matrix = torch.randn(512, 512)
+_multiplications = 0
+"""A second."""
+
+
+class Tensors:
+    """As a model has them."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """By name."""
+        return {str(number): one for number, one in enumerate(self._tensors)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """In place."""
+        for number, one in enumerate(self._tensors):
+            one.copy_(state[str(number)])
+
+
+def measure_checkpoints(
+    tensors: list[torch.Tensor], rounds: int, folder: Path
+) -> dict[str, list[float]]:
+    """`worker.checkpoints` on the same disk, every file read back."""
+    model = Tensors(tensors)
+    (folder / "ours").mkdir()
+    saved = checkpoints(folder / "ours", keep=2)
+    saved.restore(model=model)
+    blocked, done = [], []
+    for step in range(rounds):
+        began = time.perf_counter()
+        saved.save(step, model=model)
+        blocked.append(time.perf_counter() - began)
+        saved.wait()
+        done.append(time.perf_counter() - began)
+    restored = [
+        seconds(lambda: checkpoints(folder / "ours", keep=2).restore(model=model))
+        for _ in range(rounds)
+    ]
+    return {
+        "checkpoints, blocked": blocked,
+        "checkpoints, done": done,
+        "checkpoints, restore": restored,
+    }
 
 
 def measure_files(tensors: list[torch.Tensor], rounds: int, folder: Path) -> dict[str, list[float]]:
@@ -112,7 +181,9 @@ def measure(size: int, rounds: int) -> dict[str, list[float]]:
     found |= measure_snapshots(tensors, rounds)
     with tempfile.TemporaryDirectory() as folder:
         found |= measure_files(tensors, rounds, Path(folder))
-    return found
+        found |= measure_checkpoints(tensors, rounds, Path(folder))
+    tensors.clear()
+    return found | snapshot_buddy.measure(TENSORS, count, min(rounds, 3))
 
 
 def main() -> None:
