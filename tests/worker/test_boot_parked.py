@@ -205,6 +205,39 @@ def test_file_at_the_learners_number_is_left_alone(tmp_path: Path) -> None:
     os.close(learnt)
 
 
+STORE = """
+import datetime, socket, sys, threading
+import torch.distributed as dist
+refused, connect = threading.Event(), socket.create_connection
+def watched(*given):
+    try:
+        return connect(*given)
+    except ConnectionRefusedError:
+        refused.set()
+        raise
+socket.create_connection = watched
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+def client():
+    store = dist.TCPStore("127.0.0.1", port, 2, False, datetime.timedelta(seconds=30))
+    store.set("from", "client")
+thread = threading.Thread(target=client)
+thread.start()
+assert refused.wait(20), "torch has met that nobody listens"
+store = dist.TCPStore("127.0.0.1", port, 2, True, datetime.timedelta(seconds=30))
+print(store.get("from").decode())
+thread.join()
+"""
+
+
+def test_store_that_is_not_there_yet_costs_a_warm_worker_no_pause(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(STORE)
+    with Template(PROGRAM, tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"}) as template:
+        template.prepare("torch", "torch.distributed")
+        ended = template.run()
+    assert (ended.stdout, ended.stderr, ended.code) == ("client\n", "", 0)
+
+
 def test_torch_is_imported_beforehand(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import sys\nbefore = 'torch' in sys.modules\nimport torch\n"

@@ -46,7 +46,7 @@ class _Template:
         self._command = [*sys.orig_argv]
         self._warm, self._safety = beside("../wire/warm"), beside("safety")
         self._imports, self._pairs = beside("imports"), beside("datagrams")
-        self._learning = beside("learning")
+        self._learning, self._rendezvous = beside("learning"), beside("rendezvous")
         becoming, kind, file = beside("becoming"), program[0], program[1]
         self._front = becoming.show(begin, kind, program[1:])
         self._left_out = {file: "it is the program"} if kind == "module" else {}
@@ -136,6 +136,7 @@ class _Template:
         if reason is not None:
             self._say_unsafe(reason)
         elif hidden is None:
+            self._rendezvous.be_patient()
             gc.collect()
             gc.freeze()
             self._say_ready({**importer.left_out, **importer.skipped})
