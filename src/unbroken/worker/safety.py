@@ -5,6 +5,8 @@ import sys
 from collections.abc import Collection
 
 _SHARED = ("socket:", "pipe:", "anon_inode:")
+_GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/dxg")
+"""Of NVIDIA's driver, AMD's, and under WSL."""
 
 
 class Look:
@@ -16,7 +18,8 @@ class Look:
 
     def danger(self, ours: Collection[int] = ()) -> str | None:
         """What forbids to fork; `ours` are descriptors of sockets that do not."""
-        return _threads() or _processes() or self._files(ours) or cuda() or self._elsewhere()
+        # CUDA starts threads and opens files of its own: itself is the better reason.
+        return cuda() or _threads() or _processes() or self._files(ours) or self._elsewhere()
 
     def _files(self, ours: Collection[int]) -> str | None:
         for number, target in _open_files():
@@ -25,8 +28,8 @@ class Look:
             if target.startswith(_SHARED):
                 kind = target.partition(":")[0].replace("anon_inode", target[11:])
                 return f"holds a {kind} (descriptor {number})"
-            if target.startswith("/dev/nvidia"):
-                return f"has opened {target}: CUDA does not survive a fork"
+            if target.startswith(_GPUS):
+                return f"has opened {target}: what uses a GPU does not survive a fork"
         return None
 
     def _elsewhere(self) -> str | None:
