@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from snapshot_agents import agent, channel
+from snapshot_agents import Agent, agent, channel
 from torch import nn
 
 from unbroken.agent.snapshots import Snapshots
 from unbroken.errors import SpecError
-from unbroken.wire.snapshot import BODY_AT, read
+from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_KEPT, SNAPSHOT_SAVED, encode
+from unbroken.wire.snapshot import BODY_AT, HEADERS_BYTES, MAGIC, SEALED_AT, read
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot import Snapshot
 
@@ -154,19 +157,25 @@ def test_the_first_optimizer_step_outgrows_the_slot(
 
 
 @pytest.mark.parametrize(
-    ("changes", "other"),
+    ("changes", "other", "words"),
     [
-        ({"UNBROKEN_JOB": "another"}, {}),
-        ({"RANK": 1, "WORLD_SIZE": 2}, {}),
-        ({}, {"name": "other"}),
-        ({}, {"model": nn.Linear(3, 3)}),
-        ({}, {"model": nn.Linear(2, 2, bias=False)}),
-        ({}, {"model": nn.Linear(2, 2).double()}),
-        ({}, {"rng": True}),
+        ({"UNBROKEN_JOB": "another"}, {}, "it is another job's"),
+        ({"RANK": 1, "WORLD_SIZE": 2}, {}, ""),
+        ({}, {"name": "other"}, ""),
+        ({}, {"model": nn.Linear(3, 3)}, "model.weight is float32[2, 2] in it, and float32[3, 3]"),
+        ({}, {"model": nn.Linear(2, 2, bias=False)}, "model differs in bias"),
+        ({}, {"model": nn.Linear(2, 2).double()}, "float32[2, 2] in it, and float64[2, 2] here"),
+        ({}, {"rng": True}, "it has the parts ['model'], not ['model', 'rng']"),
+        ({"WORLD_SIZE": 2}, {"replicas": "all"}, "is divided among 1 ranks, and these are 2"),
     ],
 )
-def test_what_does_not_fit_is_not_offered(
-    changes: dict[str, Any], other: dict[str, Any], line: Channel, monkeypatch: pytest.MonkeyPatch
+def test_what_does_not_fit_is_not_taken_and_why_is_told(
+    changes: dict[str, Any],
+    other: dict[str, Any],
+    words: str,
+    line: Channel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     environment(monkeypatch)
     parts: dict[str, Any] = {"model": nn.Linear(2, 2)}
@@ -177,6 +186,36 @@ def test_what_does_not_fit_is_not_offered(
     before = {name: value.clone() for name, value in parts["model"].state_dict().items()}
     assert Snapshot(**(parts | other), channel=line).restore() is None
     assert all(value.equal(before[name]) for name, value in parts["model"].state_dict().items())
+    assert words in caplog.text
+
+
+class Older(Agent):
+    """An agent of a release whose snapshots had format 0, which it offers."""
+
+    def hear(self, sock: socket.socket, message: dict[str, Any]) -> None:
+        if message["type"] != SNAPSHOT_FIND:
+            return super().hear(sock, message)
+        answer = self.memory.answer(message)
+        for fd in answer.fds:
+            os.pwrite(fd, bytes(2), len(MAGIC))
+            os.pwrite(fd, bytes(HEADERS_BYTES - SEALED_AT), SEALED_AT)
+        socket.send_fds(sock, [encode(answer.message)], answer.fds)
+        return None
+
+
+def test_another_format_is_told_by_worker_and_agent(
+    slots: Snapshots, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment(monkeypatch)
+    with channel(Older(slots)) as line:
+        snapshot = Snapshot(weights=torch.ones(3), channel=line)
+        snapshot.save(0)
+        snapshot.flush()
+        assert snapshot.restore() is None
+        assert "of format 0, and this library reads 1: give agent and worker" in caplog.text
+        told = {"name": "training", "rank": 0, "attempt": 0, "slot": 0, "step": 0}
+        answer, _ = line.request({"type": SNAPSHOT_SAVED, **told}, SNAPSHOT_KEPT)
+        assert "of format 0, and this agent reads 1" in answer["error"]
 
 
 def test_a_flipped_bit_is_found_and_the_older_step_taken(

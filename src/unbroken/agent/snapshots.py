@@ -26,7 +26,7 @@ from unbroken.wire.ipc import (
     SNAPSHOT_SLOT,
     SNAPSHOT_USED,
 )
-from unbroken.wire.snapshot import HEADERS_BYTES, NAME_BYTES_MAX, Header, read
+from unbroken.wire.snapshot import HEADERS_BYTES, NAME_BYTES_MAX, VERSION, Header, read, version
 
 from .memory import File, Memory
 
@@ -169,6 +169,12 @@ class Snapshots:
         saved = [one for one in slots if (one.attempt, one.index) == (attempt, index)]
         if not saved:
             raise PeerError(f"slot {index} of attempt {attempt} was never opened")
+        found = version(os.pread(saved[0].file.fd, HEADERS_BYTES, 0))
+        if found not in (None, VERSION):
+            raise PeerError(
+                f"a snapshot is of format {found}, and this agent reads {VERSION}: give agent and "
+                "worker the same version of unbroken"
+            )
         saves = self._saves[key] = self._saves.get(key, 0) + 1
         if saves == 2:
             saving = {other for other in self._slots if other in self._saves}
