@@ -12,7 +12,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,7 +45,6 @@ from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     Command,
-    Receipt,
     StartCommand,
 )
 from unbroken.wire.agent_bodies import Status
@@ -125,9 +123,8 @@ class Driver:
             lambda command, local_rank: environment(options, command, local_rank, ""),
             options.nproc,
             options.is_inprocess,
-            SnapshotMessages(options.nproc, token, self._keep, self._tell_receipts),
+            SnapshotMessages(options.nproc, token, self._keep, self._restate),
         )
-        self._receipts: tuple[Receipt, ...] = ()
         self._table = RankTable(Path(os.environ.get(DIRECTORY_VARIABLE, DIRECTORY)))
         self._random = random.Random()
         self._offered: collections.deque[int] = collections.deque(maxlen=PORTS_REMEMBERED)
@@ -218,9 +215,9 @@ class Driver:
         """Copies of other nodes' snapshots."""
         return self._conversation.snapshots.replication()
 
-    def _tell_receipts(self, receipts: tuple[Receipt, ...]) -> None:
-        self._receipts = receipts
-        self._publish(self._machine.report())
+    def _restate(self) -> None:
+        """Publish what the machine does not know of."""
+        self._server.publish(self.report())
 
     def _stop_examining(self) -> None:
         """The workers are ended: let nobody look at them, and answer with what was seen."""
@@ -229,7 +226,7 @@ class Driver:
 
     def report(self) -> AgentReport:
         """How the agent stands."""
-        return replace(self._machine.report(), receipts=self._receipts)
+        return self._conversation.snapshots.add_to(self._machine.report())
 
     def status(self) -> Status:
         """The rest of the documented status."""
@@ -285,7 +282,7 @@ class Driver:
 
     def _publish(self, report: AgentReport) -> None:
         logger.debug("state=%s attempt=%s", report.state.value, report.attempt)
-        self._server.publish(replace(report, receipts=self._receipts))
+        self._server.publish(self._conversation.snapshots.add_to(report))
         if report.state is AgentState.SHUTDOWN:
             self._server.stop_listening()
 

@@ -36,7 +36,7 @@ VARIABLE = "UNBROKEN_REPLICATE_BYTES_PER_SECOND"
 BYTES_PER_SECOND = 256 * 1024 * 1024
 """A fifth of a link of 10 Gbit/s, a fiftieth of one of 100; receiving it takes about a quarter of a
 core of the buddy's agent."""
-BURST_SECONDS = 0.05
+BURST_SECONDS = 0.25
 """What was not sent in time is made up for so long."""
 SLICE_BYTES = 1 << 20
 CHECK_SECONDS = 60.0
@@ -74,7 +74,7 @@ class Replication:
         job = os.environ.get("UNBROKEN_JOB", "")
         self._snapshots, self._token, self._run = snapshots, token, run
         self._job = digest(job) if job else None
-        self._copies = Copies(snapshots.memory, self._job, lambda: snapshots.newest)
+        self.copies = Copies(snapshots.memory, self._job, lambda: snapshots.newest)
         self._rate = _rate(os.environ.get(VARIABLE, ""))
         self._rounds = Rounds()
         self._command: StartCommand | None = None
@@ -97,21 +97,21 @@ class Replication:
     def close(self) -> None:
         """Give all memory back."""
         self._stop_sending()
-        self._copies.close()
+        self.copies.close()
 
     # What others ask for over HTTP.
 
     def receive(self, key: Key, point: Point, size: int) -> TakesBytes | None:
         """Begin to take a copy; None: it is here already.  Refused."""
-        return self._copies.receive(key, point, size)
+        return self.copies.receive(key, point, size)
 
     def sizes(self, key: Key) -> dict[Point, int]:
         """What there is of a rank."""
-        return self._copies.sizes(key)
+        return self.copies.sizes(key)
 
     def descriptor(self, key: Key, point: Point) -> int | None:
         """Of the memory that holds it; a new one, to be closed."""
-        return self._copies.descriptor(key, point)
+        return self.copies.descriptor(key, point)
 
     def exchange(self, name: str, period: int) -> int:
         """Hear another node's period; this node's."""
@@ -127,7 +127,7 @@ class Replication:
         return {
             "buddy": "" if self._command is None else self._command.buddy,
             "sent": [_row(key, [point]) for key, point in sorted(self._sent.items())],
-            "held": [_row(key, points) for key, points in sorted(self._copies.held().items())],
+            "held": [_row(key, points) for key, points in sorted(self.copies.held().items())],
             "reason": self._why,
         }
 
@@ -236,7 +236,7 @@ class Replication:
             # Other nodes are at most one round behind, and what they have sent before is not
             # needed any more, by ranks that have another buddy now either.
             name = item.name
-            self._copies.forget(lambda key, point: key[0] == name and point[0] < attempt)
+            self.copies.forget(lambda key, point: key[0] == name and point[0] < attempt)
         logger.debug("snapshot=%s rank=%d step=%d is at the buddy", *item)
 
     def _let_go(self, part: _Part) -> None:
@@ -267,13 +267,13 @@ class Replication:
 
     def used(self, key: Key) -> None:
         """The rank lives here now, and has restored what it needs."""
-        self._copies.forget(lambda own, point: own == key and point[0] < self._snapshots.newest)
+        self.copies.forget(lambda own, point: own == key and point[0] < self._snapshots.newest)
 
     async def fetch(self, key: Key, wanted: Point | None, is_list: bool) -> dict[str, Any]:
         """Bring to this agent's memory what a rank may need; for a list, say only what could be.
 
         What is said goes into the answer."""
-        own = [one for one in self._copies.sizes(key) if wanted in (None, one)]
+        own = [one for one in self.copies.sizes(key) if wanted in (None, one)]
         if not is_list:
             for point in own:
                 self._share(key, point)
@@ -296,7 +296,7 @@ class Replication:
         return _found(work)
 
     def _share(self, key: Key, point: Point) -> None:
-        file = self._copies.shared(key, point)
+        file = self.copies.shared(key, point)
         if file is not None:
             self._snapshots.add(key, point, file, None)
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from zlib import crc32
 
 from unbroken.agent_http.snapshots import Key, Point, Refused
 from unbroken.core.replication import KEPT
 from unbroken.errors import PeerError, WorldError
-from unbroken.wire.snapshot import HEADERS_BYTES, NAME_BYTES_MAX, Header, read
+from unbroken.wire.snapshot import CHUNK_BYTES, HEADERS_BYTES, NAME_BYTES_MAX, Header, chunk, read
 
 from .memory import File, Memory
 
@@ -51,22 +51,31 @@ class Subject:
 
 async def check(file: File, subject: Subject) -> None:
     """Whether every byte is as it was summed; PeerError."""
-    from unbroken.worker.snapshot_slots import faults
-
     header = subject.header(os.pread(file.fd, HEADERS_BYTES, 0), file.size)
-    with mmap.mmap(file.fd, file.size, prot=mmap.PROT_READ) as mapped:
-        view = memoryview(mapped)
-        # Summing gives up the interpreter's lock; who is cancelled meanwhile waits for its end.
-        summing = asyncio.get_running_loop().run_in_executor(None, faults, view, header)
-        try:
-            found = await asyncio.shield(summing)
-        except asyncio.CancelledError:
-            await asyncio.wait([summing])
-            raise
-        finally:
-            view.release()
-    if found:
-        raise PeerError("; ".join(found[:3]))
+    # The thread has a descriptor of its own: who waits for it may be cancelled.
+    fault = await asyncio.to_thread(_fault, os.dup(file.fd), header)
+    if fault:
+        raise PeerError(fault)
+
+
+def _fault(fd: int, header: Header) -> str:
+    """What is wrong with a body; empty: nothing.  It is not mapped: letting go of a mapping of many
+    pages holds up everybody else."""
+    try:
+        structure = os.pread(fd, header.structure_bytes, header.structure_at)
+        sums = os.pread(fd, 4 * header.chunks, header.table_at)
+        if (crc32(structure), crc32(sums)) != (header.structure_checksum, header.table_checksum):
+            return "its structure or its table of checksums does not fit its checksum"
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, header.body_bytes)))
+        for number in range(header.chunks):
+            begin, end = chunk(number, header.body_bytes)
+            count = os.preadv(fd, [buffer[: end - begin]], begin)
+            found = crc32(buffer[:count])
+            if found.to_bytes(4, "little") != sums[4 * number : 4 * number + 4]:
+                return f"chunk {number} of {header.chunks} does not fit its checksum"
+        return ""
+    finally:
+        os.close(fd)
 
 
 class Incoming:
@@ -123,6 +132,8 @@ class Copies:
         self._memory, self._job, self._newest = memory, job, newest
         self._kept: dict[Key, dict[Point, File]] = {}
         self._incoming: dict[Key, Incoming] = {}
+        self.on_change: Callable[[Collection[int]], None] = lambda ranks: None
+        """Hears of which ranks there are copies."""
 
     def receive(self, key: Key, point: Point, size: int) -> Incoming | None:
         """Begin to take one; None: it is here already.  Refused."""
@@ -166,6 +177,7 @@ class Copies:
         for one in useless:
             self._memory.give_back(kept.pop(one))
         logger.debug("copy=%s rank=%d attempt=%d step=%d", *key, *point)
+        self._tell()
 
     def drop(self, incoming: Incoming, file: File) -> None:
         """It will not be whole."""
@@ -200,6 +212,10 @@ class Copies:
                 self._memory.give_back(kept.pop(point))
             if not kept:
                 del self._kept[key]
+        self._tell()
+
+    def _tell(self) -> None:
+        self.on_change([rank for _, rank in self._kept])
 
     def close(self) -> None:
         """Give all memory back."""

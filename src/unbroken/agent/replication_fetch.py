@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,10 +20,6 @@ logger = logging.getLogger(__name__)
 
 LIST_SECONDS = 2.0
 """For a holder to say what it has."""
-PROGRESS_SECONDS, PROGRESS_BYTES = 3.0, 16 * 1024 * 1024
-"""A holder that sends less is given up."""
-RECEIVE_BYTES = 1 << 20
-"""At a time: the loop turns in between."""
 LISTED_MAX = 64
 
 
@@ -85,14 +80,7 @@ class Fetch:
                 head = await peer.head()
                 if head.status != 200 or head.length != offer.size:
                     raise PeerError(f"it answers {head.status}, with another size than it said")
-                with mmap.mmap(file.fd, file.size) as mapped, memoryview(mapped) as view:
-                    received = 0
-                    while received < file.size:
-                        async with asyncio.timeout(PROGRESS_SECONDS):
-                            end = min(file.size, received + PROGRESS_BYTES)
-                            while received < end:
-                                piece = view[received : min(end, received + RECEIVE_BYTES)]
-                                received += await peer.receive(piece)
+                await peer.receive(file.fd, file.size)
             await check(file, Subject(self.key, offer.point, self.job))
         except BaseException:
             self.memory.give_back(file)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from unbroken.errors import PeerError
 CONNECT_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
 """Without any progress."""
+PROGRESS_SECONDS, PROGRESS_BYTES = 3.0, 16 * 1024 * 1024
+"""Who sends less of a body is given up."""
+RECEIVE_BYTES = 1024 * 1024
 HEAD_BYTES_MAX = 64 * 1024
 
 
@@ -36,6 +40,25 @@ class Head:
         if not found.isdecimal() or len(found) > 18:
             raise PeerError("an answer without its length")
         return int(found)
+
+
+class _Filling:
+    """Reads a body into a file, in a thread: several at once need several cores.  The file is not
+    mapped: letting go of a mapping of many pages would hold up everybody else."""
+
+    def __init__(self, sock: socket.socket, fd: int, begin: bytes, size: int) -> None:
+        self._sock, self._fd, self._size = sock, fd, size
+        self.received = os.pwrite(fd, begin[:size], 0)
+
+    def run(self) -> None:
+        """Until it is full.  PeerError, OSError."""
+        buffer = memoryview(bytearray(RECEIVE_BYTES))
+        while self.received < self._size:
+            count = self._sock.recv_into(buffer[: self._size - self.received])
+            if not count:
+                raise PeerError("it has closed the connection")
+            os.pwrite(self._fd, buffer[:count], self.received)
+            self.received += count
 
 
 class Peer:
@@ -83,16 +106,25 @@ class Peer:
         async with asyncio.timeout(SILENCE_SECONDS):
             await self._loop.sock_sendfile(self._sock, file, begin, count, fallback=False)
 
-    async def receive(self, view: memoryview) -> int:
-        """Some of a body, into memory; how much.  PeerError: it ends here."""
-        if self._unread:
-            taken, self._unread = self._unread[: len(view)], self._unread[len(view) :]
-            view[: len(taken)] = taken
-            return len(taken)
-        count = await self._loop.sock_recv_into(self._sock, view)
-        if not count:
-            raise PeerError("it has closed the connection")
-        return count
+    async def receive(self, fd: int, size: int) -> None:
+        """A body of that size, into a file.  PeerError: it ends early, or is slow."""
+        filling = _Filling(self._sock, fd, self._unread, size)
+        self._sock.settimeout(PROGRESS_SECONDS)
+        work = self._loop.run_in_executor(None, filling.run)
+        try:
+            while not work.done():
+                before = filling.received
+                await asyncio.wait([work], timeout=PROGRESS_SECONDS)
+                if not work.done() and filling.received - before < PROGRESS_BYTES:
+                    raise PeerError(f"it sends less than {PROGRESS_BYTES} bytes in 3 s")
+        finally:
+            if not work.done():
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                await asyncio.wait([work])
+            error = work.exception()
+        if error is not None:
+            raise error
 
     async def _more(self) -> None:
         data = await self._loop.sock_recv(self._sock, HEAD_BYTES_MAX)

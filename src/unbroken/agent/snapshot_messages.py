@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from unbroken.errors import PeerError
 from unbroken.wire import ipc
-from unbroken.wire.agent import Receipt, StartCommand
+from unbroken.wire.agent import AgentReport, Receipt, StartCommand
 
 from .ipc import Connection
 
@@ -27,16 +28,19 @@ TEXT_MAX = 256
 RECEIPTS_MAX = 256
 """Names times ranks, of one agent."""
 Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-Tell = Callable[[tuple[Receipt, ...]], None]
 
 
 class SnapshotMessages:
-    """One agent's side; `tell` hears of all receipts whenever they change."""
+    """One agent's side; `changed` is called when `add_to` would add something else."""
 
-    def __init__(self, nproc: int, token: str | None, run: Run, tell: Tell) -> None:
-        self._nproc, self._token, self._run, self._tell = nproc, token, run, tell
+    def __init__(
+        self, nproc: int, token: str | None, run: Run, changed: Callable[[], None]
+    ) -> None:
+        self._nproc, self._token, self._run, self._changed = nproc, token, run, changed
         self._command: StartCommand | None = None
         self._receipts: dict[tuple[str, int], Receipt] = {}
+        self._copies: tuple[int, ...] = ()
+        """Node ranks."""
         self._snapshots: Snapshots | None = None
         self._replication: Replication | None = None
         """Both None: nobody has asked yet."""
@@ -57,7 +61,18 @@ class SnapshotMessages:
             self._replication.begin(command)
         if self._receipts:
             self._receipts.clear()
-            self._tell(())
+            self._changed()
+
+    def add_to(self, report: AgentReport) -> AgentReport:
+        """What has been restored, and of whom this agent has copies."""
+        receipts = tuple(self._receipts[key] for key in sorted(self._receipts))
+        return replace(report, receipts=receipts, copies=self._copies)
+
+    def _copies_changed(self, ranks: Collection[int]) -> None:
+        nodes = tuple(sorted({rank // self._nproc for rank in ranks}))
+        if nodes != self._copies:
+            self._copies = nodes
+            self._changed()
 
     def close(self) -> None:
         """Give all memory back."""
@@ -72,6 +87,7 @@ class SnapshotMessages:
             from .replication import Replication
 
             self._replication = Replication(self._memory(), self._token, self._run)
+            self._replication.copies.on_change = self._copies_changed
             if self._command is not None:
                 self._replication.begin(self._command)
         return self._replication
@@ -120,7 +136,7 @@ class SnapshotMessages:
         has_copies = self._replication is not None
         holders = () if self._command is None else self._command.holders
         if reason or not (has_copies or holders):
-            self._send(connection, message, reason)
+            self._answer_fetch(connection, message, {})
         else:
             self._run(self._fetched(connection, message))
 
@@ -132,6 +148,12 @@ class SnapshotMessages:
                 found = await self.replication().fetch(key, _wanted(message), is_list(message))
         except (TimeoutError, PeerError) as error:
             found = {"problems": [str(error) or f"not all came in {ipc.FETCH_SECONDS:g} s"]}
+        finally:
+            self._answer_fetch(connection, message, found)
+
+    def _answer_fetch(
+        self, connection: Connection, message: Mapping[str, Any], found: Mapping[str, Any]
+    ) -> None:
         # The attempt may have changed meanwhile.
         reason = self._refusal(connection, message)
         snapshots = self._memory()
@@ -149,7 +171,7 @@ class SnapshotMessages:
         key = (receipt.name, receipt.rank)
         if key in self._receipts or len(self._receipts) < RECEIPTS_MAX:
             self._receipts[key] = receipt
-            self._tell(tuple(self._receipts[one] for one in sorted(self._receipts)))
+            self._changed()
 
 
 def is_list(message: Mapping[str, Any]) -> bool:

@@ -3,10 +3,10 @@
 Sharded state can be restored only from one step of all nodes, and agents do not ask each other
 which.  They choose alike because they go by the same numbers.  Steps of a name are `stride` apart
 (the greatest common divisor of what was seen); the step of which `step // stride` is a multiple of
-`period`, a power of two, is sent by every rank of every node: a round.  Rounds that last longer
-than the period make it longer, until every round is over before the next begins.  Then a node is
-never more than one round ahead of another, and with the newest two rounds at each buddy there is
-always a step of all.
+`period`, a power of two, is sent by every rank of every node: a round.  Rounds that are late make
+the period longer, until every round is over before the next begins.  Then a node is never more than
+one round ahead of another, and with the newest two rounds at each buddy there is always a step of
+all.
 
 The period only grows in an attempt.  Each transfer tells the other side's (`told`), so that the
 slowest node sets the pace of all whose buddies are linked in a ring.
@@ -23,8 +23,9 @@ PERIOD_MAX = 1 << 16
 PAUSE_MAX = 6
 """After so many failures in a row every 2**6th round is tried."""
 LATE_ROUNDS = 8
-"""The second late round of so many makes the period longer; the first one of an attempt often is
-late, since everything is done for the first time."""
+"""A round is late that takes three quarters of the period: then one that takes a bit longer misses
+nothing.  The second late one of so many makes the period as long as is needed; the first only
+doubles it, since it may have been a hiccup; the very first of an attempt does nothing."""
 KEPT = 2
 """Complete snapshots that a buddy keeps of a rank."""
 
@@ -76,12 +77,14 @@ class _Row:
         self.rounds += is_new
         self.counted = self.step
         late = (max(self.newest.values()) - self.step) // self.stride if self.stride else 0
-        if late < self.period:
+        if 4 * late < 3 * self.period:
             self.in_time = min(LATE_ROUNDS, self.in_time + is_new)
-        elif self.in_time < LATE_ROUNDS:
-            self.period, self.in_time = min(PERIOD_MAX, 1 << late.bit_length()), LATE_ROUNDS
-        else:
-            self.in_time = 0
+            return
+        if self.rounds > 1:
+            is_second = self.in_time < LATE_ROUNDS
+            wanted = 1 << (4 * late // 3).bit_length() if is_second else 2 * self.period
+            self.period = min(PERIOD_MAX, wanted)
+        self.in_time = 0
 
 
 class Rounds:
