@@ -30,7 +30,9 @@ async def _evidence(machine: Machine, ranks: int, backend: str, folder: Path) ->
     """What the agent finds; or why it finds nothing."""
     environ = {
         "BENCH_DEVICE": machine.device, "BENCH_BACKEND": backend,
-        PIPE_VARIABLE: f"{folder}/pipe_", FILE_VARIABLES[0]: f"{folder}/trace_",
+        PIPE_VARIABLE: f"{folder}/pipe_", **{name: f"{folder}/trace_" for name in FILE_VARIABLES},
+        # On by default since torch 2.8.
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
     }  # fmt: skip
     with running(folder, str(SCRIPT), nproc=ranks, UNBROKEN_WARM="off", **environ) as agent:
         async with linked(agent) as operator:
