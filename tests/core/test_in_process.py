@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.events import AgentReported, StopWorkers
+from unbroken.core.events import AgentReported, StartWorkers, StopWorkers
 from unbroken.spec.incident import Remedy
 from unbroken.wire.agent import AgentReport, AgentState
 
@@ -163,3 +165,40 @@ def test_a_stock_agent_is_told_what_it_was_started_for(mode: str) -> None:
     for at, state in enumerate((AgentState.READY, AgentState.RUNNING, AgentState.FAULTED), 1):
         script.give(AgentReported(uid, AgentReport("stock-1", state, restart_mode=mode)), at)
     assert [e.command.restart_mode for e in stops(script)] == [mode or "process_level_restart"]
+
+
+STOCK = AgentReport("", AgentState.INIT, restart_mode="in_process_restart")
+
+
+def stock(script: Script, now: float, agent: str, *states: AgentState) -> None:
+    """A stock agent for in-process restart, which is known by the time of its INIT, says these."""
+    for state in states:
+        report = replace(STOCK, agent_id=agent, state=state)
+        script.give(AgentReported(script.views["w-0"].uid, report), now)
+
+
+def running_stock() -> Script:
+    """One pod with such an agent, that runs attempt 0."""
+    script = Script(spec(1))
+    script.run("0 job\n0 synced\n0 pod w-0 node=n0")
+    stock(script, 1.0, "first", AgentState.READY, AgentState.RUNNING)
+    return script
+
+
+def test_a_stock_agent_that_restarts_its_processes_as_told_is_not_lost() -> None:
+    script = running_stock()
+    stock(script, 5.0, "first", AgentState.FAULTED)
+    script.run("6 tick")
+    count = len(stops(script))
+    stock(script, 6.5, "second", AgentState.INIT, AgentState.READY)
+    assert [signal.fault for signal in script.incidents[1].signals] == ["WorkerCrash"]
+    assert len(stops(script)) == count
+    starts = [e.command.attempt for e in script.effects if isinstance(e, StartWorkers)]
+    assert starts == [0, 1]
+
+
+def test_a_stock_agent_that_restarts_its_processes_by_itself_has_ended_the_attempt() -> None:
+    script = running_stock()
+    stock(script, 5.0, "second", AgentState.READY)
+    (sign,) = script.incidents[1].signals
+    assert sign.text.endswith("or has restarted its processes by itself")

@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from unbroken.spec.incident import Signal
 from unbroken.spec.job import Buddy, JobSpec, JobStatus
-from unbroken.wire.agent import AgentReport, AgentState, FaultKind
+from unbroken.wire.agent import IN_PROCESS_RESTART, AgentReport, AgentState, FaultKind
 
 from . import signals
 from .adoption import Adoption
@@ -53,6 +53,8 @@ AGENT_BACK_SECONDS = 20.0
 """An agent that stays away so long, with its pod and node well, has its pod replaced."""
 
 RESTARTED = "the agent was restarted in its pod"
+RESTARTED_ALL = "the agent was restarted in its pod, or has restarted its processes by itself"
+"""A stock agent for in-process restart looks the same after both (its INIT is a new one)."""
 
 _LIVE = (Phase.PREPARING, Phase.TRAINING)
 _OVER = (Phase.ENDING, Phase.SUSPENDED, Phase.ENDED)
@@ -257,6 +259,7 @@ class Job:
         if member is None:
             return
         before, was_ordered = member.report, member.ordered is not None
+        was_stopped = member.was_stopped(report)
         state.has_changed |= bool(member.lost_why) or before != report
         if not member.take(report):
             return
@@ -274,7 +277,7 @@ class Job:
         # A stock agent's answer to a stop says what it said before, and yet proves something.
         state.has_changed |= unclear != len(state.gang.unclear)
         state.trouble.pop(member.view.name, None)
-        is_same = before is not None and before.agent_id == report.agent_id
+        is_same = was_stopped or (before is not None and before.agent_id == report.agent_id)
         self._watched(member, report, now)
         if state.gang.is_training(uid):
             self._judge_report(member, report, is_same or not was_ordered, now)
@@ -317,7 +320,8 @@ class Job:
         of, newest = member.attempt_of(report), report.newest_attempt
         fault, text = "", ""
         if not is_same:
-            fault, text = signals.AGENT_LOST, RESTARTED
+            is_kept = report.restart_mode == IN_PROCESS_RESTART
+            fault, text = signals.AGENT_LOST, RESTARTED_ALL if is_kept else RESTARTED
         elif max(of or 0, newest or 0) > attempt:
             fault, text = OPERATOR_RESTARTED, "another operator has moved on to a newer attempt"
         elif report.state is AgentState.FAULTED:

@@ -73,6 +73,10 @@ class Member:
     def state(self) -> AgentState | None:
         return self.report.state if self.report else None
 
+    def was_stopped(self, report: AgentReport) -> bool:
+        """Whether a stock agent that looks new may have done what it was told."""
+        return is_stock(report) and self.ordered is not None and self.asked >= self.ordered
+
     def attempt_of(self, report: AgentReport) -> int | None:
         """The attempt that a report speaks of; a stock agent's is the one it was told to start."""
         return report.attempt if report.attempt is not None else self.ordered
@@ -84,7 +88,10 @@ class Member:
             return False
         if old is not None and old.agent_id != report.agent_id:
             self.past_agents.add(old.agent_id)
-            self.position, self.ordered, self.asked = (-2, 0), None, -1
+            # A stock agent that has restarted its processes, as it was told to, looks like another
+            # one; of what it was told to stop nothing lives in either.
+            asked = self.asked if is_stock(report) else -1
+            self.position, self.ordered, self.asked = (-2, 0), None, asked
         elif not is_stock(report) and self._position(report) < self.position:
             return False
         self.position = self._position(report)

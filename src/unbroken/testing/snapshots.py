@@ -134,7 +134,8 @@ class Snapshots:
         return found
 
     def _restore(self, worker: Worker, kept: Kept, source: str, homes: dict[str, Home]) -> None:
-        self._schedule.probes["restored_from_buddy"] += source != "memory"
+        if source != "memory":
+            self._schedule.probes["restored_from_buddy"] += 1
         seconds = self._random.uniform(0.01, 0.5)
         receipt = Receipt(
             worker.rank, worker.attempt, kept.step, source, seconds, "", kept.attempt, "state"
@@ -190,6 +191,8 @@ class Snapshots:
         )
         nodes = {rank // self._nproc for rank in self._copies.get(agent, ())}
         copies = tuple(sorted(nodes)) if self._keeping.is_told else ()
+        if not receipts and not copies:
+            return report
         return replace(report, receipts=receipts, copies=copies)
 
     # Rules.
@@ -248,8 +251,9 @@ class Snapshots:
                 kept = [one for rank in ranks for one in copies.get(rank, ())]
                 has = other != uid and any(one.attempt < command.attempt for one in kept)
                 is_named = f"{address}:{PORT}" in command.holders
-                self._schedule.probes["holder_is_known"] += has and is_named
-                if has and not is_named and len(orders) <= HOLDERS_MAX:
+                if has and is_named:
+                    self._schedule.probes["holder_is_known"] += 1
+                elif has and len(orders) <= HOLDERS_MAX:
                     yield f"{address} has copies of rank {command.rank}, and is not asked"
 
     def judge_end(
