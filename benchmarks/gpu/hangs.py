@@ -24,13 +24,14 @@ from unbroken.wire.observation import Evidence
 SCRIPT = Path(__file__).with_name("hang_train.py")
 BOUND_SECONDS = 120.0
 LOOK_SECONDS = 10.0
+ASKED_MAX = 3
 
 
 async def _evidence(machine: Machine, ranks: int, backend: str, folder: Path) -> Evidence | str:
     """What the agent finds; or why it finds nothing."""
     environ = {
         "BENCH_DEVICE": machine.device, "BENCH_BACKEND": backend,
-        PIPE_VARIABLE: f"{folder}/pipe_", **{name: f"{folder}/trace_" for name in FILE_VARIABLES},
+        PIPE_VARIABLE: f"{folder}/pipe_", **dict.fromkeys(FILE_VARIABLES, f"{folder}/trace_"),
         # On by default since torch 2.8.
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
     }  # fmt: skip
@@ -43,7 +44,12 @@ async def _evidence(machine: Machine, ranks: int, backend: str, folder: Path) ->
                     operator.send(start(0, master_port=port))
                     ups = asyncio.to_thread(agent.stdout.wait_for, r"(?s)" + "hangs now.*" * ranks)
                     await ups
-                    return await operator.examine(0, LOOK_SECONDS)
+                    # Torch looks once a second whether it is asked, which may be too late.
+                    for _ in range(ASKED_MAX):
+                        found = await operator.examine(0, LOOK_SECONDS)
+                        if machine.device == "cpu" or any(one.collectives for one in found.ranks):
+                            break
+                    return found
             except TimeoutError:
                 newest = operator.reports[-1] if operator.reports else None
                 return f"no answer in {BOUND_SECONDS:.0f} s: {newest and newest.faults}"[:500]
@@ -67,6 +73,7 @@ def measure(machine: Machine) -> Iterator[Outcome]:
         one.rank: [f"{c.operation} {c.sequence} {c.state}" for c in one.collectives]
         for one in found.ranks
     }
+    outcome.figures["asked"] = found.request
     outcome.figures["stacks"] = sum(bool(one.threads) for one in found.ranks)
     for one in waiting if has_nccl else ():
         is_known = any(
