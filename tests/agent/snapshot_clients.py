@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from zlib import crc32
 
 from agent.ipc_clients import RAW
 from agent.running import Running
-from unbroken.wire.snapshot import BODY_AT, HEADERS_BYTES, Header, read
+from unbroken.wire.snapshot import (
+    BODY_AT,
+    CHUNK_BYTES,
+    HEADERS_BYTES,
+    SEALED_AT,
+    Header,
+    digest,
+    read,
+    write,
+)
 
 NAME = "state/of training"
 
@@ -160,3 +170,15 @@ async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not await asyncio.to_thread(holds):
             continue
+
+
+def slot(rank: int, attempt: int, step: int, size: int = 100_000, job: str = "job") -> bytes:
+    """A whole snapshot, as it is sent."""
+    body = pattern(rank, step, size)
+    bare = Header(
+        digest(job), NAME, attempt, step, rank, 4, digest("layout"), size, size, 0, 0
+    )  # fmt: skip
+    pieces = range(0, size, CHUNK_BYTES)
+    sums = b"".join(crc32(body[at : at + CHUNK_BYTES]).to_bytes(4, "little") for at in pieces)
+    head = write(bare).ljust(SEALED_AT, b"\0") + write(replace(bare, table_checksum=crc32(sums)))
+    return head.ljust(BODY_AT, b"\0") + body + sums

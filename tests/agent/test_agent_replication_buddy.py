@@ -1,0 +1,155 @@
+"""What a buddy takes: whole snapshots of its job's newest attempt, from who has the token."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from zlib import crc32
+
+import pytest
+
+from agent.running import TOKEN, Running, program, running
+from agent.snapshot_clients import Copy, copies, path, slot, whole
+from unbroken.wire.snapshot import BODY_AT, COPIED_AT, SEALED_AT, write
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def buddy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """An agent that has started nothing yet."""
+    directory = tmp_path_factory.mktemp("buddy")
+    with running(directory, program(directory, ""), UNBROKEN_JOB="job") as agent:
+        yield agent
+
+
+def put(agent: Running, rank: int, point: tuple[int, int], data: bytes, **headers: str) -> int:
+    """Send a copy; the status."""
+    return agent.request("PUT", path(rank, *point), data, headers)[0]
+
+
+def changed(data: bytes, at: int) -> bytes:
+    """With one bit turned."""
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def test_the_newest_two_are_kept_and_given_back(buddy: Running) -> None:
+    for step in (1, 2, 3):
+        assert put(buddy, 0, (1, step), slot(0, 1, step)) == 200
+    assert put(buddy, 0, (1, 3), slot(0, 1, 3)) == 200, "again"
+    assert copies(buddy, 0) == [Copy(1, 3), Copy(1, 2)]
+    assert buddy.request("GET", path(0, 1, 1))[0] == 404
+    assert buddy.report().copies == (0,), "the operator is told of whom"
+
+
+def test_an_older_attempts_go_when_a_newer_one_has_two(buddy: Running) -> None:
+    for point in ((1, 7), (1, 8), (2, 5)):
+        assert put(buddy, 10, point, slot(10, *point)) == 200
+    assert copies(buddy, 10) == [Copy(2, 5), Copy(1, 8), Copy(1, 7)]
+    assert put(buddy, 10, (1, 9), slot(10, 1, 9)) == 409, "its attempt is over"
+    assert put(buddy, 10, (2, 6), slot(10, 2, 6)) == 200
+    assert copies(buddy, 10) == [Copy(2, 6), Copy(2, 5)]
+
+
+def newer(data: bytes) -> bytes:
+    """Both headers as the next version of the library would write them."""
+    found = bytearray(data)
+    length = len(write(whole(data)))
+    for at in (COPIED_AT, SEALED_AT):
+        found[at + 8] += 1
+        check = crc32(found[at : at + length - 4])
+        found[at + length - 4 : at + length] = check.to_bytes(4, "little")
+    return bytes(found)
+
+
+WHOLE = slot(3, 2, 9)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (changed(WHOLE, BODY_AT + 70_000), 422),
+        (changed(WHOLE, len(WHOLE) - 1), 422),
+        (changed(WHOLE, SEALED_AT + 20), 422),
+        (newer(WHOLE), 422),
+        (WHOLE[:SEALED_AT].ljust(BODY_AT, b"\0") + WHOLE[BODY_AT:], 422),
+        (WHOLE[:-5000], 422),
+        (slot(3, 2, 8), 422),
+        (slot(2, 2, 9), 422),
+        (slot(3, 3, 9), 422),
+        (slot(3, 2, 9, job="another"), 422),
+        (b"", 422),
+        (b"x" * 5000, 422),
+    ],
+    ids=[
+        *("a bit of its body", "a bit of its table", "a bit of its header", "another version"),
+        *("not summed", "shorter than it says", "another step", "another rank", "another attempt"),
+        *("another job", "nothing", "nonsense"),
+    ],
+)
+def test_what_is_not_that_snapshot_leaves_nothing(data: bytes, status: int, buddy: Running) -> None:
+    assert put(buddy, 3, (2, 9), data) == status
+    assert copies(buddy, 3) == []
+    assert buddy.request("GET", path(3, 2, 9))[0] == 404
+
+
+def test_only_who_has_the_token_sends_or_reads(buddy: Running) -> None:
+    assert put(buddy, 5, (1, 1), slot(5, 1, 1)) == 200
+    for method, data in (("PUT", slot(5, 1, 2)), ("GET", None)):
+        headers = {"Authorization": "Bearer wrong"}
+        assert buddy.request(method, path(5, 1, 1), data, headers)[0] == 401
+    assert buddy.request("GET", path(5), None, {"Authorization": ""})[0] == 401
+    assert copies(buddy, 5) == [Copy(1, 1)]
+
+
+def ask(agent: Running, where: str, size: int) -> tuple[socket.socket, bytes]:
+    """Offer a copy, and wait to be told to go on, or not to."""
+    sock = socket.create_connection(("127.0.0.1", agent.port), timeout=30)
+    sock.sendall(
+        f"PUT {where} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Content-Length: {size}\r\nExpect: 100-continue\r\n\r\n".encode()
+    )
+    return sock, sock.recv(65536)
+
+
+def test_a_transfer_that_is_cut_off_leaves_nothing(buddy: Running) -> None:
+    data = slot(6, 1, 1)
+    for end in (0, 100, 1023, 1024, BODY_AT, 70_000, len(data) - 1):
+        sock, answer = ask(buddy, path(6, 1, 1), len(data))
+        assert b" 100 " in answer
+        sock.sendall(data[:end])
+        sock.close()
+        assert copies(buddy, 6) == []
+    assert put(buddy, 6, (1, 1), data) == 200
+
+
+def test_what_is_not_wanted_is_refused_before_it_is_sent(buddy: Running) -> None:
+    assert put(buddy, 7, (4, 1), slot(7, 4, 1)) == 200
+    for where, size, status in (
+        (path(7, 3, 9), 5000, b" 409 "),
+        (path(7, 4, 2), 1 << 50, b" 507 "),
+        (path(7, 4, 1), 5000, b" 200 "),
+    ):
+        sock, answer = ask(buddy, where, size)
+        assert status in answer
+        sock.close()
+    assert copies(buddy, 7) == [Copy(4, 1)]
+
+
+def test_a_newer_transfer_of_a_rank_takes_the_place_of_a_hanging_one(buddy: Running) -> None:
+    data = slot(8, 1, 1)
+    sock, _ = ask(buddy, path(8, 1, 1), len(data))
+    sock.sendall(data[:50_000])
+    assert put(buddy, 8, (1, 2), slot(8, 1, 2)) == 200
+    with contextlib.suppress(OSError):
+        sock.sendall(data[50_000:])
+    assert b" 409 " in sock.recv(65536)
+    sock.close()
+    assert copies(buddy, 8) == [Copy(1, 2)]
+
+
+def test_copies_of_too_many_ranks_are_refused(buddy: Running) -> None:
+    answers = {put(buddy, rank, (1, 1), slot(rank, 1, 1, 64)) for rank in range(1000, 1300)}
+    assert answers == {200, 507}
+    assert whole(buddy.request("GET", path(1000, 1, 1))[1]).step == 1
