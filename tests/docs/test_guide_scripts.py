@@ -1,0 +1,47 @@
+"""Every script of the guide runs as it is written, with two ranks of a real agent."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from agent.running import linked, program, running, start
+from unbroken.wire.agent import AgentState
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.slow
+GUIDE = Path(__file__).parents[2] / "docs/guide"
+ENDS = {AgentState.COMPLETED, AgentState.FAULTED}
+
+
+def scripts() -> list[tuple[str, str]]:
+    """Page and number of each, and its text; what is no whole script begins without an import."""
+    return [
+        (f"{page.stem}-{number}", text)
+        for page in sorted(GUIDE.glob("*.md"))
+        for number, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+        if text.startswith("import ")
+    ]
+
+
+def test_the_guide_has_scripts() -> None:
+    assert len(scripts()) == 4
+
+
+@pytest.mark.parametrize(("name", "text"), scripts(), ids=[name for name, _ in scripts()])
+def test_a_script_of_the_guide_runs_to_its_end(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / "checkpoints").mkdir()
+
+    async def scenario() -> AgentState:
+        async with linked(agent) as operator:
+            await operator.state(AgentState.READY)
+            operator.send(start())
+            return (await operator.report(lambda report: report.state in ENDS)).state
+
+    with running(tmp_path, program(tmp_path, text)) as agent:
+        state = asyncio.run(scenario())
+        errors = agent.attempt_file(0, 0, "stderr.log").read_text()
+    assert (state, "Error" in errors) == (AgentState.COMPLETED, False), f"{name}: {errors}"
