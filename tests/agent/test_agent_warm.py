@@ -138,6 +138,7 @@ def test_an_edited_script_is_read_anew(tmp_path: Path) -> None:
         await again(operator, 1)
         text = agent.attempt_file(1, 0, "stdout.log").read_text()
         assert text == "[2]\n"
+        assert {worker.start for worker in operator.reports[-1].workers} == {"warm"}
 
     tell(tmp_path, story)
 

@@ -6,6 +6,7 @@ import os
 import site
 import socket
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,37 @@ def test_program_itself_is_not_imported(tmp_path: Path) -> None:
         answer = ours.prepare("train", "json.__main__", is_given=True)
         assert {*answer["skipped"]} == {"train", "json.__main__"}
         assert ours.run() == plainly(["module", "train"], tmp_path)
+
+
+def test_program_that_was_changed_is_run_as_it_is_but_an_archive_is_stale(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    with Template(["script", "train.py"], tmp_path) as ours:
+        ours.prepare()
+        (tmp_path / "train.py").write_text("print('changed')")
+        assert ours.ask({"type": "check"}) == {"type": "fresh"}
+        assert ours.run().stdout == "changed\n"
+    for text in ("print(2)", "print('changed')"):
+        with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+            archive.writestr("__main__.py", text)
+        if text == "print(2)":
+            zipped = Template(["script", "train.zip"], tmp_path)
+            zipped.prepare()
+            assert zipped.run().stdout == "2\n"
+    with zipped:
+        assert zipped.ask({"type": "check"})["file"] == str(tmp_path / "train.zip")
+
+
+def test_module_that_comes_to_hide_one_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "wave").mkdir()
+    with Template(["script", "train.py"], tmp_path) as ours:
+        ours.prepare("colorsys", "wave")
+        assert ours.ask({"type": "check"}) == {"type": "fresh"}
+        (tmp_path / "colorsys").mkdir()
+        (tmp_path / "json.pyx").touch()
+        assert ours.ask({"type": "check"}) == {"type": "fresh"}
+        (tmp_path / "colorsys.py").touch()
+        stale = {"type": "stale", "file": str(tmp_path / "colorsys")}
+        assert ours.ask({"type": "check"}) == stale
 
 
 def test_changed_file_is_noticed(packages: Path) -> None:

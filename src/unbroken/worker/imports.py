@@ -69,10 +69,15 @@ class Importer:
         self._remember(spec.origin)
         return spec
 
-    def remember_imported(self) -> None:
-        """Take note of the files of what has been imported without us."""
-        for module in [*sys.modules.values()]:
-            self._remember(getattr(module, "__file__", None))
+    def remember_imported(self, archive: str | None) -> None:
+        """Take note of the files of what has been imported without us.
+
+        The program is read when it starts, but for one that is an archive: its table is kept.
+        """
+        for name, module in [*sys.modules.items()]:
+            if name != "__main__":
+                self._remember(getattr(module, "__file__", None))
+        self._remember(archive)
 
     def changed_file(self) -> str | None:
         """One that is not as it was when it was imported."""
@@ -150,7 +155,9 @@ def first_of(directory: str | None, names: Sequence[str]) -> str | None:
     from _frozen_importlib_external import PathFinder
 
     for name in names:
-        if directory is not None and PathFinder.find_spec(name, [directory]) is not None:
+        spec = None if directory is None else PathFinder.find_spec(name, [directory])
+        # A directory alone hides nothing.
+        if spec is not None and spec.loader is not None:
             return name
     return None
 

@@ -42,6 +42,7 @@ class _Template:
         arguments: list[str],
         shown: set[str],
     ) -> None:
+        self._shown = shown
         self._beside, self._number, program = beside, int(arguments[0]), arguments[1:]
         self._command = [*sys.orig_argv]
         self._warm, self._safety = beside("../wire/warm"), beside("safety")
@@ -120,7 +121,8 @@ class _Template:
         if importer is None:
             left_out = {**told["left"], **self._left_out}
             importer = self._imports.Importer(self._warm.PER_RANK, told["given"], left_out)
-            importer.remember_imported()
+            is_archive = self._front is not None and not os.path.isdir(self._front)
+            importer.remember_imported(self._front if is_archive else None)
             self._importer = importer
         hidden = self._imports.first_of(self._front, self._ours)
         if hidden is not None:
@@ -167,8 +169,15 @@ class _Template:
         os.execve(sys.executable, self._command, environment)
 
     def _check(self) -> None:
-        file = self._importer.changed_file()
+        file = self._importer.changed_file() or self._hidden()
         self._agent.send({"type": "fresh"} if file is None else {"type": "stale", "file": file})
+
+    def _hidden(self) -> str | None:
+        """A module beside the program that has come since another of its name was imported."""
+        builtin = sys.builtin_module_names
+        names = [one for one in sys.modules if "." not in one and one not in builtin]
+        hidden = self._imports.first_of(self._front, [n for n in names if n not in self._shown])
+        return hidden and f"{self._front}/{hidden}"
 
     def _park(self, pair: int) -> bool:
         """Fork a worker that waits at the pair; True in it."""
