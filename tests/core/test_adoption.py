@@ -6,7 +6,7 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.adoption import ADOPT_SECONDS
-from unbroken.core.events import AgentReported, StartWorkers, StopWorkers
+from unbroken.core.events import AgentReported, StartWorkers, StopWorkers, WriteIncident
 from unbroken.spec.job import JobStatus
 from unbroken.wire.agent import AgentReport, AgentState
 
@@ -192,6 +192,30 @@ def test_request_to_restart_is_not_followed_again_by_the_next_operator() -> None
         101 job restart=9 ->
         102 job restart=99 -> stop w-0 1, stop w-1 1
     """)
+
+
+def test_request_to_restart_is_not_followed_again_though_its_incident_was_never_written() -> None:
+    old = Script()
+    old.up()
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run("10 job restart=9\n10.1 ready w-0 0\n10.1 ready w-1 0")
+    old.effects = [one for one in old.effects if not isinstance(one, WriteIncident)]
+    new = old.successor(100)
+    new.run("""
+        100 job restart=9 ->
+        100 synced ->
+        100 runs w-0 1 rank=0 ->
+        100 runs w-1 1 rank=1 -> status Running 1
+        101 job restart=99 -> stop w-0 1, stop w-1 1
+    """)
+
+
+def test_request_that_joins_a_recovery_is_written_at_once() -> None:
+    script = Script()
+    script.up()
+    script.run("10 failed w-1 0")
+    script.run("11 job restart=10.5 -> stop w-0 0, stop w-1 0, incident 1 open")
 
 
 def test_pod_without_a_place_is_made_anew_once_for_nobody_knows_what_it_avoids() -> None:

@@ -300,6 +300,21 @@ def test_full_job_restart_replaces_every_pod() -> None:
     assert script.status.latest_faulty.restart_type == "JLR"
 
 
+def test_node_that_is_found_lost_during_a_full_restart_joins_its_incident() -> None:
+    policy = RunPolicy(restart_policy=RestartPolicy(1000, 1, 1, 1))
+    script = running(policy=policy)
+    restart(script, 10, 0)
+    script.run("""
+        20 failed w-1 1 kind=PeerLost -> stop w-0 1, stop w-1 1, delete w-0, delete w-1
+        21 lost w-0
+        21.5 gone w-1      -> create w-1 avoid=n1
+        22 node n0 not-ready -> stop w-0 1, delete w-0, fence n0, incident 2 open
+    """)
+    assert script.incidents[2].culprit.fault == "NodeLost"
+    assert script.incidents[2].culprit.node == "n0"
+    assert {signal.fault for signal in script.incidents[2].signals} == {"PeerLost", "NodeLost"}
+
+
 def test_workers_that_do_not_end_have_their_pod_replaced() -> None:
     running().run("""
         10 failed w-1 0     -> stop w-0 0, stop w-1 0

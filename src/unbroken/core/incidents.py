@@ -96,8 +96,10 @@ class Incidents:
         first = culprit((self.open.culprit, *new))
         if first not in kept:
             kept[-1] = first
-        # What only adds to the story is written with the next stage.
-        self._is_dirty |= first != self.open.culprit
+        # What only adds to the story is written with the next stage; a request must not be
+        # followed again by an operator that does not know it.
+        is_asked = any(signal.fault == RESTART_REQUESTED for signal in new)
+        self._is_dirty |= is_asked or first != self.open.culprit
         self.open = replace(self.open, culprit=first, signals=tuple(kept))
         return True
 

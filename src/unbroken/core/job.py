@@ -236,7 +236,12 @@ class Job:
     def _followed_until(self) -> float:
         """Time up to which requests were followed, or came to nothing, before this operator."""
         status = self.state.status
-        began = [c.last_transition_time for c in status.conditions if c.type == "Running"]
+        # The status is written before the incident, which may have been lost.
+        began = [
+            c.last_transition_time
+            for c in status.conditions
+            if c.type == Standing.RUNNING.value or c.reason == RESTART_REQUESTED
+        ]
         return max([status.start_time or 0.0, self.state.incidents.last_request, *began])
 
     def _follow_request(self, now: float) -> None:

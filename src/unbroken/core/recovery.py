@@ -129,7 +129,9 @@ class Recovery:
         """The sign, if there is one, that the loss of a pod or of its agent is."""
         state = self._state
         was_training = state.gang.stage is Stage.HALTED and member.uid in state.gang.ranks
-        is_part = was_training and state.incidents.open is not None and not member.condemned
+        # Our own deletions are no signs; that a node was lost is one also of a pod that must go.
+        is_news = not member.condemned or fault in _OF_NODES
+        is_part = was_training and state.incidents.open is not None and is_news
         if is_part or state.gang.is_training(member.uid):
             return [signals.of_pod(fault, text, member, now)]
         return []
@@ -137,9 +139,9 @@ class Recovery:
     def lose(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
         """Let a pod go; the sign of a fault if its workers should live."""
         state, uid = self._state, member.uid
-        if member.condemned:
-            return []
         found = self.signs(member, fault, text, now)
+        if member.condemned:
+            return found if fault in _OF_NODES else []
         state.objects += state.plan.condemn(member, text, now)
         state.ranks.release(uid)
         state.gang.forget(uid)
