@@ -35,7 +35,13 @@ from unbroken.spec.warm import WARM
 
 INCIDENT_SECONDS, LOOK_SECONDS = 10.0, 0.1
 PARKED_SECONDS, REPAIR_SECONDS = 40.0, 60.0
+JOB_LOOK_SECONDS = 5.0
 JOB = "bench"
+
+
+def _but_logs(folder: str, names: list[str]) -> list[str]:
+    paths = [Path(folder) / name for name in names]
+    return [one.name for one in paths if not one.is_dir() and one.suffix != ".log"]
 
 
 class Unbroken(Launcher):
@@ -53,7 +59,8 @@ class Unbroken(Launcher):
         self.cluster = directory / "cluster"
         self.dark: list[str] = []
         """Nodes that were switched off."""
-        self.struck_at = 0.0
+        self.struck_at = time.time()
+        self.look_at = 0.0
 
     @classmethod
     def prepare(cls) -> None:
@@ -199,6 +206,19 @@ class Unbroken(Launcher):
             time.sleep(LOOK_SECONDS)
         raise Unavailable(f"no incident tells of the kill after {INCIDENT_SECONDS:.0f} s")
 
+    def ended(self) -> str:
+        """Whether the job has failed; looked at only where nothing has happened for long."""
+        if time.time() < max(self.look_at, self.struck_at + JOB_LOOK_SECONDS):
+            return ""
+        self.look_at = time.time() + JOB_LOOK_SECONDS
+        conditions = [
+            condition
+            for job in self.listed("hyperpodpytorchjobs")
+            for condition in job.get("status", {}).get("conditions", [])
+        ]
+        failed = [one for one in conditions if (one["type"], one["status"]) == ("Failed", "True")]
+        return f"failed: {failed[0]['message'][:300]}" if failed else ""
+
     def incidents(self) -> list[Incident]:
         """All of the job, in order."""
         found = [incident_from(content)[0] for content in self.listed("incidents.unbroken.dev")]
@@ -215,7 +235,9 @@ class Unbroken(Launcher):
         with suppress(FileNotFoundError):
             shutil.copy(self.cluster / "up.log", self.directory)
         with suppress(FileNotFoundError):
-            shutil.copytree(self.cluster / "logs", self.directory / "logs")
+            shutil.copytree(
+                self.cluster / "nodes", self.directory / "nodes", ignore=_but_logs, symlinks=True
+            )
         subprocess.run(
             [*UP, "down", "--dir", str(self.cluster), "--purge"], capture_output=True, check=False
         )
