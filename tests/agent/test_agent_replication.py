@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import random
+import signal
+import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,7 +17,7 @@ from typing import Any
 import pytest
 
 from agent.running import Operator, Running, linked, program, running, start, stop
-from agent.snapshot_clients import TRAINS, Copy, copies, until
+from agent.snapshot_clients import NAME, SAVES, TRAINS, Copy, copies, path, slot, until
 from unbroken.wire.agent import AgentState
 
 pytestmark = pytest.mark.slow
@@ -75,3 +80,168 @@ def test_the_newest_of_all_ranks_reach_the_buddy_and_come_back(tmp_path: Path) -
                 assert set(fetched["from"]) == {None}
 
     asyncio.run(scenario())
+
+
+KINDS = ("sender", "buddy", "worker")
+
+FETCHES = (
+    SAVES
+    + """
+rank = Saver()
+tell(listed=rank.fetch(list=True), first=rank.fetch(from_attempt=0, step=5),
+     all=rank.fetch())
+signal.pause()
+"""
+)
+
+
+def test_a_new_node_brings_what_its_buddy_has_past_dead_and_silent_holders(tmp_path: Path) -> None:
+    async def scenario(silent: socket.socket) -> None:
+        async with (
+            pair(tmp_path, FETCHES) as (lost, buddy),
+            linked(lost) as operator,
+            linked(buddy) as other,
+        ):
+            other.send(begin(0, 0))
+            await other.workers(0)
+            for rank in (2, 3):
+                for step in (4, 5, 6):
+                    code, _, _ = buddy.request("PUT", path(rank, 0, step), slot(rank, 0, step))
+                    assert code == 200
+            port = silent.getsockname()[1]
+            holders = ("127.0.0.1:1", f"127.0.0.1:{port}", address(buddy))
+            operator.send(begin(1, 1, holders=holders))
+            await operator.workers(1)
+            for local_rank in (0, 1):
+                found = told(lost, 1, local_rank)
+                steps = [{"attempt": 0, "step": 6}, {"attempt": 0, "step": 5}]
+                assert found["listed"]["steps"] == steps
+                assert "whole" not in found["listed"], "nothing was brought"
+                assert len(found["listed"]["problems"]) == 2
+                assert found["first"]["steps"] == steps[1:]
+                assert found["all"]["steps"] == steps[::-1]
+                assert found["all"]["whole"] == [True, True]
+                assert found["all"]["from"] == found["listed"]["from"] == [0, 0]
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asyncio.run(scenario(silent))
+
+
+def test_at_a_low_rate_both_ranks_of_a_step_arrive_again_and_again(tmp_path: Path) -> None:
+    rate, size = 20_000_000, 2_000_000
+    environ = {"BYTES": str(size), "FIRST": "0", "LAST": "100000", "SECONDS": "0.02"}
+    environ["UNBROKEN_REPLICATE_BYTES_PER_SECOND"] = str(rate)
+
+    async def scenario() -> None:
+        async with pair(tmp_path, TRAINS, **environ) as (first, second), linked(first) as operator:
+            seen: set[Copy] = set()
+
+            def has_three() -> bool:
+                seen.update(set(copies(second, 0)) & set(copies(second, 1)))
+                return len(seen) >= 4
+
+            began = time.monotonic()
+            operator.send(begin(0, 0, buddy=address(second)))
+            await until(has_three)
+            sent = 2 * len(seen) * size
+            assert sent <= rate * (time.monotonic() - began + 0.5)
+            summary = json.loads(first.request("GET", "/v1/snapshots")[1])
+            assert summary["reason"] == ""
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_sent_at_a_rate_of_nothing(tmp_path: Path) -> None:
+    environ = {"FIRST": "0", "LAST": "4", "UNBROKEN_REPLICATE_BYTES_PER_SECOND": "0"}
+
+    async def scenario() -> None:
+        async with pair(tmp_path, TRAINS, **environ) as (first, second), linked(first) as operator:
+            operator.send(begin(0, 0, buddy=address(second)))
+            await operator.workers(0)
+            await until(lambda: "last" in first.attempt_file(0, 0, "stdout.log").read_text())
+            assert copies(second, 0) == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("victim", "seed"), [(v, s) for v in KINDS for s in (1, 2)])
+def test_whoever_is_killed_whenever_only_whole_steps_are_left(
+    victim: str, seed: int, tmp_path: Path
+) -> None:
+    environ = {"BYTES": "5000000", "FIRST": "0", "LAST": "100000", "SECONDS": "0.03"}
+    drawn = random.Random(f"{victim} {seed}")
+
+    async def scenario() -> None:
+        async with (
+            pair(tmp_path, TRAINS, **environ) as (first, second),
+            linked(first) as operator,
+            linked(second) as other,
+        ):
+            operator.send(begin(0, 0, buddy=address(second)))
+            other.send(begin(0, 1, buddy=address(first)))
+            await until(lambda: copies(second, 1) != [] and copies(first, 2) != [])
+            # Any moment of the transfers that go on and on.
+            await asyncio.sleep(drawn.random())
+            if victim == "worker":
+                report = await operator.state(AgentState.RUNNING)
+                os.kill(report.workers[0].pid, signal.SIGKILL)
+                await operator.state(AgentState.FAULTED)
+            else:
+                agent = second if victim == "buddy" else first
+                os.kill(agent.report().pid or 0, signal.SIGKILL)
+                agent.wait()
+            # The helper fails where one is not whole.
+            left = {"sender": (second, (0, 1)), "buddy": (first, (2, 3))}
+            agent, ranks = left.get(victim, (second, (0, 1)))
+            kept = [set(copies(agent, rank)) for rank in ranks]
+            assert kept[0] & kept[1], "no step of all ranks of the node"
+            if victim == "buddy":
+                await until(lambda: reason(first) != "")
+                report = await operator.state(AgentState.RUNNING, 0)
+                assert report.faults == (), "training does not feel it"
+
+    asyncio.run(scenario())
+
+
+def reason(agent: Running) -> str:
+    """Why an agent's snapshots do not reach its buddy; empty: they do."""
+    found: str = json.loads(agent.request("GET", "/v1/snapshots")[1])["reason"]
+    return found
+
+
+RECEIPTS = (
+    SAVES
+    + """
+rank = Saver()
+good = dict(step=7, source="memory", seconds=0.5, checksum="00ff", saved_attempt=0, replicas="0-1")
+if ATTEMPT == 0:
+    for bad in ({"step": -1}, {"step": "7"}, {"source": ""}, {"source": "x" * 300},
+                {"seconds": True}, {"seconds": float("nan")}, {"checksum": 1}, {"rank": 9},
+                {"attempt": 3}, {"replicas": None}):
+        rank.say("receipt", **{"name": NAME, "rank": RANK, "attempt": ATTEMPT, **good, **bad})
+    rank.say("receipt", name=NAME, rank=RANK, attempt=ATTEMPT, **{**good, "step": 6})
+    rank.say("receipt", name=NAME, rank=RANK, attempt=ATTEMPT, **good)
+tell(up=True)
+signal.pause()
+"""
+)
+
+
+def test_receipts_are_reported_until_the_next_attempt(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.report(
+                lambda found: [one.step for one in found.receipts] == [7, 7]
+            )
+            assert [one.rank for one in report.receipts] == [0, 1]
+            one = report.receipts[0]
+            assert (one.source, one.seconds, one.checksum) == ("memory", 0.5, "00ff")
+            assert (one.saved_attempt, one.name, one.replicas) == (0, NAME, "0-1")
+            operator.send(stop(0))
+            await ready(operator)
+            operator.send(start(1))
+            assert (await operator.workers(1)).receipts == ()
+
+    with running(tmp_path, program(tmp_path, RECEIPTS)) as agent:
+        asyncio.run(scenario())

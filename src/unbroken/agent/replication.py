@@ -182,7 +182,7 @@ class Replication:
     async def _send(self, part: _Part, command: StartCommand) -> None:
         name, rank, step = item = part.item
         try:
-            if part.copying is not None and not await part.copying:
+            if not await self._is_copied(part):
                 raise _Overtaken
             async with connected(command.buddy, self._token) as peer:
                 head = await self._put(peer, part, path((name, rank), (command.attempt, step)))
@@ -199,6 +199,12 @@ class Replication:
             self._rounds.failed(item)
         else:
             self._arrived(item, command.attempt, head)
+
+    async def _is_copied(self, part: _Part) -> bool:
+        """All ranks' of a round, or none is sent: one that moves on alone has no step in common."""
+        round_of = [one for one in self._queue if one.item[::2] == part.item[::2]]
+        copies = [one.copying for one in (part, *round_of) if one.copying is not None]
+        return all([await copying for copying in copies])
 
     async def _put(self, peer: Peer, part: _Part, where: str) -> Head:
         period = str(self._rounds.period(part.item.name))
