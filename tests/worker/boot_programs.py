@@ -103,3 +103,81 @@ if __name__ == "__main__":
     print(subprocess.run([sys.executable, "-c", "import sys; print(sys.argv)"],
                          capture_output=True, text=True).stdout)
 """
+SURROUNDINGS = """
+import asyncio, atexit, contextvars, ctypes, decimal, faulthandler, gc, io, locale, logging
+import multiprocessing, os, random, resource, signal, socket, sys, tempfile, threading, time
+import tracemalloc, warnings
+limits = sorted(name for name in vars(resource) if name.startswith("RLIMIT"))
+print([(name, resource.getrlimit(getattr(resource, name))) for name in limits])
+print(os.nice(0), os.sched_getaffinity(0), os.sched_getscheduler(0), os.getpriority(0, 0))
+status = open("/proc/self/status").read().splitlines()
+print([line for line in status if line.startswith(("Name", "Cap", "NoNew", "Seccomp", "Umask",
+       "Groups", "Threads", "SigBlk", "Uid", "Gid"))])
+print(open("/proc/self/oom_score_adj").read(), open("/proc/self/cgroup").read(), os.getcwd())
+print(sorted(os.readlink(f"/proc/self/ns/{name}") for name in os.listdir("/proc/self/ns")))
+print(threading.active_count(), threading.main_thread() is threading.current_thread(),
+      threading.stack_size(), threading.main_thread().native_id == os.getpid(),
+      threading.excepthook is threading.__excepthook__)
+root = logging.getLogger()
+print(root.handlers, root.level, logging.root.manager.disable, logging.lastResort.level,
+      logging.getLoggerClass(), logging.raiseExceptions)
+print([one for one in warnings.filters if "numpy" not in str(one)])
+print(sys.getrecursionlimit(), sys.getswitchinterval(), sys.getdlopenflags())
+print(gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.callbacks, tracemalloc.is_tracing())
+print(faulthandler.is_enabled(), sys.gettrace(), sys.getprofile(), sys.excepthook.__name__,
+      sys.displayhook.__name__, sys.breakpointhook.__name__, sys.unraisablehook.__name__)
+for stream in (sys.stdin, sys.stdout, sys.stderr):
+    print(stream.name, stream.mode, stream.encoding, stream.errors, stream.line_buffering,
+          stream.write_through, stream.isatty(), stream.closed, stream is not None)
+print(sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__)
+print(locale.setlocale(locale.LC_ALL), locale.getpreferredencoding(), sys.getfilesystemencoding())
+print(decimal.getcontext(), len(contextvars.copy_context()), socket.getdefaulttimeout())
+print(tempfile.tempdir, tempfile.gettempdir(), type(asyncio.get_event_loop_policy()).__name__)
+print(multiprocessing.current_process().name, multiprocessing.parent_process(),
+      multiprocessing.get_start_method(allow_none=True), multiprocessing.active_children(),
+      multiprocessing.current_process()._identity, len(multiprocessing.current_process().authkey))
+print(signal.getitimer(signal.ITIMER_REAL), signal.alarm(0), signal.set_wakeup_fd(-1))
+print(time.process_time() < 5, time.tzname, os.getppid() > 0, os.WNOHANG, resource.getpagesize())
+print([os.readlink(f"/proc/self/fd/{n}") for n in "012"][:1], os.get_inheritable(0))
+for number in range(3, 200):
+    try:
+        print(number, os.readlink(f"/proc/self/fd/{number}"))
+    except FileNotFoundError:
+        pass
+random.seed(3), print(random.random())
+try:
+    os.waitpid(-1, 0)
+except ChildProcessError:
+    print("no children")
+print(sys.path, sys.path_hooks, [type(one).__name__ for one in sys.meta_path], sys.pycache_prefix,
+      sys.dont_write_bytecode, sys.platlibdir, sys.exec_prefix, sys.executable,
+      sorted(sys._xoptions), sys.warnoptions)
+"""
+TORCH = """
+import os, sys, torch, numpy
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+class Squares:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.tensor([index * index, torch.utils.data.get_worker_info().id])
+
+if __name__ == "__main__":
+    print(torch.get_num_threads(), torch.get_num_interop_threads(), torch.get_default_dtype())
+    print(torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
+          torch.get_float32_matmul_precision(), torch.get_default_device())
+    print(torch.backends.mkldnn.enabled, torch.multiprocessing.get_sharing_strategy(),
+          torch.cuda.is_available(), torch.cuda.is_initialized(), dist.is_initialized())
+    print(numpy.geterr(), numpy.get_printoptions())
+    for line in torch.__config__.parallel_info().splitlines():
+        print(line)
+    torch.manual_seed(7), numpy.random.seed(7)
+    weights = torch.rand(300, 300, requires_grad=True)
+    (weights @ weights).relu().mean().backward()
+    print(weights.grad.double().sum(), numpy.random.rand(), torch.randperm(5), torch.initial_seed())
+    print([batch.tolist() for batch in DataLoader(Squares(), 2, num_workers=2)])
+    threads = {open(f"/proc/self/task/{one}/comm").read() for one in os.listdir("/proc/self/task")}
+    print(sorted(threads))
+"""

@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from boot_programs import ENDINGS, ENVIRONMENT, NAMESPACE, PROCESSES, SIGNALS
+from boot_programs import (
+    ENDINGS,
+    ENVIRONMENT,
+    NAMESPACE,
+    PROCESSES,
+    SIGNALS,
+    SURROUNDINGS,
+    TORCH,
+)
 from templates import Ended, Template, plainly
 
 pytestmark = pytest.mark.slow
@@ -90,6 +98,22 @@ def test_signals_umask_and_environment_are_those_of_python(tmp_path: Path) -> No
     check(tmp_path, ["script", "signals.py"])
     (tmp_path / "environment.py").write_text(ENVIRONMENT)
     check(tmp_path, ["script", "environment.py"], {"RANK": "3", "Ü": "\udcff", **os.environ})
+
+
+def test_surroundings_are_those_of_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SURROUNDINGS)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    assert check(tmp_path, ["script", "train.py"], environment).code == 0
+
+
+def test_torch_cannot_tell_either(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TORCH)
+    program, environment = ["script", "train.py"], {**os.environ, "OMP_NUM_THREADS": "2"}
+    expected = plainly(program, tmp_path, environment)
+    assert expected.code == 0
+    with Template(program, tmp_path, environment) as template:
+        assert template.prepare("torch", "torch.utils.data", "numpy")["skipped"] == {}
+        assert template.run() == expected
 
 
 def test_processes_of_the_program_find_its_main(tmp_path: Path) -> None:
