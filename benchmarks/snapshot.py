@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,8 @@ def measure_files(tensors: list[torch.Tensor], rounds: int, folder: Path) -> dic
     return found | {"DCP async_save, blocked": blocked, "DCP async_save, done": done}
 
 
-def measure(size: int, rounds: int) -> dict[str, list[float]]:
-    """Everything, by name."""
+def measure(size: int, rounds: int) -> Iterator[dict[str, list[float]]]:
+    """Everything, by name, as it is known."""
     count = size // TENSORS // 4
     tensors = [torch.randn(count) for _ in range(TENSORS)]
     other = [torch.empty_like(one) for one in tensors]
@@ -173,17 +173,17 @@ def measure(size: int, rounds: int) -> dict[str, list[float]]:
             zlib.crc32(memoryview(one.numpy().data).cast("B"))
 
     copy()
-    found = {
+    yield {
         "memcpy of the tensors": [seconds(copy) for _ in range(rounds)],
         "CRC-32 of the tensors": [seconds(checksum) for _ in range(rounds)],
     }
     other.clear()
-    found |= measure_snapshots(tensors, rounds)
+    yield measure_snapshots(tensors, rounds)
     with tempfile.TemporaryDirectory() as folder:
-        found |= measure_files(tensors, rounds, Path(folder))
-        found |= measure_checkpoints(tensors, rounds, Path(folder))
+        yield measure_files(tensors, rounds, Path(folder))
+        yield measure_checkpoints(tensors, rounds, Path(folder))
     tensors.clear()
-    return found | snapshot_buddy.measure(TENSORS, count, min(rounds, 3))
+    yield snapshot_buddy.measure(TENSORS, count, min(rounds, 3))
 
 
 def main() -> None:
@@ -195,13 +195,15 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)
     size = 64_000_000 if options.quick else 1_000_000_000
-    found = measure(size, options.rounds)
-    medians = {name: statistics.median(values) for name, values in found.items()}
-    for name, middle in medians.items():
-        values = found[name]
-        rate = size / middle / 1e9
-        print(f"{name:26} {middle:8.3f} s  {rate:6.2f} GB/s  ({min(values):.3f}-{max(values):.3f})")
+    found: dict[str, list[float]] = {}
+    for part in measure(size, options.rounds):
+        found |= part
+        for name, values in part.items():
+            middle = statistics.median(values)
+            span = f"({min(values):.3f}-{max(values):.3f})"
+            print(f"{name:26} {middle:8.3f} s  {size / middle / 1e9:6.2f} GB/s  {span}", flush=True)
     if options.json:
+        medians = {name: statistics.median(values) for name, values in found.items()}
         told = {
             "bytes": size,
             "median_seconds": medians,

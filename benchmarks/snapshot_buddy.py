@@ -49,9 +49,11 @@ signal.pause()
 """
 
 
-def _told(agent: Running, attempt: int) -> dict[str, object]:
-    lines = agent.attempt_file(attempt, 0, "stdout.log").read_text().splitlines()
-    found: dict[str, object] = json.loads(lines[0])
+async def _told(agent: Running, attempt: int) -> dict[str, object]:
+    """What its worker has written; its log may come first."""
+    path = agent.attempt_file(attempt, 0, "stdout.log")
+    await _until(lambda: path.read_text().endswith("\n"))
+    found: dict[str, object] = json.loads(path.read_text().splitlines()[0])
     return found
 
 
@@ -84,11 +86,11 @@ async def _round(directory: Path, count: int, size: int) -> tuple[float, float]:
             operator.send(start(0, nnodes=2, buddy=where))
             await operator.workers(0)
             await _until(lambda: _has(buddy))
-            sent = time.time() - float(str(_told(saves, 0)["at"]))
+            sent = time.time() - float(str((await _told(saves, 0))["at"]))
             saves.process.kill()
             other.send(start(1, nnodes=2, holders=(where,)))
             await other.workers(1)
-            found = _told(restores, 1)
+            found = await _told(restores, 1)
     if not found.get("right") or not str(found.get("source")).startswith("buddy"):
         raise SystemExit(f"what the buddy has was not restored: {found}")
     return max(0.0, sent), float(str(found["seconds"]))
