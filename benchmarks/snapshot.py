@@ -201,7 +201,8 @@ def main() -> None:
         for name, values in part.items():
             middle = statistics.median(values)
             span = f"({min(values):.3f}-{max(values):.3f})"
-            print(f"{name:26} {middle:8.3f} s  {size / middle / 1e9:6.2f} GB/s  {span}", flush=True)
+            rate = "" if name.startswith("step") else f"{size / middle / 1e9:.2f} GB/s"
+            print(f"{name:26} {middle:8.3f} s  {rate:>10}  {span}", flush=True)
     if options.json:
         medians = {name: statistics.median(values) for name, values in found.items()}
         told = {
