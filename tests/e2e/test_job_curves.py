@@ -1,0 +1,165 @@
+"""Jobs that lose workers, agents and nodes learn what they would have learned without.
+
+Each rank tells the loss of each step it makes, bit for bit.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.clusters import Cluster
+from e2e.control import api_of, is_ready, is_tainted, power
+from e2e.job_events import Event, places
+from e2e.jobs import Job, Object, job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PROGRAM = Path(__file__).parent / "programs/curve.py"
+STEPS = 40
+Curve = dict[tuple[int, int], str]
+"""Rank and step -> loss."""
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
+    """Three nodes that are missed soon."""
+    found = Cluster(tmp_path_factory.mktemp("machines") / "state", kubectl_path)
+    found.unbroken("up", "--detach", "--nodes", "3", "--node-grace", "2")
+    yield found
+    found.take_away()
+
+
+@pytest.fixture
+def nodes(machines: Cluster) -> Iterator[Cluster]:
+    """The same; every node has power again at the end."""
+    yield machines
+    api = api_of(machines)
+    for index in range(3):
+        name = f"node-{index}"
+        power(machines, name, None)
+        api.until("/api/v1/nodes", name, lambda node: is_ready(node) and not is_tainted(node))
+    api.close()
+
+
+@pytest.fixture(scope="module")
+def whole(machines: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Curve:
+    """Of a run that nothing befell."""
+    with job(machines, tmp_path_factory.mktemp("whole"), program=PROGRAM) as one:
+        completed(one)
+    found = curve(one)
+    assert len(found) == len(steps_made(one)) == 4 * STEPS
+    return found
+
+
+def completed(one: Job) -> Object:
+    """The job, once all ranks have made their last step."""
+    one.events.until(lambda events: sum(event.what == "end" for event in events) == len(one.ranks))
+    return one.until_standing("Completed")
+
+
+def steps_made(one: Job) -> list[Event]:
+    return [event for event in one.events.all if event.what == "step"]
+
+
+def curve(one: Job) -> Curve:
+    """All that was told; what was made twice has come out the same."""
+    found: Curve = {}
+    for event in steps_made(one):
+        loss = event.more["loss"]
+        assert found.setdefault((event.rank, event.more["step"]), loss) == loss, event
+    return found
+
+
+def held(one: Job, attempt: int) -> Event:
+    """The worker that waits to be killed."""
+
+    def waiting(events: list[Event]) -> Event | None:
+        return next((e for e in events if (e.what, e.attempt) == ("held", attempt)), None)
+
+    found: Event = one.events.until(waiting)
+    return found
+
+
+def sources(one: Job, attempt: int) -> dict[int, tuple[int, str]]:
+    """Where each rank has gone on, and whose memory its state came from."""
+    told = [e for e in one.events.all if (e.what, e.attempt) == ("restored", attempt)]
+    assert len({event.more["checksum"] for event in told}) == 1, "replicas differ"
+    return {event.rank: (event.more["step"], event.more["source"]) for event in told}
+
+
+def assert_nothing_is_lost(one: Job, whole: Curve, attempts: int) -> None:
+    """The same losses, and no rank has made more than one step again for each fault."""
+    differing = {key[1] for key, loss in curve(one).items() if whole[key] != loss}
+    assert not differing, f"other losses, first in step {min(differing)}"
+    assert len(curve(one)) == len(whole)
+    again: dict[int, int] = dict.fromkeys(one.ranks, -STEPS)
+    for event in steps_made(one):
+        again[event.rank] += 1
+    assert max(again.values()) <= attempts, again
+
+
+def test_workers_that_are_killed_leave_no_trace_in_the_losses(
+    machines: Cluster, tmp_path: Path, whole: Curve
+) -> None:
+    plan = [
+        {"attempt": 0, "rank": 3, "step": 9, "at": "begin"},
+        {"attempt": 1, "rank": 0, "step": 19, "at": "told"},
+        {"attempt": 2, "rank": 1, "step": 29, "at": "kept"},
+    ]
+    with job(machines, tmp_path, *plan, program=PROGRAM) as one:
+        for attempt, order in enumerate(plan):
+            one.kill(held(one, attempt))
+            one.steps(attempt + 1)
+            again, before = one.starts(attempt + 1), one.starts(attempt)
+            kept = {rank for rank in one.ranks if again[rank].pid == before[rank].pid}
+            assert kept
+            assert order["rank"] not in kept
+        assert completed(one)["status"]["restartCount"] == 3
+        incidents = one.incidents(3)
+    for incident in incidents:
+        assert (incident["remedy"], incident["replicasAgree"]) == ("in-process", True)
+        assert incident["stepsLost"] <= 1
+    assert sources(one, 1) == dict.fromkeys(one.ranks, (8, "memory"))
+    assert_nothing_is_lost(one, whole, 3)
+
+
+def test_an_agent_that_is_killed_leaves_no_trace_in_the_losses(
+    machines: Cluster, tmp_path: Path, whole: Curve
+) -> None:
+    plan = {"attempt": 0, "rank": 3, "step": 9, "at": "told"}
+    with job(machines, tmp_path, plan, program=PROGRAM) as one:
+        held(one, 0)
+        assert one.signal(one.starts(0)[3].more["agent"], signal.SIGKILL)
+        assert completed(one)["status"]["restartCount"] == 1
+        one.incidents(1)
+    assert_restored_from_survivors(one, {2, 3})
+    assert_nothing_is_lost(one, whole, 1)
+
+
+def test_a_node_that_is_lost_leaves_no_trace_in_the_losses(
+    nodes: Cluster, tmp_path: Path, whole: Curve
+) -> None:
+    plan = {"attempt": 0, "rank": 0, "step": 9, "at": "begin"}
+    with job(nodes, tmp_path, plan, program=PROGRAM, spares=1) as one:
+        held(one, 0)
+        where = one.pods()[places(one.starts(0))[0]]["spec"]["nodeName"]
+        power(nodes, where, "off")
+        assert completed(one)["status"]["restartCount"] == 1
+        (incident,) = one.incidents(1)
+    assert incident["culprit"]["node"] == where
+    assert_restored_from_survivors(one, {0, 1})
+    assert_nothing_is_lost(one, whole, 1)
+
+
+def assert_restored_from_survivors(one: Job, lost: set[int]) -> None:
+    """The ranks that have lost their memory have the state of those that have not."""
+    for rank, (_, source) in sources(one, 1).items():
+        kind, _, giver = source.rpartition(" ")
+        if rank in lost:
+            assert kind == "replica rank", source
+            assert int(giver) not in lost
+        else:
+            assert source == "memory"
