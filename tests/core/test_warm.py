@@ -7,6 +7,7 @@ import pytest
 from unbroken.core.warm import (
     FAILURES_MAX,
     FIRST,
+    IMPORT_SECONDS_MAX,
     LESSON_QUIET_SECONDS,
     LOOK_SECONDS,
     PARK_SECONDS,
@@ -179,6 +180,38 @@ def test_a_parked_worker_that_ended_is_replaced_by_the_next_attempt() -> None:
     assert fed(machine, ParkedEnded()) == []
     assert fed(machine, Began(warm=1), Tick(), at=PARK_SECONDS) == []
     assert fed(machine, Tick(), at=2 * PARK_SECONDS) == [Park(2)]
+
+
+def test_no_deadline_stays_in_the_past() -> None:
+    machine = parked()
+    fed(machine, Began(warm=2), at=LOOK_SECONDS - 1)
+    for second in range(int(LOOK_SECONDS), 1000):
+        for _ in range(3):
+            fed(machine, Tick(), Imported(None), at=float(second))
+        due = machine.deadline()
+        assert due is None or due > second
+
+
+def test_a_template_that_hangs_is_ended_and_replaced() -> None:
+    machine = Warm(1)
+    assert fed(machine, Began(), StepTold(), at=1.0) == [StartTemplate()]
+    assert machine.deadline() == 1.0 + PARK_SECONDS
+    late = 1.0 + IMPORT_SECONDS_MAX
+    assert EndTemplate() not in fed(machine, Tick(), Imported(None), at=late - 0.1)
+    assert EndTemplate() in fed(machine, Tick(), at=late)
+    assert machine.refusal(late) == "the template has imported for 600 s"
+    assert StartTemplate() in fed(machine, Tick(), at=late + RETRY_SECONDS)
+
+
+@pytest.mark.parametrize("has_spare", [True, False])
+def test_a_template_that_failed_is_replaced_beside_a_start_if_there_is_room(
+    has_spare: bool,
+) -> None:
+    machine = Warm(1, has_spare)
+    fed(machine, Began(), StepTold(), TemplateReady(), Parked(), TemplateFailed("killed"))
+    fed(machine, StopBegan(), Began(), at=50.0)
+    expected = [StartTemplate()] if has_spare else []
+    assert fed(machine, Tick(), at=50.0 + PARK_SECONDS) == expected
 
 
 @pytest.mark.parametrize("is_ready", [True, False])

@@ -347,13 +347,13 @@ class WarmStarts:
             words = self._template.last_words()
             told = f"{reason} ({words})" if words else reason
             logger.info("warm: the next start is cold reason=%r", told)
-            if self._fit:
-                # What it was taught last may be what it died of.
-                self._unfit.update(self._modules.keys() - self._fit)
-                self._modules = dict(self._fit)
             self._feed(core.TemplateFailed(told))
 
     def _end(self) -> None:
+        if self._fit:
+            # What it was taught last may be what it died of.
+            self._unfit.update(self._modules.keys() - self._fit)
+            self._modules = dict(self._fit)
         template, self._template = self._template, None
         if template is not None:
             self._ending.add(template.pid)

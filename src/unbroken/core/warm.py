@@ -19,6 +19,8 @@ FIRST = "the first start"
 FAILURES_MAX = 3
 """Of templates in a row; then every start is cold."""
 RETRY_SECONDS = 10.0
+IMPORT_SECONDS_MAX = 600.0
+"""Of a template: an import may hang."""
 PARK_SECONDS = 0.3
 """After a start, which has the processors until then."""
 LESSON_QUIET_SECONDS = 3.0
@@ -171,6 +173,8 @@ class Warm:
         """When imports are quiet, if nothing more is imported; None: nobody waits for that."""
         self._park_at: float | None = None
         self._retry_at: float | None = None
+        self._late_at: float | None = None
+        """When a template has imported for too long."""
         self._look_at: float | None = None
         self._look_seconds = LOOK_SECONDS
         self._asked_at: float | None = None
@@ -179,7 +183,7 @@ class Warm:
 
     def deadline(self) -> float | None:
         """When `Tick` is due; None: time changes nothing."""
-        times = (self._quiet_at, self._park_at, self._retry_at, self._look_at)
+        times = (self._quiet_at, self._park_at, self._retry_at, self._look_at, self._late_at)
         return min((at for at in times if at is not None), default=None)
 
     def is_unsure(self, count: int, now: float) -> bool:
@@ -211,7 +215,7 @@ class Warm:
         """Take one event; what must be done, in order."""
         match event:
             case Opened():
-                return self._start()
+                return self._start(now)
             case Began(warm=warm):
                 return self._began(warm, now)
             case StepTold():
@@ -238,7 +242,7 @@ class Warm:
     def _began(self, warm: int, now: float) -> list[Effect]:
         self._parked -= warm
         self._is_training, self._is_settled = True, False
-        self._quiet_at = now + QUIET_SECONDS
+        self._quiet_at, self._look_at = now + QUIET_SECONDS, None
         self._park_at = now + PARK_SECONDS
         is_first, self._is_first = self._is_first, False
         if self.template is not Template.IMPORTING or self._has_spare or not is_first:
@@ -256,9 +260,15 @@ class Warm:
         if self._park_at is not None and now >= self._park_at:
             self._park_at = None
             effects += self._park(self._nproc)
+            if self._has_spare and self._why_missing != FIRST:
+                # What it is to import is known.
+                effects += self._start(now)
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = None
-            effects += self._start()
+            effects += self._start(now)
+        if self._late_at is not None and now >= self._late_at:
+            self._failures += 1
+            effects += self._end(f"the template has imported for {IMPORT_SECONDS_MAX:g} s", now)
         for at in (self._quiet_at, self._look_at):
             if at is not None and now >= at:
                 return [*effects, LookAtImports()]
@@ -281,23 +291,26 @@ class Warm:
             self._look_at = max(quiet_at, now + PARK_SECONDS)
             return self._park(self._nproc)
         self._look_seconds *= 2
-        self.template, self._parked, self._asked_for = Template.IMPORTING, 0, 0
-        return [Teach()]
+        self._parked = self._asked_for = 0
+        return [self._importing(Teach(), now)]
 
     def _settle(self, now: float) -> list[Effect]:
         if self._is_settled or not self._is_training:
             return []
         self._is_settled, self._quiet_at = True, None
         self._look_at = now + self._look_seconds
-        effects = [*self._resume(), *self._start()]
+        effects = [*self._resume(), *self._start(now)]
         # What earlier attempts have imported.
         return [LookAtImports()] if self.template is Template.READY else effects
 
-    def _start(self) -> list[Effect]:
+    def _start(self, now: float) -> list[Effect]:
         if self.template is not Template.MISSING or self._failures >= FAILURES_MAX:
             return []
-        self.template = Template.IMPORTING
-        return [StartTemplate()]
+        return [self._importing(StartTemplate(), now)]
+
+    def _importing(self, effect: Effect, now: float) -> Effect:
+        self.template, self._late_at = Template.IMPORTING, now + IMPORT_SECONDS_MAX
+        return effect
 
     def _park(self, count: int) -> list[Effect]:
         missing = count - self._parked - self._asked_for
@@ -309,7 +322,7 @@ class Warm:
     def _told(self, event: TemplateReady | TemplateFailed | Checked, now: float) -> list[Effect]:
         match event:
             case TemplateReady():
-                self.template = Template.READY
+                self.template, self._late_at = Template.READY, None
                 return self._park(self._nproc)
             case TemplateFailed(reason=reason):
                 if self.template is Template.MISSING:
@@ -325,7 +338,7 @@ class Warm:
     def _end(self, reason: str, now: float) -> list[Effect]:
         self.template, self._why_missing = Template.MISSING, reason
         self._parked = self._asked_for = 0
-        self._asked_at = self._fresh_at = None
+        self._asked_at = self._fresh_at = self._late_at = None
         self._is_paused = False
         if self._is_training and self._is_settled and self._failures < FAILURES_MAX:
             self._retry_at = now + RETRY_SECONDS
