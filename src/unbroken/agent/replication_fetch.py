@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from unbroken.agent_http.snapshots import Key, Point
 from unbroken.errors import PeerError, UnbrokenError
-from unbroken.wire.ipc import FETCH_SECONDS
 
 from .memory import File, Memory
 from .replication_copies import Subject, check
@@ -54,8 +53,7 @@ class Fetch:
         """The same snapshot from the first holder that gives it; None: nobody does."""
         for offer in offers:
             try:
-                async with asyncio.timeout(FETCH_SECONDS / 3):
-                    return await self._brought(offer), offer
+                return await self._brought(offer), offer
             except (OSError, TimeoutError, UnbrokenError) as error:
                 self._complain(offer.address, error)
         return None

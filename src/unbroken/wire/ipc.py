@@ -49,8 +49,8 @@ each its node rank (the buddy's), or null for this agent's own memory.  The answ
 agent has by then, as for `snapshot_find`.  With `list: true` nothing is brought: `steps` and `from`
 say what could be, and no descriptors come.  With `from_attempt` and `step` that one alone is
 brought; without, the newest two."""
-FETCH_SECONDS = 120.0
-"""The longest that an agent takes to answer it."""
+FETCH_SECONDS = 540.0
+"""The longest that an agent takes to answer it, however large the state."""
 RECEIPT = "receipt"
 """Ours: `name`, `rank`, `attempt`, `step`, `source`, `seconds`, `checksum`, `saved_attempt`, and
 `replicas` as ranges; not answered."""
