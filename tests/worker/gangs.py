@@ -73,6 +73,9 @@ class Socket:
                     rank = message["local_rank"]
                     self.connections[rank] = sock
                     self.told(rank, message["type"]).put(message)
+        for rank, newest in self.connections.items():
+            if newest is sock:
+                self.told(rank, AT_BARRIER).put({"ended": sock})
 
 
 class Gang:
@@ -112,10 +115,15 @@ class Gang:
         for rank in survivors:
             self.socket.say(rank, JOB_FAULT, restart_count=self.attempt + 1)
 
-    def arrive(self, *survivors: int) -> None:
-        """Until they are at the barrier."""
+    def arrive(self, *survivors: int) -> list[int]:
+        """Until they are at the barrier; who has ended instead, as one does that gloo holds."""
+        ended = []
         for rank in survivors:
-            self.socket.told(rank, AT_BARRIER).get()
+            said = self.socket.told(rank, AT_BARRIER).get()
+            while said.get("ended", self) not in (self, self.socket.connections[rank]):
+                said = self.socket.told(rank, AT_BARRIER).get()
+            ended += [rank] if "ended" in said else []
+        return ended
 
     def resume(self, survivors: Sequence[int], lost: Sequence[int]) -> None:
         """Begin the next attempt."""
@@ -125,12 +133,14 @@ class Gang:
         for rank in survivors:
             self.socket.say(rank, JOB_START, worker_envs=self._environ(rank))
 
-    def recover(self, *lost: int) -> None:
-        """All of it, for ranks that are dead already."""
+    def recover(self, *lost: int) -> list[int]:
+        """All of it, for ranks that are dead already; who has kept its process."""
         survivors = [rank for rank in range(self.size) if rank not in lost]
         self.fault(*survivors)
-        self.arrive(*survivors)
-        self.resume(survivors, lost)
+        ended = self.arrive(*survivors)
+        kept = [rank for rank in survivors if rank not in ended]
+        self.resume(kept, [*lost, *ended])
+        return kept
 
     def until(self, what: str, *ranks: int) -> list[dict[str, Any]]:
         """What these ranks, or all, tell of this attempt; other reports are kept in `seen`."""

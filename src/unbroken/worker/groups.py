@@ -1,29 +1,25 @@
-"""Torch's process groups and stores, as seen from outside: which sockets are a store's, and how who
-waits in them gets out.
-
-A socket is a store's if it came to be while one was made, and Python did not make it.
-Sockets that native code of another thread opens at that moment cannot be told from them.
-"""
+"""Torch's process groups and stores, as seen from outside: when they are made, how who waits in
+them gets out, and how nothing is left of them."""
 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import logging
-import os
 import socket
-import stat
 import sys
 import threading
+import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from time import monotonic  # noqa: TID251  (how long a store does not listen)
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from . import doubt
 from .channel import whole
+from .torch_sockets import TorchSockets
 
 C10D = "torch.distributed.distributed_c10d"
 ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers",
@@ -31,73 +27,29 @@ ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_fo
 """Of `TCPStore`, torch 2.6 to 2.13."""
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 """Of the same."""
-FIRST_TRY = timedelta(seconds=0.3)
-"""Doubled by each that fails."""
-TCP_CLOSE, TCP_LISTEN = 7, 10
-"""States, as include/net/tcp_states.h of Linux numbers them."""
+TRY_SECONDS = 0.001
+"""Of a store's client, doubled by each that fails."""
 POLL_SECONDS = 0.001
 POLL_SECONDS_MAX = 0.05
 KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler",
            "torch.distributed.optim.zero_redundancy_optimizer")  # fmt: skip
 """Modules with `group.WORLD` as a default.  Imported while there is a group, as an optimizer does
 with the first, they would keep it and its connections: its peers would wait (torch 2.6 to 2.13)."""
+SLICE = timedelta(seconds=0.01)
+"""Of a wait for a collective: as often Python comes by."""
+SLICE_OVER = "Operation timed out!"
+"""What `Work::wait` says then, and nothing else does (torch 2.6 to 2.13)."""
+COLLECTIVES = {*range(12), 15, 16}
+"""`OpType` of torch 2.6 to 2.13, without those between two ranks, which end with a wait that is
+over."""
+RELEASE_SECONDS = 0.1
+"""A group takes 10 ms for each peer, or, where gloo has lost a message, its timeout."""
 logger = logging.getLogger(__name__)
-
-
-class _Sockets:
-    """Known by inode: the number of a descriptor is another socket's as soon as it is closed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._making = 0
-        self._before: set[int] = set()
-        self._foreign: set[int] = set()
-        self._made: set[int] = set()
-
-    @whole
-    def __enter__(self) -> None:
-        """A group or a store is being made."""
-        with self._lock:
-            if self._making == 0:
-                self._before, self._foreign = set(_inodes()), set()
-            self._making += 1
-
-    @whole
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """It is made, or cannot be."""
-        with self._lock:
-            self._making -= 1
-            if self._making == 0:
-                self._made |= set(_inodes()) - self._before - self._foreign
-
-    def spare(self, sock: socket.socket) -> None:
-        """Python has made it."""
-        if self._making:
-            with suppress(OSError):
-                self._foreign.add(os.fstat(sock.fileno()).st_ino)
-
-    def shut(self) -> None:
-        """Throw out whoever reads, writes or connects, in this process and at the other ends."""
-        with self._lock:
-            known, found = self._made, _inodes()
-            if self._making:
-                known = known | (found.keys() - self._before - self._foreign)
-        for inode in known & found.keys():
-            _shut(found[inode], inode)
-
-    def forget(self) -> None:
-        """They are another attempt's now."""
-        with self._lock:
-            self._made.clear()
-
-
-_sockets = _Sockets()
+_held: set[Any] = set()
+"""Groups of an attempt that is to be left."""
+_sockets = TorchSockets()
 shut, forget = _sockets.shut, _sockets.forget
+is_store_being_made, is_serving = _sockets.is_store_being_made, _sockets.is_serving
 
 
 def watch() -> None:
@@ -110,10 +62,10 @@ def watch() -> None:
     store: Any = dist.TCPStore
     if hasattr(store.__init__, "__wrapped__"):
         return
-    store.__init__ = _client(_watched(store.__init__))
-    # Not around `_new_process_group_helper`, which would shut gloo's own connections down too: with
-    # it, four ranks of torch 2.13 hung within a few kills.  The cause is not known.  Without, an
-    # operation ends as its peers let go of their groups.
+    store.__init__ = _client(store.__init__)
+    if hasattr(dist, "ProcessGroupGloo"):
+        dist.ProcessGroupGloo.__init__ = _group(dist.ProcessGroupGloo.__init__)
+    dist.Work.wait = _sliced(dist.Work.wait)
     made = socket.socket.__init__
 
     @functools.wraps(made)
@@ -137,17 +89,39 @@ def abort() -> None:
             logger.debug("groups cannot be aborted: %r", error)
 
 
-def destroy() -> None:
-    """Leave no group behind, whatever state a lost peer has left it in."""
+def hold() -> None:
+    """Keep the groups until they are destroyed: whoever lets go of one last waits for its threads,
+    and gloo's may wait for a message that it has lost."""
+    c10d = sys.modules.get(C10D)
+    if c10d is not None:
+        _held.update(list(c10d._world.pg_map))
+
+
+def destroy() -> bool:
+    """Leave no group behind, whatever state a lost peer has left it in.  False: its threads wait
+    until its timeout is over, and keep what they hold, without a part in any later group."""
     c10d = sys.modules.get(C10D)
     if c10d is None:
-        return
+        return True
+    hold()
     try:
         if c10d.is_initialized():
             c10d.destroy_process_group()
     except Exception as error:  # noqa: BLE001  (its peers may be dead)
         logger.debug("groups cannot be destroyed: %r", error)
     _reset(c10d)
+    thread = threading.Thread(target=_release, name="unbroken-release", daemon=True)
+    thread.start()
+    thread.join(RELEASE_SECONDS)
+    return not thread.is_alive()
+
+
+def _release() -> None:
+    alive = [weakref.ref(group) for group in _held]
+    _held.clear()
+    if any(group() is not None for group in alive):
+        # Models hold their groups in cycles.
+        gc.collect()
 
 
 def is_lost_peer(error: BaseException) -> bool:
@@ -191,11 +165,46 @@ def _unbind(function: Any, c10d: ModuleType) -> None:
         function.__defaults__ = tuple(kept)
 
 
-def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+def _sliced(wait: Callable[..., Any]) -> Callable[..., Any]:
+    """Have who waits for a collective of gloo come by in Python, where a signal reaches it: a
+    broken connection does not end every wait."""
+
+    @functools.wraps(wait)
+    def patient(self: Any, *args: Any, **named: Any) -> Any:
+        if args or named or not _is_gloos(self):
+            return wait(self, *args, **named)
+        while True:
+            try:
+                return wait(self, SLICE)
+            except RuntimeError as error:
+                if not str(error).startswith(SLICE_OVER):
+                    raise
+
+    return patient
+
+
+def _is_gloos(work: Any) -> bool:
+    backends = sys.modules[C10D]._world.pg_backend_config.values()
+    is_gloo = all(one.rpartition(":")[2] == "gloo" for all_ in backends for one in all_.split(","))
+    return is_gloo and int(work._get_op_type()) in COLLECTIVES
+
+
+@whole
+def _construct(size: int, function: Callable[..., Any], *args: Any, **named: Any) -> None:
+    """A group of so many ranks, or a store: in native code, nearly always."""
+    making = _sockets.begin(size)
+    try:
+        function(*args, **named)
+    finally:
+        _sockets.end(making)
+
+
+def _group(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def make(*args: Any, **named: Any) -> Any:
-        with _sockets:
-            return function(*args, **named)
+    def make(self: Any, *args: Any, **named: Any) -> None:
+        # store, rank, size (torch 2.6 to 2.13)
+        size = int(named["size"] if "size" in named else args[2])
+        _construct(size, function, self, *args, **named)
 
     return make
 
@@ -203,30 +212,36 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
 def _client(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have a store's client connect when its server listens, and try for a short time only.
 
-    One that comes sooner backs off for 0.3 s and more in torch, which then is the time of the whole
-    recovery; and while it backs off, neither a signal nor a socket gets it out.
+    One that comes sooner, or whose server dies meanwhile, backs off for 0.25 s and more in torch,
+    which then is the time of the whole recovery; and while it backs off, neither a signal nor a
+    socket gets it out.  The server of `init_process_group` waits for nobody: the group does.
     """
 
     @functools.wraps(function)
     def make(self: Any, *args: Any, **named: Any) -> None:
         given = dict(zip(ARGUMENTS, args, strict=False)) | named
         if given.get("is_master") or not {"host_name", "port"} <= given.keys():
-            function(self, *args, **named)
+            if given.get("multi_tenant") and "wait_for_workers" not in given:
+                named["wait_for_workers"] = False
+            _construct(0, function, self, *args, **named)
             return
         timeout = given.get("timeout", DEFAULT_TIMEOUT)
-        until, given["timeout"] = monotonic() + timeout.total_seconds(), min(timeout, FIRST_TRY)
-        while not _is_made(function, self, given, until):
-            given["timeout"] = min(timeout, 2 * given["timeout"])
+        until, tried = monotonic() + timeout.total_seconds(), 0
+        while not _is_made(function, self, given, until, 2**tried):
+            tried += 1
         self.set_timeout(timeout)
 
     return make
 
 
-def _is_made(function: Callable[..., Any], store: Any, given: dict[str, Any], until: float) -> bool:
+def _is_made(
+    function: Callable[..., Any], store: Any, given: dict[str, Any], until: float, patience: int
+) -> bool:
     """False: try again.  What torch raises, when the time is up."""
-    _await_listening(str(given["host_name"]), int(given["port"]), until)
+    took = _await_listening(str(given["host_name"]), int(given["port"]), until)
+    seconds = min(max(TRY_SECONDS, 3 * took) * patience, max(until - monotonic(), TRY_SECONDS))
     try:
-        function(store, **given)
+        _construct(0, function, store, **{**given, "timeout": timedelta(seconds=seconds)})
     except RuntimeError:
         if monotonic() > until:
             raise
@@ -234,7 +249,8 @@ def _is_made(function: Callable[..., Any], store: Any, given: dict[str, Any], un
     return True
 
 
-def _await_listening(host: str, port: int, until: float) -> None:
+def _await_listening(host: str, port: int, until: float) -> float:
+    """The seconds that a connection takes."""
     began, pause = monotonic(), threading.Event()
     while (now := monotonic()) < until:
         try:
@@ -243,32 +259,7 @@ def _await_listening(host: str, port: int, until: float) -> None:
             pause.wait(min(POLL_SECONDS + (now - began) / 10, POLL_SECONDS_MAX))
         except OSError:
             # Torch's own client finds out, and says what is wrong.
-            return
+            break
         else:
-            return
-
-
-def _inodes() -> dict[int, int]:
-    """Of the sockets of this process: descriptors by inode."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found[status.st_ino] = int(name)
-    return found
-
-
-def _shut(fd: int, inode: int) -> None:
-    """Shut down a connection over TCP, or one to be.  Never a socket that listens, gloo's thread
-    that accepts would end the process; nor one that may listen soon, nobody could connect to it."""
-    with suppress(OSError):
-        copy = os.dup(fd)
-        if os.fstat(copy).st_ino != inode:
-            os.close(copy)
-            return
-        with socket.socket(fileno=copy) as sock:
-            if sock.family in (socket.AF_INET, socket.AF_INET6):
-                (state,) = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
-                if state not in (TCP_CLOSE, TCP_LISTEN):
-                    sock.shutdown(socket.SHUT_RDWR)
+            return monotonic() - now
+    return 0.0

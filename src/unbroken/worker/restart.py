@@ -12,7 +12,9 @@ import logging
 import os
 import queue
 import signal
+import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +37,18 @@ TOLD_SECONDS = 5.0
 EVICT_SECONDS = 0.002
 SWALLOWED_SECONDS = 1.0
 """After which `RankLost` is raised again, where somebody has caught it and stayed."""
+STUCK_SECONDS = 0.3
+STUCK_PASSES = 100
+"""Both, asleep in torch's native code, and the process ends: nothing gets that thread out.  Gloo
+forgets a message of which a part was sent or received when its connection breaks, and whoever waits
+for it is told by the group's timeout only (`signalException` in gloo/transport/tcp/pair.cc)."""
+STUCK_STORE_SECONDS = 1.0
+"""The same while a store is made: torch sleeps for up to 0.75 s when a server dies meanwhile."""
+STUCK_CPU_SHARE = 0.1
+"""Of the time; signals that nobody answers take a part of it."""
+STUCK_IN = ("torch.distributed", "torch.autograd", groups.__name__)
+STUCK_CODE = 75
+"""EX_TEMPFAIL of sysexits.h."""
 logger = logging.getLogger(__name__)
 
 
@@ -101,12 +115,50 @@ class _Eviction:
         self._thread.join()
 
     def _evict(self) -> None:
+        groups.hold()
         self._run.interrupt()
         groups.shut()
         groups.abort()
+        watch = _Watch(self._run)
         while not self._is_out.wait(EVICT_SECONDS):
             self._run.interrupt()
             groups.shut()
+            groups.hold()
+            if watch.is_stuck():
+                _end()
+
+
+def _end() -> None:
+    logger.error("torch waits for a lost rank, and nothing tells it: this worker ends")
+    os._exit(STUCK_CODE)
+
+
+class _Watch:
+    """Of a thread that is to leave: whether it sleeps in a call of torch that does not end."""
+
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+        self._clock = time.pthread_getcpuclockid(run.thread)
+        self._begin()
+
+    def is_stuck(self) -> bool:
+        """To be asked again and again."""
+        self._passes += 1
+        took = monotonic() - self._since
+        is_awake = time.clock_gettime(self._clock) - self._cpu > STUCK_CPU_SHARE * max(took, 0.02)
+        if is_awake or self._run.is_user_leaving() or self._run.answered_at > self._since:
+            self._begin()
+        bound = STUCK_STORE_SECONDS if groups.is_store_being_made() else STUCK_SECONDS
+        if self._passes < STUCK_PASSES or monotonic() - self._since < bound:
+            return False
+        frame = sys._current_frames().get(self._run.thread)
+        while frame is not None and not str(frame.f_globals.get("__name__")).startswith(STUCK_IN):
+            frame = frame.f_back
+        return frame is not None
+
+    def _begin(self) -> None:
+        self._since, self._passes = monotonic(), 0
+        self._cpu = time.clock_gettime(self._clock)
 
 
 class _Run:
@@ -116,7 +168,7 @@ class _Run:
         self._channel = channel
         self._call = call
         self._number = number
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._heard = threading.Event()
@@ -126,6 +178,8 @@ class _Run:
         self._is_inside = False
         self._is_over = False
         self._raised_at: float | None = None
+        self.answered_at = 0.0
+        """When the thread was last seen between two instructions of Python."""
 
     def run(self) -> Any:
         """What the function returns at last."""
@@ -154,12 +208,16 @@ class _Run:
         """Wake the thread, and have `_signalled` called in it."""
         if self._raised_at is not None and monotonic() - self._raised_at > SWALLOWED_SECONDS:
             self._raised_at = None
-        is_wanted = self._is_inside and self._raised_at is None
-        if is_wanted and signal.getsignal(self._number) is _signalled:
-            signal.pthread_kill(self._thread, self._number)
+        if not self.is_user_leaving() and signal.getsignal(self._number) is _signalled:
+            signal.pthread_kill(self.thread, self._number)
+
+    def is_user_leaving(self) -> bool:
+        """Whether `RankLost` is on its way through the function."""
+        return self._is_inside and self._raised_at is not None
 
     def leave(self, frame: FrameType | None) -> None:
         """In the thread of the function: raise if it is to leave, and has not been told."""
+        self.answered_at = monotonic()
         # In the frame below the function it may be about to leave; nobody is to clean up there.
         is_leaving = frame is None or frame.f_code is _ATTEMPT or is_whole(frame)
         if self._must_leave and self._is_inside and self._raised_at is None and not is_leaving:
@@ -188,7 +246,9 @@ class _Run:
 
     def _settle(self) -> None:
         """Leave nothing of the attempt, and raise and shut down no more."""
-        groups.destroy()
+        if not groups.destroy() and groups.is_serving():
+            # Its port, and what the attempt has put down there, may be met by the next one.
+            _end()
         if self._eviction is not None:
             self._eviction.end()
         groups.forget()
