@@ -27,8 +27,8 @@ ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_fo
 """Of `TCPStore`, torch 2.6 to 2.13."""
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 """Of the same."""
-TRY_SECONDS = 0.001
-"""Of a store's client, doubled by each that fails."""
+TRY_SECONDS = 0.1
+"""Of a store's client, doubled by each that fails: each says so in the log, and looks up a name."""
 POLL_SECONDS = 0.001
 POLL_SECONDS_MAX = 0.05
 KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler",
