@@ -69,7 +69,12 @@ class Watches:
     def lone_silence(self, worker: Worker, seconds: float) -> None:
         """One worker shows nothing for a while, beside others that do."""
         self._raise(worker, Detector.SILENT, self._schedule.now)
-        self._schedule.after(seconds, self._clear, worker, Detector.SILENT)
+        self._schedule.after(seconds, self._speak, worker)
+
+    def _speak(self, worker: Worker) -> None:
+        # Meanwhile it may have come to stand still, or its attempt.
+        if not (worker.is_stalled or worker.is_stopped or self._training.place(worker).is_broken):
+            self._clear(worker, Detector.SILENT)
 
     def stopped(self, worker: Worker, seconds: float | None) -> None:
         """A signal stops the worker; for so long, None: for ever."""
