@@ -131,3 +131,14 @@ def test_who_dies_is_told_from_who_lives_without_its_first_thread() -> None:
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
             assert lineage.is_dying(child.pid), "it is not reaped yet"
         assert lineage.is_dying(child.pid)
+
+
+@pytest.mark.parametrize(
+    "limit", ["max 100000", "", "50000 100000", "250000 100000", "9900000 1000"]
+)
+def test_processors_are_those_of_the_container(limit: str, tmp_path: Path) -> None:
+    if limit:
+        (tmp_path / "cpu.max").write_text(limit + "\n")
+    most = len(os.sched_getaffinity(0))
+    expected = {"50000 100000": 1, "250000 100000": min(2, most)}.get(limit, most)
+    assert facts.processors(tmp_path) == expected

@@ -16,7 +16,8 @@ beside it.  docs/design/fast-recovery.md says how they are used.
 | agent to parked | run | `environment`, `directory`, `kind`, `arguments`, `numbers` | one each |
 | parked to agent | cold | `reason` | |
 
-`import` comes first, with `more` where another follows; `is_given` by the job admits any module.
+`import` comes first, with `more` where another follows, and later with what else is to be imported;
+`is_given` by the job admits any module.
 It is answered with `ready`: how many modules, those left out with why, the memory (null where it
 is unknown); or with `unsafe`.  `park` is answered with `parked` when the worker is a child of the
 agent and leads its session, or with `unsafe`; `check` with `fresh`, or with `stale` and a file
