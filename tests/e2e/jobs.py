@@ -151,14 +151,18 @@ class Job:
 
     def report(self, worker: Event) -> Object:
         """What the agent of a worker says of itself."""
+        found: Object = self.ask(worker, "/v1/report")
+        return found
+
+    def ask(self, worker: Event, path: str) -> Any:
+        """GET of the agent of a worker."""
         secret = self.api.get(f"secrets/{self.name}-agent").made["data"]["token"]
         pod = self.pods()[worker.more["environment"]["UNBROKEN_POD"]]
         connection = http.client.HTTPConnection(pod["status"]["podIP"], PORT, timeout=20)
         headers = {"Authorization": f"Bearer {base64.b64decode(secret).decode()}"}
         with contextlib.closing(connection):
-            connection.request("GET", "/v1/report", headers=headers)
-            found: Object = json.loads(connection.getresponse().read())
-        return found
+            connection.request("GET", path, headers=headers)
+            return json.loads(connection.getresponse().read())
 
     def patch(self, body: Object) -> None:
         """Merge into the job."""

@@ -126,6 +126,7 @@ def test_workers_that_are_killed_leave_no_trace_in_the_losses(
     assert_nothing_is_lost(one, whole, 3)
 
 
+@pytest.mark.heavy
 def test_an_agent_that_is_killed_leaves_no_trace_in_the_losses(
     machines: Cluster, tmp_path: Path, whole: Curve
 ) -> None:
@@ -163,3 +164,32 @@ def assert_restored_from_survivors(one: Job, lost: set[int]) -> None:
             assert int(giver) not in lost
         else:
             assert source == "memory"
+
+
+def steps_copied(one: Job, worker: Event, rank: int) -> set[int]:
+    """Of what the agent of a worker keeps of another node's rank."""
+    listed = one.ask(worker, f"/v1/snapshots/training/{rank}")
+    return {found["step"] for found in listed["snapshots"]}
+
+
+@pytest.mark.heavy
+def test_shards_of_a_node_that_is_lost_come_from_its_buddy(nodes: Cluster, tmp_path: Path) -> None:
+    # Every step is sent, or every second, ... sixteenth; the newest two are in each rank's memory.
+    plan = {"attempt": 0, "rank": 1, "step": 17, "at": "begin"}
+    shard = {"shard": True}
+    sizes = {"program": PROGRAM, "nproc": 1}
+    with job(nodes, tmp_path / "whole", shard, **sizes) as one:
+        completed(one)
+        whole = curve(one)
+    with job(nodes, tmp_path / "hurt", plan, shard, spares=1, **sizes) as one:
+        held(one, 0)
+        workers = one.starts(0)
+        while 16 not in steps_copied(one, workers[0], rank=1):
+            pass
+        power(nodes, one.pods()[places(workers)[1]]["spec"]["nodeName"], "off")
+        assert completed(one)["status"]["restartCount"] == 1
+        one.incidents(1)
+    told = {e.rank: e.more for e in one.events.all if (e.what, e.attempt) == ("restored", 1)}
+    assert {more["step"] for more in told.values()} == {16}
+    assert told[1]["source"].startswith("buddy ")
+    assert curve(one) == whole

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,7 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agent.running import linked, running, start, stop
 from unbroken.spec.parse import parse_job
+from unbroken.wire.agent import AgentState
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--steps=60", "--batch=4", "--width=32", "--print-every=5", "--checkpoint-every=20")
@@ -29,7 +33,7 @@ def test_the_manifest_is_a_good_one() -> None:
     assert volumes["checkpoints"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
-def start(directory: Path) -> list[subprocess.Popen[str]]:
+def launch(directory: Path) -> list[subprocess.Popen[str]]:
     """Two ranks of the example."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -62,8 +66,8 @@ def finish(ranks: list[subprocess.Popen[str]]) -> list[str]:
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    whole = finish(start(tmp_path / "whole"))
-    ranks = start(tmp_path / "killed")
+    whole = finish(launch(tmp_path / "whole"))
+    ranks = launch(tmp_path / "killed")
     assert ranks[0].stdout is not None
     for line in ranks[0].stdout:
         if line.startswith("step 45 "):
@@ -72,9 +76,34 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
         rank.send_signal(signal.SIGKILL)
         rank.wait()
     ranks[0].stdout.close()
-    resumed = finish(start(tmp_path / "killed"))
+    resumed = finish(launch(tmp_path / "killed"))
     assert resumed[0] == "resumed at step 40"
     assert resumed[1:] == [line for line in whole if int(line.split()[1]) >= 40]
     first, last = (float(whole[index].split()[-1]) for index in (0, -1))
     assert whole[-1].startswith("step 59 ")
     assert last < 0.75 * first
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_costs_the_other_no_process_and_no_step(tmp_path: Path) -> None:
+    example = str(EXAMPLES / "train_lm.py")
+    endless = ("--steps=100000", "--batch=1", "--width=32", "--snapshot-every=1", "--print-every=1")
+
+    async def scenario() -> tuple[int, ...]:
+        async with linked(agent) as operator:
+            await operator.state(AgentState.READY)
+            operator.send(start())
+            await asyncio.to_thread(agent.stdout.wait_for, r"step 30 loss")
+            os.kill(operator.reports[-1].workers[1].pid, signal.SIGKILL)
+            await operator.state(AgentState.FAULTED)
+            operator.send(stop(0, restart_mode="in_process_restart"))
+            kept = (await operator.state(AgentState.READY)).kept
+            operator.send(start(1))
+            await asyncio.to_thread(agent.stdout.wait_for, r"resumed at step \d+ from")
+            return kept
+
+    with running(tmp_path, example, *endless, CUDA_VISIBLE_DEVICES="") as agent:
+        assert asyncio.run(scenario()) == (0,)
+        text = agent.stdout.wait_for(r"(?s).*resumed at step (\d+) from memory")
+    told = [int(step) for step in re.findall(r"step (\d+) loss", text[0].decode())]
+    assert int(text[1]) - max(told) in (0, 1, 2)
