@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from snapshot_ranks import main
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -44,11 +46,15 @@ def test_a_worker_that_wakes_up_late_changes_nothing() -> None:
 
 
 def trained(mode: str) -> dict[str, list[dict[str, Any]]]:
-    """What every rank of every attempt has told."""
-    command = [sys.executable, str(HERE / "snapshot_ranks.py"), mode]
-    output = subprocess.check_output(command, env=environment(WORLD_SIZE="2"), text=True)
-    found: dict[str, list[dict[str, Any]]] = json.loads(output)
-    return found
+    """What every rank of every attempt has told; all are forked from here."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment(WORLD_SIZE="2").items():
+            patch.setenv(name, value)
+        threads = torch.get_num_threads()
+        try:
+            return main(mode)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def check_continued(found: dict[str, list[dict[str, Any]]]) -> None:
