@@ -50,7 +50,9 @@ class Socket:
         self.connections[rank].sendall(encode({"type": kind, **values}))
 
     def close(self) -> None:
-        """End everything."""
+        """End everything; again is nothing."""
+        if self._listener.fileno() < 0:
+            return
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 
 import pytest
 from gangs import Gang, gang
 
+from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_START, PAST_BARRIER
+
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
+HEAVY = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -97,3 +101,70 @@ def test_neighbours_notice_before_the_agent_says_so(three: Gang) -> None:
     # Gloo's word reaches them within milliseconds; the agent's comes when it comes.
     threading.Event().wait(0.3)
     goes_on(three, 2)
+
+
+def test_a_fault_at_the_barrier_begins_again(three: Gang) -> None:
+    three.start()
+    three.until("runs")
+    three.kill(2)
+    three.fault(0, 1)
+    three.arrive(0, 1)
+    three.kill(1)
+    goes_on(three, 1, 2)
+
+
+def test_ones_own_mistake_is_raised_at_once(three: Gang) -> None:
+    three.start(action="fail")
+    (raised,) = three.until("raises", 2)
+    assert raised["error"] == "ValueError: a mistake of the script"
+    goes_on(three, 2)
+
+
+def test_who_returns_restarts_no_more(three: Gang) -> None:
+    three.start(action=["return", "reduce", "reduce"])
+    three.until("returns", 0)
+    inits = three.socket.told(0, INIT)
+    said = [inits.get()["restartable"] for _ in range(3)]
+    assert said == [False, True, False]
+    assert three.socket.told(0, AT_BARRIER).empty()
+
+
+def test_the_agent_hears_when_the_barrier_is_passed(three: Gang) -> None:
+    three.start()
+    three.until("runs")
+    three.kill(0)
+    goes_on(three, 0)
+    assert three.socket.told(1, PAST_BARRIER).get()["local_rank"] == 1
+    assert three.socket.told(0, PAST_BARRIER).empty()
+
+
+def test_who_is_at_the_barrier_ends_with_the_agent(three: Gang) -> None:
+    three.start()
+    three.until("runs")
+    three.fault(0, 1, 2)
+    three.arrive(0, 1, 2)
+    three.socket.close()
+    assert {"the agent ended" in one["error"] for one in three.until("raises")} == {True}
+
+
+def test_a_late_start_of_an_older_attempt_is_no_start(three: Gang) -> None:
+    three.start()
+    three.until("runs")
+    # Nobody is at the barrier: what this says is not for them.
+    three.socket.say(0, JOB_START, worker_envs={"MASTER_PORT": "1", "JOB_RESTART_COUNT": "9"})
+    three.kill(2)
+    goes_on(three, 2)
+
+
+@pytest.mark.parametrize("restarts", [10, pytest.param(200, marks=HEAVY)])
+def test_ranks_are_killed_at_random_moments(three: Gang, restarts: int) -> None:
+    chance = random.Random(5)
+    three.start()
+    for _ in range(restarts):
+        # Registered, and then anywhere: in stores, groups, collectives and between.
+        three.until(chance.choice(["begins", "runs"]))
+        threading.Event().wait(chance.random() * 0.05)
+        lost = chance.sample(range(3), chance.choice([1, 1, 1, 2]))
+        three.kill(*lost)
+        three.recover(*lost)
+    three.until("runs")
