@@ -112,6 +112,9 @@ def test_a_fault_at_the_barrier_begins_again(three: Gang) -> None:
     three.kill(2)
     three.fault(0, 1)
     three.arrive(0, 1)
+    for _ in range(50):
+        three.fault(0)
+        three.arrive(0)
     three.kill(1)
     goes_on(three, 1, 2)
 

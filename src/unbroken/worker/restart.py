@@ -249,8 +249,11 @@ class _Run:
         if not groups.destroy() and groups.is_serving():
             # Its port, and what the attempt has put down there, may be met by the next one.
             _end()
-        if self._eviction is not None:
-            self._eviction.end()
+        with self._lock:
+            # Who has put down an order has not let go of the lock before its eviction is known.
+            eviction = self._eviction
+        if eviction is not None:
+            eviction.end()
         groups.forget()
 
     def _return(self) -> None:
