@@ -261,7 +261,7 @@ def test_the_workers_are_stopped_while_they_are_examined(tmp_path: Path) -> None
         operator.send(stop(0))
         await operator.state(AgentState.READY)
         await operator.until(lambda: bool(operator.evidence))
-        assert [one.rank for one in operator.evidence[0].ranks] in ([0, 1], [])
+        assert {one.rank for one in operator.evidence[0].ranks} <= {0, 1}, "who died first is left"
         operator.send(start(1))
         await operator.workers(1)
         assert len((await operator.examine(attempt=1)).ranks) == 2
