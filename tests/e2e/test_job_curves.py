@@ -140,6 +140,7 @@ def test_an_agent_that_is_killed_leaves_no_trace_in_the_losses(
     assert_nothing_is_lost(one, whole, 1)
 
 
+@pytest.mark.heavy
 def test_a_node_that_is_lost_leaves_no_trace_in_the_losses(
     nodes: Cluster, tmp_path: Path, whole: Curve
 ) -> None:

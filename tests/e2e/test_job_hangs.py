@@ -122,6 +122,7 @@ def test_a_stopped_rank_is_found_and_its_steps_and_seconds_are_told(
     assert 0 < good["share"] < 1
 
 
+@pytest.mark.heavy
 def test_a_rank_that_keeps_the_others_waiting_is_blamed(
     cluster: Cluster, running: dict[str, Running]
 ) -> None:

@@ -27,6 +27,7 @@ def heard(one: Job, what: str, attempt: int) -> Event:
     return found
 
 
+@pytest.mark.heavy
 def test_a_pod_that_wakes_late_overwrites_nothing(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "saved").mkdir()
     for name in ("wake", "told"):
