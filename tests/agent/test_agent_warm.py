@@ -22,11 +22,11 @@ TRAIN = """
 import json, os, signal, sys
 import {library}
 from unbroken import worker
-worker.progress(1)
 told = dict(environ=dict(os.environ), argv=sys.argv, name=__name__, file=__file__, cwd=os.getcwd(),
     value={library}.VALUE, sid=os.getsid(0), stdin=os.readlink("/proc/self/fd/0"),
     path=sys.path[0], fds=sorted(map(int, os.listdir("/proc/self/fd"))))
 os.write(1, (json.dumps(told) + "\\n").encode())
+worker.progress(1)
 signal.pause()
 """
 GATE = """

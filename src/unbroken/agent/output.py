@@ -196,14 +196,15 @@ class Output:
         except BlockingIOError:
             return 0
         if chunk:
-            if stream.on_first is not None:
-                stream.on_first()
-                stream.on_first = None
             if stream.rhythm is not None:
                 stream.rhythm.note(self._clock())
             if stream.on_read is not None:
                 stream.on_read(chunk, len(chunk) < CHUNK_BYTES)
             self._keep(stream, chunk)
+            if stream.on_first is not None:
+                # Who hears of it finds it in the file.
+                stream.on_first()
+                stream.on_first = None
             self._take(stream, chunk)
             return len(chunk)
         self._close(stream)
