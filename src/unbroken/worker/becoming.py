@@ -63,10 +63,17 @@ def show(begin: list[str], kind: str, arguments: list[str]) -> str | None:
     return front
 
 
-def become(main: dict[str, Any], begin: list[str], position: int, order: list[str]) -> None:
+def become(
+    main: dict[str, Any],
+    begin: list[str],
+    position: int,
+    order: list[str],
+    ended: Callable[[], None],
+) -> None:
     """Run the program in `main`, the namespace of `__main__`; must be the last statement of it.
 
-    `order` is kind and arguments; the program's directory comes to `position` in `sys.path`.
+    `order` is kind and arguments; the program's directory comes to `position` in `sys.path`;
+    `ended` is called where the program has not failed.
     """
     kind, *arguments = order
     sys.orig_argv[:] = command(begin, kind, arguments)
@@ -76,7 +83,9 @@ def become(main: dict[str, Any], begin: list[str], position: int, order: list[st
     program = _program(main, kind, arguments, front)
     try:
         program()
+        ended()
     except SystemExit:
+        ended()
         raise
     except BaseException as error:
         _hide_ourselves(error)

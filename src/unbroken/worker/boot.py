@@ -44,4 +44,4 @@ if __name__ == "__main__":
     else:
         _position, _order = 0, sys.argv[2:]
         _beside("learning").learn(_beside("../wire/warm").LEARNT_VARIABLE)
-    _becoming.become(globals(), _begin, _position, _order)
+    _becoming.become(globals(), _begin, _position, _order, _beside("keepers").let_go)

@@ -19,9 +19,9 @@ from typing import Any
 
 from . import doubt
 from .channel import whole
+from .keepers import C10D, unbind
 from .torch_sockets import TorchSockets
 
-C10D = "torch.distributed.distributed_c10d"
 ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers",
              "multi_tenant", "master_listen_fd", "use_libuv")  # fmt: skip
 """Of `TCPStore`, torch 2.6 to 2.13."""
@@ -31,10 +31,6 @@ TRY_SECONDS = 0.1
 """Of a store's client, doubled by each that fails: each says so in the log, and looks up a name."""
 POLL_SECONDS = 0.001
 POLL_SECONDS_MAX = 0.05
-KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler",
-           "torch.distributed.optim.zero_redundancy_optimizer")  # fmt: skip
-"""Modules with `group.WORLD` as a default.  Imported while there is a group, as an optimizer does
-with the first, they would keep it and its connections: its peers would wait (torch 2.6 to 2.13)."""
 SLICE = timedelta(seconds=0.01)
 """Of a wait for a collective: as often Python comes by."""
 SLICE_OVER = "Operation timed out!"
@@ -152,17 +148,7 @@ def _reset(c10d: ModuleType) -> None:
     c10d._update_default_pg(None)
     c10d._unregister_all_process_groups()
     world.group_count = 0
-    for name in KEEPERS:
-        for one in vars(sys.modules.get(name, c10d)).values():
-            _unbind(getattr(one, "__init__", one) if isinstance(one, type) else one, c10d)
-
-
-def _unbind(function: Any, c10d: ModuleType) -> None:
-    """Put None, the group that there is then, for a group that is a function's default."""
-    given = getattr(function, "__defaults__", None) or ()
-    if any(isinstance(one, c10d.ProcessGroup) for one in given):
-        kept = (None if isinstance(one, c10d.ProcessGroup) else one for one in given)
-        function.__defaults__ = tuple(kept)
+    unbind(c10d)
 
 
 def _sliced(wait: Callable[..., Any]) -> Callable[..., Any]:

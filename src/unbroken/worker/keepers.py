@@ -1,0 +1,42 @@
+"""What keeps a process group of torch that was destroyed, and so its threads and connections."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+C10D = "torch.distributed.distributed_c10d"
+KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler",
+           "torch.distributed.optim.zero_redundancy_optimizer")  # fmt: skip
+"""Modules with `group.WORLD` as a default.  Imported while there is a group, as an optimizer does
+with the first, they would keep it and its connections: its peers would wait (torch 2.6 to 2.13)."""
+
+
+def let_go() -> None:
+    """End the threads of groups that were destroyed, at the end of a program.
+
+    One of gloo that lets go of its last collective while the interpreter ends aborts the process,
+    which then looks like a failed worker (`terminate called without an active exception`; 3 of 62
+    runs of a script of two ranks, torch 2.13).
+    """
+    c10d = sys.modules.get(C10D)
+    if c10d is None or not hasattr(c10d, "is_initialized") or c10d.is_initialized():
+        return
+    unbind(c10d)
+    import gc
+
+    # Models hold their groups in cycles.
+    gc.collect()
+
+
+def unbind(c10d: ModuleType) -> None:
+    """Put None, the group that there is then, for groups that are defaults of functions."""
+    for name in KEEPERS:
+        for one in vars(sys.modules.get(name, c10d)).values():
+            _unbind(getattr(one, "__init__", one) if isinstance(one, type) else one, c10d)
+
+
+def _unbind(function: Any, c10d: ModuleType) -> None:
+    given = getattr(function, "__defaults__", None) or ()
+    if any(isinstance(one, c10d.ProcessGroup) for one in given):
+        kept = (None if isinstance(one, c10d.ProcessGroup) else one for one in given)
+        function.__defaults__ = tuple(kept)
