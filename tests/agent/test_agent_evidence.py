@@ -175,7 +175,8 @@ def test_a_rank_that_ends_between_the_looks_is_gone(tmp_path: Path) -> None:
 def test_what_is_known_by_the_end_of_the_time_is_the_answer(tmp_path: Path) -> None:
     async def story(agent: Running, operator: Operator) -> None:
         evidence = await operator.examine(seconds=0.0)
-        assert [(one.rank, one.state) for one in evidence.ranks] == [(0, "S"), (1, "S")]
+        assert [one.rank for one in evidence.ranks] == [0, 1]
+        assert {one.state for one in evidence.ranks} <= {"R", "S"}, "up, and about to sleep"
         assert {one.note for one in evidence.ranks} == {"there was no time to look at its stack"}
         # The next question is answered in full: nothing is left of the one before.
         evidence = await operator.examine()

@@ -37,8 +37,8 @@ def test_a_script_of_the_guide_runs_to_its_end(tmp_path: Path, name: str, text: 
 
     async def scenario() -> AgentState:
         async with linked(agent) as operator:
-            await operator.state(AgentState.READY)
-            operator.send(start())
+            ready = await operator.state(AgentState.READY)
+            operator.send(start(master_port=ready.offered_port))
             return (await operator.report(lambda report: report.state in ENDS)).state
 
     with running(tmp_path, program(tmp_path, text)) as agent:

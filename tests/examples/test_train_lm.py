@@ -91,16 +91,16 @@ def test_a_rank_that_is_killed_costs_the_other_no_process_and_no_step(tmp_path: 
 
     async def scenario() -> tuple[int, ...]:
         async with linked(agent) as operator:
-            await operator.state(AgentState.READY)
-            operator.send(start())
+            ready = await operator.state(AgentState.READY)
+            operator.send(start(master_port=ready.offered_port))
             await asyncio.to_thread(agent.stdout.wait_for, r"step 30 loss")
             os.kill(operator.reports[-1].workers[1].pid, signal.SIGKILL)
             await operator.state(AgentState.FAULTED)
             operator.send(stop(0, restart_mode="in_process_restart"))
-            kept = (await operator.state(AgentState.READY)).kept
-            operator.send(start(1))
+            ready = await operator.state(AgentState.READY)
+            operator.send(start(1, master_port=ready.offered_port))
             await asyncio.to_thread(agent.stdout.wait_for, r"resumed at step \d+ from")
-            return kept
+            return ready.kept
 
     with running(tmp_path, example, *endless, CUDA_VISIBLE_DEVICES="") as agent:
         assert asyncio.run(scenario()) == (0,)
