@@ -1,8 +1,14 @@
 """What keeps a process group of torch that was destroyed, and so its threads and connections."""
 
+from __future__ import annotations
+
 import sys
-from types import ModuleType
-from typing import Any
+
+# It is loaded before the user's program, which may have modules of these names.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
 
 C10D = "torch.distributed.distributed_c10d"
 KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_grad_scaler",
@@ -30,8 +36,8 @@ def let_go() -> None:
 
 def unbind(c10d: ModuleType) -> None:
     """Put None, the group that there is then, for groups that are defaults of functions."""
-    for name in KEEPERS:
-        for one in vars(sys.modules.get(name, c10d)).values():
+    for module in filter(None, map(sys.modules.get, KEEPERS)):
+        for one in vars(module).values():
             _unbind(getattr(one, "__init__", one) if isinstance(one, type) else one, c10d)
 
 
