@@ -47,7 +47,9 @@ class Socket:
         if rank not in self.connections:
             # Its introduction is on its way.
             self.told(rank, INIT).get()
-        self.connections[rank].sendall(encode({"type": kind, **values}))
+        # Who has ended by itself is told of at the barrier.
+        with suppress(OSError):
+            self.connections[rank].sendall(encode({"type": kind, **values}))
 
     def close(self) -> None:
         """End everything; again is nothing."""

@@ -15,6 +15,8 @@ KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_gr
            "torch.distributed.optim.zero_redundancy_optimizer")  # fmt: skip
 """Modules with `group.WORLD` as a default.  Imported while there is a group, as an optimizer does
 with the first, they would keep it and its connections: its peers would wait (torch 2.6 to 2.13)."""
+RELEASE_SECONDS = 1.0
+"""At the end of a program."""
 
 
 def let_go() -> None:
@@ -29,9 +31,12 @@ def let_go() -> None:
         return
     unbind(c10d)
     import gc
+    import threading
 
-    # Models hold their groups in cycles.
-    gc.collect()
+    # Models hold their groups in cycles.  One of gloo that has lost a message waits for long.
+    thread = threading.Thread(target=gc.collect, name="unbroken-release", daemon=True)
+    thread.start()
+    thread.join(RELEASE_SECONDS)
 
 
 def unbind(c10d: ModuleType) -> None:
