@@ -101,6 +101,7 @@ def assert_nothing_is_lost(one: Job, whole: Curve, attempts: int) -> None:
     assert max(again.values()) <= attempts, again
 
 
+@pytest.mark.heavy
 def test_workers_that_are_killed_leave_no_trace_in_the_losses(
     machines: Cluster, tmp_path: Path, whole: Curve
 ) -> None:
