@@ -42,13 +42,12 @@ from unbroken.core.events import (
 from unbroken.core.job import Job
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import (
-    Buddy,
     Condition,
-    InProcess,
     JobSpec,
     JobStatus,
     ReplicaSpec,
     RunPolicy,
+    Switch,
 )
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
@@ -189,8 +188,8 @@ class Script:
             policy = replace(policy, suspend=options["suspend"] == "yes")
         self.spec = replace(self.spec, run_policy=policy)
         asked = float(options["restart"]) if "restart" in options else None
-        in_process = InProcess(options.get("in-process", "on"))
-        buddy = Buddy(options.get("buddy", "on"))
+        in_process = Switch(options.get("in-process", "on"))
+        buddy = Switch(options.get("buddy", "on"))
         return JobSeen(self.spec, "deleting" in words, asked, in_process=in_process, buddy=buddy)
 
     def _uid(self, words: list[str]) -> PodUid:

@@ -9,7 +9,7 @@ import yaml
 
 from job_samples import MANIFESTS, changed, job, published, rule, template
 from unbroken.errors import SpecError
-from unbroken.spec.job import AgentAuth, Buddy, CleanPodPolicy, InProcess, JobOptions, SameError
+from unbroken.spec.job import AgentAuth, CleanPodPolicy, JobOptions, SameError, Switch
 from unbroken.spec.log_rule_ranks import Scope, Watch
 from unbroken.spec.parse import admit_job, load_job, normalized, parse_job
 from unbroken.spec.problems import ManifestError
@@ -521,10 +521,10 @@ def test_options_are_annotations() -> None:
     assert problems(annotated(same_error="never"))[0].startswith(
         "metadata.annotations[unbroken.dev/same-error]: Unsupported value"
     )
-    assert load_job(annotated()).options.in_process is InProcess.ON
-    assert load_job(annotated(in_process="off")).options.in_process is InProcess.OFF
-    assert load_job(annotated()).options.buddy is Buddy.ON
-    assert load_job(annotated(buddy="off")).options.buddy is Buddy.OFF
+    assert load_job(annotated()).options.in_process is Switch.ON
+    assert load_job(annotated(in_process="off")).options.in_process is Switch.OFF
+    assert load_job(annotated()).options.buddy is Switch.ON
+    assert load_job(annotated(buddy="off")).options.buddy is Switch.OFF
     assert "unbroken.dev/buddy" in problems(annotated(buddy="rack"))[0]
     assert load_job(annotated(preload="torch, numpy")).options.preload == ("torch", "numpy")
     found = problems(annotated(in_process="no"))

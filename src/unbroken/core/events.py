@@ -12,7 +12,7 @@ from typing import NewType
 
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.incident import Incident
-from unbroken.spec.job import Buddy, InProcess, JobSpec, JobStatus, SameError
+from unbroken.spec.job import JobSpec, JobStatus, SameError, Switch
 from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
 from unbroken.wire.agent import PORT, AgentReport, StartCommand, StopCommand
@@ -81,8 +81,8 @@ class JobSeen:
     ledger: Ledger = field(default_factory=Ledger)
     """As found when the operator started; our own writes of it are not told again."""
     same_error: SameError = SameError.STOP
-    in_process: InProcess = InProcess.ON
-    buddy: Buddy = Buddy.ON
+    in_process: Switch = Switch.ON
+    buddy: Switch = Switch.ON
 
 
 @dataclass(frozen=True, slots=True)

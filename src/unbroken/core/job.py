@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from unbroken.spec.incident import Signal
-from unbroken.spec.job import Buddy, JobSpec, JobStatus
+from unbroken.spec.job import JobSpec, JobStatus, Switch
 from unbroken.wire.agent import IN_PROCESS_RESTART, AgentReport, AgentState, FaultKind
 
 from . import signals
@@ -176,7 +176,7 @@ class Job:
         state, old = self.state, self.state.spec
         state.spec, state.watches = event.spec, event.log_rule_watches
         state.detectors, state.same_error = event.detectors, event.same_error
-        state.in_process, state.buddies.is_on = event.in_process, event.buddy is Buddy.ON
+        state.in_process, state.buddies.is_on = event.in_process, event.buddy is Switch.ON
         if old is None:
             state.find_ledger(event.ledger)
         if event.is_deleting:

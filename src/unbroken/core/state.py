@@ -13,12 +13,12 @@ from enum import Enum
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.job import (
     FaultyPods,
-    InProcess,
     JobSpec,
     JobStatus,
     ReplicaSpec,
     RestartStatus,
     SameError,
+    Switch,
 )
 from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
@@ -78,7 +78,7 @@ class JobState:
         self.watches: Mapping[str, Watch] = {}
         """Who must log, by log rule."""
         self.detectors: Mapping[Detector, Mode] = DEFAULTS
-        self.same_error, self.in_process = SameError.STOP, InProcess.ON
+        self.same_error, self.in_process = SameError.STOP, Switch.ON
         self.shape: tuple[ReplicaSpec, ...] = ()
         """Replica specs in force; those of the spec since the last full start."""
         self.phase = Phase.UNKNOWN
@@ -162,7 +162,7 @@ class JobState:
     def restart_mode(self) -> str:
         """Whether processes may live on through the restart that is under way."""
         incident = self.incidents.open
-        if incident is None or self.in_process is InProcess.OFF:
+        if incident is None or self.in_process is Switch.OFF:
             return PROCESS_RESTART
         start = self.status.start_time or 0.0
         before = [

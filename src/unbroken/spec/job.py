@@ -141,22 +141,8 @@ class SameError(Enum):
     """The job is restarted as long as its budget lasts."""
 
 
-class InProcess(Enum):
-    """Whether workers that can leave their training keep their process through a restart."""
-
-    ON = "on"
-    OFF = "off"
-
-
-class Warm(Enum):
-    """Whether restarted workers may begin with their imports done."""
-
-    ON = "on"
-    OFF = "off"
-
-
-class Buddy(Enum):
-    """Whether snapshots are copied to an agent on another node."""
+class Switch(Enum):
+    """Of what is on unless an annotation says otherwise."""
 
     ON = "on"
     OFF = "off"
@@ -173,11 +159,14 @@ class JobOptions:
     """Who must log, by log rule; `*`: all others."""
     detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
     same_error: SameError = SameError.STOP
-    in_process: InProcess = InProcess.ON
-    warm: Warm = Warm.ON
+    in_process: Switch = Switch.ON
+    """Whether workers that can leave their training keep their process through a restart."""
+    warm: Switch = Switch.ON
+    """Whether restarted workers may begin with their imports done."""
     preload: tuple[str, ...] = ()
     """Modules that warm workers begin with; empty: what the first attempt imported."""
-    buddy: Buddy = Buddy.ON
+    buddy: Switch = Switch.ON
+    """Whether snapshots are copied to an agent on another node."""
 
 
 @dataclass(frozen=True, slots=True)

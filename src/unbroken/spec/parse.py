@@ -20,12 +20,10 @@ from .job import (
     KIND,
     VERSION,
     AgentAuth,
-    Buddy,
-    InProcess,
     JobOptions,
     JobSpec,
     SameError,
-    Warm,
+    Switch,
 )
 from .ledger import ANNOTATION as LEDGER
 from .log_rule_ranks import Watch, read_watches
@@ -163,7 +161,7 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
             report.forbidden(f"{path}[{str(key)[:80]}]", f"unknown; {known}")
     auth = _choice(annotations, AGENT_AUTH, AgentAuth.TOKEN, report)
     same_error = _choice(annotations, SAME_ERROR, SameError.STOP, report)
-    in_process = _choice(annotations, IN_PROCESS, InProcess.ON, report)
+    in_process = _choice(annotations, IN_PROCESS, Switch.ON, report)
     restart = None
     asked = annotations.get(RESTART)
     if asked is not None:
@@ -176,9 +174,9 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     place = f"{path}[{LOG_RULE_RANKS}]"
     watches = {} if ranks is None else _watches(ranks, place, spec, report)
     detectors = _detectors(annotations.get(DETECTORS), path, report)
-    warm = _choice(annotations, WARM, Warm.ON, report)
+    warm = _choice(annotations, WARM, Switch.ON, report)
     preload = _preload(annotations.get(PRELOAD), path, report)
-    buddy = _choice(annotations, BUDDY, Buddy.ON, report)
+    buddy = _choice(annotations, BUDDY, Switch.ON, report)
     return JobOptions(
         auth, restart, watches, detectors, same_error, in_process, warm, preload, buddy
     )

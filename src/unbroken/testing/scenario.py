@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unbroken.spec.job import (
-    Buddy,
     CleanPodPolicy,
-    InProcess,
     JobSpec,
     ReplicaSpec,
     RestartPolicy,
     RunPolicy,
+    Switch,
 )
 from unbroken.testing.api import Lag
 from unbroken.testing.cluster import Manners
@@ -120,7 +119,7 @@ class Scenario:
     """What the watchdogs learn; None: there are none."""
     members: Restartable | None = None
     """None: no worker can leave its training."""
-    in_process: InProcess = InProcess.ON
+    in_process: Switch = Switch.ON
     keeping: Keeping | None = None
     """None: no worker saves snapshots."""
 
@@ -168,7 +167,7 @@ def _members(rng: random.Random, is_stock: bool) -> dict[str, Any]:
         absent=rng.choice([0.0, 0.0, 0.2]),
         mortal=rng.choice([0.0, 0.0, 0.2]),
     )
-    in_process = InProcess.OFF if rng.random() < 0.1 else InProcess.ON
+    in_process = Switch.OFF if rng.random() < 0.1 else Switch.ON
     return {"members": members, "in_process": in_process}
 
 
@@ -182,7 +181,7 @@ def _keeping(seed: int, is_stock: bool) -> Keeping | None:
         every_seconds=rng.choice([1.0, 3.0]),
         lag_seconds=rng.choice([0.05, 0.5, 4.0]),
         is_told=rng.random() < 0.5,
-        buddy=Buddy.OFF if rng.random() < 0.1 else Buddy.ON,
+        buddy=Switch.OFF if rng.random() < 0.1 else Switch.ON,
     )
 
 

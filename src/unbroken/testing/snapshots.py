@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 from unbroken.core.events import NodeName, PodUid
 from unbroken.spec.incident import Incident
-from unbroken.spec.job import Buddy, JobStatus
+from unbroken.spec.job import JobStatus, Switch
 from unbroken.testing.schedule import Schedule
 from unbroken.testing.training import Gathering, Training, Worker
 from unbroken.wire.agent import PORT, AgentReport, Receipt, StartCommand
@@ -36,7 +36,7 @@ class Keeping:
     """Until a copy is with the buddy."""
     is_told: bool = False
     """Agents report of whom they have copies."""
-    buddy: Buddy = Buddy.ON
+    buddy: Switch = Switch.ON
 
 
 class Kept(NamedTuple):
@@ -223,7 +223,7 @@ class Snapshots:
         may_share: bool,
     ) -> Iterator[str]:
         named = [command.buddy for command in orders.values()]
-        if self._keeping.buddy is Buddy.OFF or len(orders) < 2:
+        if self._keeping.buddy is Switch.OFF or len(orders) < 2:
             if any(named):
                 yield "a buddy is named where there is to be none"
             return

@@ -10,7 +10,7 @@ from unbroken.core import events as core
 from unbroken.core.events import PodUid
 from unbroken.core.job import Job
 from unbroken.core.workers import Settings, Workers
-from unbroken.spec.job import Buddy, CleanPodPolicy, InProcess, JobStatus
+from unbroken.spec.job import CleanPodPolicy, JobStatus, Switch
 from unbroken.testing import faults, operators
 from unbroken.testing.agents import Agent, Surroundings
 from unbroken.testing.agents import Machine as AgentMachine
@@ -72,7 +72,7 @@ class World:
         self.cluster.evicting = lambda node: faults.note(self, "evicted", node.locals.values())
         live: dict[int, Worker] = {}
         self.checkers = Checkers(self.schedule, self.truth, self.cluster, live, shape.spec)
-        self.checkers.barriers.may_keep = shape.in_process is InProcess.ON
+        self.checkers.barriers.may_keep = shape.in_process is Switch.ON
         self.training = Training(self.schedule, shape.habits, self.checkers)
         self.training.live = live
         self.training.noted = self._worker_noted
@@ -111,7 +111,7 @@ class World:
         self.is_healed = False
         self._cuts: dict[PodUid, float] = {}
         self._struck: set[Timed] = set()
-        buddy = shape.keeping.buddy if shape.keeping else Buddy.ON
+        buddy = shape.keeping.buddy if shape.keeping else Switch.ON
         seen = core.JobSeen(shape.spec, in_process=shape.in_process, buddy=buddy)
         self.control.jobs.put("job", seen)
         self.operator = self._new_operator()
