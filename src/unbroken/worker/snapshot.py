@@ -314,3 +314,5 @@ class _Sealer:
                 work()
             except Exception:
                 logger.exception("unbroken.worker: a snapshot is not summed")
+            # It holds the snapshot, and with it the model, while the next is waited for.
+            del work
