@@ -19,7 +19,7 @@ from typing import Any
 
 from . import doubt
 from .channel import whole
-from .keepers import C10D, unbind
+from .keepers import C10D, unbind, within
 from .torch_sockets import TorchSockets
 
 ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers",
@@ -106,10 +106,7 @@ def destroy() -> bool:
     except Exception as error:  # noqa: BLE001  (its peers may be dead)
         logger.debug("groups cannot be destroyed: %r", error)
     _reset(c10d)
-    thread = threading.Thread(target=_release, name="unbroken-release", daemon=True)
-    thread.start()
-    thread.join(RELEASE_SECONDS)
-    return not thread.is_alive()
+    return within(RELEASE_SECONDS, _release)
 
 
 def _release() -> None:

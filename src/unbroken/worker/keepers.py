@@ -7,6 +7,7 @@ import sys
 # It is loaded before the user's program, which may have modules of these names.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -15,8 +16,8 @@ KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_gr
            "torch.distributed.optim.zero_redundancy_optimizer")  # fmt: skip
 """Modules with `group.WORLD` as a default.  Imported while there is a group, as an optimizer does
 with the first, they would keep it and its connections: its peers would wait (torch 2.6 to 2.13)."""
-RELEASE_SECONDS = 1.0
-"""At the end of a program."""
+END_SECONDS = 1.0
+"""For groups at the end of a program."""
 
 
 def let_go() -> None:
@@ -31,12 +32,20 @@ def let_go() -> None:
         return
     unbind(c10d)
     import gc
+
+    # Models hold their groups in cycles.
+    within(END_SECONDS, gc.collect)
+
+
+def within(seconds: float, release: Callable[[], object]) -> bool:
+    """Let go of groups, in a thread that goes on where it takes longer; whether all are gone.  A
+    group waits for its threads, and one of gloo that has lost a message ends with its timeout."""
     import threading
 
-    # Models hold their groups in cycles.  One of gloo that has lost a message waits for long.
-    thread = threading.Thread(target=gc.collect, name="unbroken-release", daemon=True)
+    thread = threading.Thread(target=release, name="unbroken-release", daemon=True)
     thread.start()
-    thread.join(RELEASE_SECONDS)
+    thread.join(seconds)
+    return not thread.is_alive()
 
 
 def unbind(c10d: ModuleType) -> None:
