@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from unbroken.agent.facts import free_port
 
 pytestmark = pytest.mark.slow
 RUN = Path(__file__).parents[2] / "benchmarks/gpu/run.py"
@@ -54,18 +56,11 @@ print(json.dumps(told))
 """
 
 
-def free_port() -> int:
-    """Of nobody, a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def aborted(size: int, folder: Path) -> list[dict[str, Any]]:
     """What the ranks tell."""
     script = folder / "ranks.py"
     script.write_text(ABORT)
-    ports = [str(free_port()), str(free_port())]
+    ports = [str(free_port((), random.Random())), str(free_port((), random.Random()))]
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), str(size), *ports],

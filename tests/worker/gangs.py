@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import random
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from unbroken.agent.facts import free_port
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_FAULT, JOB_START, VARIABLE, Frames, encode
 
 RANKS = Path(__file__).with_name("restart_ranks.py")
@@ -97,7 +99,7 @@ class Gang:
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         self.order: dict[str, Any] = {"action": "reduce"}
-        self.port = free_port()
+        self.port = free_port((), random.Random())
 
     def start(self, *ranks: int, **order: Any) -> None:
         """All, or some; what they are to do stays for all later attempts."""
@@ -131,7 +133,7 @@ class Gang:
 
     def resume(self, survivors: Sequence[int], lost: Sequence[int]) -> None:
         """Begin the next attempt."""
-        self.attempt, self.port = self.attempt + 1, free_port()
+        self.attempt, self.port = self.attempt + 1, free_port((), random.Random())
         for rank in lost:
             self._start(rank)
         for rank in survivors:
@@ -207,10 +209,3 @@ def gang(size: int) -> Iterator[Gang]:
             yield made
         finally:
             made.close()
-
-
-def free_port() -> int:
-    """Of nobody, a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
