@@ -10,6 +10,7 @@ import pytest
 from templates import BOOT, Template, plainly
 
 from unbroken.wire.warm import LEARNT_VARIABLE
+from unbroken.wire.worker import PAGE_BYTES, VARIABLE, empty, read
 
 pytestmark = pytest.mark.slow
 PROGRAM = ["script", "train.py"]
@@ -112,6 +113,30 @@ def test_descriptor_of_a_module_is_not_taken_from_it(tmp_path: Path) -> None:
         worker.start(given={90: os.memfd_create("given")})
         assert "descriptor 90" in worker.said()["reason"]
         assert worker.end().stdout == f"{tmp_path}/modopens.py\n"
+
+
+def test_our_own_library_is_imported_beforehand_and_tells(tmp_path: Path) -> None:
+    script = """import sys, os
+was = "unbroken.worker" in sys.modules
+from unbroken import worker
+worker.progress(7)
+if os.fork() == 0:
+    worker.progress(8)
+    os._exit(0)
+os.wait()
+print(was)
+"""
+    (tmp_path / "train.py").write_text(script)
+    page = os.memfd_create("page")
+    os.write(page, empty())
+    with Template(["script", "train.py"], tmp_path) as ours:
+        assert not ours.prepare("unbroken.worker")["skipped"]
+        environment = {**os.environ, VARIABLE: "60"}
+        assert ours.run(environment=environment, given={60: page}).stdout == "True\n"
+    told = read(os.pread(page, PAGE_BYTES, 0))
+    os.close(page)
+    assert told is not None
+    assert told[1].step == 7
 
 
 def test_forks_share_no_randomness(tmp_path: Path) -> None:

@@ -160,14 +160,6 @@ def test_modules_beside_the_program_are_not_imported(packages: Path, tmp_path: P
         ours.directory.rmdir()
 
 
-def test_library_that_is_silent_in_forks_is_not_imported(packages: Path) -> None:
-    (packages / "unbroken").mkdir()
-    (packages / "unbroken" / "__init__.py").write_text("")
-    (packages / "unbroken" / "worker.py").write_text("")
-    answer = imported(packages, {"modtells": "import unbroken.worker", "modquiet": ""})
-    assert (answer["kept"], [*answer["skipped"]]) == (["modquiet"], ["modtells"])
-
-
 def test_program_itself_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys; print('train' in sys.modules)")
     with Template(["module", "train"], tmp_path) as ours:

@@ -342,9 +342,13 @@ def _found() -> _Writer | None:
 
 
 def _forget() -> None:
-    """In a forked child: the page is its parent's, and so may be the lock."""
+    """In a forked child: the page is its parent's, and so may be the lock.
+
+    A template of warm workers has none; its forks are given theirs.
+    """
     global _writer, _lock
-    _writer, _lock = _NOWHERE, threading.Lock()
+    is_template = _writer is _UNCLAIMED and VARIABLE not in os.environ
+    _writer, _lock = _UNCLAIMED if is_template else _NOWHERE, threading.Lock()
 
 
 def _whole(step: SupportsInt) -> int:

@@ -1,7 +1,7 @@
 """Modules are imported before the program that asks for them, and only those which cannot tell.
 
-A module is left out if it is not the interpreter's own or of its site-packages, if it fails, if it
-reads a variable of one rank while it is imported, or if it leaves something behind that a fork
+A module is left out if it is not the interpreter's own, ours or of site-packages, if it fails, if
+it reads a variable of one rank while it is imported, or if it leaves something behind that a fork
 would share or lose: a thread, a process, a socket, another directory.  Whoever imports such a
 module is left out too.  Code of a module that is left out may have run: then nobody can say what it
 has changed, and the process must not be used (`is_tainted`).
@@ -58,9 +58,6 @@ class Importer:
         """What the other finders find, if it may be imported."""
         if name in self.left_out:
             self._leave_out(name, f"{name}: {self.left_out[name]}")
-        if name == "unbroken":
-            # It would do nothing in a fork of the process that has imported it.
-            self._leave_out(name, "unbroken is told apart from its forks")
         spec = self._found(name, path, target)
         if spec is None:
             return None
@@ -163,7 +160,8 @@ def first_of(directory: str | None, names: Sequence[str]) -> str | None:
 
 
 def _roots() -> tuple[str, ...]:
-    found = [os.path.dirname(os.__file__)]
+    # Our own package may be installed from anywhere.
+    found = [os.path.dirname(os.__file__), __file__.rpartition("/worker/")[0]]
     site: ModuleType | None = sys.modules.get("site")
     if site is not None:
         found += site.getsitepackages()
