@@ -36,7 +36,8 @@ class Importer:
         self.is_tainted = False
         self._per_rank = frozenset(per_rank)
         self._is_given = is_given
-        self._roots = _roots()
+        self.roots = _roots()
+        """Beginnings of paths of what may be imported."""
 
     def run(self, names: Sequence[str], look: Callable[[], str | None]) -> None:
         """Import them in this order; `look` says what is wrong with the process by now."""
@@ -75,13 +76,6 @@ class Importer:
             if name != "__main__":
                 self._remember(getattr(module, "__file__", None))
         self._remember(archive)
-
-    def changed_file(self) -> str | None:
-        """One that is not as it was when it was imported."""
-        for file, known in self.files.items():
-            if _state(file) != known:
-                return file
-        return None
 
     def _is_known(self, name: str) -> bool:
         return name in self.left_out or name in self.skipped
@@ -138,21 +132,26 @@ class Importer:
         return all(self._is_ours(portion) for portion in portions)
 
     def _is_ours(self, file: str) -> bool:
-        return os.path.normpath(file).startswith(self._roots)
+        return os.path.normpath(file).startswith(self.roots)
 
     def _remember(self, file: str | None) -> None:
         if file and file not in self.files:
-            state = _state(file)
-            if state is not None:
-                self.files[file] = state
+            found = state(file)
+            if found is not None:
+                self.files[file] = found
 
 
 def first_of(directory: str | None, names: Sequence[str]) -> str | None:
     """The first of these modules that the program's own directory would have hidden."""
     from _frozen_importlib_external import PathFinder
 
+    if directory is None:
+        return None
+    if os.path.isdir(directory):
+        there = {entry.partition(".")[0] for entry in os.listdir(directory)}
+        names = [name for name in names if name in there]
     for name in names:
-        spec = None if directory is None else PathFinder.find_spec(name, [directory])
+        spec = PathFinder.find_spec(name, [directory])
         # A directory alone hides nothing.
         if spec is not None and spec.loader is not None:
             return name
@@ -197,7 +196,8 @@ def _importing() -> Iterator[str]:
         frame = frame.f_back
 
 
-def _state(file: str) -> tuple[int, int] | None:
+def state(file: str) -> tuple[int, int] | None:
+    """Size and time of change; None: it is not there."""
     try:
         status = os.stat(file)
     except OSError:

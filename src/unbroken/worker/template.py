@@ -47,6 +47,8 @@ class _Template:
         self._command = [*sys.orig_argv]
         self._warm, self._safety = beside("../wire/warm"), beside("safety")
         self._imports, self._pairs = beside("imports"), beside("datagrams")
+        self._freshness = beside("freshness").Freshness
+        self._fresh = self._freshness({}, (), self._imports.state)
         self._learning, self._rendezvous = beside("learning"), beside("rendezvous")
         becoming, kind, file = beside("becoming"), program[0], program[1]
         self._front = becoming.show(begin, kind, program[1:])
@@ -85,6 +87,7 @@ class _Template:
                 (pair,) = descriptors
                 if self._park(pair):
                     self._agent.close()
+                    self._fresh.close()
                     return self._become(pair)
 
     def _become(self, pair: int) -> tuple[int, list[str]]:
@@ -118,6 +121,7 @@ class _Template:
         if message is not None or not self._told:
             self._told = self._ask(message)
         told, importer = self._told, self._importer
+        self._fresh.close()
         if importer is None:
             left_out = {**told["left"], **self._left_out}
             importer = self._imports.Importer(self._warm.PER_RANK, told["given"], left_out)
@@ -139,6 +143,7 @@ class _Template:
             self._say_unsafe(reason)
         elif hidden is None:
             self._rendezvous.be_patient()
+            self._fresh = self._freshness(importer.files, importer.roots, self._imports.state)
             gc.collect()
             gc.freeze()
             self._say_ready({**importer.left_out, **importer.skipped})
@@ -169,7 +174,7 @@ class _Template:
         os.execve(sys.executable, self._command, environment)
 
     def _check(self) -> None:
-        file = self._importer.changed_file() or self._hidden()
+        file = self._fresh.changed_file() or self._hidden()
         self._agent.send({"type": "fresh"} if file is None else {"type": "stale", "file": file})
 
     def _hidden(self) -> str | None:
@@ -181,7 +186,7 @@ class _Template:
 
     def _park(self, pair: int) -> bool:
         """Fork a worker that waits at the pair; True in it."""
-        reason = self._look.danger((self._agent.fileno(), pair))
+        reason = self._look.danger((self._agent.fileno(), pair, *self._fresh.fds()))
         pid = 0
         if reason is None:
             pid, reason = _fork_twice(self._safety.cuda)
