@@ -1,10 +1,10 @@
-"""The ranks that train together, as far as checkpoints need them."""
+"""The ranks that train together, as far as checkpoints and snapshots need them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, TypeVar, cast
 
@@ -54,20 +54,30 @@ class Peers:
         return [result for _, _, result in told]
 
 
+ALONE = Peers(0, 1, (0,))
+
+
 def peers(is_shared: bool) -> Peers:
     """Those of torch.distributed's default group, which is asked anew each time."""
-    where = context()
-    distributed: Any = import_module("torch.distributed")
-    if not (distributed.is_available() and distributed.is_initialized()):
+    where, found = context(), world()
+    if found is None:
         if where.world_size > 1:
             raise CheckpointError(
                 f"this is one of {where.world_size} ranks: call"
                 " torch.distributed.init_process_group() before checkpoints are used"
             )
-        return Peers(0, 1, (0,))
-    rank, world = distributed.get_rank(), distributed.get_world_size()
+        return ALONE
     if is_shared:
-        return Peers(rank, world, tuple(range(world)))
+        return found
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    first = rank - where.local_rank
-    return Peers(rank, world, tuple(range(first, first + local)))
+    first = found.rank - where.local_rank
+    return replace(found, members=tuple(range(first, first + local)))
+
+
+def world() -> Peers | None:
+    """All ranks of the default group; None: there is no group."""
+    distributed: Any = import_module("torch.distributed")
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    size = distributed.get_world_size()
+    return Peers(distributed.get_rank(), size, tuple(range(size)))

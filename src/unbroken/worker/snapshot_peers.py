@@ -1,4 +1,4 @@
-"""The ranks that restore together: what each says, and whole slots from one to another."""
+"""The ranks that restore together: who holds the same, and whole slots from one to another."""
 
 from __future__ import annotations
 
@@ -9,34 +9,14 @@ from typing import Any
 from unbroken.errors import WorldError
 from unbroken.wire.snapshot import Header, chunk
 
+from .checkpoint_peers import Peers
 
-class World:
-    """All ranks: the default process group, or this process alone."""
 
-    def __init__(self) -> None:
-        dist = import_module("torch.distributed")
-
-        self.is_one = not (dist.is_available() and dist.is_initialized())
-        self.rank = 0 if self.is_one else dist.get_rank()
-        self.size = 1 if self.is_one else dist.get_world_size()
-
-    def gather(self, own: Any) -> list[Any]:
-        """What every rank says, by rank."""
-        dist = import_module("torch.distributed")
-
-        if self.is_one:
-            return [own]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, own)
-        return found
-
-    def replicas(self, group: Any) -> tuple[int, ...]:
-        """Ranks of a group; None: all."""
-        dist = import_module("torch.distributed")
-
-        if self.is_one or group is None:
-            return tuple(range(self.size))
-        return tuple(dist.get_process_group_ranks(group))
+def replicas(world: Peers, group: Any) -> tuple[int, ...]:
+    """Ranks of a group; None: all."""
+    if world.world_size == 1 or group is None:
+        return world.members
+    return tuple(import_module("torch.distributed").get_process_group_ranks(group))
 
 
 def send(header: Header, memory: Any, receiver: int) -> None:

@@ -20,8 +20,9 @@ from unbroken.wire.ipc import RECEIPT
 from unbroken.wire.snapshot import BODY_AT, CHUNK_BYTES, VERSION, Header
 
 from .checkpoint_files import CheckpointError, Superseded
+from .checkpoint_peers import ALONE, world
 from .snapshot_choice import Offer, Point, asking, choose, ranges, transfers
-from .snapshot_peers import World, receive, send
+from .snapshot_peers import receive, replicas, send
 from .snapshot_slots import Offered, Slot, faults, table
 from .snapshot_state import EXTRA, RNG, Kept, difference, load, parse
 
@@ -91,7 +92,7 @@ class _Search:
     """What this rank and all others have; every method is called by all of them together."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot, self._world, self._began = snapshot, World(), perf_counter()
+        self._snapshot, self._world, self._began = snapshot, world() or ALONE, perf_counter()
         self._bad: set[Point] = set()
         self._own: dict[Point, _Copy] = {}
         self._elsewhere: set[Point] = set()
@@ -196,11 +197,11 @@ class _Search:
     def _replicas(self) -> tuple[int, ...]:
         """Sharded state has replicas only where they are declared."""
         if self._snapshot.replicas is not None:
-            return self._world.replicas(self._snapshot.replicas)
+            return replicas(self._world, self._snapshot.replicas)
         kept = any(one.is_sharded for one in (copy.kept for copy in self._own.values()))
         if kept or _is_sharded(self._snapshot.parts):
             return (self._world.rank,)
-        return self._world.replicas(None)
+        return self._world.members
 
     def _agreed(self, mine: T | None, point: Point) -> T | None:
         """It, if every rank has succeeded; else nobody takes this step any more."""
