@@ -199,7 +199,7 @@ def train(options: Options, corpus: Tensor, device: torch.device) -> None:
                 print(f"step {step} loss {known['loss']:.3f}", flush=True)
         if worker is not None:
             # The newest that is known: fetching each loss would make each step wait for the GPU.
-            worker.progress(step, **known)
+            worker.progress(step, samples=(step + 1) * options.batch, **known)
         if file and rank == 0 and (step + 1) % options.checkpoint_every == 0:
             save(file, step + 1, model, optimizer)
             if worker is not None:

@@ -117,6 +117,14 @@ def test_where_the_ranks_went_on_is_told_with_the_slowest() -> None:
     assert value["restored"][1]["source"] == "replica rank 0"
 
 
+def test_samples_are_told_where_no_rank_says_what_it_restored() -> None:
+    told = replace(HUNG, resumed="64 samples repeated", samples_repeated=64, samples_skipped=0)
+    assert "  data       64 samples repeated\n" in "\n".join(story(told))
+    value = as_value(told)
+    assert (value["samplesRepeated"], value["samplesSkipped"]) == (64, 0)
+    assert "samplesRepeated" not in as_value(HUNG)
+
+
 def test_replicas_that_disagree_are_in_every_line_of_the_incident() -> None:
     wrong = replace(RESTORED, replicas_agree=False, resumed="resumed; the replicas disagree: x")
     assert incident_line(wrong).endswith("; REPLICAS DISAGREE")

@@ -233,3 +233,56 @@ def test_a_new_operator_takes_the_receipts_that_agents_still_have(is_closed: boo
         told(later, 21.0, f"w-{rank}", receipt(rank))
     assert later.incidents[1].restored[0].count == 2
     assert bool(later.incidents[1].outcome) is is_closed
+
+
+def counted(
+    script: Script, now: float, name: str, step: int, samples: float, **more: object
+) -> None:
+    """The only rank of a pod tells a step with the samples of its data so far."""
+    watch = RankWatch(int(name[-1]), step=step, metrics={"samples": samples})
+    report = replace(script.agents[name], watch=(watch,), **more)  # type: ignore[arg-type]
+    script.give(AgentReported(script.views[name].uid, report), now)
+
+
+def count_until_fault() -> Script:
+    """Two ranks that count 8 samples a step, of which one is lost after step 42."""
+    script = Script(spec(2))
+    script.up()
+    script.run("5 runs w-0 0\n5 runs w-1 0")
+    for at, step in ((6, 10), (7, 42)):
+        for rank in (0, 1):
+            counted(script, at, f"w-{rank}", step - rank, (step - rank + 1) * 8)
+    script.run("8 failed w-1 0\n9 ready w-0 0\n9 ready w-1 0\n10 runs w-0 1\n10 runs w-1 1")
+    return script
+
+
+def test_samples_are_told_when_all_ranks_have() -> None:
+    script = count_until_fault()
+    counted(script, 12, "w-0", 42, 43 * 8, receipts=(receipt(0),))
+    assert script.incidents[1].outcome == "recovered"
+    assert script.incidents[1].samples_repeated is None
+    counted(script, 12.1, "w-1", 43, 46 * 8, receipts=(receipt(1),))
+    incident = script.incidents[1]
+    assert (incident.samples_repeated, incident.samples_skipped) == (8, 16)
+    said = "1 step lost; 8 samples repeated and 16 samples skipped"
+    assert incident.resumed == f"resumed after step 41 from memory (2 ranks); {said}"
+    count = len(script.effects)
+    counted(script, 13, "w-0", 50, 51 * 8)
+    assert len(script.effects) == count
+
+
+def test_samples_are_told_without_any_receipt() -> None:
+    script = count_until_fault()
+    counted(script, 12, "w-0", 32, 33 * 8)
+    counted(script, 12, "w-1", 40, 41 * 8)
+    incident = script.incidents[1]
+    assert (incident.resumed_step, incident.steps_lost) == (32, None)
+    assert incident.resumed == "176 samples repeated"
+
+
+def test_samples_of_a_job_that_fails_again_at_once_are_not_made_up() -> None:
+    script = count_until_fault()
+    script.run("11 failed w-1 1\n12 ready w-0 1\n12 ready w-1 1\n13 runs w-0 2\n13 runs w-1 2")
+    for rank in (0, 1):
+        counted(script, 14, f"w-{rank}", 42, 43 * 8)
+    assert [script.incidents[n].samples_repeated for n in (1, 2)] == [None, None]

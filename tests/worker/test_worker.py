@@ -75,6 +75,16 @@ def test_a_metric_keeps_its_value_until_it_is_told_again(script: Script) -> None
     assert (script.page.step, script.page.metrics) == (3, {"loss": 3.0, "norm": 2.0})
 
 
+def test_samples_belong_to_their_step(script: Script) -> None:
+    script.run("progress(1, samples=8, loss=1); progress(2, samples=16); progress(3, samples=24)")
+    assert (script.page.step, script.page.metrics) == (3, {"samples": 24.0, "loss": 1.0})
+    for without in ("", ", loss=1", ", samples='?', loss=1"):
+        script.run(f"progress(1, loss=1, samples=8); progress(2{without})")
+        assert (script.page.step, script.page.metrics) == (2, {"loss": 1.0})
+    script.run("progress(1, samples=8); progress(2); progress(3, samples=24)")
+    assert script.page.metrics == {"samples": 24.0}
+
+
 def test_what_is_not_finite_is_counted_by_call(script: Script) -> None:
     script.run("progress(1, a=math.nan, b=math.inf); progress(2, a=1e308, b=1e308); progress(3)")
     assert (script.page.bad_calls, script.page.metrics) == (1, {"a": 1e308, "b": 1e308})

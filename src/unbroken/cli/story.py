@@ -169,6 +169,8 @@ def _restored(incident: Incident, paper: Paper, *, is_full: bool) -> Iterator[st
     """What the next attempt went on with, and who was slowest to have it."""
     found = incident.restored
     if not found:
+        if incident.resumed:
+            yield from paper.field("data", incident.resumed)
         return
     agree = incident.replicas_agree
     said = f"{incident.resumed}; the replicas agree" if agree else incident.resumed

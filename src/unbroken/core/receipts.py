@@ -2,7 +2,7 @@
 
 Agents report the receipts of their ranks one after another, and the first step may come before the
 last of them: the incident may be closed by then.  It is written again when all are there, and
-`WAIT_SECONDS` after those that came so far.
+`WAIT_SECONDS` after those that came so far; and when all ranks have told where their data is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from .deadlines import earliest
 from .events import PodUid
 from .gang import Order
 from .incident_bounds import RESTORED_MAX
+from .samples import Accounted, Tracks, account, observe
 from .stacks import ranges
 from .state import JobState, Phase
+from .timeline import lost_steps
 from .wording import counted
 
 WAIT_SECONDS = 2.0
@@ -36,18 +38,25 @@ class Resumption:
     steps_lost: int | None
     replicas_agree: bool | None
     resumed: str
+    samples_repeated: int | None = None
+    samples_skipped: int | None = None
 
 
-def resumption(receipts: Iterable[Receipt], step: int | None) -> Resumption:
+def resumption(
+    receipts: Iterable[Receipt], step: int | None, samples: Accounted | None = None
+) -> Resumption:
     """The sum of some receipts; `step`: the newest before the fault, None: not known."""
     found = sorted(receipts, key=lambda one: (one.name, one.rank))
     steps = [one.step for one in found]
     lost = None if step is None or not steps else max(step - min(steps), 0)
     agree, differ = _compared(found)
     said = _in_words(found, lost)
+    if samples is not None:
+        said = "; ".join(filter(None, [said, str(samples)]))
     if differ:
         said += f"; the replicas disagree: {differ}"
-    return Resumption(_groups(found), lost, agree, said)
+    repeated, skipped = (samples.repeated, samples.skipped) if samples else (None, None)
+    return Resumption(_groups(found), lost, agree, said, repeated, skipped)
 
 
 def _in_words(found: Sequence[Receipt], lost: int | None) -> str:
@@ -140,6 +149,12 @@ class Receipts:
         self._order: Order | None = None
         self._told: dict[PodUid, tuple[Receipt, ...]] = {}
         self._awaited: set[PodUid] = set()
+        self._tracks: Tracks = {}
+        self._before: tuple[int, Tracks] = -1, {}
+        """The attempt before, if it told any samples, and what they were."""
+        self._samples: Accounted | None = None
+        self._is_unsettled = False
+        """Whether there may be more to say of samples."""
         self._due: float | None = None
 
     def adopt(self, now: float) -> None:
@@ -156,9 +171,9 @@ class Receipts:
         if order is None:
             return  # nothing was started
         if self._order is not order:
-            self._order, self._due = order, None
-            self._told.clear()
-            self._awaited = set(self._state.gang.ranks)
+            self._begin(order)
+        observe(self._tracks, report.watch)
+        self._is_unsettled = self._samples is None and self._tracks.keys() == self._before[1].keys()
         found = tuple(one for one in report.receipts if one.attempt == order.attempt)
         if not found or self._told.get(uid) == found:
             return
@@ -167,25 +182,43 @@ class Receipts:
             self._awaited.discard(uid)
         self._due = earliest(self._due, now + WAIT_SECONDS if self._awaited else now)
 
+    def _begin(self, order: Order) -> None:
+        if self._order is not None and self._tracks:
+            self._before = self._order.attempt, self._tracks
+        self._order, self._due = order, None
+        self._told.clear()
+        self._tracks, self._samples, self._is_unsettled = {}, None, False
+        self._awaited = set(self._state.gang.ranks)
+
     def deadline(self) -> float | None:
         return self._due
 
     def go_on(self, now: float) -> None:
         """Let the incident have what is due; what an attempt that is over has told is."""
         is_over = self._state.phase is not Phase.TRAINING
+        if self._is_unsettled:
+            self._is_unsettled, self._samples = False, self._accounted()
+            self._due = self._due if self._samples is None else now
         if self._due is None or self._order is None or (now < self._due and not is_over):
             return
         self._due = None
         incident = self._incident(self._order.attempt)
         if incident is None:
             return
-        found = (one for receipts in self._told.values() for one in receipts)
-        sums = resumption(found, incident.step)
-        changes = {one.name: getattr(sums, one.name) for one in fields(Resumption)}
+        found = [one for receipts in self._told.values() for one in receipts]
+        sums = resumption(found, incident.step, self._samples)
+        changes = {one.name: getattr(sums, one.name) for one in fields(sums)}
         self._state.amend_incident(incident.number, **changes)
         if sums.replicas_agree is False and incident.replicas_agree is not False:
             text = f"attempt {self._order.attempt} {sums.resumed}"
             self._state.tell(REPLICAS_DISAGREE, text, is_warning=True)
+
+    def _accounted(self) -> Accounted | None:
+        attempt, tracks = self._before
+        incident = None if self._order is None else self._incident(self._order.attempt)
+        if incident is None or incident.attempt != attempt:
+            return None
+        return account(tracks, self._tracks, lost_steps(incident))
 
     def _incident(self, attempt: int) -> Incident | None:
         """The one that led to the attempt: the last before it, in this life of the job."""

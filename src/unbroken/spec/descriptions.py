@@ -128,6 +128,8 @@ DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "slowest": "The pod that each stage waited for last: stopped, ready, started.",
         "restored": "What the ranks of the next attempt went on with.",
         "steps_lost": "Steps between the newest before the fault and what was restored.",
+        "samples_repeated": "Samples given again, by all ranks together; absent: not known.",
+        "samples_skipped": "Samples that the state in use has never seen; absent: not known.",
         "replicas_agree": "Whether replicas restored the same bytes; absent: not known.",
         "resumed": "What was restored, in a sentence.",
     },

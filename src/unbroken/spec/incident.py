@@ -137,6 +137,10 @@ class Incident:
     """What the ranks of the next attempt went on with."""
     steps_lost: int | None = None
     """From the newest step before the fault back to what was restored; None: not known."""
+    samples_repeated: int | None = None
+    """Given to training again, by all ranks together; None: the script tells no samples."""
+    samples_skipped: int | None = None
+    """That the state which training goes on with has never seen."""
     replicas_agree: bool | None = None
     """Whether ranks that call each other replicas restored the same bytes; None: none were told."""
     resumed: str = ""

@@ -25,6 +25,8 @@ PLACES = (64, 2048)
 METRICS_MAX = 16
 NAME_BYTES_MAX = 48
 NO_STEP = -(2**63)
+SAMPLES = "samples"
+"""The metric that is a count: of what the data of the rank has given since training began."""
 
 HEADER = struct.Struct("=8sI")
 CHECK = struct.Struct("=I")

@@ -36,6 +36,7 @@ from unbroken.wire.worker import (
     PAGE_BYTES,
     PLACES,
     RECORDS,
+    SAMPLES,
     VARIABLE,
     VERSION,
     Page,
@@ -85,6 +86,10 @@ def progress(step: SupportsInt, **metrics: SupportsFloat) -> None:
     Give plain numbers: a tensor on a GPU has to be fetched, which makes the step wait for the
     device.  A metric keeps its value until it is told again.  What is no number is ignored, with
     one warning; NaN and infinities are what the detector `nan` looks for.
+
+    `samples=` is how many this rank's data has given since training began, counted on over
+    restarts, with this step's; it holds for this call alone.  Incidents then say how many were
+    repeated or skipped.
     """
     try:
         _writer.progress(step, metrics)
@@ -225,7 +230,7 @@ class _Writer(_Nowhere):
             self._step = int(step)
             if self._first == NO_STEP:
                 self._first = _whole(step)
-            if metrics:
+            if metrics or SAMPLES in self._metrics:
                 self._take(metrics)
             self._write()
         except Exception:  # noqa: BLE001  (a user's objects)
@@ -251,6 +256,10 @@ class _Writer(_Nowhere):
             if number - number:
                 is_bad = True
         self._bad_calls += is_bad
+        if SAMPLES in known and SAMPLES not in told:
+            # It belongs to its step.
+            del known[SAMPLES]
+            self._named = -1
         if len(known) != self._named:
             self._name()
 
