@@ -19,7 +19,7 @@ from typing import Any
 
 from . import doubt
 from .channel import whole
-from .keepers import C10D, unbind, within
+from .keepers import C10D, release, unbind
 from .torch_sockets import TorchSockets
 
 ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers",
@@ -43,6 +43,7 @@ RELEASE_SECONDS = 0.1
 logger = logging.getLogger(__name__)
 _held: set[Any] = set()
 """Groups of an attempt that is to be left."""
+_releasing: list[threading.Thread] = []
 _sockets = TorchSockets()
 shut, forget = _sockets.shut, _sockets.forget
 is_store_being_made, is_serving = _sockets.is_store_being_made, _sockets.is_serving
@@ -93,12 +94,15 @@ def hold() -> None:
         _held.update(list(c10d._world.pg_map))
 
 
-def destroy() -> bool:
-    """Leave no group behind, whatever state a lost peer has left it in.  False: its threads wait
-    until its timeout is over, and keep what they hold, without a part in any later group."""
+def destroy() -> None:
+    """Leave no group behind, whatever state a lost peer has left it in.
+
+    Their threads end meanwhile (gloo's look up every 10 ms).  One that has lost a message waits
+    until its timeout is over, and keeps what it holds, without a part in any later group.
+    """
     c10d = sys.modules.get(C10D)
     if c10d is None:
-        return True
+        return
     hold()
     try:
         if c10d.is_initialized():
@@ -106,12 +110,23 @@ def destroy() -> bool:
     except Exception as error:  # noqa: BLE001  (its peers may be dead)
         logger.debug("groups cannot be destroyed: %r", error)
     _reset(c10d)
-    return within(RELEASE_SECONDS, _release)
-
-
-def _release() -> None:
-    alive = [weakref.ref(group) for group in _held]
+    _releasing[:] = [one for one in _releasing if one.is_alive()]
+    held = [*_held]
     _held.clear()
+    if held:
+        _releasing.append(release(functools.partial(_release, held)))
+
+
+def are_gone() -> bool:
+    """Whether all that was destroyed is, after `RELEASE_SECONDS` at most for each."""
+    for one in _releasing:
+        one.join(RELEASE_SECONDS)
+    return not any(one.is_alive() for one in _releasing)
+
+
+def _release(held: list[Any]) -> None:
+    alive = [weakref.ref(group) for group in held]
+    held.clear()
     if any(group() is not None for group in alive):
         # Models hold their groups in cycles.
         gc.collect()

@@ -7,6 +7,7 @@ import sys
 # It is loaded before the user's program, which may have modules of these names.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
     from types import ModuleType
     from typing import Any
@@ -34,18 +35,17 @@ def let_go() -> None:
     import gc
 
     # Models hold their groups in cycles.
-    within(END_SECONDS, gc.collect)
+    release(gc.collect).join(END_SECONDS)
 
 
-def within(seconds: float, release: Callable[[], object]) -> bool:
-    """Let go of groups, in a thread that goes on where it takes longer; whether all are gone.  A
-    group waits for its threads, and one of gloo that has lost a message ends with its timeout."""
+def release(act: Callable[[], object]) -> threading.Thread:
+    """Let go of groups, in a thread.  A group waits for its own, and one of gloo that has lost a
+    message ends with its timeout."""
     import threading
 
-    thread = threading.Thread(target=release, name="unbroken-release", daemon=True)
+    thread = threading.Thread(target=act, name="unbroken-release", daemon=True)
     thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
+    return thread
 
 
 def unbind(c10d: ModuleType) -> None:

@@ -35,6 +35,8 @@ R = TypeVar("R")
 TOLD_SECONDS = 5.0
 """For the agent to say that a peer is lost after gloo has noticed."""
 EVICT_SECONDS = 0.002
+LEFT_SECONDS = 0.02
+"""The same, once the function has left: what threads of its groups wait for is still ended."""
 SWALLOWED_SECONDS = 1.0
 """After which `RankLost` is raised again, where somebody has caught it and stayed."""
 STUCK_SECONDS = 0.3
@@ -105,13 +107,18 @@ class _Eviction:
 
     def __init__(self, run: _Run) -> None:
         self._run = run
-        self._is_out = threading.Event()
+        self._has_left = False
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._evict, name="unbroken-evict", daemon=True)
         self._thread.start()
 
+    def left(self) -> None:
+        """The function has; its groups are being destroyed."""
+        self._has_left = True
+
     def end(self) -> None:
-        """The function has left, and its groups are gone."""
-        self._is_out.set()
+        """Nobody touches another socket from here on."""
+        self._is_over.set()
         self._thread.join()
 
     def _evict(self) -> None:
@@ -120,9 +127,11 @@ class _Eviction:
         groups.shut()
         groups.abort()
         watch = _Watch(self._run)
-        while not self._is_out.wait(EVICT_SECONDS):
-            self._run.interrupt()
+        while not self._is_over.wait(LEFT_SECONDS if self._has_left else EVICT_SECONDS):
             groups.shut()
+            if self._has_left:
+                continue
+            self._run.interrupt()
             groups.hold()
             if watch.is_stuck():
                 _end()
@@ -175,6 +184,8 @@ class _Run:
         """A fault, or the end of the agent."""
         self._must_leave = False
         self._eviction: _Eviction | None = None
+        self._past: list[_Eviction] = []
+        """Of attempts that have been left."""
         self._is_inside = False
         self._is_over = False
         self._raised_at: float | None = None
@@ -199,6 +210,7 @@ class _Run:
         finally:
             _run = None
             self._channel.listen({}, None)
+            self._end_past()
         self._channel.introduce(restartable=False)
         if isinstance(outcome, BaseException):
             raise outcome
@@ -237,6 +249,10 @@ class _Run:
     def _is_final(self, outcome: _Returned | BaseException) -> bool:
         is_users = isinstance(outcome, SystemExit | KeyboardInterrupt)
         if isinstance(outcome, BaseException) and groups.is_lost_peer(outcome):
+            # Its groups are of no use any more, whatever the agent says.
+            groups.abort()
+            _clear(outcome)
+            groups.destroy()
             self._heard.wait(TOLD_SECONDS)
         with self._lock:
             self._is_over = is_users or not self._must_leave
@@ -245,16 +261,11 @@ class _Run:
         return self._is_over
 
     def _settle(self) -> None:
-        """Leave nothing of the attempt, and raise and shut down no more."""
-        if not groups.destroy() and groups.is_serving():
+        """Leave nothing of the attempt but threads of its groups, which end by themselves."""
+        groups.destroy()
+        if groups.is_serving() and not groups.are_gone() and groups.is_serving():
             # Its port, and what the attempt has put down there, may be met by the next one.
             _end()
-        with self._lock:
-            # Who has put down an order has not let go of the lock before its eviction is known.
-            eviction = self._eviction
-        if eviction is not None:
-            eviction.end()
-        groups.forget()
 
     def _return(self) -> None:
         """Through the barrier, into the next attempt.  WorldError: there will be none."""
@@ -268,10 +279,20 @@ class _Run:
             self._settle()
             with self._lock:
                 self._arrive()
+        self._end_past()
+        groups.forget()
         os.environ.update({str(k): str(v) for k, v in order.get("worker_envs", {}).items()})
         self._channel.send({"type": PAST_BARRIER})
 
+    def _end_past(self) -> None:
+        while self._past:
+            self._past.pop().end()
+
     def _arrive(self) -> None:
+        # Who has put down an order has not let go of the lock before its eviction is known.
+        if self._eviction is not None:
+            self._eviction.left()
+            self._past.append(self._eviction)
         self._must_leave, self._eviction = False, None
         self._heard.clear()
         if not self._channel.send({"type": AT_BARRIER}):
@@ -319,14 +340,20 @@ def _is_main() -> bool:
     return is_main
 
 
-def _drop(outcome: object) -> None:
-    """Let go of what the frames of the exception hold, and of those it came from."""
-    seen: set[int] = set()
+def _clear(outcome: object) -> list[BaseException]:
+    """Let go of what the frames of the exception hold, and of those it came from: all of them."""
+    found: dict[int, BaseException] = {}
     todo = [outcome]
     while todo:
         error = todo.pop()
-        if isinstance(error, BaseException) and id(error) not in seen:
-            seen.add(id(error))
+        if isinstance(error, BaseException) and id(error) not in found:
+            found[id(error)] = error
             traceback.clear_frames(error.__traceback__)
             todo += [error.__context__, error.__cause__]
-            error.__traceback__ = error.__context__ = error.__cause__ = None
+    return [*found.values()]
+
+
+def _drop(outcome: object) -> None:
+    """Let go of the exception's frames as well."""
+    for error in _clear(outcome):
+        error.__traceback__ = error.__context__ = error.__cause__ = None
