@@ -377,6 +377,38 @@ def test_a_worker_names_its_fault_itself_and_how_hard_the_restart_is() -> None:
     assert plain.report().reason == "WorkerReportedFault"
 
 
+GLOO = """Traceback (most recent call last):
+  File "/usr/lib/python3/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
+    return func(*args, **kwargs)
+RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:40112
+"""
+DATA = """Traceback (most recent call last):
+  File "/usr/lib/python3/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
+    raise ValueError("shard 3 is empty")  # if its request timed out
+ValueError: shard 3 is empty
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        (GLOO, FaultKind.PEER_LOST),
+        (GLOO.splitlines()[-1], FaultKind.PEER_LOST),
+        (DATA, FaultKind.REPORTED),
+        ("link 3 is down", FaultKind.REPORTED),
+    ],
+)
+def test_who_reports_that_a_peer_is_gone_is_no_first_cause(text: str, kind: FaultKind) -> None:
+    report = FaultReported(0, 100, message=text)
+    (fault,) = check(*RUNNING, (report, "faulted")).report().faults
+    assert (fault.kind, fault.pid) == (kind, 100)
+    assert fault.message in text.splitlines()[-1]
+    done = (ended(1, 101, DONE), "running")
+    faults = check(*RUNNING, done, (report, "faulted")).report().faults
+    left = [FaultKind.EARLY_EXIT] if kind is FaultKind.PEER_LOST else []
+    assert [fault.kind for fault in faults] == [*left, kind], "who left is named first"
+
+
 def test_shutdown_at_the_barrier_asks_them_and_leaves_nobody() -> None:
     machine = check(
         *READY,

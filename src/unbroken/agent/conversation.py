@@ -203,7 +203,9 @@ class Conversation:
         if mode in MODES and self.asked_mode != MODES[-1]:
             self.asked_mode = mode
         self._told.setdefault(connection.speaker.local_rank, _Told()).has_failed = True
-        reason, text = _text(message.get("reason")), _text(message.get("message"))
+        reason, text = _text(message.get("reason")), message.get("message")
+        # What a traceback is about comes last.
+        text = text[-TEXT_MAX:] if isinstance(text, str) else ""
         self.feed(FaultReported(*_who(connection), mode, reason, text))
 
     def _job_data(self, connection: Connection, message: Mapping[str, Any]) -> None:

@@ -120,6 +120,24 @@ def judge(end: WorkerEnd, place: Place) -> WorkerFault:
     )
 
 
+def judge_reported(text: str, place: Place) -> WorkerFault:
+    """Name the fault that a worker reports itself; the text may be a traceback."""
+    error = printed_error(text.splitlines())
+    kind = FaultKind.REPORTED
+    if is_peer_lost("\n".join(error.lines) if error else text, error.text if error else text):
+        kind = FaultKind.PEER_LOST
+    return WorkerFault(
+        kind,
+        place.local_rank,
+        place.rank,
+        place.pid,
+        place.at,
+        message=(f"{error.type}: {error.message}".rstrip(": ") if error else text),
+        fingerprint=error.fingerprint if error else "",
+        lines=error.lines if error else (),
+    )
+
+
 def _kind(end: WorkerEnd, error: RaisedError | None, place: Place) -> FaultKind:
     if end.signal is not None:
         return _signal_kind(end, "\n".join(end.lines))

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from unbroken.wire.agent import FaultKind, RuleView, StartCommand, WorkerFault, WorkerReport
 from unbroken.wire.observation import RankWatch
 
-from .fault_texts import is_peer_lost
-from .faults import Place, judge, judge_stopped
+from .faults import Place, judge, judge_reported, judge_stopped
 from .worker_events import FaultReported, RunEvent, Stage, WorkerEnded
 
 if TYPE_CHECKING:
@@ -85,9 +84,10 @@ class Run:
         """Add the fault that a worker has reported."""
         worker = self.workers[event.local_rank]
         text = event.message or event.reason or "reported a fault"
-        kind = FaultKind.PEER_LOST if is_peer_lost(text, text) else FaultKind.REPORTED
-        place = (worker.local_rank, worker.rank, worker.pid)
-        self.faults.append(WorkerFault(kind, *place, now, message=text))
+        fault = judge_reported(text, Place(worker.local_rank, worker.rank, worker.pid, now))
+        if fault.kind is FaultKind.PEER_LOST:
+            self.faults += _early_exits(self, now)
+        self.faults.append(fault)
 
 
 def same(a: StartCommand, b: StartCommand) -> bool:
