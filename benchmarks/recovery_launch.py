@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +23,8 @@ from typing import ClassVar
 
 from recovery_records import Recovery
 from recovery_watch import Watch, Worker
+
+from unbroken.agent import facts
 
 SCRIPT = Path(__file__).with_name("train_step.py")
 RESTARTS_MAX = 1_000_000
@@ -76,10 +78,8 @@ class Setting:
 
 
 def free_port() -> int:
-    """A port that is free now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    """A port that is free now, and that the kernel gives nobody by itself."""
+    return facts.free_port((), random.Random())
 
 
 def parent(pid: int) -> int:
