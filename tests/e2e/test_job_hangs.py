@@ -147,6 +147,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_blamed(
     assert "differs    rank 2: waits for a lock in Loader.next_batch" in text
 
 
+@pytest.mark.heavy
 def test_a_rank_that_saves_for_long_is_let_be(
     cluster: Cluster, running: dict[str, Running]
 ) -> None:

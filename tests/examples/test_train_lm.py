@@ -65,6 +65,7 @@ def finish(ranks: list[subprocess.Popen[str]]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
     whole = finish(launch(tmp_path / "whole"))
     ranks = launch(tmp_path / "killed")
