@@ -16,6 +16,9 @@ from pathlib import Path
 from unbroken import worker
 
 STEP_SECONDS = 0.02
+BATCH = 8
+seen = 0
+"""Samples: like a loader outside of the function, in those that live on it goes on."""
 _events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
@@ -36,14 +39,16 @@ def report(what: str, **more: object) -> None:
 @worker.restartable
 def train(directory: Path) -> None:
     """Make steps until told to end."""
+    global seen
     names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "UNBROKEN_POD")
     report("start", environment={name: os.environ.get(name) for name in names})
     step = 0
     while not (directory / "finish").exists():
         step += 1
         time.sleep(STEP_SECONDS)
-        worker.progress(step)
-        report("step", step=step)
+        seen += BATCH
+        worker.progress(step, samples=seen)
+        report("step", step=step, seen=seen)
     report("end")
 
 
