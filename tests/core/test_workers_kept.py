@@ -8,6 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.drive_workers import (
+    AGAIN,
+    CRASHED,
+    DONE,
+    FAULTED,
+    KILLED,
+    READY,
+    RUNNING,
+    SETTINGS,
+    THEIRS,
+    Step,
+    check,
+    ended,
+    keep,
+    short,
+    start,
+    started,
+    stop,
+)
 from unbroken.core.faults import WorkerEnd
 from unbroken.core.workers import (
     Arrived,
@@ -19,15 +38,12 @@ from unbroken.core.workers import (
     FaultReported,
     KillAll,
     NothingLives,
-    OfferPort,
     Passed,
     Prepared,
-    Publish,
     Recall,
     Registered,
     Release,
     Settings,
-    SignalWorkers,
     Spawn,
     Stage,
     StageStarted,
@@ -37,105 +53,9 @@ from unbroken.core.workers import (
     Workers,
 )
 from unbroken.wire.agent import (
-    IN_PROCESS_RESTART,
     AgentState,
     FaultKind,
     ShutdownCommand,
-    StartCommand,
-    StopCommand,
-)
-
-SETTINGS = Settings("agent", nproc=2)
-THEIRS = replace(SETTINGS, is_inprocess=True, arrive_seconds=60.0)
-KILLED, CRASHED, DONE = WorkerEnd(signal=9), WorkerEnd(exit_code=1), WorkerEnd(exit_code=0)
-Step = tuple[Event, str]
-
-
-def start(attempt: int) -> Event:
-    """Of the first of two nodes."""
-    return Commanded(StartCommand(attempt, 0, 2, "10.0.0.1", 2000 + attempt))
-
-
-def keep(attempt: int | None = 0) -> Event:
-    return Commanded(StopCommand(attempt, restart_mode=IN_PROCESS_RESTART))
-
-
-def stop(attempt: int | None = 0, mode: str = "process_level_restart") -> Event:
-    return Commanded(StopCommand(attempt, restart_mode=mode))
-
-
-def started(attempt: int, **pids: int) -> Event:
-    """Processes by local rank: `_0=100`."""
-    ranks = tuple(int(name[1:]) for name in pids)
-    return StageStarted(attempt, Stage.TRAIN, tuple(pids.values()), ranks)
-
-
-def ended(local_rank: int, pid: int, end: WorkerEnd = KILLED, attempt: int = 0) -> Event:
-    return WorkerEnded(attempt, Stage.TRAIN, local_rank, end, pid=pid)
-
-
-def short(effect: Effect) -> str:
-    match effect:
-        case Spawn(stage, command, kept):
-            return f"spawn {stage.value} {command.attempt}" + _but(kept)
-        case SignalWorkers(number):
-            return f"signal {number}"
-        case KillAll(kept):
-            return "kill" + _but(kept)
-        case Recall(ranks, attempt):
-            return f"recall {_list(ranks)} of {attempt}"
-        case Release(ranks, command):
-            return f"release {_list(ranks)} into {command.attempt}"
-        case OfferPort():
-            return "port"
-        case Publish(report):
-            return f"say {report.state.value}"
-        case Exit(code):
-            return f"exit {code}"
-
-
-def _list(ranks: tuple[int, ...]) -> str:
-    return " ".join(map(str, ranks))
-
-
-def _but(kept: tuple[int, ...]) -> str:
-    return f" but {_list(kept)}" if kept else ""
-
-
-def check(*steps: Step, settings: Settings = SETTINGS) -> Workers:
-    """Tell a machine the events, one a second, and compare what it orders beside reports."""
-    machine = Workers(settings)
-    machine.step(Prepared(), 0.0)
-    for second, (event, expected) in enumerate(steps, 1):
-        effects = machine.step(event, float(second))
-        orders = [short(one) for one in effects if not isinstance(one, Publish)]
-        found = ", ".join([*orders, machine.state.value])
-        assert found == expected, f"step {second}: {event}"
-    return machine
-
-
-RUNNING: tuple[Step, ...] = (
-    (start(0), "spawn train 0, port, running"),
-    (started(0, _0=100, _1=101), "running"),
-    (Registered(0, 100), "running"),
-    (Registered(1, 101), "running"),
-)
-FAULTED: tuple[Step, ...] = (
-    *RUNNING,
-    (Disconnected(0, 100), "running"),
-    (ended(0, 100), "kill but 1, faulted"),
-    (NothingLives((1,)), "faulted"),
-)
-READY: tuple[Step, ...] = (
-    *FAULTED,
-    (keep(), "recall 1 of 0, kill but 1, stopping"),
-    (NothingLives((1,)), "stopping"),
-    (Arrived(1, 101), "ready"),
-)
-AGAIN: tuple[Step, ...] = (
-    *READY,
-    (start(1), "spawn train 1 but 1, release 1 into 1, port, running"),
-    (started(1, _0=102), "running"),
 )
 
 
@@ -375,38 +295,6 @@ def test_a_worker_names_its_fault_itself_and_how_hard_the_restart_is() -> None:
     check(*RUNNING, (report, "faulted"), (keep(), "kill, stopping"))
     plain = check(*RUNNING, (FaultReported(1, 101), "faulted"))
     assert plain.report().reason == "WorkerReportedFault"
-
-
-GLOO = """Traceback (most recent call last):
-  File "/usr/lib/python3/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
-    return func(*args, **kwargs)
-RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:40112
-"""
-DATA = """Traceback (most recent call last):
-  File "/usr/lib/python3/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper
-    raise ValueError("shard 3 is empty")  # if its request timed out
-ValueError: shard 3 is empty
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        (GLOO, FaultKind.PEER_LOST),
-        (GLOO.splitlines()[-1], FaultKind.PEER_LOST),
-        (DATA, FaultKind.REPORTED),
-        ("link 3 is down", FaultKind.REPORTED),
-    ],
-)
-def test_who_reports_that_a_peer_is_gone_is_no_first_cause(text: str, kind: FaultKind) -> None:
-    report = FaultReported(0, 100, message=text)
-    (fault,) = check(*RUNNING, (report, "faulted")).report().faults
-    assert (fault.kind, fault.pid) == (kind, 100)
-    assert fault.message in text.splitlines()[-1]
-    done = (ended(1, 101, DONE), "running")
-    faults = check(*RUNNING, done, (report, "faulted")).report().faults
-    left = [FaultKind.EARLY_EXIT] if kind is FaultKind.PEER_LOST else []
-    assert [fault.kind for fault in faults] == [*left, kind], "who left is named first"
 
 
 def test_shutdown_at_the_barrier_asks_them_and_leaves_nobody() -> None:

@@ -187,16 +187,16 @@ class Conversation:
             return
         connection.clients[client] = is_restartable
         if is_restartable:
-            self.feed(Registered(*_who(connection)))
+            self.feed(Registered(*_who(connection), _attempt(message)))
         elif was_restartable:
             self.feed(Disconnected(*_who(connection)))
 
     def _at_barrier(self, connection: Connection, message: Mapping[str, Any]) -> None:
-        self.feed(Arrived(*_who(connection)))
+        self.feed(Arrived(*_who(connection), _attempt(message)))
 
     def _past_barrier(self, connection: Connection, message: Mapping[str, Any]) -> None:
         self._told.pop(connection.speaker.local_rank, None)
-        self.feed(Passed(*_who(connection)))
+        self.feed(Passed(*_who(connection), _attempt(message)))
 
     def _job_fault(self, connection: Connection, message: Mapping[str, Any]) -> None:
         mode = _text(message.get("restart_mode")).lower()
@@ -259,6 +259,11 @@ class Conversation:
 
 def _who(connection: Connection) -> tuple[int, int]:
     return connection.speaker.local_rank, connection.speaker.pid
+
+
+def _attempt(message: Mapping[str, Any]) -> int | None:
+    told = message.get("attempt")
+    return told if type(told) is int else None
 
 
 def _text(value: object) -> str:

@@ -149,6 +149,8 @@ class Registered:
 
     local_rank: int
     pid: int
+    attempt: int | None = None
+    """As of `Arrived`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class Arrived:
 
     local_rank: int
     pid: int
+    attempt: int | None = None
+    """That it has left; None: it does not say, as stock clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,8 @@ class Passed:
 
     local_rank: int
     pid: int
+    attempt: int | None = None
+    """As of `Arrived`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from unbroken.wire.agent import FaultKind, RuleView, StartCommand, WorkerFault, WorkerReport
 from unbroken.wire.observation import RankWatch
 
-from .faults import Place, judge, judge_reported, judge_stopped
+from .faults import SIGKILL, Place, judge, judge_reported, judge_stopped
 from .worker_events import FaultReported, RunEvent, Stage, WorkerEnded
 
 if TYPE_CHECKING:
@@ -53,6 +53,11 @@ class Run:
         """Whether the worker was to be killed."""
         is_spared = self.stage is Stage.TRAIN and local_rank in (self.spared or ())
         return self.spared is not None and not is_spared
+
+    def has_ended(self, event: WorkerEnded) -> bool:
+        """Whether a worker died of what the agent had sent."""
+        is_killed = self.is_to_die(event.local_rank) and event.end.signal == SIGKILL
+        return event.is_signalled and (self.is_asked or is_killed)
 
     def is_alive(self, but: Container[int] = ()) -> bool:
         """Whether any worker runs, beside these training workers."""

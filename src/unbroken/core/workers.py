@@ -83,6 +83,8 @@ __all__ = [
 
 SIGTERM, SIGUSR1 = 15, 10
 JOB_RESTART = "job_level_restart"
+STUCK_CODE = 75
+"""With which a worker ends that was recalled and cannot leave (worker/restart.py)."""
 
 
 class Workers:
@@ -234,6 +236,8 @@ class Workers:
         member, run = self._member(event), self._run
         if member is None:
             return []
+        if isinstance(event, Arrived | Passed) and event.attempt not in (None, member.attempt):
+            return []  # It is late: of an attempt that this member has left.
         match event:
             case Passed(local_rank=local_rank):
                 member.has_passed = True
@@ -253,6 +257,7 @@ class Workers:
             return
         worker = run.workers.get(event.local_rank)
         is_ours = worker is not None and worker.pid == event.pid and worker.state == "running"
+        is_ours &= event.attempt in (None, run.command.attempt)
         if is_ours and self.state in (AgentState.INIT, AgentState.RUNNING):
             member = Member(event.pid, run.command.attempt, has_passed=True)
             self._members.add(event.local_rank, member)
@@ -479,11 +484,11 @@ class Workers:
         worker = run.workers.get(local_rank)
         if worker is None or worker.state != "running":
             return []
-        is_member = self._members.get(local_rank, event.pid) is not None
+        member = self._members.get(local_rank, event.pid)
         if run.stage is Stage.TRAIN:
             self._members.drop(local_rank)
-        is_ours = run.is_asked or (run.is_to_die(local_rank) and end.signal == SIGKILL)
-        is_ours &= event.is_signalled
+        is_stuck = member is not None and member.is_recalled and end.exit_code == STUCK_CODE
+        is_ours = is_stuck or run.has_ended(event)
         state = "succeeded" if not has_failed(end) else "stopped" if is_ours else "failed"
         at = now if event.at is None else event.at
         run.workers[local_rank] = replace(worker, state=state, ended_at=at)
@@ -495,7 +500,7 @@ class Workers:
             return self._fail(now)
         if run.is_alive():
             # It may have left something behind, and nobody else would end that.
-            return self._cull() if is_member and self.state is AgentState.STOPPING else []
+            return self._cull() if member and self.state is AgentState.STOPPING else []
         if self.state is AgentState.RUNNING:
             return self._next_stage(run, now)
         return [] if run.is_killed else self._cull()

@@ -1,0 +1,128 @@
+"""Scripts for the agent's machine: what it is told, and what it orders, in short words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unbroken.core.faults import WorkerEnd
+from unbroken.core.workers import (
+    Arrived,
+    Commanded,
+    Disconnected,
+    Effect,
+    Event,
+    Exit,
+    KillAll,
+    NothingLives,
+    OfferPort,
+    Prepared,
+    Publish,
+    Recall,
+    Registered,
+    Release,
+    Settings,
+    SignalWorkers,
+    Spawn,
+    Stage,
+    StageStarted,
+    WorkerEnded,
+    Workers,
+)
+from unbroken.wire.agent import (
+    IN_PROCESS_RESTART,
+    StartCommand,
+    StopCommand,
+)
+
+SETTINGS = Settings("agent", nproc=2)
+THEIRS = replace(SETTINGS, is_inprocess=True, arrive_seconds=60.0)
+KILLED, CRASHED, DONE = WorkerEnd(signal=9), WorkerEnd(exit_code=1), WorkerEnd(exit_code=0)
+Step = tuple[Event, str]
+
+
+def start(attempt: int) -> Event:
+    """Of the first of two nodes."""
+    return Commanded(StartCommand(attempt, 0, 2, "10.0.0.1", 2000 + attempt))
+
+
+def keep(attempt: int | None = 0) -> Event:
+    return Commanded(StopCommand(attempt, restart_mode=IN_PROCESS_RESTART))
+
+
+def stop(attempt: int | None = 0, mode: str = "process_level_restart") -> Event:
+    return Commanded(StopCommand(attempt, restart_mode=mode))
+
+
+def started(attempt: int, **pids: int) -> Event:
+    """Processes by local rank: `_0=100`."""
+    ranks = tuple(int(name[1:]) for name in pids)
+    return StageStarted(attempt, Stage.TRAIN, tuple(pids.values()), ranks)
+
+
+def ended(local_rank: int, pid: int, end: WorkerEnd = KILLED, attempt: int = 0) -> Event:
+    return WorkerEnded(attempt, Stage.TRAIN, local_rank, end, pid=pid)
+
+
+def short(effect: Effect) -> str:
+    match effect:
+        case Spawn(stage, command, kept):
+            return f"spawn {stage.value} {command.attempt}" + _but(kept)
+        case SignalWorkers(number):
+            return f"signal {number}"
+        case KillAll(kept):
+            return "kill" + _but(kept)
+        case Recall(ranks, attempt):
+            return f"recall {_list(ranks)} of {attempt}"
+        case Release(ranks, command):
+            return f"release {_list(ranks)} into {command.attempt}"
+        case OfferPort():
+            return "port"
+        case Publish(report):
+            return f"say {report.state.value}"
+        case Exit(code):
+            return f"exit {code}"
+
+
+def _list(ranks: tuple[int, ...]) -> str:
+    return " ".join(map(str, ranks))
+
+
+def _but(kept: tuple[int, ...]) -> str:
+    return f" but {_list(kept)}" if kept else ""
+
+
+def check(*steps: Step, settings: Settings = SETTINGS) -> Workers:
+    """Tell a machine the events, one a second, and compare what it orders beside reports."""
+    machine = Workers(settings)
+    machine.step(Prepared(), 0.0)
+    for second, (event, expected) in enumerate(steps, 1):
+        effects = machine.step(event, float(second))
+        orders = [short(one) for one in effects if not isinstance(one, Publish)]
+        found = ", ".join([*orders, machine.state.value])
+        assert found == expected, f"step {second}: {event}"
+    return machine
+
+
+RUNNING: tuple[Step, ...] = (
+    (start(0), "spawn train 0, port, running"),
+    (started(0, _0=100, _1=101), "running"),
+    (Registered(0, 100), "running"),
+    (Registered(1, 101), "running"),
+)
+FAULTED: tuple[Step, ...] = (
+    *RUNNING,
+    (Disconnected(0, 100), "running"),
+    (ended(0, 100), "kill but 1, faulted"),
+    (NothingLives((1,)), "faulted"),
+)
+READY: tuple[Step, ...] = (
+    *FAULTED,
+    (keep(), "recall 1 of 0, kill but 1, stopping"),
+    (NothingLives((1,)), "stopping"),
+    (Arrived(1, 101), "ready"),
+)
+AGAIN: tuple[Step, ...] = (
+    *READY,
+    (start(1), "spawn train 1 but 1, release 1 into 1, port, running"),
+    (started(1, _0=102), "running"),
+)
