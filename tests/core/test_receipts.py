@@ -282,7 +282,22 @@ def test_samples_are_told_without_any_receipt() -> None:
 
 def test_samples_of_a_job_that_fails_again_at_once_are_not_made_up() -> None:
     script = count_until_fault()
+    told(script, 10.5, "w-0", step=42)
     script.run("11 failed w-1 1\n12 ready w-0 1\n12 ready w-1 1\n13 runs w-0 2\n13 runs w-1 2")
     for rank in (0, 1):
         counted(script, 14, f"w-{rank}", 42, 43 * 8)
     assert [script.incidents[n].samples_repeated for n in (1, 2)] == [None, None]
+
+
+def test_samples_are_taken_back_where_a_rank_turns_up_that_was_not_known_before() -> None:
+    script = Script(spec(2))
+    script.up()
+    script.run("5 runs w-0 0\n5 runs w-1 0")
+    counted(script, 6, "w-0", 10, 88)
+    counted(script, 7, "w-0", 42, 43 * 8)
+    script.run("8 failed w-1 0\n9 ready w-0 0\n9 ready w-1 0\n10 runs w-0 1\n10 runs w-1 1")
+    counted(script, 12, "w-0", 42, 43 * 8)
+    assert script.incidents[1].samples_repeated == 8
+    counted(script, 13, "w-1", 42, 43 * 8)
+    assert script.incidents[1].samples_repeated is None
+    assert script.incidents[1].resumed == ""

@@ -25,6 +25,7 @@ from unbroken.core import (
     ranks,
     receipts,
     recovery,
+    samples,
     stacks,
     stalls,
 )
@@ -485,6 +486,18 @@ def _(patch: pytest.MonkeyPatch) -> None:
         real(self, uid, report, now)
 
     patch.setattr(receipts.Receipts, "take", take)
+
+
+@planted("samples of steps between two reports count as skipped")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def account(before: samples.Tracks, after: samples.Tracks, steps: int | None) -> Any:
+        late = {
+            rank: replace(one, first=one.first._replace(step=one.first.step - 1))
+            for rank, one in after.items()
+        }
+        return samples.account(before, late, steps)
+
+    patch.setattr(receipts, "account", account)
 
 
 def first_breach(seeds: Iterable[int]) -> int | None:

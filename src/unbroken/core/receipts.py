@@ -173,7 +173,8 @@ class Receipts:
         if self._order is not order:
             self._begin(order)
         observe(self._tracks, report.watch)
-        self._is_unsettled = self._samples is None and self._tracks.keys() == self._before[1].keys()
+        is_whole = self._tracks.keys() == self._before[1].keys()
+        self._is_unsettled = is_whole is (self._samples is None)
         found = tuple(one for one in report.receipts if one.attempt == order.attempt)
         if not found or self._told.get(uid) == found:
             return
@@ -197,8 +198,9 @@ class Receipts:
         """Let the incident have what is due; what an attempt that is over has told is."""
         is_over = self._state.phase is not Phase.TRAINING
         if self._is_unsettled:
-            self._is_unsettled, self._samples = False, self._accounted()
-            self._due = self._due if self._samples is None else now
+            self._is_unsettled, known = False, self._samples
+            self._samples = self._accounted()
+            self._due = self._due if self._samples == known else now
         if self._due is None or self._order is None or (now < self._due and not is_over):
             return
         self._due = None

@@ -39,6 +39,7 @@ REACHED = (
     "holder_is_known",
     "receipts",
     "restored_from_buddy",
+    "samples",
 )
 
 

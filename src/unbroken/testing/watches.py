@@ -1,16 +1,20 @@
 """What the watchdogs of all agents see of the workers, and what a look at a worker shows.
 
 The truth is simple here: a worker has stalled, was stopped, or the whole gathering is quiet for a
-while with one of its workers at work.  Alarms come late, as the real watchdog's do.
+while with one of its workers at work.  Alarms come late, as the real watchdog's do.  Each rank
+tells how many samples it has had, and with each attempt its data is shifted against the steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from unbroken.core.timeline import lost_steps
 from unbroken.spec.detectors import Detector
+from unbroken.spec.incident import Incident
 from unbroken.testing.schedule import Schedule
 from unbroken.testing.training import Gathering, Training, Worker
 from unbroken.wire.observation import Alarm, RankEvidence, RankWatch, ThreadStack
@@ -21,6 +25,8 @@ if TYPE_CHECKING:
 WAITS = ("all_reduce (torch/distributed/distributed_c10d.py:2806)", "step (train.py:30)")
 STANDS = ("clock_nanosleep (libc.so.6)", "get_batch (data.py:41)", "step (train.py:20)")
 WORKS = ("forward (train.py:12)", "step (train.py:25)")
+BATCH = 8
+"""Samples of a step of one rank."""
 LATE_SECONDS = 1.0
 """How late an alarm may be."""
 
@@ -142,4 +148,33 @@ class Watches:
         began = place.trains_since
         step = None if began is None else self._training.steps + int(now - began)
         view = RankWatch(worker.rank, "train", step, now, 1.0, now, worker.allowed_seconds)
+        if step is not None:
+            samples = BATCH * (step + 1) + shift(worker.rank, worker.attempt)
+            view = replace(view, metrics={"samples": float(samples)})
         return replace(view, alarms=tuple(worker.alarms.values()))
+
+    def judge_end(self, incidents: Iterable[Incident], newest: int, ranks: int) -> Iterator[str]:
+        """What incidents say of samples, and is not so."""
+        found = sorted(incidents, key=lambda one: one.number)
+        for one, after in zip_longest(found, found[1:]):
+            end = newest if after is None else after.attempt
+            said = one.samples_repeated, one.samples_skipped
+            if said == (None, None):
+                continue
+            self._schedule.probes["samples"] += 1
+            # Of several that it led to, as operators crashed, the one is meant that told samples.
+            later = range(one.attempt + 1, end + 1)
+            if said not in [_counted(one, attempt, ranks) for attempt in later]:
+                yield f"samples repeated and skipped are not {said}: {one}"
+
+
+def shift(rank: int, attempt: int) -> int:
+    """By how many samples the data of a rank is ahead of its steps in an attempt."""
+    return (rank * 7 + attempt * 13) % 5 * BATCH
+
+
+def _counted(incident: Incident, attempt: int, ranks: int) -> tuple[int, int]:
+    """Samples repeated and skipped where an attempt followed the incident."""
+    again = (lost_steps(incident) or 0) * BATCH
+    ahead = [shift(rank, attempt) - shift(rank, incident.attempt) for rank in range(ranks)]
+    return sum(max(again - one, 0) for one in ahead), sum(max(one, 0) for one in ahead)

@@ -391,6 +391,10 @@ class World:
             told = self.control.incidents.objects.values()
             for wrong in self.snapshots.judge_end(told, status, status.restart_count):
                 require(False, wrong)
+        told = self.control.incidents.objects.values()
+        ranks = self.scenario.nproc * spec.nnodes
+        for wrong in self.watches.judge_end(told, status.restart_count, ranks):
+            require(False, wrong)
         ending = Ending(self.checkers, self.truth, spec, status)
         name = ending.judge(self.control.incidents.objects.values())
         if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
