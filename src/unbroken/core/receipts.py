@@ -172,9 +172,10 @@ class Receipts:
             return  # nothing was started
         if self._order is not order:
             self._begin(order)
+        count = len(self._tracks)
         observe(self._tracks, report.watch)
-        is_whole = self._tracks.keys() == self._before[1].keys()
-        self._is_unsettled = is_whole is (self._samples is None)
+        is_complete = len(self._tracks) == len(self._before[1])
+        self._is_unsettled |= is_complete if self._samples is None else len(self._tracks) != count
         found = tuple(one for one in report.receipts if one.attempt == order.attempt)
         if not found or self._told.get(uid) == found:
             return
