@@ -18,7 +18,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from unbroken.agent_http.client import AgentLink
-from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
+from unbroken.wire.agent import (
+    AgentReport,
+    AgentState,
+    Command,
+    StartCommand,
+    StopCommand,
+    WarmCommand,
+)
 from unbroken.wire.agent_codec import decode_report
 from unbroken.wire.observation import CollectCommand, Evidence
 
@@ -190,6 +197,7 @@ class Operator:
     evidence: list[Evidence] = field(default_factory=list)
     send: Callable[[Command], None] = lambda command: None
     collect: Callable[[CollectCommand], None] = lambda command: None
+    warm: Callable[[WarmCommand], None] = lambda command: None
 
     def on_report(self, report: AgentReport) -> None:
         self.reports.append(report)
@@ -249,7 +257,7 @@ async def linked(agent: Running | int, token: str | None = TOKEN) -> AsyncIterat
         "127.0.0.1", port, token, operator.on_report, operator.on_lost,
         on_evidence=operator.on_evidence,
     )  # fmt: skip
-    operator.send, operator.collect = link.send, link.collect
+    operator.send, operator.collect, operator.warm = link.send, link.collect, link.warm
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(link.run())
         try:

@@ -36,6 +36,7 @@ from unbroken.core.events import (
     StopWorkers,
     Synced,
     Tick,
+    WarmWorkers,
     WriteIncident,
     WriteStatus,
 )
@@ -257,6 +258,8 @@ class Script:
             offered_port=port,
             kept=(int(options["kept"]),) if "kept" in options else (),
         )
+        if "imports" in options:
+            report = replace(report, imports=int(options["imports"]))
         if "told" in options:
             report = replace(report, watch=(RankWatch(0, step=int(options["told"])),))
         if state is AgentState.FAULTED:
@@ -282,6 +285,8 @@ def show(effect: Effect, asked: str) -> list[str]:
             mode = " keep" if command.restart_mode == IN_PROCESS_RESTART else " end"
             is_asked = " keep" in asked or " end" in asked
             return [f"stop {_name(pod)} {command.attempt}{mode if is_asked else ''}"]
+        case WarmWorkers(pod, command):
+            return [f"warm {_name(pod)} by={'/'.join(command.peers)}"]
         case CollectEvidence(pod, _):
             return [f"look {_name(pod)}"]
         case CreatePod(name, _, _, avoid):

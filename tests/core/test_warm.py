@@ -21,7 +21,7 @@ from unbroken.core.warm import (
     Event,
     Imported,
     LookAtImports,
-    Opened,
+    Named,
     Park,
     Parked,
     ParkedEnded,
@@ -114,7 +114,7 @@ def test_a_start_that_finds_too_few_parked_has_them_parked() -> None:
 @pytest.mark.parametrize("has_spare", [True, False])
 def test_what_the_job_names_is_imported_before_the_first_start(has_spare: bool) -> None:
     machine = Warm(2, has_spare)
-    assert fed(machine, Opened()) == [StartTemplate()]
+    assert fed(machine, Named()) == [StartTemplate()]
     assert fed(machine, Began()) == ([] if has_spare else [PauseTemplate()])
     assert fed(machine, StepTold()) == ([] if has_spare else [ResumeTemplate()])
     assert fed(machine, TemplateReady()) == [Park(2)]
@@ -122,7 +122,7 @@ def test_what_the_job_names_is_imported_before_the_first_start(has_spare: bool) 
 
 def test_the_template_is_interrupted_by_the_first_start_alone_and_not_between() -> None:
     machine = Warm(2, has_spare=False)
-    assert fed(machine, Opened(), Began(), StopBegan()) == [
+    assert fed(machine, Named(), Began(), StopBegan()) == [
         StartTemplate(),
         PauseTemplate(),
         ResumeTemplate(),

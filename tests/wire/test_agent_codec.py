@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from unbroken.errors import PeerError
 from unbroken.wire.agent import (
+    IMPORTS_MAX,
+    WARM_PEERS_MAX,
     AgentReport,
     AgentState,
     Command,
@@ -21,11 +23,13 @@ from unbroken.wire.agent import (
     ShutdownCommand,
     StartCommand,
     StopCommand,
+    WarmCommand,
     WorkerFault,
     WorkerReport,
 )
 from unbroken.wire.agent_codec import (
     decode_command,
+    decode_imports,
     decode_report,
     encode_command,
     encode_report,
@@ -131,9 +135,23 @@ def test_reports_survive_the_wire(report: AgentReport) -> None:
     assert decode_report(encode_report(report)) == report
 
 
-@given(STARTS | STOPS | st.just(ShutdownCommand()))
-def test_commands_survive_the_wire(command: Command) -> None:
+PEERS = st.lists(st.text(max_size=30), max_size=WARM_PEERS_MAX).map(tuple)
+
+
+@given(STARTS | STOPS | st.just(ShutdownCommand()) | PEERS.map(WarmCommand))
+def test_commands_survive_the_wire(command: Command | WarmCommand) -> None:
     assert decode_command(encode_command(command)) == command
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b'{"modules": {}}', b'{"modules": [1]}', b'{"modules": [""]}']
+)
+def test_what_is_no_list_of_modules_is_refused(body: bytes) -> None:
+    assert decode_imports(b'{"modules": ["os", "os.path"]}') == ("os", "os.path")
+    with pytest.raises(PeerError):
+        decode_imports(body)
+    with pytest.raises(PeerError):
+        decode_imports(json.dumps({"modules": ["a"] * (IMPORTS_MAX + 1)}).encode())
 
 
 def test_a_start_frame_has_the_keys_of_the_documented_request() -> None:

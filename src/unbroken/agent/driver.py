@@ -11,7 +11,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,6 +47,7 @@ from unbroken.wire.agent import (
     AgentState,
     Command,
     StartCommand,
+    WarmCommand,
 )
 from unbroken.wire.agent_bodies import Status
 from unbroken.wire.ipc import VARIABLE as SOCKET_VARIABLE
@@ -79,7 +81,7 @@ class Owner(Protocol):
     keeps: bool
     """Workers can live on over a stop, and are served a socket."""
 
-    def start(self) -> None:
+    def start(self, imports_changed: Callable[[], None]) -> None:
         """Take charge."""
 
     def spawn(self, stage: Stage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
@@ -99,6 +101,12 @@ class Owner(Protocol):
     def local_ranks(self) -> Mapping[int, int]:
         """Of the training workers that live, by pid."""
 
+    def imports(self) -> Collection[str] | None:
+        """Names of the modules that workers started warm have imported; None: none ever is."""
+
+    def import_beforehand(self, names: Sequence[str]) -> None:
+        """Take what workers of other agents import."""
+
     def close(self) -> None:
         """Write out what there is."""
 
@@ -116,6 +124,7 @@ class Driver:
         self._options = options
         self._machine = Workers(settings(options))
         self._server = AgentServer(self, token, has_link)
+        self._token = token
         self._processes = make(options, self.feed, self._now)
         self._conversation = Conversation(
             self.feed,
@@ -132,6 +141,7 @@ class Driver:
         self._inbox: collections.deque[Event] = collections.deque()
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
+        self._learning: asyncio.Task[None] | None = None
         self._examination: Examination | None = None
         """The newest; who asks while it goes on is told what it finds."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -143,7 +153,7 @@ class Driver:
     async def run(self, keeper: int | None) -> int:
         """Listen and work until told to end; returns the exit code.  WorldError."""
         self._table.load()
-        self._processes.start()
+        self._processes.start(self._restate)
         for number in self._options.signals:
             self._loop.add_signal_handler(number, self.feed, Terminated(number))
         if keeper is not None:
@@ -211,6 +221,24 @@ class Driver:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def warm(self, command: WarmCommand) -> None:
+        """Learn from others what to import beforehand, where that is of use."""
+        is_free = self._learning is None or self._learning.done()
+        if is_free and self._machine.state is AgentState.READY and self.imports() is not None:
+            self._learning = self._keep(self._learn(command))
+
+    async def _learn(self, command: WarmCommand) -> None:
+        from .peer_imports import fetch  # of spares only
+
+        names = await fetch(command.peers, self._token)
+        # Where a start has come meanwhile, its workers tell what they import.
+        if names and self._machine.state is AgentState.READY:
+            self._processes.import_beforehand(names)
+
+    def imports(self) -> Collection[str] | None:
+        """What workers import, for others."""
+        return self._processes.imports()
+
     def snapshots(self) -> Copies:
         """Copies of other nodes' snapshots."""
         return self._conversation.snapshots.replication()
@@ -226,7 +254,12 @@ class Driver:
 
     def report(self) -> AgentReport:
         """How the agent stands."""
-        return self._conversation.snapshots.add_to(self._machine.report())
+        return self._whole(self._machine.report())
+
+    def _whole(self, report: AgentReport) -> AgentReport:
+        known = self.imports()
+        count = None if known is None else len(known)
+        return replace(self._conversation.snapshots.add_to(report), imports=count)
 
     def status(self) -> Status:
         """The rest of the documented status."""
@@ -282,7 +315,7 @@ class Driver:
 
     def _publish(self, report: AgentReport) -> None:
         logger.debug("state=%s attempt=%s", report.state.value, report.attempt)
-        self._server.publish(self._conversation.snapshots.add_to(report))
+        self._server.publish(self._whole(report))
         if report.state is AgentState.SHUTDOWN:
             self._server.stop_listening()
 

@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +97,7 @@ class Processes:
         self._watch: Watch | None = None
         self._boots = False
         self._warm: WarmStarts | None = None
+        self._imports_changed: Callable[[], None] = lambda: None
         self._workers: dict[int, Worker] = {}
         self._last_words = 0
         """Workers that have ended and whose output is still being read."""
@@ -106,8 +107,9 @@ class Processes:
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
 
-    def start(self) -> None:
+    def start(self, imports_changed: Callable[[], None]) -> None:
         """Take charge of this process's children."""
+        self._imports_changed = imports_changed
         lineage.adopt_orphans()
         self._boots = can_boot(self._options)
         self._output.start()
@@ -117,9 +119,23 @@ class Processes:
             self._loop.call_soon(self._begin_warm)
 
     def _begin_warm(self) -> None:
+        self._warm_starts().open(self._nobodys_program())
+
+    def _nobodys_program(self) -> Program:
+        """Of no rank, before any start."""
         nobody = StartCommand(-1, -1, self._options.nnodes, "", -1)
-        first = programs(self._options, Stage.TRAIN, nobody, "", True)[0]
-        self._warm_starts().open(first)
+        return programs(self._options, Stage.TRAIN, nobody, "", True)[0]
+
+    def imports(self) -> Collection[str] | None:
+        """What a template has been told to import, and was fit for use; None: no worker is started
+        warm, or the job names it."""
+        if not self._boots or self._options.preload:
+            return None
+        return () if self._warm is None else self._warm.imports()
+
+    def import_beforehand(self, names: Sequence[str]) -> None:
+        """Take what workers of other agents import."""
+        self._warm_starts().heard(self._nobodys_program(), names)
 
     def close(self) -> None:
         """Write out what there is."""
@@ -168,8 +184,9 @@ class Processes:
             from .warm import WarmStarts
 
             self._warm = WarmStarts(
-                self._options, self._lease, self._clock, self._turned_cold, self._nothing_lives
-            )
+                self._options, self._lease, self._clock,
+                self._turned_cold, self._nothing_lives, self._imports_changed,
+            )  # fmt: skip
         return self._warm
 
     def _turned_cold(self, pid: int) -> None:

@@ -22,7 +22,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -185,8 +185,14 @@ class TorchWorkers:
         self._loop = asyncio.get_running_loop()
         return self
 
-    def start(self) -> None:
+    def start(self, imports_changed: Callable[[], None]) -> None:
         """torchrun has them already."""
+
+    def imports(self) -> None:
+        """torchrun starts every worker cold."""
+
+    def import_beforehand(self, names: Sequence[str]) -> None:
+        """Nobody is told to."""
 
     def close(self) -> None:
         """torchrun writes the output."""

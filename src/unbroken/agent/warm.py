@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unbroken.core import warm as core
+from unbroken.wire.agent import IMPORTS_MAX
 from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
 
 from . import facts, lineage, procfs
@@ -55,6 +56,7 @@ class WarmStarts:
         clock: Callable[[], float],
         turned_cold: Callable[[int], None],
         parked: Callable[[], None],
+        imports_changed: Callable[[], None],
     ) -> None:
         """`turned_cold` takes the pid of one that had been handed out; `parked`: `pids` has
         another."""
@@ -64,6 +66,7 @@ class WarmStarts:
         self._lease = lease
         self._clock = clock
         self._turned_cold, self._tell_parked = turned_cold, parked
+        self._imports_changed = imports_changed
         self.doomed: set[int] = set()
         """Children that are not reaped, and were killed as what a worker had left."""
         self._learnt: list[int] = []
@@ -86,6 +89,7 @@ class WarmStarts:
         self._loop = asyncio.get_running_loop()
         self._refusal = ""
         self._is_first = True
+        self._imports_told: int | None = 0
 
     def pids(self) -> Collection[int]:
         """Processes that descend from no worker."""
@@ -96,7 +100,21 @@ class WarmStarts:
         """Before any start: begin at once where the job has said what is to be imported."""
         if self._preload:
             self._program = program
-            self._feed(core.Opened())
+            self._feed(core.Named())
+
+    def imports(self) -> Collection[str] | None:
+        """What the template was told to import, and was fit for use; None: no start will be warm,
+        or the job names it."""
+        if self._preload or self._machine.has_given_up:
+            return None
+        return () if self._template is None else self._fit
+
+    def heard(self, program: Program, names: Sequence[str]) -> None:
+        """Take what workers of other agents import; the program is used before any start."""
+        self._program = self._program or program
+        if len(self._heard) < IMPORTS_MAX:
+            self._heard.update(dict.fromkeys(names))
+        self._feed(core.Named(bool(self._news())))
 
     def prepare(self, programs: Sequence[Program]) -> None:
         """A start is about to come: wait a moment for the template, if only its answers lack."""
@@ -216,6 +234,7 @@ class WarmStarts:
 
     def _feed(self, event: core.Event) -> None:
         self._act(self._machine.step(event, self._clock()))
+        self._restate()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -223,6 +242,13 @@ class WarmStarts:
         if due is not None:
             delay = max(0.0, due - self._clock())
             self._timer = self._loop.call_later(delay, self._feed, core.Tick())
+
+    def _restate(self) -> None:
+        known = self.imports()
+        count = None if known is None else len(known)
+        if count != self._imports_told:
+            self._imports_told = count
+            self._loop.call_soon(self._imports_changed)
 
     def _act(self, effects: Sequence[core.Effect]) -> None:
         for effect in effects:

@@ -3,7 +3,8 @@
 With agents that offer `/v1/link` it keeps a WebSocket; others are sent the documented requests and
 asked for their status again and again.  A command is what should be: a newer one replaces an older
 one that is still unsent, and one that may have been lost with its link is sent again.  A question
-for evidence is none: it is asked once, on a link that is up, and never in a command's way.
+for evidence is none, nor is what to import beforehand: it is sent once, on a link that is up, and
+never in a command's way.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from unbroken.wire.agent import (
     Command,
     ShutdownCommand,
     StartCommand,
+    WarmCommand,
 )
 from unbroken.wire.agent_bodies import (
     parse_json,
@@ -91,7 +93,7 @@ class AgentLink:
         """Sent on this connection, on which nothing has been heard since."""
         self._has_command = asyncio.Event()
         self._is_linked = False
-        self._question: CollectCommand | None = None
+        self._asides: dict[type, CollectCommand | WarmCommand] = {}
         self._is_up = False
         self._failures = 0
         self._why = ""
@@ -104,8 +106,15 @@ class AgentLink:
 
     def collect(self, command: CollectCommand) -> None:
         """Ask for evidence.  No answer comes from an agent that cannot give it or is not linked."""
+        self._send_aside(command)
+
+    def warm(self, command: WarmCommand) -> None:
+        """Say who knows what to import; nothing comes of it where the agent is not linked."""
+        self._send_aside(command)
+
+    def _send_aside(self, command: CollectCommand | WarmCommand) -> None:
         if self._is_linked:
-            self._question = command
+            self._asides[type(command)] = command
             self._has_command.set()
 
     async def run(self) -> None:
@@ -188,7 +197,8 @@ class AgentLink:
             try:
                 return Broken(await self._receive_all(socket))
             finally:
-                self._is_linked, self._question = False, None
+                self._is_linked = False
+                self._asides.clear()
                 sending.cancel()
 
     async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> str:
@@ -227,13 +237,13 @@ class AgentLink:
         while True:
             await self._has_command.wait()
             command = self._take()
-            question, self._question = self._question, None
+            asides, self._asides = self._asides, {}
             try:
                 if command is not None:
                     self._unconfirmed = command
                     await socket.send_str(encode_command(command))
-                if question is not None:
-                    await socket.send_str(encode_command(question))
+                for aside in asides.values():
+                    await socket.send_str(encode_command(aside))
             except _ERRORS:
                 return  # The receiving side hears of it too, and ends the link.
 

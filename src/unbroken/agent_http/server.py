@@ -13,7 +13,7 @@ import hmac
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -22,11 +22,14 @@ from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
 from unbroken.errors import PeerError, WorldError
 from unbroken.wire.agent import (
     HEARTBEAT_SECONDS,
+    IMPORTS_MAX,
+    IMPORTS_PATH,
     LINK_PATH,
     AgentReport,
     Command,
     ShutdownCommand,
     StartCommand,
+    WarmCommand,
 )
 from unbroken.wire.agent_bodies import (
     Status,
@@ -73,6 +76,12 @@ class Agent(Protocol):
 
     def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the ranks, and answer once, within the command's time."""
+
+    def warm(self, command: WarmCommand) -> None:
+        """Learn from others what to import beforehand."""
+
+    def imports(self) -> Collection[str] | None:
+        """What workers import, for others."""
 
     def report(self) -> AgentReport:
         """How the agent stands."""
@@ -130,6 +139,7 @@ class AgentServer:
             ("GET", "/v1/report", self._report),
             ("GET", "/v1/evidence", self._evidence),
             ("GET", "/v1/health", self._health),
+            ("GET", IMPORTS_PATH, self._imports),
         ]
         if has_link:
             routes.append(("GET", LINK_PATH, self._link))
@@ -252,6 +262,9 @@ class AgentServer:
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
+    async def _imports(self, _: web.Request) -> web.Response:
+        return web.json_response({"modules": list(self._agent.imports() or ())[:IMPORTS_MAX]})
+
     async def _link(self, request: web.Request) -> web.StreamResponse:
         if len(self._links) >= LINKS_MAX:
             return _detail(503, f"{LINKS_MAX} operators are linked already")
@@ -298,6 +311,9 @@ class AgentServer:
                 continue
             if isinstance(command, CollectCommand):
                 self._agent.collect(command, unsent.answer)
+                continue
+            if isinstance(command, WarmCommand):
+                self._agent.warm(command)
                 continue
             refusal = self._agent.refusal(command)
             if refusal:

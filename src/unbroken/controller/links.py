@@ -18,7 +18,7 @@ from unbroken.core.events import (
     PodUid,
     PodView,
 )
-from unbroken.wire.agent import AgentReport, Command
+from unbroken.wire.agent import AgentReport, Command, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .views import AgentPlace
@@ -79,6 +79,12 @@ class AgentLinks:
         held = self._held.get(uid)
         if held is not None:
             held.link.collect(command)
+
+    def warm(self, uid: PodUid, command: WarmCommand) -> None:
+        """Tell an agent who knows what to import; without a link it is told later."""
+        held = self._held.get(uid)
+        if held is not None:
+            held.link.warm(command)
 
     def _make(self, uid: PodUid, address: str, place: AgentPlace) -> None:
         self.drop(uid)

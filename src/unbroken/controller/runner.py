@@ -39,6 +39,7 @@ from unbroken.core.events import (
     StartWorkers,
     StopWorkers,
     Tick,
+    WarmWorkers,
     WriteIncident,
     WriteLedger,
     WriteStatus,
@@ -66,7 +67,7 @@ TOKEN_CHECK_SECONDS = 60.0
 
 Order = CreatePod | DeletePod | FenceNode | DeleteJob
 Told = WriteStatus | RecordEvent | WriteIncident | WriteLedger | DeleteIncident
-Commanded = StartWorkers | StopWorkers | CollectEvidence
+Commanded = StartWorkers | StopWorkers | WarmWorkers | CollectEvidence
 
 
 class Machine(Protocol):
@@ -233,6 +234,10 @@ class JobRunner:
         if isinstance(order, CollectEvidence):
             links.collect(order.pod, order.command)
             log.info("job=%s pod=%s collect=%d", self.title, order.pod, order.command.request)
+            return
+        if isinstance(order, WarmWorkers):
+            links.warm(order.pod, order.command)
+            log.debug("job=%s pod=%s warm by=%s", self.title, order.pod, order.command.peers)
             return
         uid, command = order.pod, order.command
         is_sent = links.send(uid, command)

@@ -143,7 +143,7 @@ class Buddies:
         for rank, buddy in self._chosen.items():
             self._note(rank, ours[buddy])
         return {
-            member.uid: Copies(_address(ours.get(self._chosen.get(rank, -1))), holders[rank])
+            member.uid: Copies(address_of(ours.get(self._chosen.get(rank, -1))), holders[rank])
             for rank, member in ours.items()
         }
 
@@ -187,10 +187,11 @@ def _place(member: Member, roster: Roster) -> Place:
 
 
 def _addresses(members: Iterable[Member]) -> tuple[str, ...]:
-    return tuple(filter(None, map(_address, members)))[:HOLDERS_MAX]
+    return tuple(filter(None, map(address_of, members)))[:HOLDERS_MAX]
 
 
-def _address(member: Member | None) -> str:
+def address_of(member: Member | None) -> str:
+    """`host:port` of its agent; empty: there is none yet."""
     if member is None or member.view.address is None:
         return ""
     address = member.view.address

@@ -15,7 +15,7 @@ from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobSpec, JobStatus, SameError, Switch
 from unbroken.spec.ledger import Ledger
 from unbroken.spec.log_rule_ranks import Watch
-from unbroken.wire.agent import PORT, AgentReport, StartCommand, StopCommand
+from unbroken.wire.agent import PORT, AgentReport, StartCommand, StopCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
 PodUid = NewType("PodUid", str)
@@ -216,6 +216,14 @@ class StopWorkers:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmWorkers:
+    """Let an agent that runs nothing import beforehand what others have; its report shows it."""
+
+    pod: PodUid
+    command: WarmCommand
+
+
+@dataclass(frozen=True, slots=True)
 class CollectEvidence:
     """Let an agent say what its ranks are doing; answered by `EvidenceReceived`, or not at all."""
 
@@ -276,6 +284,7 @@ Effect = (
     | FenceNode
     | StartWorkers
     | StopWorkers
+    | WarmWorkers
     | CollectEvidence
     | WriteStatus
     | RecordEvent

@@ -46,6 +46,7 @@ from .life import START_SECONDS, STOP_SECONDS, Life, Verdict, pod_trouble
 from .receipts import Receipts
 from .recovery import Recovery
 from .roster import Member, is_stock
+from .spares import Spares
 from .stalls import Stalls
 from .state import JobState, Phase
 
@@ -72,6 +73,7 @@ class Job:
         self._hangs = Hangs(self.state)
         self._stalls = Stalls(self.state)
         self._receipts = Receipts(self.state)
+        self._spares = Spares(self.state)
         self._examination = Examination(self.state, self._recovery, self._stalls)
         self._recovery.interrupted = self._examination.interrupted
         self._is_synced = False
@@ -106,6 +108,7 @@ class Job:
             self._pass_time(now)
             self._life.go_on(now)
             self._receipts.go_on(now)
+            state.commands += self._spares.go_on(now)
             self._stalls.close()
             self._resume_if_clean(now)
         self.check()
@@ -128,6 +131,7 @@ class Job:
             self._examination.deadline(),
             self._stalls.deadline(),
             self._receipts.deadline(),
+            self._spares.deadline(),
             None if back is None else back + AGENT_BACK_SECONDS,
         )
 
@@ -264,10 +268,11 @@ class Job:
         if member is None:
             return
         before, was_ordered = member.report, member.ordered is not None
-        was_stopped = member.was_stopped(report)
-        state.has_changed |= bool(member.lost_why) or before != report
+        was_stopped, was_away = member.was_stopped(report), bool(member.lost_why)
+        state.has_changed |= was_away or before != report
         if not member.take(report):
             return
+        self._spares.take(before, report, was_away, now)
         state.lost.pop(uid, None)
         heard = (report.newest_attempt, report.attempt, state.newest_seen)
         state.newest_seen = max(attempt for attempt in heard if attempt is not None)

@@ -2,7 +2,8 @@
 
 Nothing competes with a start: the template imports once an attempt has told a step or its imports
 have been quiet.  Where it need not learn what to import it begins before the first start, which
-interrupts it if there are no processors to spare.  Forks cost little: those used are replaced soon
+interrupts it if there are no processors to spare; so it does in a spare, once others have told
+what they import.  Forks cost little: those used are replaced soon
 after a start, and one that finds too few has them made.  A template that failed, or whose files
 have changed, is started anew.  What workers import later is taught to it, now and then.
 """
@@ -30,8 +31,11 @@ LOOK_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """The agent knows before any start what is to be imported."""
+class Named:
+    """What is to be imported is known before a start: from the job, or from other agents."""
+
+    is_news: bool = True
+    """There are names that the template has not been told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class Tick:
 
 
 Event = (
-    Opened | Began | StepTold | Imported | StopBegan | TemplateReady | TemplateFailed | Parked
+    Named | Began | StepTold | Imported | StopBegan | TemplateReady | TemplateFailed | Parked
     | ParkedEnded | Checked | Tick
 )  # fmt: skip
 
@@ -181,6 +185,11 @@ class Warm:
         self._fresh_at: float | None = None
         """When it was asked for what was then answered."""
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether every start is cold from now on."""
+        return self._failures >= FAILURES_MAX
+
     def deadline(self) -> float | None:
         """When `Tick` is due; None: time changes nothing."""
         times = (self._quiet_at, self._park_at, self._retry_at, self._look_at, self._late_at)
@@ -214,8 +223,8 @@ class Warm:
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event; what must be done, in order."""
         match event:
-            case Opened():
-                return self._start(now)
+            case Named(is_news):
+                return self._named(is_news, now)
             case Began(warm=warm):
                 return self._began(warm, now)
             case StepTold():
@@ -238,6 +247,16 @@ class Warm:
             case ParkedEnded():
                 self._parked = max(0, self._parked - 1)
                 return []
+
+    def _named(self, is_news: bool, now: float) -> list[Effect]:
+        if self._is_training:
+            return []  # A lesson will have it.
+        if self.template is not Template.READY:
+            return self._start(now)
+        if not is_news or self._asked_for:
+            return []  # It is said again.
+        self._parked = 0
+        return [self._importing(Teach(), now)]
 
     def _began(self, warm: int, now: float) -> list[Effect]:
         self._parked -= warm
@@ -304,7 +323,7 @@ class Warm:
         return [LookAtImports()] if self.template is Template.READY else effects
 
     def _start(self, now: float) -> list[Effect]:
-        if self.template is not Template.MISSING or self._failures >= FAILURES_MAX:
+        if self.template is not Template.MISSING or self.has_given_up:
             return []
         return [self._importing(StartTemplate(), now)]
 
@@ -340,7 +359,7 @@ class Warm:
         self._parked = self._asked_for = 0
         self._asked_at = self._fresh_at = self._late_at = None
         self._is_paused = False
-        if self._is_training and self._is_settled and self._failures < FAILURES_MAX:
+        if self._is_training and self._is_settled and not self.has_given_up:
             self._retry_at = now + RETRY_SECONDS
         return [EndTemplate()]
 

@@ -17,6 +17,10 @@ from .observation import RankWatch
 
 PORT = 8080
 LINK_PATH = "/v1/link"
+IMPORTS_PATH = "/v1/imports"
+"""What workers import, for agents that have started none: `modules`, names in order."""
+IMPORTS_MAX = 20_000
+WARM_PEERS_MAX = 3
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of a healthy agent on the link."""
 PROCESS_RESTART, IN_PROCESS_RESTART = "process_level_restart", "in_process_restart"
@@ -205,6 +209,14 @@ Command = StartCommand | StopCommand | ShutdownCommand
 
 
 @dataclass(frozen=True, slots=True)
+class WarmCommand:
+    """Import beforehand what the workers of others have imported; starts and stops nothing."""
+
+    peers: tuple[str, ...]
+    """`host:port` of agents that know it (`IMPORTS_PATH`), best first."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentReport:
     """The whole state of an agent.  `attempt` and `newest_attempt` fence: a report says of which
     attempt it speaks, and in READY that no worker of `newest_attempt` or an earlier one lives."""
@@ -244,3 +256,6 @@ class AgentReport:
     """Of the attempt, one of each rank at most for each name."""
     copies: tuple[int, ...] = ()
     """Node ranks of which it holds snapshots as their buddy."""
+    imports: int | None = None
+    """Modules that its template was told to import, and was fit for use; None: it starts no workers
+    warm, or the job names the modules."""

@@ -12,6 +12,8 @@ from typing import Any
 from unbroken.errors import PeerError
 
 from .agent import (
+    IMPORTS_MAX,
+    WARM_PEERS_MAX,
     AgentReport,
     AgentState,
     Command,
@@ -21,17 +23,20 @@ from .agent import (
     RuleView,
     ShutdownCommand,
     StartCommand,
+    WarmCommand,
     WorkerFault,
     WorkerReport,
 )
 from .agent_bodies import start_body, start_command, stop_body, stop_command
-from .json_fields import Taker, dump, load, plain
+from .json_fields import TEXT_MAX, Taker, dump, load, plain
 from .observation import CollectCommand, Evidence
 from .observation_codec import EVIDENCE, collect_body, collect_from, evidence_from, watch_from
 
 WORKERS_MAX = 1024
 FAULTS_MAX = 1024
 RULES_MAX = 1024
+NAME_CHARACTERS = 300
+"""Of a module."""
 
 
 class EvidenceError(PeerError):
@@ -63,8 +68,10 @@ def decode_answer(frame: str | bytes) -> AgentReport | Evidence | None:
     return report_from(value) if kind == "report" else None
 
 
-def encode_command(command: Command | CollectCommand) -> str:
+def encode_command(command: Command | CollectCommand | WarmCommand) -> str:
     """A frame of the link."""
+    if isinstance(command, WarmCommand):
+        return dump({"type": "warm", "peers": list(command.peers)})
     if isinstance(command, CollectCommand):
         return dump({"type": "collect", **collect_body(command)})
     if isinstance(command, ShutdownCommand):
@@ -77,7 +84,7 @@ def encode_command(command: Command | CollectCommand) -> str:
     return dump(body)
 
 
-def decode_command(frame: str | bytes) -> Command | CollectCommand:
+def decode_command(frame: str | bytes) -> Command | CollectCommand | WarmCommand:
     """Read a frame of an operator; PeerError."""
     value = load(frame)
     match value.get("type"):
@@ -89,8 +96,21 @@ def decode_command(frame: str | bytes) -> Command | CollectCommand:
             return ShutdownCommand()
         case "collect":
             return collect_from(value)
+        case "warm":
+            peers = Taker(value, "warm").texts("peers", WARM_PEERS_MAX, TEXT_MAX)
+            return WarmCommand(peers)
         case other:
             raise PeerError(f"unknown command {str(other)[:40]!r}")
+
+
+def decode_imports(body: bytes) -> tuple[str, ...]:
+    """What an agent answers at `IMPORTS_PATH`; PeerError."""
+    value = load(body).get("modules")
+    if not isinstance(value, list) or len(value) > IMPORTS_MAX:
+        raise PeerError(f"no list of {IMPORTS_MAX} modules at most")
+    if not all(isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS for name in value):
+        raise PeerError("a list of something else than modules")
+    return tuple(value)
 
 
 def report_value(report: AgentReport) -> dict[str, Any]:
@@ -124,6 +144,7 @@ def report_from(value: Mapping[str, Any]) -> AgentReport:
         restart_mode=take.optional_text("restart_mode") or "",
         receipts=tuple(_receipt(item) for item in take.items("receipts", WORKERS_MAX)),
         copies=take.counts("copies", WORKERS_MAX),
+        imports=take.count("imports"),
     )
 
 
