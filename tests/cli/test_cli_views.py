@@ -52,6 +52,13 @@ GONE = Signal(100.0, "NodeLost", "the node is not ready", "a-pods-1", "node-1")
             f"incident 1: {NOT_READY}; replaced the pod; 0.250 s lost",
         ),
         (
+            replace(DONE, culprit=GONE, remedy=Remedy.POD, kept=2),
+            (
+                f"incident 1: {NOT_READY}; replaced the pod, 2 ranks kept their processes; "
+                "0.250 s lost"
+            ),
+        ),
+        (
             replace(OPEN, remedy=Remedy.FAIL, reason="the budget is used up", ended_at=100.1),
             RANK_3 + "gave up: the budget is used up",
         ),
@@ -60,7 +67,7 @@ GONE = Signal(100.0, "NodeLost", "the node is not ready", "a-pods-1", "node-1")
             RANK_3 + "restarted the processes: the job was suspended",
         ),
     ],
-    ids=["recovered", "open", "pod", "fail", "other end"],
+    ids=["recovered", "open", "pod", "pod and kept", "fail", "other end"],
 )
 def test_one_line_tells_an_incident(incident: Incident, said: str) -> None:
     assert incident_line(incident) == said

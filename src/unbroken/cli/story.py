@@ -14,7 +14,7 @@ from unbroken.spec.codec import lost_since, seconds_lost
 from unbroken.spec.incident import Incident, Signal, StackGroup
 
 from .show import FIELD, Paper
-from .views import FIRST_OUTPUT, WORDS, culprit_text, span, stages
+from .views import FIRST_OUTPUT, culprit_text, remedy_words, span, stages
 
 GROUPS_SHOWN = 5
 FRAMES_SHOWN = 3
@@ -50,7 +50,7 @@ def story(
     for index, line in enumerate(_unseen(incident, is_full=is_full)):
         yield from field("" if index else "evidence", f"| {line}")
     yield from _groups(incident.groups, paper, is_full=is_full)
-    yield from field("remedy", f"{incident.remedy.value}: {WORDS[incident.remedy][0]}")
+    yield from field("remedy", f"{incident.remedy.value}: {remedy_words(incident)[0]}")
     yield from field("why", incident.reason)
     yield from _timeline(incident, paper)
     yield from _restored(incident, paper, is_full=is_full)

@@ -171,7 +171,7 @@ def incident_line(incident: Incident) -> str:
     cost = seconds_lost(incident)
     text = incident.culprit.text.removeprefix(f"rank {incident.culprit.rank} ")
     what = f"incident {incident.number}: {culprit_text(incident.culprit)}: {text}"
-    plan, did = WORDS[incident.remedy]
+    plan, did = remedy_words(incident)
     if cost is None:
         return f"{what}; to do: {plan}"
     if incident.remedy is Remedy.FAIL or incident.outcome not in ("", RECOVERED):
@@ -181,6 +181,16 @@ def incident_line(incident: Incident) -> str:
     again = f", {counted(steps, 'step')} made again" if steps else ""
     wrong = "; REPLICAS DISAGREE" if incident.replicas_agree is False else ""
     return f"{what}; {did}; {cost:.3f} s lost{again}{wrong}"
+
+
+def remedy_words(incident: Incident) -> tuple[str, str]:
+    """What its remedy is, and how it is told once it has been done."""
+    plan, did = WORDS[incident.remedy]
+    if incident.remedy is not Remedy.POD or not incident.kept:
+        return plan, did
+    whose = "its process" if incident.kept == 1 else "their processes"
+    others = f"{counted(incident.kept, 'rank')} kept {whose}"
+    return "replace the pod, go on in the others' processes", f"{did}, {others}"
 
 
 def told_lines(incident: Incident) -> list[str]:

@@ -346,7 +346,9 @@ class Life:
         kept, ranks = map(sum, zip(*found, strict=True))
         if kept:
             reason = ladder.kept(incident.reason, kept, ranks)
-            state.incidents.change(remedy=Remedy.IN_PROCESS, reason=reason, kept=kept)
+            # Where a pod was lost, that it is replaced is what is done.
+            remedy = Remedy.POD if incident.remedy is Remedy.POD else Remedy.IN_PROCESS
+            state.incidents.change(remedy=remedy, reason=reason, kept=kept)
 
     def _recovered(self, now: float) -> None:
         self._progress_by = None
