@@ -19,6 +19,9 @@ class Agent:
     """What a worker's agent knows: its own memory, that of the buddies by node rank, and what it
     was told."""
 
+    turn = threading.Lock()
+    """Agents of several ranks may have one memory."""
+
     def __init__(self, memory: Snapshots, buddies: Mapping[int, Snapshots] | None = None) -> None:
         self.memory, self.buddies = memory, buddies or {}
         self.receipts: list[dict[str, Any]] = []
@@ -26,6 +29,10 @@ class Agent:
 
     def hear(self, sock: socket.socket, message: dict[str, Any]) -> None:
         """Answer one message."""
+        with self.turn:
+            self._heard(sock, message)
+
+    def _heard(self, sock: socket.socket, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == RECEIPT:
             self.receipts.append(message)

@@ -340,7 +340,7 @@ def fallen_back(rank: int, socks: Mapping[int, socket.socket], place: Path, do: 
     return found.step, found.source, [one.tolist() for one in values(model, optimizer)]
 
 
-def test_shards_of_another_number_of_ranks_come_from_disk(
+def test_shards_of_which_one_is_lost_come_from_disk_on_another_number_of_ranks(
     memories: list[Snapshots], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "disk"
@@ -355,4 +355,5 @@ def test_shards_of_another_number_of_ranks_come_from_disk(
     monkeypatch.setenv("JOB_RESTART_COUNT", "1")
     assert run(2, "restore") == [(2, "memory", state)] * 2
     monkeypatch.setenv("JOB_RESTART_COUNT", "2")
+    memories[1].close()
     assert run(3, "restore") == [(1, "disk", state)] * 3

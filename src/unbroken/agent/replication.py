@@ -27,7 +27,7 @@ from .memory import File
 from .replication_copies import Copies
 from .replication_fetch import Fetch, Offer
 from .replication_peer import Head, Peer, connected, path
-from .snapshots import Slot, Snapshots
+from .snapshots import Slot, Snapshots, row
 
 logger = logging.getLogger(__name__)
 
@@ -300,6 +300,18 @@ class Replication:
             if brought is not None:
                 self._snapshots.add(key, point, brought[0], brought[1].node)
         return _found(work)
+
+    def offer(self, message: Mapping[str, Any]) -> None:
+        """Have a copy that a worker names be among this agent's own; what is no name is refused
+        by who answers it."""
+        numbers = [message.get(key) for key in ("rank", "from_attempt", "step")]
+        rank, *point = [one for one in numbers if isinstance(one, int)] or [0]
+        if len(point) == 2:
+            self._share((str(message.get("name")), rank), (point[0], point[1]))
+
+    def everyone(self, name: str) -> list[dict[str, int]]:
+        """All copies of a name, as they are listed for workers."""
+        return [row(header) for header in self.copies.headers(name)]
 
     def _share(self, key: Key, point: Point) -> None:
         file = self.copies.shared(key, point)

@@ -205,6 +205,13 @@ class Copies:
         """All there is."""
         return {key: sorted(kept) for key, kept in self._kept.items()}
 
+    def headers(self, name: str) -> list[Header]:
+        """Of all that there is of a name."""
+        files = [file for key, kept in self._kept.items() if key[0] == name
+                 for file in kept.values()]  # fmt: skip
+        found = [read(os.pread(file.fd, HEADERS_BYTES, 0), file.size) for file in files]
+        return [header for header in found if header is not None]
+
     def forget(self, is_useless: Callable[[Key, Point], bool]) -> None:
         """Let go of what nobody needs."""
         for key, kept in list(self._kept.items()):

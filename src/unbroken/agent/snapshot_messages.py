@@ -114,8 +114,15 @@ class SnapshotMessages:
         return self._command is not None and bool(self._command.buddy)
 
     def _send(self, connection: Connection, message: Mapping[str, Any], reason: str) -> None:
-        snapshots = self._memory()
-        answer = snapshots.refusal(message, reason) if reason else snapshots.answer(message)
+        snapshots, copies = self._memory(), self._replication
+        if copies is None or reason or message["type"] != ipc.SNAPSHOT_FIND:
+            answer = snapshots.refusal(message, reason) if reason else snapshots.answer(message)
+            connection.send(answer.message, answer.fds)
+            return
+        copies.offer(message)
+        answer = snapshots.answer(message)
+        if message.get("everyone") is True and "error" not in answer.message:
+            answer.message["steps"] += copies.everyone(str(message.get("name")))
         connection.send(answer.message, answer.fds)
 
     def _refusal(self, connection: Connection, message: Mapping[str, Any]) -> str:

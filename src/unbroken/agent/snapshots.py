@@ -151,7 +151,11 @@ class Snapshots:
             return self._saved(key, attempt, _whole(message, "slot"), _whole(message, "step"))
         if kind == SNAPSHOT_USED:
             return self._used(key, _whole(message, "from_attempt"), _whole(message, "step"))
-        return self._find(key)
+        if kind == SNAPSHOT_FETCH:
+            return self._find(key)
+        if message.get("everyone") is True:
+            return Answer({"steps": self._everyone(key[0])})
+        return self._find(key, _wanted(message))
 
     def _open(self, key: Key, attempt: int, index: int, size: int) -> Answer:
         if index > 1:
@@ -222,8 +226,15 @@ class Snapshots:
         slots = [(slot, slot.step()) for slot in self._slots.get(key, [])]
         return [(slot, step) for slot, step in slots if step is not None]
 
-    def _find(self, key: Key) -> Answer:
+    def _everyone(self, name: str) -> list[dict[str, int]]:
+        ours = [key for key in self._slots if key[0] == name]
+        headers = [slot.header() for key in ours for slot, _ in self._offered(key)]
+        return [row(header) for header in headers if header is not None]
+
+    def _find(self, key: Key, wanted: Point | None = None) -> Answer:
         found = self._offered(key)
+        if wanted is not None:
+            found = [(slot, step) for slot, step in found if (slot.attempt, step) == wanted][:1]
         steps = [{"attempt": slot.attempt, "step": step} for slot, step in found]
         origins = [slot.node for slot, _ in found]
         return Answer({"steps": steps, "from": origins}, [slot.file.fd for slot, _ in found])
@@ -237,6 +248,23 @@ class Snapshots:
                 kept.append(slot)
         if kept:
             self._slots[key] = kept
+
+
+def row(header: Header) -> dict[str, int]:
+    """Of a list of what all ranks have saved."""
+    return {
+        "rank": header.rank,
+        "world_size": header.world_size,
+        "attempt": header.attempt,
+        "step": header.step,
+    }
+
+
+def _wanted(message: Mapping[str, Any]) -> Point | None:
+    """The one snapshot that a worker asks for; None: any.  PeerError."""
+    if message.get("from_attempt") is None and message.get("step") is None:
+        return None
+    return _whole(message, "from_attempt"), _whole(message, "step")
 
 
 def _whole(message: Mapping[str, Any], key: str) -> int:

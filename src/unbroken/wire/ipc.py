@@ -40,7 +40,9 @@ snapshots of older attempts may go.  Answered with `snapshot_kept`."""
 SNAPSHOT_KEPT = "snapshot_kept"
 SNAPSHOT_FIND = "snapshot_find"
 """Ours: `name`, `rank`, `attempt`; answered with `snapshot_found`: `steps`, each with `attempt` and
-`step`, and one descriptor for each, in this order."""
+`step`, and one descriptor for each, in this order.  With `from_attempt` and `step` that one alone,
+also where this agent holds it as a buddy.  With `everyone: true` no descriptors: `steps` of all
+ranks in this agent's memory, copies of others among them, each with `rank` and `world_size` too."""
 SNAPSHOT_FOUND = "snapshot_found"
 SNAPSHOT_FETCH = "snapshot_fetch"
 """Ours: `name`, `rank`, `attempt`: bring here the newest that the holders of this node rank

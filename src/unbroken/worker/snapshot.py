@@ -29,7 +29,7 @@ from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, dig
 
 from . import Context, context
 from .doubt import is_doubted
-from .snapshot_choice import Point
+from .snapshot_choice import Point, Shares
 from .snapshot_copies import Copies
 from .snapshot_slots import AgentSlots, Channel, Identity, Offered, OwnSlots, Slot, Slots
 from .snapshot_state import EXTRA, RNG, State, collect
@@ -50,8 +50,7 @@ class Snapshot:
     A part has `state_dict` and `load_state_dict`, or is a tensor.  `extra` is a dict, filled again
     by `restore`, or a function that gives what is kept and comes back as `Restored.extra`.  `rng`
     keeps Python's, numpy's (where it is loaded) and torch's generators.  Of DTensors each rank
-    keeps its part, and the same world size is needed to restore them; what is the same on all
-    ranks goes to any number of them.
+    keeps its part; ranks of another number divide them anew.
 
     `replicas` is the group of ranks that hold the same state as this one: any of them can give it
     to a rank that has lost it.  Left out, it is the whole world where nothing is sharded.
@@ -157,6 +156,14 @@ class Snapshot:
     def find(self) -> list[Offered]:
         """What this rank's own memory holds, of this attempt and older ones."""
         return self._slots.find()
+
+    def everyone(self) -> dict[Point, Shares]:
+        """What this rank's agent holds of any rank."""
+        return self._slots.everyone()
+
+    def other(self, rank: int, point: Point) -> Slot | None:
+        """One of these."""
+        return self._slots.other(rank, point)
 
     def copies(self) -> list[Point]:
         """What its buddies keep."""

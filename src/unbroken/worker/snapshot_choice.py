@@ -5,12 +5,21 @@ All ranks decide alike, because all decide by what all have said.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 Point = tuple[int, int]
 """Attempt and step.  A newer attempt comes first: it went on from what it could restore."""
 RANGES_CHARACTERS = 500
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What an agent has of a state that is divided among ranks."""
+
+    world_size: int
+    """Of those who saved it."""
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -22,26 +31,63 @@ class Offer:
     """Ranks that hold the same state as it, itself among them."""
     has_asked: bool = True
     """Whether what its buddies keep is among the points."""
+    shares: Mapping[Point, Shares] = field(default_factory=dict)
+    """Of divided state, what its agent has of any rank."""
 
 
 def choose(offers: Sequence[Offer], bad: Collection[Point] = ()) -> Point | None:
     """The newest that every rank has, or a replica of it."""
     for point in sorted(_points(offers) - set(bad), reverse=True):
-        if all(sources(offers, rank, point) for rank in range(len(offers))):
+        if is_divided_otherwise(offers, point):
+            if givers(offers, point):
+                return point
+        elif all(sources(offers, rank, point) for rank in range(len(offers))):
             return point
     return None
+
+
+def is_divided_otherwise(offers: Sequence[Offer], point: Point) -> bool:
+    """Whether it was saved by ranks of another number than these."""
+    return any(world != len(offers) for world in _worlds(offers, point))
+
+
+def givers(offers: Sequence[Offer], point: Point) -> dict[int, int]:
+    """For each rank that saved its share of it, a rank whose agent has that; empty: not all are
+    there."""
+    having: dict[int, list[int]] = {}
+    for giver, offer in enumerate(offers):
+        if point in offer.shares:
+            for saver in offer.shares[point].ranks:
+                having.setdefault(saver, []).append(giver)
+    if {len(having)} != _worlds(offers, point) or max(having) >= len(having):
+        return {}
+    # Ranks of one node have the same: they take turns.
+    return {saver: found[saver % len(found)] for saver, found in sorted(having.items())}
+
+
+def lacking(offers: Sequence[Offer], point: Point) -> tuple[int, list[int]]:
+    """How many ranks saved it, and which of them nobody has."""
+    world = max(_worlds(offers, point))
+    there = {saver for one in offers if point in one.shares for saver in one.shares[point].ranks}
+    return world, [saver for saver in range(world) if saver not in there]
+
+
+def _worlds(offers: Sequence[Offer], point: Point) -> set[int]:
+    return {offer.shares[point].world_size for offer in offers if point in offer.shares}
 
 
 def asking(offers: Sequence[Offer], bad: Collection[Point] = ()) -> list[int]:
     """Who should ask the buddies now: those that lack the newest there is; then, where that has
     given no common step, all others."""
-    newest = max(_points(offers) - set(bad), default=None)
+    # Of what was divided otherwise, all that is left is in the agents of these ranks.
+    known = _points(offers) - set(bad)
+    newest = max((one for one in known if not is_divided_otherwise(offers, one)), default=None)
     point = choose(offers, bad)
-    if point is not None and point == newest:
+    if point is not None and (newest is None or point >= newest):
         return []
     everybody = range(len(offers))
-    lacking = [one for one in everybody if newest is None or not sources(offers, one, newest)]
-    silent = [one for one in lacking if not offers[one].has_asked]
+    poorer = [one for one in everybody if newest is None or not sources(offers, one, newest)]
+    silent = [one for one in poorer if not offers[one].has_asked]
     if silent or point is not None:
         return silent
     return [one for one in everybody if not offers[one].has_asked]
@@ -84,4 +130,4 @@ def ranges(ranks: Iterable[int]) -> str:
 
 
 def _points(offers: Sequence[Offer]) -> set[Point]:
-    return {point for offer in offers for point in offer.points}
+    return {point for offer in offers for point in (*offer.points, *offer.shares)}

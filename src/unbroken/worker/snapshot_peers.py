@@ -27,7 +27,7 @@ def send(header: Header, memory: Any, receiver: int) -> None:
     dist.send_object_list([header], dst=receiver)
     body = torch.frombuffer(memory, dtype=torch.uint8)
     for begin, end in _spans(header):
-        dist.send(body[begin:end].to(_device()), dst=receiver)
+        dist.send(body[begin:end].to(device()), dst=receiver)
 
 
 def receive(sender: int) -> tuple[Header, mmap.mmap]:
@@ -45,7 +45,7 @@ def receive(sender: int) -> tuple[Header, mmap.mmap]:
     except OSError as error:
         failure = f"no memory for a snapshot of {header.body_bytes} bytes: {error.strerror}"
     for begin, end in _spans(header):
-        part = torch.empty(end - begin, dtype=torch.uint8, device=_device())
+        part = torch.empty(end - begin, dtype=torch.uint8, device=device())
         dist.recv(part, src=sender)
         if memory is not None:
             torch.frombuffer(memory, dtype=torch.uint8)[begin:end].copy_(part)
@@ -60,7 +60,8 @@ def _spans(header: Header) -> list[tuple[int, int]]:
     return [*body, (header.table_at, header.table_at + 4 * header.chunks)]
 
 
-def _device() -> str:
+def device() -> str:
+    """On which tensors have to be to be sent."""
     dist = import_module("torch.distributed")
 
     return "cuda" if dist.get_backend() == "nccl" else "cpu"

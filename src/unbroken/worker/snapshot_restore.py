@@ -9,6 +9,7 @@ everywhere.  The buddies are asked only where memory and replicas do not give th
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -17,18 +18,32 @@ from zlib import crc32
 
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.wire.ipc import RECEIPT
-from unbroken.wire.snapshot import BODY_AT, CHUNK_BYTES, VERSION, Header
+from unbroken.wire.snapshot import BODY_AT, CHUNK_BYTES, Header
 
 from .checkpoint_files import CheckpointError, Superseded
 from .checkpoint_peers import ALONE, world
-from .snapshot_choice import Offer, Point, asking, choose, ranges, transfers
+from .snapshot_choice import (
+    Offer,
+    Point,
+    Shares,
+    asking,
+    choose,
+    givers,
+    is_divided_otherwise,
+    lacking,
+    ranges,
+    transfers,
+)
 from .snapshot_peers import receive, replicas, send
+from .snapshot_reading import complain_of_version, fitting
 from .snapshot_slots import Offered, Slot, faults, table
-from .snapshot_state import EXTRA, RNG, Kept, difference, load, parse
+from .snapshot_state import EXTRA, RNG, Kept, load
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot
 
+TRIES = 2
+"""Of a share: memory may have it twice, its own and as a buddy."""
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -39,7 +54,8 @@ class Restored:
 
     step: int
     source: str
-    """`memory`, `replica rank 3`, `buddy 1` (its node rank), or `disk`."""
+    """`memory`, `replica rank 3`, `buddy 1` (its node rank), `memory of 4 ranks, divided anew`, or
+    `disk`."""
     seconds: float
     checksum: str
     """Of what replicas share: all but `extra` and `rng`; from disk, of the checkpoint's files, and
@@ -48,7 +64,7 @@ class Restored:
     """In which it was saved; None: from disk."""
     extra: Any = None
     missing: tuple[str, ...] = ()
-    """Parts that a replica cannot give: `rng` is each rank's own and stays as it is."""
+    """Parts that nobody can give: what is each rank's own, as `rng`, stays as it is."""
 
 
 def restore(snapshot: Snapshot) -> Restored | None:
@@ -87,6 +103,22 @@ class _Copy:
     slot: Slot | None
     """Where it may still change."""
 
+    def ready(self) -> _Ready:
+        """To be loaded."""
+        return _Ready(self.kept, self.source, lambda: _checksum(self), self.slot)
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A state that fits this rank and has been checked."""
+
+    kept: Kept
+    source: str
+    checksum: Callable[[], str]
+    slot: Slot | None = None
+    """Of this rank's own, where it may still change."""
+    missing: tuple[str, ...] = ()
+
 
 class _Search:
     """What this rank and all others have; every method is called by all of them together."""
@@ -100,6 +132,11 @@ class _Search:
         self._spoilt: set[Point] = set()
         self._has_asked = False
         self._offers: Sequence[Offer] = ()
+        self._shares: Mapping[Point, Shares] = {}
+        """Of what is divided, what this rank's agent has of any rank."""
+        self._failed: Counter[tuple[int, Point]] = Counter()
+        if _is_sharded(snapshot.parts):
+            self._look_around()
         self._take(snapshot.find)
         self.replicas = self._replicas()
 
@@ -110,10 +147,14 @@ class _Search:
             if self._world.rank in ranks:
                 self._ask()
             self._offer()
-        return choose(self._offers, self._bad)
+        point = choose(self._offers, self._bad)
+        self._regret(point)
+        return point
 
-    def obtained(self, point: Point) -> _Copy | None:
-        """This rank's copy of the choice, checked in full; None: one has turned out to be bad."""
+    def obtained(self, point: Point) -> _Ready | None:
+        """The choice for this rank, checked in full; None: something has turned out to be bad."""
+        if is_divided_otherwise(self._offers, point):
+            return self._divided(point)
         had = point in self._own or point in self._elsewhere
         if point not in self._own and point in self._elsewhere:
             self._elsewhere.remove(point)
@@ -129,9 +170,9 @@ class _Search:
                 send(mine.header, mine.kept.memory, receiver)
             elif self._world.rank == receiver:
                 mine = self._received(sender)
-        return self._agreed(mine, point)
+        return self._agreed(None if mine is None else mine.ready(), point)
 
-    def loaded(self, copy: _Copy, point: Point) -> Restored | None:
+    def loaded(self, copy: _Ready, point: Point) -> Restored | None:
         """Load it; None: it changed meanwhile, on some rank."""
         return self._agreed(self._loaded(copy, point), point)
 
@@ -164,8 +205,59 @@ class _Search:
         )
 
     def _offer(self) -> None:
-        own = Offer(tuple(self._own.keys() | self._elsewhere), self.replicas, self._has_asked)
+        points = tuple(self._own.keys() | self._elsewhere)
+        own = Offer(points, self.replicas, self._has_asked, self._shares)
         self._offers = self._world.gather(own)
+
+    def _look_around(self) -> None:
+        """What the agent has of the state of all ranks; what has failed twice is left."""
+        found: Mapping[Point, Shares] = {}
+        try:
+            found = self._snapshot.everyone()
+        except UnbrokenError as error:
+            self._snapshot.complain(f"nothing can be divided anew: {error}")
+        self._shares = {
+            point: Shares(
+                one.world_size,
+                tuple(rank for rank in one.ranks if self._failed[rank, point] < TRIES),
+            )
+            for point, one in found.items()
+        }
+
+    def _regret(self, choice: Point | None) -> None:
+        """Say what is lacking of newer steps that other ranks have divided."""
+        known = {point for offer in self._offers for point in offer.shares} - self._bad
+        for point in known:
+            if is_divided_otherwise(self._offers, point) and (choice is None or point > choice):
+                size, ranks = lacking(self._offers, point)
+                text = ranges(ranks) or "".join(map(str, ranks))
+                self._complain(
+                    point,
+                    f"it was saved by {size} ranks, and what rank {text} had is in no memory: an "
+                    "older step is taken, or a checkpoint on disk (checkpoints=...)",
+                )
+
+    def _divided(self, point: Point) -> _Ready | None:
+        """What ranks of another number have saved, as this rank needs it."""
+        from .snapshot_divided import Division
+
+        sharing = givers(self._offers, point)
+        division = Division(self._snapshot, self._world, point, sharing)
+        failed = division.open()
+        for rank, why in failed.items():
+            self._failed[rank, point] += 1
+            self._complain(point, f"the share of rank {rank}: {why}")
+        if any(self._world.gather(bool(failed))):
+            self._look_around()
+            return None
+        try:
+            anew = division.carry_out()
+        except CheckpointError as error:
+            self._bad.add(point)
+            self._complain(point, str(error))
+            return None
+        source = f"memory of {len(sharing)} ranks, divided anew"
+        return _Ready(anew, source, anew.checksum, missing=anew.missing)
 
     def _ask(self) -> None:
         self._has_asked = True
@@ -184,11 +276,13 @@ class _Search:
         for slot, source in found:
             header = slot.header()
             if header is None:
-                _complain_of_version(self._snapshot, slot)
+                complain_of_version(self._snapshot, slot)
                 continue
             point = header.attempt, header.step
+            if point in self._shares and header.world_size != self._world.world_size:
+                continue
             try:
-                kept = _fitting(self._snapshot, header, slot.memory, self._snapshot.context.rank)
+                kept = fitting(self._snapshot, header, slot.memory, self._snapshot.context.rank)
             except ValueError as error:
                 self._complain(point, f"it is left: {error}")
                 continue
@@ -226,32 +320,34 @@ class _Search:
             found = faults(memory, header)
             if found:
                 raise WorldError("; ".join(found[:3]))
-            kept = _fitting(self._snapshot, header, memory, sender)
+            kept = fitting(self._snapshot, header, memory, sender)
         except (WorldError, ValueError) as error:
             self._snapshot.complain(f"what rank {sender} has sent cannot be used: {error}")
             return None
         return _Copy(header, kept, f"replica rank {sender}", None)
 
-    def _loaded(self, copy: _Copy, point: Point) -> Restored | None:
+    def _loaded(self, copy: _Ready, point: Point) -> Restored | None:
         snapshot, is_own = self._snapshot, copy.slot is not None
         try:
-            extra = load(copy.kept, snapshot.parts, snapshot.has_rng and is_own)
+            parts = {name: one for name, one in snapshot.parts.items() if name not in copy.missing}
+            extra = load(copy.kept, parts, snapshot.has_rng and is_own)
         except Exception:
             # Whatever a user's load_state_dict raises: the other ranks wait to hear of it.
             logger.exception("unbroken.worker: snapshot %r: it cannot be loaded", snapshot.name)
             return None
-        now = copy.slot.header() if copy.slot is not None else copy.header
-        if now is None or (now.attempt, now.step) != point:
+        now = None if copy.slot is None else copy.slot.header()
+        if is_own and (now is None or (now.attempt, now.step) != point):
             self._complain(point, "it was overwritten while it was read")
             return None
-        missing = (RNG,) if snapshot.has_rng and not is_own else ()
+        missing = copy.missing + ((RNG,) if snapshot.has_rng and not is_own else ())
         if missing:
-            snapshot.complain("the random generators of this rank are lost, and stay as they are")
+            lost = ", ".join(missing)
+            snapshot.complain(f"this rank's own {lost} cannot be had, and stays as it is")
         return Restored(
             step=point[1],
             source=copy.source,
             seconds=perf_counter() - self._began,
-            checksum=_checksum(copy),
+            checksum=copy.checksum(),
             attempt=point[0],
             extra=extra if EXTRA in snapshot.parts else None,
             missing=missing,
@@ -259,42 +355,6 @@ class _Search:
 
     def _complain(self, point: Point, why: str) -> None:
         self._snapshot.complain(f"step {point[1]} of attempt {point[0]}: {why}")
-
-
-def _complain_of_version(snapshot: Snapshot, slot: Slot) -> None:
-    version = slot.version()
-    if version not in (None, VERSION):
-        snapshot.complain(
-            f"a snapshot is of format {version}, and this library reads {VERSION}: give agent and "
-            "worker the same version of unbroken"
-        )
-
-
-def _fitting(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
-    """The structure of a snapshot that this rank may load; ValueError: why it may not."""
-    from .snapshot import job_digest
-
-    here = snapshot.context
-    if header.job != job_digest(here) or header.name != snapshot.name:
-        raise ValueError(f"it is another job's, or has another name ({header.name!r})")
-    if header.rank != rank:
-        raise ValueError(f"it is of rank {header.rank}, not {rank}")
-    structure = memory[header.structure_at : header.structure_at + header.structure_bytes]
-    if crc32(structure) != header.structure_checksum:
-        raise ValueError("its structure does not fit its checksum")
-    kept = parse(bytes(structure), memory, snapshot.parts)
-    if header.world_size != here.world_size and (kept.is_sharded or snapshot.replicas is not None):
-        raise ValueError(
-            f"its state is divided among {header.world_size} ranks, and these are "
-            f"{here.world_size}: only a checkpoint on disk can be divided anew (checkpoints=...)"
-        )
-    try:
-        reason = difference(kept, snapshot.parts, snapshot.has_rng)
-    except UnbrokenError as error:
-        reason = str(error)
-    if reason:
-        raise ValueError(reason)
-    return kept
 
 
 def _is_sharded(parts: Mapping[str, Any]) -> bool:

@@ -42,7 +42,7 @@ from unbroken.wire.snapshot import (
 )
 
 from .channel import whole
-from .snapshot_choice import Point
+from .snapshot_choice import Point, Shares
 from .snapshot_pages import take
 
 logger = logging.getLogger(__name__)
@@ -179,6 +179,12 @@ class Slots(Protocol):
     def find(self) -> list[Offered]:
         """What there is to restore from here."""
 
+    def everyone(self) -> dict[Point, Shares]:
+        """What there is here of any rank."""
+
+    def other(self, rank: int, point: Point) -> Slot | None:
+        """One of these."""
+
     def copies(self) -> list[Point]:
         """What there is elsewhere; nothing is brought here yet."""
 
@@ -206,6 +212,14 @@ class OwnSlots:
     def find(self) -> list[Offered]:
         """Nothing outlives the process."""
         return []
+
+    def everyone(self) -> dict[Point, Shares]:
+        """Nothing outlives the process."""
+        return {}
+
+    def other(self, rank: int, point: Point) -> Slot | None:
+        """Nothing outlives the process."""
+        return None
 
     def copies(self) -> list[Point]:
         """Nobody else has anything."""
@@ -285,6 +299,29 @@ class AgentSlots:
         """What the agent offers."""
         return self._offered(*self._ask(SNAPSHOT_FIND, SNAPSHOT_FOUND))
 
+    def everyone(self) -> dict[Point, Shares]:
+        """What the agent has of all ranks, of other nodes' too."""
+        answer, fds = self._ask(SNAPSHOT_FIND, SNAPSHOT_FOUND, everyone=True)
+        # An agent of a release before tells of this rank alone, with descriptors.
+        _mapped(fds, len(fds))
+        found: dict[Point, dict[int, set[int]]] = {}
+        for told in answer.get("steps", []):
+            if "world_size" in told:
+                ranks = found.setdefault((told["attempt"], told["step"]), {})
+                ranks.setdefault(told["world_size"], set()).add(told["rank"])
+        return {
+            point: Shares(world, tuple(sorted(ranks)))
+            for point, worlds in found.items()
+            for world, ranks in worlds.items()
+        }
+
+    def other(self, rank: int, point: Point) -> Slot | None:
+        """What the agent has of a rank."""
+        whose = replace(self._identity, rank=rank)
+        message = whose.message(SNAPSHOT_FIND, from_attempt=point[0], step=point[1])
+        found = self._offered(*self._told(message, SNAPSHOT_FOUND))
+        return found[0][0] if found else None
+
     def copies(self) -> list[Point]:
         """What the agent could get from those who have copies, or holds for others itself."""
         answer, fds = self._fetch(list=True)
@@ -318,12 +355,16 @@ class AgentSlots:
     def _ask(
         self, kind: str, answer: str, seconds: float = ANSWER_SECONDS, **keys: int | bool
     ) -> tuple[Mapping[str, Any], list[int]]:
-        message = self._identity.message(kind, **keys)
+        return self._told(self._identity.message(kind, **keys), answer, seconds)
+
+    def _told(
+        self, message: Mapping[str, Any], answer: str, seconds: float = ANSWER_SECONDS
+    ) -> tuple[Mapping[str, Any], list[int]]:
         found, fds = self._channel.request(message, answer, seconds=seconds)
         if "error" in found:
             for fd in fds:
                 os.close(fd)
-            raise WorldError(f"the agent refuses {kind}: {found['error']}")
+            raise WorldError(f"the agent refuses {message['type']}: {found['error']}")
         return found, fds
 
 

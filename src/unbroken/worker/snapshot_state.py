@@ -173,7 +173,7 @@ def _local(tensor: Any, part: str) -> tuple[Any, tuple[Any, ...]]:
     found = tensor.detach()
     if hasattr(tensor, "to_local") and hasattr(tensor, "placements"):
         sharding = (
-            tuple(tensor.shape), tuple(tensor.stride()), _mesh_name(tensor.device_mesh),
+            tuple(tensor.shape), tuple(tensor.stride()), mesh_name(tensor.device_mesh),
             tuple(_placement(one, part) for one in tensor.placements),
         )  # fmt: skip
         found = found.to_local()
@@ -182,7 +182,8 @@ def _local(tensor: Any, part: str) -> tuple[Any, tuple[Any, ...]]:
     return found, sharding
 
 
-def _mesh_name(mesh: Any) -> tuple[Any, ...]:
+def mesh_name(mesh: Any) -> tuple[Any, ...]:
+    """What a mesh is in a snapshot: its shape, its ranks, and the names of its dimensions."""
     return (tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()), mesh.mesh_dim_names)
 
 
@@ -215,6 +216,11 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a snapshot")
 
 
+def unpickled(body: bytes, fill: Callable[[int], Any]) -> Any:
+    """A part's state, with something in place of each tensor, by its number."""
+    return _Unpickler(body, fill).load()
+
+
 @dataclass
 class Kept:
     """A snapshot's structure, read from a slot."""
@@ -240,13 +246,13 @@ class Kept:
             return f"tensor {number}"
 
         names = sorted(self.bodies.keys() - {EXTRA, RNG})
-        text = repr([(name, _Unpickler(self.bodies[name], hole).load()) for name in names])
+        text = repr([(name, unpickled(self.bodies[name], hole)) for name in names])
         pieces = [self.pieces[one] for one in numbers]
-        return text, max((one.at + _size(one) for one in pieces), default=BODY_AT)
+        return text, max((one.at + size_of(one) for one in pieces), default=BODY_AT)
 
     def state(self, part: str, copies: bool) -> Any:
         """A part's state; tensors lie in the slot unless copies are asked for."""
-        return _Unpickler(self.bodies[part], lambda one: self._tensor(one, copies)).load()
+        return unpickled(self.bodies[part], lambda one: self._tensor(one, copies))
 
     def _tensor(self, number: int, copies: bool) -> Any:
         piece = self.pieces[number]
@@ -258,18 +264,22 @@ class Kept:
         return self._sharded(found, piece.sharding) if piece.sharding else found
 
     def _sharded(self, local: Any, sharding: tuple[Any, ...]) -> Any:
-        tensor = import_module("torch.distributed.tensor")
+        if sharding[2] not in self.meshes:
+            raise SpecError(f"no DTensor of this model has the mesh {sharding[2]} of the snapshot")
+        return sharded(local, sharding, self.meshes[sharding[2]])
 
-        shape, stride, mesh, placements = sharding
-        if mesh not in self.meshes:
-            raise SpecError(f"no DTensor of this model has the mesh {mesh} of the snapshot")
-        placed = [
-            tensor.Shard(dim) if kind == "Shard" else tensor.Replicate() for kind, dim in placements
-        ]
-        live = self.meshes[mesh]
-        return tensor.DTensor.from_local(
-            local.to(live.device_type), live, placed, run_check=False, shape=shape, stride=stride
-        )
+
+def sharded(local: Any, sharding: tuple[Any, ...], mesh: Any) -> Any:
+    """This rank's part as a DTensor on a live mesh."""
+    tensor = import_module("torch.distributed.tensor")
+
+    shape, stride, _, placements = sharding
+    placed = [
+        tensor.Shard(dim) if kind == "Shard" else tensor.Replicate() for kind, dim in placements
+    ]
+    return tensor.DTensor.from_local(
+        local.to(mesh.device_type), mesh, placed, run_check=False, shape=shape, stride=stride
+    )
 
 
 def view(memory: Any, piece: Piece) -> Any:
@@ -277,14 +287,15 @@ def view(memory: Any, piece: Piece) -> Any:
     torch = import_module("torch")
 
     dtype = getattr(torch, piece.dtype)
-    size = _size(piece)
+    size = size_of(piece)
     if not size:
         return torch.empty(piece.shape, dtype=dtype)
     raw = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=piece.at)
     return raw.view(dtype).view(piece.shape)
 
 
-def _size(piece: Piece) -> int:
+def size_of(piece: Piece) -> int:
+    """Bytes."""
     torch = import_module("torch")
 
     return int(math.prod(piece.shape) * getattr(torch, piece.dtype).itemsize)
@@ -293,7 +304,7 @@ def _size(piece: Piece) -> int:
 def parse(structure: bytes, memory: Any, parts: Mapping[str, Any]) -> Kept:
     """Read what `collect` wrote; ValueError: it is none."""
     try:
-        bodies, rows = _Unpickler(structure, int).load()
+        bodies, rows = unpickled(structure, int)
         pieces = [Piece(*row) for row in rows]
     except (pickle.UnpicklingError, EOFError, TypeError, ValueError) as error:
         raise ValueError(f"its structure cannot be read: {error}") from error
@@ -308,7 +319,7 @@ def _meshes(parts: Mapping[str, Any]) -> Sequence[tuple[tuple[Any, ...], Any]]:
         for one in part.parameters()
         if hasattr(one, "device_mesh")
     ]
-    return [(_mesh_name(one.device_mesh), one.device_mesh) for one in tensors]
+    return [(mesh_name(one.device_mesh), one.device_mesh) for one in tensors]
 
 
 def difference(kept: Kept, parts: Mapping[str, Any], has_rng: bool) -> str:

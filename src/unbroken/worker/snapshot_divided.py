@@ -1,0 +1,318 @@
+"""A state that ranks of another number have saved, divided anew among those that there are.
+
+Model, optimizer and whatever holds DTensors are one state, told by old rank 0.  Other parts (a
+scheduler, a loader, `extra`) are each rank's own: where all had the same, all get it; else each
+rank gets what its number had, and one whose number is new gets nothing.
+
+Refused in words: tensors that no mesh divides and that differ between ranks, meshes of some of the
+ranks only, and another kind of division than that of the live model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+from zlib import crc32
+
+from unbroken.errors import UnbrokenError, WorldError
+from unbroken.wire.snapshot import Header, digest
+
+from .checkpoint_files import CheckpointError
+from .checkpoint_peers import Peers
+from .snapshot_choice import Point
+from .snapshot_division import Key, Saved, Want, box, local, plan
+from .snapshot_exchange import exchange, summed
+from .snapshot_reading import structure
+from .snapshot_slots import Slot, faults
+from .snapshot_state import (
+    EXTRA,
+    RNG,
+    Kept,
+    Piece,
+    difference,
+    mesh_name,
+    sharded,
+    size_of,
+    unpickled,
+    view,
+)
+
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A part of an old rank's, without the bytes of its tensors."""
+
+    body: bytes
+    pieces: tuple[Piece, ...]
+    """In the order in which they are read."""
+
+    def filled(self, fill: Callable[[int, Piece], Any]) -> Any:
+        """The state, with something in place of each tensor."""
+        numbered = iter(enumerate(self.pieces))
+        return unpickled(self.body, lambda _: fill(*next(numbered)))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it has parts of tensors."""
+        return any(one.sharding for one in self.pieces)
+
+    def text(self) -> str:
+        """The same for all ranks that hold shards of one state."""
+        return repr(
+            self.filled(lambda _, one: repr((one.dtype, one.kind, one.sharding or one.shape)))
+        )
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of the old ranks has saved, on the rank that gives it."""
+
+    header: Header
+    slot: Slot
+    pieces: Sequence[Piece]
+    outlines: Mapping[str, Outline]
+
+    def summary(self, name: str) -> tuple[bytes, bool]:
+        """Equal where ranks had the same, but for shards; and whether there are shards."""
+        found, memory = self.outlines[name], memoryview(self.slot.memory)
+        whole = [one for one in found.pieces if not one.sharding]
+        sums = [crc32(memory[one.at : one.at + size_of(one)]) for one in whole]
+        for one in found.pieces:
+            if one.sharding and box(one.sharding, self.header.rank)[1] != one.shape:
+                raise ValueError(f"{name} is divided in another way than torch.chunk does it")
+        return digest(f"{found.text()} {sums}"), found.is_sharded
+
+    def box(self, want: Want) -> Any:
+        """What another rank wants of it."""
+        name, number = want.key
+        return want.of(view(self.slot.memory, self.outlines[name].pieces[number]))
+
+
+def opened(snapshot: Snapshot, rank: int, point: Point, world_size: int) -> Share:
+    """What this rank's agent has of an old one, checked in full.  UnbrokenError, ValueError: it is
+    not whole, and is offered no more."""
+    slot = snapshot.other(rank, point)
+    header = None if slot is None else slot.header()
+    if slot is None or header is None:
+        raise WorldError("it is gone")
+    try:
+        kept = structure(snapshot, header, slot.memory, rank)
+        problems = faults(slot.memory, header)
+        if problems or header.world_size != world_size:
+            raise ValueError("; ".join(problems[:3]) or f"it is one of {header.world_size} ranks'")
+    except ValueError:
+        slot.clear()
+        raise
+    names = kept.bodies.keys() - {RNG}
+    return Share(header, slot, kept.pieces, {name: _outline(kept, name) for name in names})
+
+
+def _outline(kept: Kept, name: str) -> Outline:
+    pieces: list[Piece] = []
+    unpickled(kept.bodies[name], lambda number: pieces.append(kept.pieces[number]))
+    return Outline(kept.bodies[name], tuple(pieces))
+
+
+@dataclass
+class Anew(Kept):
+    """A state for this rank, in memory of its own."""
+
+    outlines: dict[str, Outline] = field(default_factory=dict)
+    tensors: dict[Key, Any] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    """Parts that nobody has for this rank."""
+
+    def state(self, part: str, copies: bool) -> Any:
+        """Nobody else has its tensors, whether or not copies are asked for."""
+        return self.outlines[part].filled(lambda number, _: self._given(part, number))
+
+    def checksum(self) -> str:
+        """Of what is not each rank's own, and of this rank's shards."""
+        found = 0
+        for name in sorted(self.outlines.keys() - {EXTRA}):
+            found = crc32(self.outlines[name].text().encode(), found)
+        for key, one in sorted(self.tensors.items()):
+            if key[0] != EXTRA:
+                found = summed(local(one), found)
+        return f"{found:08x}"
+
+    def _given(self, part: str, number: int) -> Any:
+        is_array = self.outlines[part].pieces[number].kind == "array"
+        found = self.tensors[part, number]
+        return found.numpy() if is_array else found
+
+
+class Division:
+    """Of one point; all ranks call every method together."""
+
+    def __init__(
+        self, snapshot: Snapshot, world: Peers, point: Point, givers: Mapping[int, int]
+    ) -> None:
+        self._snapshot, self._world, self._point, self._givers = snapshot, world, point, givers
+        self._mine: dict[int, Share] = {}
+        self._targets: list[Any] = []
+
+    def open(self) -> dict[int, str]:
+        """Look at what this rank is to give; what is wrong with the shares of which old ranks."""
+        problems = {}
+        for rank, giver in self._givers.items():
+            if giver == self._world.rank:
+                try:
+                    share = opened(self._snapshot, rank, self._point, len(self._givers))
+                    self._mine[rank] = share
+                except (UnbrokenError, ValueError) as error:
+                    problems[rank] = str(error)
+        return problems
+
+    def carry_out(self) -> Anew:
+        """Bring it all here.  CheckpointError, on all ranks: it cannot be divided, and why."""
+        summaries = self._gathered(lambda: self._of_mine(Share.summary))
+        alike = self._together(lambda: _alike(self._snapshot.parts, summaries))[0]
+        own = {name for name, is_alike in alike.items() if not is_alike}
+
+        def told() -> Mapping[int, Mapping[str, Outline]]:
+            found = self._of_mine(lambda share, name: share.outlines[name])
+            return {
+                rank: {name: one for name, one in parts.items() if rank == 0 or name in own}
+                for rank, parts in found.items()
+                if rank < self._world.world_size
+            }
+
+        outlines = self._gathered(told)
+        anew = Anew({}, [], None)
+        plans = self._together(lambda: self._planned(anew, alike, outlines))
+        self._together(lambda: self._exchange(plans))
+        self._together(self._check)
+        return anew
+
+    def _planned(
+        self,
+        anew: Anew,
+        alike: Mapping[str, bool],
+        outlines: Mapping[int, Mapping[str, Outline]],
+    ) -> list[Want]:
+        """Make the tensors; what has to be brought into them."""
+        snapshot, size, rank = self._snapshot, len(self._givers), self._world.rank
+        saved: dict[Key, Saved] = {}
+        for name, is_alike in alike.items():
+            source = 0 if is_alike else rank
+            if source >= size:
+                anew.missing += (name,)
+                continue
+            anew.outlines[name] = found = outlines[source][name]
+            anew.bodies[name] = found.body
+            for number, piece in enumerate(found.pieces):
+                ranks = range(size) if piece.sharding else range(source, source + 1)
+                saved[name, number] = Saved(piece, ranks)
+        parts = {name: one for name, one in snapshot.parts.items() if name not in anew.missing}
+        meshes = _meshes(parts, anew.outlines, size)
+        for key, one in saved.items():
+            anew.tensors[key] = _empty(one.piece, meshes)
+        if reason := difference(anew, parts, has_rng=False):
+            raise ValueError(reason)
+        planned = plan(anew.tensors, saved, rank, self._mine)
+        self._targets = [target for _, target in planned]
+        return [want for want, _ in planned]
+
+    def _exchange(self, plans: Sequence[Sequence[Want]]) -> None:
+        gives = [
+            [self._mine[want.rank].box(want) for want in wants if want.rank in self._mine]
+            for wants in plans
+        ]
+        takes: list[list[Any]] = [[] for _ in plans]
+        for want, target in zip(plans[self._world.rank], self._targets, strict=True):
+            takes[self._givers[want.rank]].append(target)
+        with import_module("torch").no_grad():
+            exchange(self._world, gives, takes)
+
+    def _check(self) -> None:
+        """What has been given was still what it was."""
+        for rank, share in self._mine.items():
+            if share.slot.header() != share.header:
+                raise WorldError(f"the share of rank {rank} was overwritten while it was read")
+
+    def _of_mine(self, look: Callable[[Share, str], T]) -> dict[int, dict[str, T]]:
+        return {
+            rank: {name: look(share, name) for name in share.outlines}
+            for rank, share in self._mine.items()
+        }
+
+    def _gathered(self, act: Callable[[], Mapping[int, T]]) -> dict[int, T]:
+        """What all give, by old rank."""
+        return {rank: one for found in self._together(act) for rank, one in found.items()}
+
+    def _together(self, act: Callable[[], T]) -> list[T]:
+        def told() -> T:
+            try:
+                return act()
+            except Exception as error:
+                raise CheckpointError(str(error) or repr(error)) from error
+
+        return self._world.together(told)
+
+
+def _alike(
+    parts: Mapping[str, Any], summaries: Mapping[int, Mapping[str, tuple[bytes, bool]]]
+) -> dict[str, bool]:
+    """Of each part, whether all old ranks had the same.  ValueError: they must, and had not."""
+    torch = import_module("torch")
+    found = {}
+    for name, (first, is_sharded) in summaries[0].items():
+        others = [one.get(name, (b"", False))[0] for one in summaries.values()]
+        found[name] = all(one == first for one in others)
+        is_one = is_sharded or isinstance(parts.get(name), torch.nn.Module | torch.optim.Optimizer)
+        if is_one and not found[name]:
+            raise ValueError(
+                f"{name} cannot be divided anew: ranks had tensors of other names or meshes, or"
+                " other values in what no mesh divides"
+            )
+    return found
+
+
+def _meshes(
+    parts: Mapping[str, Any], outlines: Mapping[str, Outline], size: int
+) -> dict[tuple[Any, ...], Any]:
+    """The live mesh in place of each saved one, by the tensors of modules.  ValueError: it cannot
+    be said, or is one of some ranks only."""
+    nn = import_module("torch.nn")
+    found: dict[tuple[Any, ...], dict[tuple[Any, ...], Any]] = {}
+    for name, outline in outlines.items():
+        for one in outline.pieces:
+            if one.sharding:
+                found.setdefault(one.sharding[2], {})
+        if isinstance(parts.get(name), nn.Module):
+            live = parts[name].state_dict()
+            for key, saved in outline.filled(lambda _, one: one).items():
+                if (
+                    isinstance(saved, Piece)
+                    and saved.sharding
+                    and hasattr(live.get(key), "device_mesh")
+                ):
+                    mesh = live[key].device_mesh
+                    found[saved.sharding[2]][mesh_name(mesh)] = mesh
+    for old, new in found.items():
+        if sorted(old[1]) != list(range(size)):
+            raise ValueError(f"it has a mesh of ranks {list(old[1])} only, of {size}")
+        if len(new) != 1:
+            raise ValueError(f"the model has {len(new)} meshes in place of {old}")
+    return {old: mesh for old, new in found.items() for mesh in new.values()}
+
+
+def _empty(piece: Piece, meshes: Mapping[tuple[Any, ...], Any]) -> Any:
+    """A tensor for this rank's part of it."""
+    torch = import_module("torch")
+
+    dtype = getattr(torch, piece.dtype)
+    if not piece.sharding:
+        return torch.empty(piece.shape, dtype=dtype)
+    mesh = meshes[piece.sharding[2]]
+    here = (*piece.sharding[:2], mesh_name(mesh), piece.sharding[3])
+    _, lengths = box(here, mesh.get_rank())
+    return sharded(torch.empty(lengths, dtype=dtype, device=mesh.device_type), here, mesh)

@@ -1,0 +1,124 @@
+"""Which boxes of old shards make up the new ones: torch.distributed.checkpoint plans it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+from .snapshot_state import Piece
+
+Key = tuple[str, int]
+"""A part, and which of its tensors, in the order in which they are read."""
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets in the whole, and lengths."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor as the old ranks have saved it."""
+
+    piece: Piece
+    """One rank's."""
+    ranks: range
+    """Those who have shards, or the one that is asked for what is not sharded."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole."""
+        return self.piece.sharding[0] if self.piece.sharding else self.piece.shape
+
+    def boxes(self) -> dict[Box, list[int]]:
+        """All that is saved, and who has it: several where it was replicated."""
+        if not self.piece.sharding:
+            return {((0,) * len(self.shape), self.shape): [*self.ranks]}
+        found: dict[Box, list[int]] = {}
+        for rank in self.ranks:
+            found.setdefault(box(self.piece.sharding, rank), []).append(rank)
+        return {one: ranks for one, ranks in found.items() if math.prod(one[1])}
+
+
+@dataclass(frozen=True)
+class Want:
+    """A box of what an old rank has."""
+
+    rank: int
+    key: Key
+    offsets: tuple[int, ...]
+    """In that rank's piece."""
+    lengths: tuple[int, ...]
+
+    def of(self, tensor: Any) -> Any:
+        """It, without a copy."""
+        for dim, (begin, length) in enumerate(zip(self.offsets, self.lengths, strict=True)):
+            tensor = tensor.narrow(dim, begin, length)
+        return tensor
+
+
+@lru_cache(maxsize=65536)
+def box(sharding: tuple[Any, ...], rank: int) -> Box:
+    """What a rank has of a DTensor, which is divided as torch.chunk divides.  ValueError: its mesh
+    is not of that rank."""
+    shape, _, (mesh, ranks, _), placements = sharding
+    place, offsets, lengths = ranks.index(rank), [0] * len(shape), list(shape)
+    strides = [math.prod(mesh[dim + 1 :]) for dim in range(len(mesh))]
+    for count, stride, (kind, dim) in zip(mesh, strides, placements, strict=True):
+        if kind == "Shard":
+            full = -(-lengths[dim] // count)
+            begin = min(full * (place // stride % count), lengths[dim])
+            offsets[dim] += begin
+            lengths[dim] = min(full, lengths[dim] - begin)
+    return tuple(offsets), tuple(lengths)
+
+
+def plan(
+    tensors: Mapping[Key, Any], saved: Mapping[Key, Saved], rank: int, near: Collection[int]
+) -> list[tuple[Want, Any]]:
+    """What has to be copied, and where to; near are old ranks whose shares are at hand.
+
+    ValueError: it does not make up all of the tensors.
+    """
+    planners = import_module("torch.distributed.checkpoint.default_planner")
+
+    names = {f"{part}.{number}": (part, number) for part, number in tensors}
+    boxes = {name: saved[key].boxes() for name, key in names.items()}
+    targets = {name: tensors[key] for name, key in names.items()}
+    stored = {name: _stored(saved[key], boxes[name]) for name, key in names.items()}
+    holders = {(name, at): ranks for name, own in boxes.items() for (at, _), ranks in own.items()}
+    planner = planners.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(targets, _metadata().Metadata(stored), False)
+    left = {name: local(one).numel() for name, one in targets.items()}
+    found = []
+    for item in planner.create_local_plan().items:
+        index, lengths = item.storage_index, tuple(item.lengths)
+        having = holders[index.fqn, tuple(index.offset)]
+        source = next((one for one in having if one in near), having[rank % len(having)])
+        want = Want(source, names[index.fqn], tuple(item.storage_offsets), lengths)
+        found.append((want, planner.resolve_tensor(item).detach()))
+        left[index.fqn] -= math.prod(lengths)
+    if any(left.values()):
+        raise ValueError(f"{next(one for one in left if left[one])} is not there in full")
+    return found
+
+
+def _stored(saved: Saved, boxes: Mapping[Box, list[int]]) -> Any:
+    torch, metadata = import_module("torch"), _metadata()
+
+    chunks = [
+        metadata.ChunkStorageMetadata(torch.Size(offsets), torch.Size(lengths))
+        for offsets, lengths in boxes
+    ]
+    properties = metadata.TensorProperties(dtype=getattr(torch, saved.piece.dtype))
+    return metadata.TensorStorageMetadata(properties, torch.Size(saved.shape), chunks)
+
+
+def _metadata() -> Any:
+    return import_module("torch.distributed.checkpoint.metadata")
+
+
+def local(tensor: Any) -> Any:
+    """This rank's part."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

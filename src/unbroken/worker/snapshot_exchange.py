@@ -1,0 +1,113 @@
+"""Pieces of tensors from many ranks to many, each message with its checksum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from itertools import zip_longest
+from typing import Any
+from zlib import crc32
+
+from unbroken.errors import WorldError
+
+from .checkpoint_peers import Peers
+from .snapshot_peers import device
+
+BATCH_BYTES = 64 * 1024 * 1024
+"""Of one message, where no tensor alone is larger."""
+_SUM_BYTES = 4
+
+
+def exchange(world: Peers, gives: Sequence[Sequence[Any]], takes: Sequence[Sequence[Any]]) -> None:
+    """Tensors to each rank, and into tensors from each; both sides know all of them, in this order.
+
+    WorldError: some were changed on their way; the others have come all the same.
+    """
+    rank, size = world.rank, world.world_size
+    for source, target in zip(gives[rank], takes[rank], strict=True):
+        target.copy_(source)
+    is_whole = True
+    for shift in range(1, size):
+        to, sender = (rank + shift) % size, (rank - shift) % size
+        for giving, taking in zip_longest(_batches(gives[to]), _batches(takes[sender])):
+            is_whole &= _swapped(giving, to, taking, sender)
+    if not is_whole:
+        raise WorldError("what another rank has sent does not fit its checksum")
+
+
+def _swapped(giving: list[Any] | None, to: int, taking: list[Any] | None, sender: int) -> bool:
+    """A message each way, of which one may be None; whether what came is what was sent."""
+    torch, dist = import_module("torch"), import_module("torch.distributed")
+
+    operations, came = [], bytearray(_size(taking or []))
+    arriving = torch.frombuffer(came, dtype=torch.uint8).to(device())
+    if giving is not None:
+        operations.append(dist.P2POp(dist.isend, _packed(giving).to(device()), to))
+    if taking is not None:
+        operations.append(dist.P2POp(dist.irecv, arriving, sender))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    if arriving.is_cuda:
+        torch.frombuffer(came, dtype=torch.uint8).copy_(arriving)
+    if taking is None:
+        return True
+    return _unpacked(came, taking)
+
+
+def _size(tensors: Sequence[Any]) -> int:
+    return _SUM_BYTES + sum(int(one.nbytes) for one in tensors)
+
+
+def _packed(tensors: list[Any]) -> Any:
+    torch = import_module("torch")
+
+    packed = bytearray(_size(tensors))
+    body, begin = torch.frombuffer(packed, dtype=torch.uint8), 0
+    for one in tensors:
+        body[begin : begin + one.nbytes] = _bytes(one)
+        begin += one.nbytes
+    packed[begin:] = crc32(memoryview(packed)[:begin]).to_bytes(_SUM_BYTES, "little")
+    return body
+
+
+def _unpacked(packed: bytearray, tensors: list[Any]) -> bool:
+    torch = import_module("torch")
+
+    body, begin = torch.frombuffer(packed, dtype=torch.uint8), 0
+    end = len(packed) - _SUM_BYTES
+    if crc32(memoryview(packed)[:end]).to_bytes(_SUM_BYTES, "little") != bytes(packed[end:]):
+        return False
+    for one in tensors:
+        # A copy of its own begins where any dtype may.
+        part = body[begin : begin + one.nbytes].clone()
+        one.copy_(part.view(one.dtype).view(one.shape))
+        begin += one.nbytes
+    return True
+
+
+def summed(tensor: Any, before: int) -> int:
+    """CRC-32 of what came before and of a tensor."""
+    torch = import_module("torch")
+
+    for part in torch.split(_bytes(tensor), BATCH_BYTES) if tensor.numel() else ():
+        data = bytearray(len(part))
+        torch.frombuffer(data, dtype=torch.uint8).copy_(part)
+        before = crc32(data, before)
+    return before
+
+
+def _bytes(tensor: Any) -> Any:
+    return tensor.contiguous().view(-1).view(import_module("torch").uint8)
+
+
+def _batches(tensors: Sequence[Any]) -> Iterator[list[Any]]:
+    batch: list[Any] = []
+    size = 0
+    for one in tensors:
+        batch.append(one)
+        size += one.nbytes
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

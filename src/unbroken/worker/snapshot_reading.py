@@ -1,0 +1,57 @@
+"""What a slot holds, as header and structure tell it, and whether it fits the live parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from unbroken.errors import UnbrokenError
+from unbroken.wire.snapshot import VERSION, Header
+
+from .snapshot_slots import Slot
+from .snapshot_state import Kept, difference, parse
+
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+
+
+def complain_of_version(snapshot: Snapshot, slot: Slot) -> None:
+    """Where something is there that cannot be read."""
+    version = slot.version()
+    if version not in (None, VERSION):
+        snapshot.complain(
+            f"a snapshot is of format {version}, and this library reads {VERSION}: give agent and "
+            "worker the same version of unbroken"
+        )
+
+
+def structure(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
+    """What a rank has saved; ValueError: it is not that."""
+    from .snapshot import job_digest
+
+    if header.job != job_digest(snapshot.context) or header.name != snapshot.name:
+        raise ValueError(f"it is another job's, or has another name ({header.name!r})")
+    if header.rank != rank:
+        raise ValueError(f"it is of rank {header.rank}, not {rank}")
+    found = memory[header.structure_at : header.structure_at + header.structure_bytes]
+    if crc32(found) != header.structure_checksum:
+        raise ValueError("its structure does not fit its checksum")
+    return parse(bytes(found), memory, snapshot.parts)
+
+
+def fitting(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
+    """What this rank may load as it is; ValueError: why it may not."""
+    kept = structure(snapshot, header, memory, rank)
+    here = snapshot.context.world_size
+    if header.world_size != here and (kept.is_sharded or snapshot.replicas is not None):
+        raise ValueError(
+            f"its state is divided among {header.world_size} ranks, and these are {here}: only"
+            " DTensors, or a checkpoint on disk, can be divided anew (checkpoints=...)"
+        )
+    try:
+        reason = difference(kept, snapshot.parts, snapshot.has_rng)
+    except UnbrokenError as error:
+        reason = str(error)
+    if reason:
+        raise ValueError(reason)
+    return kept

@@ -1,0 +1,201 @@
+"""Sharded state from memory at another number of ranks: all of it, of one step, or none."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from forked import ranks
+from snapshot_agents import PLENTY, Agent, channel, served
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from unbroken import worker
+from unbroken.agent.snapshots import Snapshots
+from unbroken.wire.snapshot import BODY_AT
+from unbroken.worker.channel import Channel
+from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot_slots import AgentSlots, Identity
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    variables = {"UNBROKEN_JOB": "job", "RANK": 0, "WORLD_SIZE": 1, "JOB_RESTART_COUNT": 0}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def memories() -> Iterator[list[Snapshots]]:
+    """Of four nodes."""
+    found = [Snapshots(lambda: PLENTY) for _ in range(4)]
+    yield found
+    for one in found:
+        one.close()
+
+
+class Training:
+    """Of shards that are not even, on as many ranks as there are."""
+
+    def __init__(self, rank: int) -> None:
+        torch.manual_seed(3)
+        self.model: Any = nn.Sequential(nn.Linear(6, 11), nn.Tanh(), nn.Linear(11, 2))
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.7)
+        self.extra: dict[str, Any] = {"seen": 0, "rank": rank}
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+
+    def step(self, number: int) -> float:
+        """The loss; data are the same for all ranks."""
+        data = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
+        loss = self.model(data).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.extra["seen"] += 4
+        return float(loss.item())
+
+    def state(self) -> list[Any]:
+        """All of it, whole."""
+        moments = [
+            one[name]
+            for one in self.optimizer.state.values()
+            for name in ("exp_avg", "exp_avg_sq", "step")
+        ]
+        found = [*self.model.parameters(), *moments]
+        whole = [one.full_tensor() if hasattr(one, "full_tensor") else one for one in found]
+        return [one.tolist() for one in whole] + [self.scheduler.get_last_lr()]
+
+
+def save(rank: int, socks: Sequence[socket.socket], place: Path, steps: range) -> Any:
+    """The states of the last two steps, which are in memory; the last is on disk too."""
+    line = Channel(socks[rank])
+    line.start()
+    training, disk = Training(rank), worker.checkpoints(place)
+    snapshot = Snapshot(**training.parts, extra=training.extra, rng=True, channel=line)
+    states = {}
+    for step in steps:
+        training.step(step)
+        assert snapshot.save(step)
+        states[step] = training.state()
+    disk.save(steps[-1], **training.parts)
+    disk.wait()
+    snapshot.close()
+    return states
+
+
+def restore(rank: int, socks: Sequence[socket.socket], place: Path, source: str) -> Any:
+    """What is there, and the losses that follow."""
+    line = Channel(socks[rank])
+    line.start()
+    training = Training(rank)
+    training.extra["seen"] = -1
+    saved = Snapshot(**training.parts, extra=training.extra, rng=True, channel=line)
+    before = training.state()
+    found: Any = saved.restore()
+    if source == "disk":
+        found = worker.checkpoints(place).restore(**training.parts)
+    if found is None:
+        assert training.state() == before, "it was touched"
+        saved.close()
+        return None
+    told = (found.source, found.missing) if source == "memory" else ()
+    state, extra = training.state(), dict(training.extra)
+    losses = [training.step(step) for step in range(found.step + 1, found.step + 4)]
+    assert saved.save(found.step + 3)
+    saved.close()
+    return found.step, told, extra, state, losses
+
+
+class Job:
+    """Attempt after attempt, on nodes of any number of ranks."""
+
+    def __init__(self, place: Path, patch: pytest.MonkeyPatch) -> None:
+        self.place, self.patch, self.attempt = place, patch, -1
+        (place / "disk").mkdir()
+        self.agents: list[Agent] = []
+
+    def run(self, act: Any, nodes: Sequence[Snapshots], *arguments: Any) -> list[Any]:
+        """One memory for each rank, several of which may be the same."""
+        self.attempt += 1
+        self.patch.setenv("JOB_RESTART_COUNT", str(self.attempt))
+        self.agents = [Agent(one) for one in nodes]
+        with ExitStack() as stack:
+            socks = [stack.enter_context(served(one)) for one in self.agents]
+            store, disk = self.place / "store", self.place / "disk"
+            return ranks(len(nodes), act, store, socks, disk, *arguments)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    return Job(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("0011", "01"), ("01", "0011"), ("000", "00"), ("00", "0")],
+)
+def test_shards_are_divided_anew_from_memory(
+    before: str, after: str, job: Job, memories: list[Snapshots]
+) -> None:
+    """Each digit is a rank's node."""
+    saved = job.run(save, [memories[int(one)] for one in before], range(3))
+    nodes = [memories[int(one)] for one in after]
+    found = job.run(restore, nodes, "memory")
+    for rank, (step, (source, missing), extra, state, _) in enumerate(found):
+        assert (step, state) == (2, saved[0][2])
+        assert source == f"memory of {len(before)} ranks, divided anew"
+        is_new = rank >= len(before)
+        assert extra == ({"seen": -1, "rank": rank} if is_new else {"seen": 12, "rank": rank})
+        assert missing == (("extra", "rng") if is_new else ("rng",))
+    assert [one.receipts[0]["source"] for one in job.agents] == [one[1][0] for one in found]
+
+
+def test_training_goes_on_as_from_disk(job: Job, memories: list[Snapshots]) -> None:
+    job.run(save, memories[:1] * 3, range(3))
+    memory = job.run(restore, memories[:1] * 2, "memory")
+    disk = job.run(restore, memories[1:2] * 2, "disk")
+    assert [(one[0], *one[3:]) for one in memory] == [(one[0], *one[3:]) for one in disk]
+
+
+def slots(memory: Snapshots, rank: int) -> dict[int, Any]:
+    """Of a rank, by step."""
+    with channel(memory) as line:
+        found = AgentSlots(line, Identity("training", rank, 0)).find()
+    return {header.step: slot for slot, _ in found if (header := slot.header())}
+
+
+def test_of_a_step_of_which_a_shard_is_lost_nothing_is_taken(
+    job: Job, memories: list[Snapshots]
+) -> None:
+    saved = job.run(save, memories[:2] + memories[:1], range(3))
+    slots(memories[1], 1)[2].clear()
+    (found,) = job.run(restore, memories[1:2], "memory")[:1]
+    assert found is None, "ranks 0 and 2 are elsewhere"
+    found = job.run(restore, memories[:2], "memory")
+    assert [(one[0], one[3]) for one in found] == [(1, saved[0][1])] * 2
+
+
+def test_a_shard_that_is_damaged_is_given_up(job: Job, memories: list[Snapshots]) -> None:
+    saved = job.run(save, memories[:1] * 3, range(3))
+    slots(memories[0], 2)[2].memory[BODY_AT + 1] ^= 4
+    found = job.run(restore, memories[:1] * 2, "memory")
+    assert [(one[0], one[3]) for one in found] == [(1, saved[0][1])] * 2
