@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,8 +15,11 @@ import pytest
 from e2e.clusters import Cluster
 from e2e.job_events import Event, await_end, parent, places
 from e2e.jobs import Job, job
+from unbroken.agent_http.client import AgentLink
+from unbroken.wire.agent import PORT, AgentReport
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+TELLS = Path(__file__).parent / "programs/gang_that_tells.py"
 
 
 class Still(NamedTuple):
@@ -150,6 +155,36 @@ def test_a_suspended_job_has_no_pods_and_goes_on_when_resumed(
         ended = one.finish()
         assert ended["status"]["restartCount"] == 1, "suspending is no restart"
         one.incidents(1)
+
+
+async def until_warm(one: Job, pod: str) -> None:
+    """Listen to the agent of a pod until it has imported something."""
+    warm = asyncio.Event()
+
+    def hear(report: AgentReport) -> None:
+        if report.imports:
+            warm.set()
+
+    secret = one.api.get(f"secrets/{one.name}-agent").made["data"]["token"]
+    address = one.pods()[pod]["status"]["podIP"]
+    link = AgentLink(address, PORT, base64.b64decode(secret).decode(), hear, lambda why: None)
+    listening = asyncio.create_task(link.run())
+    await warm.wait()
+    listening.cancel()
+
+
+def test_the_ranks_of_a_deleted_pod_start_warm_on_a_spare(cluster: Cluster, tmp_path: Path) -> None:
+    with job(cluster, tmp_path, program=TELLS, spares=1) as one:
+        first = one.steps(0)
+        spare = (set(one.pods()) - set(places(first).values())).pop()
+        asyncio.run(until_warm(one, spare))
+        one.api.delete(f"pods/{places(first)[3]}").done()
+        second = one.steps(1)
+        assert places(second) == {**places(first), 2: spare, 3: spare}
+        assert {worker["start"] for worker in one.report(second[3])["workers"]} == {"warm"}
+        one.finish()
+        (incident,) = one.incidents(1)
+    assert incident["remedy"] == "pod"
 
 
 def test_a_pod_that_stands_still_is_gone_before_a_spare_takes_its_ranks(still: Still) -> None:
