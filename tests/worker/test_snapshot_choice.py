@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
-from unbroken.worker.snapshot_choice import Offer, Point, asking, choose, ranges, transfers
+from unbroken.worker.snapshot_choice import (
+    Offer,
+    Point,
+    Shares,
+    asking,
+    choose,
+    givers,
+    lacking,
+    ranges,
+    transfers,
+)
 
 
 def offers(*steps: str, replicas: bool = False, attempt: int = 0, asked: str = "") -> list[Offer]:
@@ -100,6 +111,64 @@ def test_those_who_have_it_take_turns_in_giving_it() -> None:
 
 def test_a_replica_that_is_declared_on_one_side_alone_gives_nothing() -> None:
     assert choose([Offer(((0, 4),), (0,)), Offer((), (0, 1))]) is None
+
+
+def shared(*ranks: str, world: int, steps: str = "34") -> list[Offer]:
+    """Each rank's agent has these steps of these ranks, as digits, of a world of so many."""
+    return [
+        Offer((), (one,), False, {(0, int(step)): _shares(world, own) for step in steps})
+        for one, own in enumerate(ranks)
+    ]
+
+
+def _shares(world: int, ranks: str) -> Shares:
+    return Shares(world, tuple(map(int, ranks)))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (shared("01", "23", world=4), 4),
+        (shared("01", "13", world=4), None),
+        (shared("0123", "0123", world=4), 4),
+        (shared("0", "", "", world=1), 4),
+        (shared("012", "", world=2), None),
+        (shared("01", "01", world=2), None),
+    ],
+)
+def test_what_other_ranks_divided_is_taken_where_all_of_them_are_there(
+    given: list[Offer], expected: int | None
+) -> None:
+    point = choose(given)
+    assert (point[1] if point else None) == expected
+
+
+def test_an_older_step_is_taken_of_which_all_shares_are_there() -> None:
+    one, other = shared("01", "2", world=4), shared("01", "23", world=4, steps="3")
+    both = [replace(a, shares={**a.shares, **b.shares}) for a, b in zip(one, other, strict=True)]
+    assert choose(both) == (0, 3)
+    assert lacking(both, (0, 4)) == (4, [3])
+    assert asking(both) == [], "no buddy has what no agent here has"
+
+
+def test_what_is_as_these_ranks_divide_it_comes_first_if_it_is_newer() -> None:
+    given = shared("01", "23", world=4)
+    newer = [replace(one, points=((1, 0),)) for one in given]
+    assert choose(newer) == (1, 0)
+    lost = [newer[0], given[1]]
+    assert asking(lost) == [1]
+    assert choose(lost) == (0, 4)
+
+
+def test_a_buddy_s_copy_at_hand_does_not_pass_for_another_division() -> None:
+    """A share of as many ranks as there are is found by whose it is."""
+    given = shared("01", "01", world=2)
+    assert asking(given) == [0, 1]
+    assert choose([replace(one, points=((0, 4),)) for one in given]) == (0, 4)
+
+
+def test_ranks_of_one_node_take_turns_in_giving_shares() -> None:
+    assert givers(shared("0123", "0123", world=4), (0, 4)) == {0: 0, 1: 1, 2: 0, 3: 1}
 
 
 def test_ranges_name_each_rank_once() -> None:

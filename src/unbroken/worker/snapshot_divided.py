@@ -10,6 +10,7 @@ ranks only, and another kind of division than that of the live model.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .snapshot import Snapshot
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,7 @@ class Division:
             try:
                 return act()
             except Exception as error:
+                logger.debug("a state cannot be divided anew", exc_info=True)
                 raise CheckpointError(str(error) or repr(error)) from error
 
         return self._world.together(told)

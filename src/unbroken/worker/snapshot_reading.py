@@ -45,8 +45,8 @@ def fitting(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
     here = snapshot.context.world_size
     if header.world_size != here and (kept.is_sharded or snapshot.replicas is not None):
         raise ValueError(
-            f"its state is divided among {header.world_size} ranks, and these are {here}: only"
-            " DTensors, or a checkpoint on disk, can be divided anew (checkpoints=...)"
+            f"its state is divided among {header.world_size} ranks, and these are {here}: only the"
+            " DTensors of a model, or a checkpoint on disk (checkpoints=...), can be divided anew"
         )
     try:
         reason = difference(kept, snapshot.parts, snapshot.has_rng)
