@@ -14,13 +14,14 @@ from unbroken.core import workers as machine
 from unbroken.core.faults import WorkerEnd
 from unbroken.core.workers import Stage
 from unbroken.testing.cluster import Local
+from unbroken.testing.imports import Imports
 from unbroken.testing.links import Link, Quality
 from unbroken.testing.scenario import Restartable
 from unbroken.testing.schedule import Alarm, Schedule
 from unbroken.testing.snapshots import Snapshots
 from unbroken.testing.training import KILLED, Training, Worker
 from unbroken.testing.watches import Watches
-from unbroken.wire.agent import AgentReport, Command, StartCommand
+from unbroken.wire.agent import AgentReport, Command, StartCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
 SIGTERM = 15
@@ -66,6 +67,8 @@ class Surroundings:
     """How workers leave their training; None: none can."""
     snapshots: Snapshots | None = None
     """None: no worker saves any."""
+    imports: Imports | None = None
+    """None: workers always start cold."""
 
 
 class Agent:
@@ -119,8 +122,9 @@ class Agent:
 
     def report(self) -> AgentReport:
         """How it stands now."""
-        report, snapshots = self._machine.report(), self._world.snapshots
-        return report if snapshots is None else snapshots.report(self.id, report)
+        report, world = self._machine.report(), self._world
+        report = world.imports.report(self.id, report) if world.imports else report
+        return world.snapshots.report(self.id, report) if world.snapshots else report
 
     def publish(self) -> None:
         """Tell all who are linked to it."""
@@ -130,6 +134,12 @@ class Agent:
     def command(self, command: Command) -> None:
         """From whoever is linked to it."""
         self.give(machine.Commanded(command))
+
+    def warm(self, command: WarmCommand) -> None:
+        """Ask others what workers import."""
+        if not self.is_frozen:
+            assert self._world.imports is not None, "told that starts no workers warm"
+            self._world.imports.tell(self, command)
 
     def watch(self, attempt: int) -> None:
         """Its watchdog has something new to say."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from unbroken.core.events import PodUid
 from unbroken.testing.schedule import Schedule
-from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command
+from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
 POLL_SECONDS = 0.15
@@ -49,6 +49,9 @@ class Reporter(Protocol):
 
     def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the workers, and answer."""
+
+    def warm(self, command: WarmCommand) -> None:
+        """Import beforehand."""
 
 
 class Link:
@@ -94,6 +97,14 @@ class Link:
     def down(self, command: Command) -> None:
         """Tell the agent what should be."""
         self._send(self._arrived_down, command)
+
+    def warm(self, command: WarmCommand) -> None:
+        """Tell it once; that may be lost, late and doubled."""
+        self._send(self._arrived_aside, command)
+
+    def _arrived_aside(self, command: WarmCommand) -> None:
+        if self.agent.is_alive and not self.is_silent:
+            self.agent.warm(command)
 
     def collect(self, command: CollectCommand) -> None:
         """Ask once; question and answer may be lost, late and doubled."""

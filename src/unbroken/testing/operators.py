@@ -204,9 +204,13 @@ class Operator:
         if isinstance(effect, core.StartWorkers | core.StopWorkers):
             self._command(effect.pod, effect.command)
             return
-        if isinstance(effect, core.CollectEvidence):
+        if isinstance(effect, core.CollectEvidence | core.WarmWorkers):
             peer = self._peers.get(effect.pod)
-            if peer is not None and peer.link is not None and not peer.link.is_silent:
+            if peer is None or peer.link is None or peer.link.is_silent:
+                return
+            if isinstance(effect, core.WarmWorkers):
+                peer.link.warm(effect.command)
+            else:
                 peer.link.collect(effect.command)
             return
         if isinstance(effect, core.WriteStatus):

@@ -40,6 +40,7 @@ REACHED = (
     "receipts",
     "restored_from_buddy",
     "samples",
+    "spare_is_told",
 )
 
 

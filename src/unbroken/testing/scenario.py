@@ -122,6 +122,8 @@ class Scenario:
     in_process: Switch = Switch.ON
     keeping: Keeping | None = None
     """None: no worker saves snapshots."""
+    is_warm: bool = False
+    """Agents import beforehand."""
 
 
 def draw(seed: int) -> Scenario:
@@ -151,6 +153,8 @@ def draw(seed: int) -> Scenario:
     )
     scenario = replace(scenario, **_members(random.Random(f"members of {seed}"), is_stock))
     scenario = replace(scenario, keeping=_keeping(seed, is_stock))
+    is_warm = not is_stock and random.Random(f"warmth of {seed}").random() < 0.3
+    scenario = replace(scenario, is_warm=is_warm)
     if is_stock or rng.random() < 0.6:
         return scenario
     scenario.quality.is_beating = True

@@ -17,6 +17,7 @@ from unbroken.testing.agents import Machine as AgentMachine
 from unbroken.testing.checkers import TERMINAL, Checkers, Violation, condition
 from unbroken.testing.cluster import Cluster, Local, Node
 from unbroken.testing.endings import Ending
+from unbroken.testing.imports import Imports, Learner
 from unbroken.testing.operators import SILENCE_SECONDS, Control, Operator
 from unbroken.testing.scenario import Scenario, Timed, draw
 from unbroken.testing.schedule import EPOCH, Schedule
@@ -25,6 +26,7 @@ from unbroken.testing.stock import StockWorkers
 from unbroken.testing.training import Gathering, Training, Worker
 from unbroken.testing.truth import Fault, Truth
 from unbroken.testing.watches import Rhythm, Watches
+from unbroken.wire.agent import PORT
 
 REST_SECONDS = 3000.0
 """Of a healed world, until its job must have ended."""
@@ -82,6 +84,7 @@ class World:
             self.schedule, self.training, shape.rhythm or Rhythm(), self.agent_of
         )
         self.snapshots = self._snapshots()
+        self.imports = Imports(self.schedule, seed, self._reachable) if shape.is_warm else None
         self.training.begun = self._begun
         self.surroundings = Surroundings(
             schedule=self.schedule,
@@ -97,6 +100,7 @@ class World:
             watches=self.watches if shape.rhythm else None,
             members=shape.members,
             snapshots=self.snapshots,
+            imports=self.imports,
         )
         self.control = Control(
             self.schedule,
@@ -328,11 +332,20 @@ class World:
             if isinstance(local.process, Agent) and local.process.is_alive
         }
 
+    def _reachable(self) -> dict[str, Learner]:
+        return {
+            f"{address}:{PORT}": home.agent
+            for address, home in self._homes().items()
+            if isinstance(home.agent, Agent)
+        }
+
     def _begun(self, place: Gathering) -> None:
         if self.scenario.rhythm is not None:
             self.watches.begun(place)
         if self.snapshots is not None:
             self.snapshots.begun(place)
+        if self.imports is not None:
+            self.imports.trained(filter(None, map(self.agent_of, place.members.values())))
 
     def _agent_machine(self, parts: Parts, agent_id: str) -> AgentMachine:
         settings = Settings(agent_id, self.scenario.nproc)
