@@ -111,6 +111,27 @@ def test_a_start_that_finds_too_few_parked_has_them_parked() -> None:
     assert machine.refusal(50.1) == ""
 
 
+def test_what_others_have_told_is_imported_before_the_first_start_and_again_with_news() -> None:
+    machine = Warm(2)
+    assert fed(machine, Named()) == [StartTemplate()]
+    assert fed(machine, Named()) == [], "it is said again"
+    assert fed(machine, TemplateReady()) == [Park(2)]
+    assert fed(machine, Named(), Parked()) == [], "not while one is being parked"
+    assert fed(machine, Parked(), Named(is_news=False)) == []
+    assert fed(machine, Named()) == [Teach()]
+    assert machine.refusal(0.0) == "the template is not ready yet"
+    assert fed(machine, TemplateReady()) == [Park(2)]
+    assert fed(machine, TemplateFailed("killed"), Named(is_news=False)) == [
+        EndTemplate(),
+        StartTemplate(),
+    ]
+
+
+def test_while_workers_train_what_others_tell_waits_for_the_next_lesson() -> None:
+    assert fed(parked(), Named()) == []
+    assert fed(Warm(2), Began(), Named()) == []
+
+
 @pytest.mark.parametrize("has_spare", [True, False])
 def test_what_the_job_names_is_imported_before_the_first_start(has_spare: bool) -> None:
     machine = Warm(2, has_spare)

@@ -105,6 +105,7 @@ REPORTS = st.builds(
     restart_mode=TEXTS,
     receipts=st.lists(RECEIPTS, max_size=3).map(tuple),
     copies=st.lists(COUNTS, max_size=3).map(tuple),
+    imports=st.none() | COUNTS,
 )
 STARTS = st.builds(
     StartCommand,
