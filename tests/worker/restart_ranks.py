@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from unbroken import worker
+from unbroken.worker import groups
 
 users: list[socket.socket] = []
 
@@ -86,6 +87,25 @@ def ddp_forever() -> None:
             dist.all_reduce(torch.ones(1), group=second)
 
 
+def lose_models() -> None:
+    """A model goes when its function returns, and is the last that holds a destroyed group."""
+
+    def step() -> None:
+        inner = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+        model = torch.nn.parallel.DistributedDataParallel(inner, find_unused_parameters=True)
+        for _ in range(3):
+            model(torch.ones(2, 16)).sum().backward()
+        dist.destroy_process_group()
+
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    for number in range(5):
+        step()
+        prefix = dist.PrefixStore(str(number), store)
+        dist.init_process_group("gloo", store=prefix, rank=rank, world_size=3)
+    tell("models", held=len(groups._held))
+    step()
+
+
 def second_group_forever() -> None:
     """Waits for one that never comes to make a group."""
     if dist.get_rank() == 0:
@@ -109,6 +129,7 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "ddp": ddp_forever,
     "fail": reduce_and_fail,
     "group": second_group_forever,
+    "models": lose_models,
     "sockets": users_sockets,
     "sleep": lambda: time.sleep(1000),
     "queue": lambda: queue.SimpleQueue().get(),

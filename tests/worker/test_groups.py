@@ -21,6 +21,8 @@ import torch.distributed.nn.functional as functional
 before = running()
 assert dist.group.WORLD in functional.all_reduce.__defaults__, "nothing is tested"
 groups.destroy()
+while not groups.are_gone():
+    pass
 print(before, running(), functional.all_reduce.__defaults__[-1])
 """
 
@@ -31,3 +33,27 @@ def test_a_module_that_has_the_group_as_a_default_does_not_keep_it() -> None:
     before, after, default = done.stdout.split()
     assert int(before) > 0
     assert (after, default) == ("0", "None")
+
+
+NAMES = """
+import ctypes, sys, torch, torch.distributed as dist
+from unbroken.worker import rendezvous
+if "ask" in sys.argv:
+    rendezvous.ask_for_no_names()
+libc = ctypes.CDLL(None)
+libc.__res_init()
+libc.__res_state.restype = ctypes.POINTER(ctypes.c_int * 2)
+assert libc.__res_state().contents[1] > 0, "the resolver is left as it was"
+libc.__res_state().contents[1] = 0
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+store.set("a", "b")
+print(store.get("a").decode())
+"""
+
+
+@pytest.mark.parametrize("ask", ["ask", "not"])
+def test_torch_asks_for_the_names_of_no_addresses(ask: str) -> None:
+    # It complains where it asks, since nobody answers in that process.
+    done = subprocess.run([sys.executable, "-c", NAMES, ask], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "b\n"), done.stderr
+    assert ("cannot be retrieved" in done.stderr) == (ask == "not")

@@ -126,6 +126,14 @@ def test_ones_own_mistake_is_raised_at_once(three: Gang) -> None:
     goes_on(three, 2)
 
 
+def test_models_may_go_with_the_function_that_made_them(three: Gang) -> None:
+    # Torch's own destructor of a model's reducer waits for the group's threads with the GIL.
+    three.start(action="models")
+    held = [one["held"] for one in three.until("models")]
+    three.until("returns")
+    assert max(held) <= 2, "groups that were destroyed are not let go of"
+
+
 def test_who_returns_restarts_no_more(three: Gang) -> None:
     three.start(action=["return", "reduce", "reduce"])
     three.until("returns", 0)
@@ -140,7 +148,8 @@ def test_the_agent_hears_when_the_barrier_is_passed(three: Gang) -> None:
     three.until("runs")
     three.kill(0)
     goes_on(three, 0)
-    assert three.socket.told(1, PAST_BARRIER).get()["local_rank"] == 1
+    said = three.socket.told(1, PAST_BARRIER).get()
+    assert (said["local_rank"], said["attempt"]) == (1, 1)
     assert three.socket.told(0, PAST_BARRIER).empty()
 
 

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 from unbroken.errors import WorldError
 from unbroken.wire.ipc import FRAME_BYTES_MAX, HEADER, INIT, VARIABLE, encode
 
-__all__ = ["Channel", "Heard", "connect", "is_whole", "whole"]
+__all__ = ["Channel", "Heard", "attempt_now", "connect", "is_whole", "whole"]
 
 FDS_MAX = 64
 """Beside one frame; the kernel takes 253."""
@@ -80,7 +80,7 @@ class Channel:
 
     def introduce(self, *, restartable: bool) -> None:
         """Say which worker this is, and whether it leaves its training when it is told."""
-        self.send({"type": INIT, "restartable": restartable, "attempt": _attempt()})
+        self.send({"type": INIT, "restartable": restartable, "attempt": attempt_now()})
 
     def listen(self, heard: Mapping[str, Heard], ended: Callable[[], None] | None) -> None:
         """Who hears what, by type, from now on, and who hears that the agent is gone: called by the
@@ -247,7 +247,8 @@ def _is_helper() -> bool:
     return module is not None and module.parent_process() is not None
 
 
-def _attempt() -> int:
+def attempt_now() -> int:
+    """That this process trains in, or has come from."""
     with contextlib.suppress(ValueError):
         return int(os.environ.get("JOB_RESTART_COUNT") or 0)
     return 0

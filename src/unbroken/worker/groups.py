@@ -20,6 +20,7 @@ from typing import Any
 from . import doubt
 from .channel import whole
 from .keepers import C10D, release, unbind
+from .rendezvous import ask_for_no_names, await_listening
 from .torch_sockets import TorchSockets
 
 ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers",
@@ -29,8 +30,6 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 """Of the same."""
 TRY_SECONDS = 0.1
 """Of a store's client, doubled by each that fails: each says so in the log, and looks up a name."""
-POLL_SECONDS = 0.001
-POLL_SECONDS_MAX = 0.05
 SLICE = timedelta(seconds=0.01)
 """Of a wait for a collective: as often Python comes by."""
 SLICE_OVER = "Operation timed out!"
@@ -38,11 +37,13 @@ SLICE_OVER = "Operation timed out!"
 COLLECTIVES = {*range(12), 15, 16}
 """`OpType` of torch 2.6 to 2.13, without those between two ranks, which end with a wait that is
 over."""
+UNUSED_REFERENCES = 4
+"""To a group that only we hold: of the set, its copy, the loop that looks, the call that counts."""
 RELEASE_SECONDS = 0.1
 """A group takes 10 ms for each peer, or, where gloo has lost a message, its timeout."""
 logger = logging.getLogger(__name__)
 _held: set[Any] = set()
-"""Groups of an attempt that is to be left."""
+"""Groups of the attempt, so that nobody lets go of one last but `_release`."""
 _releasing: list[threading.Thread] = []
 _sockets = TorchSockets()
 shut, forget = _sockets.shut, _sockets.forget
@@ -59,9 +60,13 @@ def watch() -> None:
     store: Any = dist.TCPStore
     if hasattr(store.__init__, "__wrapped__"):
         return
-    store.__init__ = _client(store.__init__)
+    own = getattr(store.__init__, "torchs_own", None)
+    if own is None:  # else the template of warm workers has
+        ask_for_no_names()
+    store.__init__ = _client(own or store.__init__)
     if hasattr(dist, "ProcessGroupGloo"):
         dist.ProcessGroupGloo.__init__ = _group(dist.ProcessGroupGloo.__init__)
+    dist.ProcessGroup.__init__ = _kept(dist.ProcessGroup.__init__)
     dist.Work.wait = _sliced(dist.Work.wait)
     made = socket.socket.__init__
 
@@ -86,14 +91,6 @@ def abort() -> None:
             logger.debug("groups cannot be aborted: %r", error)
 
 
-def hold() -> None:
-    """Keep the groups until they are destroyed: whoever lets go of one last waits for its threads,
-    and gloo's may wait for a message that it has lost."""
-    c10d = sys.modules.get(C10D)
-    if c10d is not None:
-        _held.update(list(c10d._world.pg_map))
-
-
 def destroy() -> None:
     """Leave no group behind, whatever state a lost peer has left it in.
 
@@ -103,13 +100,18 @@ def destroy() -> None:
     c10d = sys.modules.get(C10D)
     if c10d is None:
         return
-    hold()
+    _held.update(list(c10d._world.pg_map))
     try:
         if c10d.is_initialized():
             c10d.destroy_process_group()
     except Exception as error:  # noqa: BLE001  (its peers may be dead)
         logger.debug("groups cannot be destroyed: %r", error)
     _reset(c10d)
+    let_go()
+
+
+def let_go() -> None:
+    """Keep no group any more: those that were destroyed end, in a thread."""
     _releasing[:] = [one for one in _releasing if one.is_alive()]
     held = [*_held]
     _held.clear()
@@ -125,9 +127,13 @@ def are_gone() -> bool:
 
 
 def _release(held: list[Any]) -> None:
-    alive = [weakref.ref(group) for group in held]
+    """A group waits for its threads, which may wait for the GIL, or for a message that gloo has
+    lost.  Its own destructor lets go of the GIL meanwhile; a model's reducer does not, and neither
+    does the collector: neither of them may be the last to hold it (torch 2.13)."""
+    groups = [weakref.ref(group) for group in held]
     held.clear()
-    if any(group() is not None for group in alive):
+    alive = [group for one in groups if (group := one()) is not None]
+    if alive:
         # Models hold their groups in cycles.
         gc.collect()
 
@@ -207,6 +213,20 @@ def _group(function: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
+def _kept(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def make(self: Any, *args: Any, **named: Any) -> None:
+        function(self, *args, **named)
+        # Who makes a group for each epoch destroys them too.
+        gone = [group for group in [*_held] if sys.getrefcount(group) <= UNUSED_REFERENCES]
+        _held.difference_update(gone)
+        _held.add(self)
+        if gone:
+            _releasing.append(release(gone.clear))
+
+    return make
+
+
 def _client(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have a store's client connect when its server listens, and try for a short time only.
 
@@ -236,7 +256,7 @@ def _is_made(
     function: Callable[..., Any], store: Any, given: dict[str, Any], until: float, patience: int
 ) -> bool:
     """False: try again.  What torch raises, when the time is up."""
-    took = _await_listening(str(given["host_name"]), int(given["port"]), until)
+    took = await_listening(str(given["host_name"]), int(given["port"]), until - monotonic())
     seconds = min(max(TRY_SECONDS, 3 * took) * patience, max(until - monotonic(), TRY_SECONDS))
     try:
         _construct(0, function, store, **{**given, "timeout": timedelta(seconds=seconds)})
@@ -245,19 +265,3 @@ def _is_made(
             raise
         return False
     return True
-
-
-def _await_listening(host: str, port: int, until: float) -> float:
-    """The seconds that a connection takes."""
-    began, pause = monotonic(), threading.Event()
-    while (now := monotonic()) < until:
-        try:
-            socket.create_connection((host, port), until - now).close()
-        except ConnectionRefusedError:
-            pause.wait(min(POLL_SECONDS + (now - began) / 10, POLL_SECONDS_MAX))
-        except OSError:
-            # Torch's own client finds out, and says what is wrong.
-            break
-        else:
-            return monotonic() - now
-    return 0.0

@@ -32,10 +32,19 @@ def let_go() -> None:
     if c10d is None or not hasattr(c10d, "is_initialized") or c10d.is_initialized():
         return
     unbind(c10d)
+    release(_collect).join(END_SECONDS)
+
+
+def _collect() -> None:
+    """Models hold their groups in cycles, and must not be the last to (`groups._release`)."""
     import gc
 
-    # Models hold their groups in cycles.
-    release(gc.collect).join(END_SECONDS)
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    kind = getattr(module, "DistributedDataParallel", ())
+    models = (one for one in gc.get_objects() if kind and issubclass(type(one), kind))
+    groups = [vars(model).get("process_group") for model in models]
+    gc.collect()
+    groups.clear()
 
 
 def release(act: Callable[[], object]) -> threading.Thread:

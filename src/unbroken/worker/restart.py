@@ -26,7 +26,7 @@ from unbroken.errors import WorldError
 from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER
 
 from . import groups
-from .channel import Channel, connect, is_whole
+from .channel import Channel, attempt_now, connect, is_whole
 
 __all__ = ["RankLost", "restartable"]
 
@@ -122,7 +122,6 @@ class _Eviction:
         self._thread.join()
 
     def _evict(self) -> None:
-        groups.hold()
         self._run.interrupt()
         groups.shut()
         groups.abort()
@@ -132,7 +131,6 @@ class _Eviction:
             if self._has_left:
                 continue
             self._run.interrupt()
-            groups.hold()
             if watch.is_stuck():
                 _end()
 
@@ -214,6 +212,7 @@ class _Run:
         self._channel.introduce(restartable=False)
         if isinstance(outcome, BaseException):
             raise outcome
+        groups.let_go()
         return outcome.value
 
     def interrupt(self) -> None:
@@ -282,7 +281,7 @@ class _Run:
         self._end_past()
         groups.forget()
         os.environ.update({str(k): str(v) for k, v in order.get("worker_envs", {}).items()})
-        self._channel.send({"type": PAST_BARRIER})
+        self._channel.send({"type": PAST_BARRIER, "attempt": attempt_now()})
 
     def _end_past(self) -> None:
         while self._past:
@@ -295,7 +294,7 @@ class _Run:
             self._past.append(self._eviction)
         self._must_leave, self._eviction = False, None
         self._heard.clear()
-        if not self._channel.send({"type": AT_BARRIER}):
+        if not self._channel.send({"type": AT_BARRIER, "attempt": attempt_now()}):
             raise WorldError("the agent ended while this worker waited for the next attempt")
 
     def _faulted(self, order: Mapping[str, Any]) -> None:
