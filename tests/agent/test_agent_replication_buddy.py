@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Iterator
 from zlib import crc32
@@ -10,7 +12,9 @@ from zlib import crc32
 import pytest
 
 from agent.running import TOKEN, Running, program, running
-from agent.snapshot_clients import Copy, copies, path, slot, whole
+from agent.snapshot_clients import NAME, Copy, copies, path, slot, whole
+from unbroken.agent.replication_fetch import Fetch
+from unbroken.agent.snapshots import Snapshots
 from unbroken.wire.snapshot import BODY_AT, COPIED_AT, SEALED_AT, write
 
 pytestmark = pytest.mark.slow
@@ -50,6 +54,61 @@ def test_an_older_attempts_go_when_a_newer_one_has_two(buddy: Running) -> None:
     assert put(buddy, 10, (1, 9), slot(10, 1, 9)) == 409, "its attempt is over"
     assert put(buddy, 10, (2, 6), slot(10, 2, 6)) == 200
     assert copies(buddy, 10) == [Copy(2, 6), Copy(2, 5)]
+
+
+def test_what_a_sender_says_that_it_needs_is_kept(buddy: Running) -> None:
+    for step, keep, kept in (
+        (1, "none", [1]),
+        (2, "none", [2]),
+        (3, "2", [3, 2]),
+        (4, "2", [4, 2]),
+        (5, "4", [5, 4]),
+    ):
+        headers = {"Unbroken-Keep": keep}
+        assert put(buddy, 11, (1, step), slot(11, 1, step), **headers) == 200
+        assert [one.step for one in copies(buddy, 11)] == kept
+    for point, keep, kept in (((2, 6), "none", [6, 5, 4]), ((2, 7), "6", [7, 6])):
+        assert put(buddy, 11, point, slot(11, *point), **{"Unbroken-Keep": keep}) == 200
+        assert [one.step for one in copies(buddy, 11)] == kept
+
+
+def test_a_holder_without_workers_is_told_by_its_address(buddy: Running) -> None:
+    assert put(buddy, 12, (1, 1), slot(12, 1, 1)) == 200
+    address, slots = f"127.0.0.1:{buddy.port}", Snapshots()
+    work = Fetch((NAME, 12), [address], TOKEN, None, slots.memory)
+
+    async def scenario() -> None:
+        (offer,) = await work.offers()
+        brought = await work.bring([offer])
+        assert brought is not None
+        slots.add(work.key, offer.point, brought[0], offer.node)
+
+    asyncio.run(scenario())
+    slots.begin(2)
+    message = {"type": "snapshot_find", "name": NAME, "rank": 12, "attempt": 2}
+    assert slots.answer(message).message["from"] == [address]
+    slots.close()
+
+
+def arrival(**changes: object) -> bytes:
+    told = {"attempt": 0, "node": 1, "known": 0, "newest": 5, "stride": 1, "held": [3]}
+    return json.dumps({**told, "is_late": False, "is_idle": False, **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (arrival(), 409),
+        (arrival(newest="5"), 422),
+        (arrival(newest=-1), 422),
+        (arrival(held=[None]), 422),
+        (arrival(held=7), 422),
+        (b"[]", 422),
+        (b"{", 422),
+    ],
+)
+def test_an_agent_of_no_attempt_agrees_to_nothing(body: bytes, status: int, buddy: Running) -> None:
+    assert buddy.request("POST", "/v1/snapshots/state", body)[0] == status
 
 
 def newer(data: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """This node's newest snapshots go to its buddy, others' copies are kept here, and come back.
 
-One transfer at a time and at a bounded rate, so that training does not feel it.  What is sent is
-decided by `core/replication.py`.  A slot is sent as it lies there; where training overwrites slots
-before they are sent, they are copied first, by the kernel and in a thread.
+One transfer at a time and at a bounded rate, so that training does not feel it.  What is sent, and
+what is kept, all nodes agree (`core/replication.py`).  A slot is sent as it lies there; where
+training overwrites slots that are still needed, they are copied first, and the copies kept.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ import asyncio
 import collections
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from io import FileIO
 from typing import Any
 
-from unbroken.agent_http.snapshots import PERIOD_HEADER, Key, Point
+from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
 from unbroken.agent_http.snapshots import Incoming as TakesBytes
-from unbroken.core.replication import KEPT, Item, Rounds
+from unbroken.core.replication import KEPT, Arrival, Decision, Item, Rounds
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.snapshot import HEADERS_BYTES, digest, read
 
-from .memory import File
 from .replication_copies import Copies
 from .replication_fetch import Fetch, Offer
+from .replication_held import Held
 from .replication_peer import Head, Peer, connected, path
+from .replication_rounds import Agreements, StrangerError, ask
+from .replication_sending import OvertakenError, Part, Saved
 from .snapshots import Slot, Snapshots, row
 
 logger = logging.getLogger(__name__)
@@ -36,35 +37,13 @@ VARIABLE = "UNBROKEN_REPLICATE_BYTES_PER_SECOND"
 BYTES_PER_SECOND = 256 * 1024 * 1024
 """A fifth of a link of 10 Gbit/s, a fiftieth of one of 100; receiving it takes about a quarter of a
 core of the buddy's agent."""
-BURST_SECONDS = 0.25
-"""What was not sent in time is made up for so long."""
-SLICE_BYTES = 1 << 20
 CHECK_SECONDS = 60.0
 """For the buddy to sum what it has received."""
-COPY_BYTES = 16 * 1024 * 1024
+PAUSE_SECONDS = 3.0
+"""Training that saves nothing for so long is not waited for."""
+RETRY_SECONDS = 1.0
+"""Until node rank 0's agent is asked again, if it cannot be."""
 Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
-
-
-class _Overtaken(Exception):
-    """Training has begun to overwrite what is being sent."""
-
-
-@dataclass(eq=False)
-class _Part:
-    """A snapshot that waits to be sent."""
-
-    item: Item
-    file: FileIO
-    size: int
-    headers: bytes
-    """As they were when it was whole."""
-    copy: File | None = None
-    copying: asyncio.Future[bool] | None = None
-
-    @property
-    def is_intact(self) -> bool:
-        """Whether it is still that snapshot."""
-        return os.pread(self.file.fileno(), HEADERS_BYTES, 0) == self.headers
 
 
 class Replication:
@@ -75,13 +54,19 @@ class Replication:
         self._snapshots, self._token, self._run = snapshots, token, run
         self._job = digest(job) if job else None
         self.copies = Copies(snapshots.memory, self._job, lambda: snapshots.newest)
+        self._held = Held(snapshots)
         self._rate = _rate(os.environ.get(VARIABLE, ""))
         self._rounds = Rounds()
+        self._agreements = Agreements(1)
+        self._is_alone = False
+        """Nodes cannot agree: each decides for itself."""
+        self._asking: dict[str, tuple[Arrival, asyncio.Task[None]]] = {}
+        self._pauses: dict[str, asyncio.TimerHandle] = {}
         self._command: StartCommand | None = None
-        self._queue: collections.deque[_Part] = collections.deque()
+        self._saves: dict[Key, list[Saved]] = {}
+        """The newest two of each rank, which lie in its slots."""
+        self._queue: collections.deque[Part] = collections.deque()
         self._sending: asyncio.Task[None] | None = None
-        self._spare: list[File] = []
-        """Memory for copies, to be used again."""
         self._sent: dict[Key, Point] = {}
         """Newest at the buddy."""
         self._why = ""
@@ -91,19 +76,24 @@ class Replication:
     def begin(self, command: StartCommand) -> None:
         """An attempt starts: what is left of older ones is not sent any more."""
         self._stop_sending()
+        self._held.begin()
         self._command, self._rounds, self._why = command, Rounds(), ""
+        self._agreements, self._is_alone = Agreements(command.nnodes), False
         self._sent.clear()
 
     def close(self) -> None:
         """Give all memory back."""
         self._stop_sending()
+        self._held.close()
         self.copies.close()
 
     # What others ask for over HTTP.
 
-    def receive(self, key: Key, point: Point, size: int) -> TakesBytes | None:
+    def receive(
+        self, key: Key, point: Point, size: int, needed: Collection[int] | None
+    ) -> TakesBytes | None:
         """Begin to take a copy; None: it is here already.  Refused."""
-        return self.copies.receive(key, point, size)
+        return self.copies.receive(key, point, size, needed)
 
     def sizes(self, key: Key) -> dict[Point, int]:
         """What there is of a rank."""
@@ -113,10 +103,14 @@ class Replication:
         """Of the memory that holds it; a new one, to be closed."""
         return self.copies.descriptor(key, point)
 
-    def exchange(self, name: str, period: int) -> int:
-        """Hear another node's period; this node's."""
-        self._rounds.told(name, period)
-        return self._rounds.period(name)
+    async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> Decision | None:
+        """Hear what a node holds; what all do next, None: it is not known yet.  Refused."""
+        command = self._command
+        if command is not None and command.rank != 0:
+            raise Refused(421, f"this is node rank {command.rank}, not 0")
+        if command is None or command.attempt != attempt:
+            raise Refused(409, f"attempt {attempt} does not run here")
+        return await self._agreements.hear(name, node, told)
 
     def node(self) -> int | None:
         """This agent's node rank."""
@@ -128,6 +122,7 @@ class Replication:
             "buddy": "" if self._command is None else self._command.buddy,
             "sent": [_row(key, [point]) for key, point in sorted(self._sent.items())],
             "held": [_row(key, points) for key, points in sorted(self.copies.held().items())],
+            "common": {name: self._rounds.common(name) for name, _ in sorted(self._saves)},
             "reason": self._why,
         }
 
@@ -135,134 +130,181 @@ class Replication:
 
     def _saved(self, key: Key, slot: Slot, step: int) -> None:
         """A rank has a whole snapshot."""
-        if self._command is None or not self._command.buddy or not self._rate:
+        command = self._command
+        if command is None or not command.buddy or not self._rate:
             return
         headers = os.pread(slot.file.fd, HEADERS_BYTES, 0)
         header = read(headers, slot.file.size)
         if header is None or header.step != step or header.table_checksum is None:
             return
         item = Item(*key, step)
-        if not self._rounds.saved(item):
+        saves = self._saves.setdefault(key, [])
+        saves.append(Saved(item, FileIO(os.dup(slot.file.fd)), slot.file.size, headers))
+        while len(saves) > KEPT:
+            saves.pop(0).close()
+        self._rounds.nproc = max(1, header.world_size // command.nnodes)
+        if self._rounds.saved(item):
+            self._enqueue(item)
+        self._go_on(item.name)
+
+    def _go_on(self, name: str) -> None:
+        """Something has changed: say it, if there is something to be said."""
+        loop = asyncio.get_running_loop()
+        if name in self._pauses:
+            self._pauses.pop(name).cancel()
+        if self._rounds.is_expecting(name):
+            self._pauses[name] = loop.call_later(PAUSE_SECONDS, self._pause, name)
+        command, arrival = self._command, self._rounds.arrival(name)
+        if command is None or arrival is None:
             return
-        file = FileIO(os.dup(slot.file.fd))
-        part = _Part(item, file, slot.file.size, headers)
+        if name in self._asking:
+            told, task = self._asking[name]
+            if not self._rounds.is_stale(name, told):
+                return
+            task.cancel()
+        self._asking[name] = arrival, self._run(self._ask(name, arrival, command))
+
+    def _pause(self, name: str) -> None:
+        self._rounds.paused(name)
+        self._go_on(name)
+
+    async def _ask(self, name: str, arrival: Arrival, command: StartCommand) -> None:
+        decision = None
+        while decision is None:
+            try:
+                decision = await self._heard(name, arrival, command)
+            except StrangerError as error:
+                self._complain(str(error))
+                self._agreements, self._is_alone = Agreements(1), True
+            except (OSError, TimeoutError, PeerError) as error:
+                self._complain(f"node rank 0: {str(error) or 'does not answer in time'}")
+                await asyncio.sleep(RETRY_SECONDS)  # noqa: TID251  (who cannot be asked now)
+        del self._asking[name]
+        begun = self._rounds.decided(name, decision)
+        self._let_go(name, command.attempt, is_agreed=decision.common is not None)
+        for item in begun:
+            self._enqueue(item)
+        self._go_on(name)
+
+    async def _heard(self, name: str, arrival: Arrival, command: StartCommand) -> Decision | None:
+        if command.rank == 0 or self._is_alone:
+            return await self._agreements.hear(name, command.rank, arrival)
+        return await ask(command, self._token, name, arrival)
+
+    def _let_go(self, name: str, attempt: int, *, is_agreed: bool) -> None:
+        """Of what is not needed any more."""
+        self._held.trim(name, attempt, self._rounds.needs(name), is_agreed=is_agreed)
+        if is_agreed:
+            # By ranks that have another buddy now either.
+            self.copies.forget(lambda key, point: key[0] == name and point[0] < attempt)
+
+    def _enqueue(self, item: Item) -> None:
+        """Send it next."""
+        saves = [one for one in self._saves[item[:2]] if one.item == item]
+        if not saves or not saves[0].is_intact or self._command is None:
+            self._rounds.overtaken(item)
+            return
+        part = saves[0].part()
         if self._rounds.copies_first:
-            self._copy(part)
+            # Where there is no memory, what training leaves is sent.
+            try:
+                part.begin_copy(self._held.take(part.size))
+            except WorldError as error:
+                self._complain(str(error))
         self._queue.append(part)
         if self._sending is None or self._sending.done():
             self._sending = self._run(self._send_all(self._command))
 
-    def _copy(self, part: _Part) -> None:
-        """Begin to take a copy; where there is no memory, what training leaves is sent."""
-        try:
-            part.copy = self._taken(part.size)
-        except WorldError as error:
-            self._complain(str(error))
-            return
-        ends = os.dup(part.file.fileno()), os.dup(part.copy.fd)
-        loop = asyncio.get_running_loop()
-        part.copying = loop.run_in_executor(None, _copied, *ends, part.size, part.headers)
-
-    def _taken(self, size: int) -> File:
-        for file in self._spare:
-            if file.size == size:
-                self._spare.remove(file)
-                return file
-        return self._snapshots.memory.take("unbroken-outgoing", size)
-
     async def _send_all(self, command: StartCommand) -> None:
         while self._queue:
-            part = self._queue.popleft()
+            part = self._queue[0]
             try:
                 if self._rounds.wants(part.item):
                     await self._send(part, command)
             finally:
-                self._let_go(part)
+                # Where it was cancelled, all of the queue has been let go of already.
+                if self._queue and self._queue[0] is part:
+                    self._end(self._queue.popleft())
+            self._go_on(part.item.name)
 
-    async def _send(self, part: _Part, command: StartCommand) -> None:
+    async def _send(self, part: Part, command: StartCommand) -> None:
         name, rank, step = item = part.item
         try:
-            if not await self._is_copied(part):
-                raise _Overtaken
+            await self._copied(part, command.attempt)
+            if not self._rounds.tries(name):
+                self._rounds.failed(item)
+                return
             async with connected(command.buddy, self._token) as peer:
                 head = await self._put(peer, part, path((name, rank), (command.attempt, step)))
                 if head.status == 422 and part.copy is None and not part.is_intact:
-                    raise _Overtaken
+                    raise OvertakenError
                 if head.status != 200:
                     text = (await peer.text(head)).decode(errors="replace")[:300]
                     raise PeerError(f"it answers {head.status} {text}")
-        except _Overtaken:
+        except OvertakenError:
             logger.debug("snapshot=%s rank=%d step=%d overtaken", *item)
             self._rounds.overtaken(item)
         except (OSError, TimeoutError, UnbrokenError) as error:
             self._complain(f"{command.buddy}: {str(error) or 'does not answer in time'}")
             self._rounds.failed(item)
         else:
-            self._arrived(item, command.attempt, head)
+            self._why = ""
+            self._sent[name, rank] = (command.attempt, step)
+            self._rounds.sent(item)
+            logger.debug("snapshot=%s rank=%d step=%d is at the buddy", *item)
 
-    async def _is_copied(self, part: _Part) -> bool:
-        """All ranks' of a round, or none is sent: one that moves on alone has no step in common."""
-        round_of = [one for one in self._queue if one.item[::2] == part.item[::2]]
-        copies = [one.copying for one in (part, *round_of) if one.copying is not None]
-        return all([await copying for copying in copies])
+    async def _copied(self, part: Part, attempt: int) -> None:
+        """All ranks' of a round are, or none is sent: a round is of all.  OvertakenError."""
+        for one in [one for one in self._queue if one.item[::2] == part.item[::2]]:
+            if one.copying is None or one.copy is None or one.is_held:
+                continue
+            if not await one.copying:
+                raise OvertakenError
+            if self._rounds.wants(one.item):
+                one.is_held = True
+                self._held.keep(one.item[:2], (attempt, one.item.step), one.copy)
 
-    async def _put(self, peer: Peer, part: _Part, where: str) -> Head:
-        period = str(self._rounds.period(part.item.name))
-        asks = {"Content-Length": str(part.size), "Expect": "100-continue", PERIOD_HEADER: period}
+    async def _put(self, peer: Peer, part: Part, where: str) -> Head:
+        common = self._rounds.common(part.item.name)
+        keep = "none" if common is None else str(common)
+        asks = {"Content-Length": str(part.size), "Expect": "100-continue", KEEP_HEADER: keep}
         await peer.ask("PUT", where, asks)
         head = await peer.head()
         if head.status != 100:
             return head
-        await self._send_body(peer, part)
+        await part.send(peer, self._rate, lambda: self._rounds.wants(part.item))
         return await peer.head(CHECK_SECONDS)
 
-    async def _send_body(self, peer: Peer, part: _Part) -> None:
-        loop = asyncio.get_running_loop()
-        slice_bytes = max(64 * 1024, min(SLICE_BYTES, self._rate // 16))
-        begin, due = 0, loop.time()
-        source = part.file.fileno() if part.copy is None else part.copy.fd
-        with FileIO(os.dup(source)) as file:
-            while begin < part.size:
-                if part.copy is None and not part.is_intact:
-                    raise _Overtaken
-                count = min(slice_bytes, part.size - begin)
-                await peer.send(file, begin, count)
-                begin += count
-                due = max(due, loop.time() - BURST_SECONDS) + count / self._rate
-                await asyncio.sleep(max(0.0, due - loop.time()))  # noqa: TID251  (the bounded rate)
-
-    def _arrived(self, item: Item, attempt: int, head: Head) -> None:
-        self._why = ""
-        self._sent[item.name, item.rank] = (attempt, item.step)
-        self._rounds.sent(item)
-        told = head.headers.get(PERIOD_HEADER.lower(), "")
-        if told.isdecimal() and len(told) < 10:
-            self._rounds.told(item.name, int(told))
-        if self._rounds.is_settled([item.name]):
-            # Other nodes are at most one round behind, and what they have sent before is not
-            # needed any more, by ranks that have another buddy now either.
-            name = item.name
-            self.copies.forget(lambda key, point: key[0] == name and point[0] < attempt)
-        logger.debug("snapshot=%s rank=%d step=%d is at the buddy", *item)
-
-    def _let_go(self, part: _Part) -> None:
-        part.file.close()
-        if part.copy is None:
+    def _end(self, part: Part) -> None:
+        part.close()
+        if part.copy is None or part.is_held:
             return
         if part.copying is not None and part.copying.done() and not part.copying.cancelled():
-            self._spare.append(part.copy)
+            self._held.release(part.copy)
         else:
             # The thread still writes into it, by a descriptor of its own.
-            self._snapshots.memory.give_back(part.copy)
+            self._held.discard(part.copy)
 
     def _stop_sending(self) -> None:
-        if self._sending is not None:
-            self._sending.cancel()
-            self._sending = None
+        """Stop, and keep what all nodes may go back to."""
+        for task in (self._sending, *(task for _, task in self._asking.values())):
+            if task is not None:
+                task.cancel()
+        for timer in self._pauses.values():
+            timer.cancel()
+        self._agreements.close()
+        self._sending = None
+        self._asking.clear()
+        self._pauses.clear()
         while self._queue:
-            self._let_go(self._queue.popleft())
-        while self._spare:
-            self._snapshots.memory.give_back(self._spare.pop())
+            self._end(self._queue.popleft())
+        for key, saves in self._saves.items():
+            for one in saves:
+                if self._command and one.item.step in self._rounds.needs(key[0]) and one.is_intact:
+                    point = self._command.attempt, one.item.step
+                    self._held.keep_slot(key, point, one.file.fileno(), one.size)
+                one.close()
+        self._saves.clear()
 
     def _complain(self, why: str) -> None:
         if why != self._why:
@@ -333,21 +375,6 @@ def _found(work: Fetch) -> dict[str, Any]:
 def _row(key: Key, points: Iterable[Point]) -> dict[str, Any]:
     steps = [{"attempt": attempt, "step": step} for attempt, step in points]
     return {"name": key[0], "rank": key[1], "steps": steps}
-
-
-def _copied(source: int, target: int, size: int, headers: bytes) -> bool:
-    """Copy a slot, in a thread, and close both; False: it was overwritten meanwhile."""
-    try:
-        os.lseek(target, 0, os.SEEK_SET)
-        begin = 0
-        while begin < size:
-            if os.pread(source, HEADERS_BYTES, 0) != headers:
-                return False
-            begin += os.sendfile(target, source, begin, min(COPY_BYTES, size - begin))
-        return os.pread(source, HEADERS_BYTES, 0) == headers
-    finally:
-        os.close(source)
-        os.close(target)
 
 
 def _rate(text: str) -> int:

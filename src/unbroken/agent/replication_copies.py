@@ -1,8 +1,8 @@
 """Copies of other nodes' snapshots, which this agent keeps as their buddy.
 
-Of each rank the newest two, whole and checked: what is torn or another job's is never counted.
-Those of an older attempt go when a newer one has two: until then they may be all that the nodes
-have in common.
+Of each rank what its sender says that it needs, else the newest two, whole and checked: what is
+torn or another job's is never counted.  Those of an older attempt go when all nodes hold a step of
+a newer, or a newer one has two: until then they may be all that the nodes have in common.
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ def _fault(fd: int, header: Header) -> str:
 class Incoming:
     """A copy that is being received."""
 
-    def __init__(self, copies: Copies, subject: Subject, file: File) -> None:
+    def __init__(self, copies: Copies, subject: Subject, file: File, is_told: bool) -> None:
         self._copies, self.subject, self._file = copies, subject, file
+        self.is_told = is_told
+        """The sender has said what it needs beside it."""
         self._received = 0
         self.is_over = False
 
@@ -135,8 +137,11 @@ class Copies:
         self.on_change: Callable[[Collection[int]], None] = lambda ranks: None
         """Hears of which ranks there are copies."""
 
-    def receive(self, key: Key, point: Point, size: int) -> Incoming | None:
-        """Begin to take one; None: it is here already.  Refused."""
+    def receive(
+        self, key: Key, point: Point, size: int, needed: Collection[int] | None = None
+    ) -> Incoming | None:
+        """Begin to take one; None: it is here already.  `needed`: all else of its attempt that the
+        sender needs, None: it does not say.  Refused."""
         kept = self._kept.get(key, {})
         newest = max([self._newest(), *(attempt for attempt, _ in kept)])
         if point[0] < newest:
@@ -149,9 +154,14 @@ class Copies:
             raise Refused(507, f"copies of {RANKS_MAX} ranks are here already")
         if key in self._incoming:
             self._incoming[key].discard()
-        file = self._room(key, size)
-        incoming = self._incoming[key] = Incoming(self, Subject(key, point, self._job), file)
-        return incoming
+        if needed is not None:
+            is_useless = [one for one in kept if one[1] not in needed and one[0] == point[0]]
+            is_useless += [one for one in kept if needed and one[0] < point[0]]
+            for one in is_useless:
+                self._memory.give_back(kept.pop(one))
+        subject, file = Subject(key, point, self._job), self._room(key, size)
+        self._incoming[key] = Incoming(self, subject, file, needed is not None)
+        return self._incoming[key]
 
     def _room(self, key: Key, size: int) -> File:
         """Where memory is short, a rank's oldest copies are given for its new one, but not two."""
@@ -170,12 +180,13 @@ class Copies:
         self._incoming.pop(key, None)
         kept = self._kept.setdefault(key, {})
         kept[point] = file
-        in_attempt = sorted(one for one in kept if one[0] == point[0])
-        useless = set(in_attempt[:-KEPT])
-        if len(in_attempt) >= KEPT:
-            useless |= {one for one in kept if one[0] < point[0]}
-        for one in useless:
-            self._memory.give_back(kept.pop(one))
+        if not incoming.is_told:
+            in_attempt = sorted(one for one in kept if one[0] == point[0])
+            useless = set(in_attempt[:-KEPT])
+            if len(in_attempt) >= KEPT:
+                useless |= {one for one in kept if one[0] < point[0]}
+            for one in useless:
+                self._memory.give_back(kept.pop(one))
         logger.debug("copy=%s rank=%d attempt=%d step=%d", *key, *point)
         self._tell()
 
@@ -186,6 +197,9 @@ class Copies:
             del self._incoming[key]
         if file not in self._kept.get(key, {}).values():
             self._memory.give_back(file)
+        if not self._kept.get(key, True):
+            del self._kept[key]
+            self._tell()
 
     def sizes(self, key: Key) -> dict[Point, int]:
         """What there is of a rank."""

@@ -27,7 +27,8 @@ class Offer:
     """What a holder says that it has."""
 
     address: str
-    node: int | None
+    node: int | str
+    """Its node rank; its address, where it has not been started and knows of none."""
     point: Point
     size: int
 
@@ -97,7 +98,12 @@ def _offers(address: str, body: bytes) -> list[Offer]:
         value = json.loads(body)
         node = value["node"]
         found = [
-            Offer(address, node, (row["attempt"], row["step"]), row["bytes"])
+            Offer(
+                address,
+                address if node is None else node,
+                (row["attempt"], row["step"]),
+                row["bytes"],
+            )
             for row in value["snapshots"][:LISTED_MAX]
         ]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

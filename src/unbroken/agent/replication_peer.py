@@ -69,15 +69,19 @@ class Peer:
         self._loop = asyncio.get_running_loop()
         self._unread = b""
 
-    async def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None) -> None:
-        """Send a request's head."""
+    async def ask(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """Send a request's head, and a small body."""
         own = {"Host": self._host, "Connection": "close"}
         if self._token is not None:
             own["Authorization"] = f"Bearer {self._token}"
+        if body:
+            own["Content-Length"] = str(len(body))
         lines = [f"{name}: {value}" for name, value in {**own, **(headers or {})}.items()]
         text = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""])
         async with asyncio.timeout(SILENCE_SECONDS):
-            await self._loop.sock_sendall(self._sock, text.encode())
+            await self._loop.sock_sendall(self._sock, text.encode() + body)
 
     async def head(self, seconds: float = SILENCE_SECONDS) -> Head:
         """The beginning of an answer; PeerError."""
@@ -156,7 +160,12 @@ async def connected(address: str, token: str | None) -> AsyncIterator[Peer]:
         yield Peer(sock, address, token)
 
 
+def name_path(name: str) -> str:
+    """Of all that has a name."""
+    return f"{PATH}/{quote(name, safe='')}"
+
+
 def path(key: Key, point: Point | None = None) -> str:
     """Of a rank's copies, or of one."""
-    found = f"{PATH}/{quote(key[0], safe='')}/{key[1]}"
+    found = f"{name_path(key[0])}/{key[1]}"
     return found if point is None else f"{found}/{point[0]}/{point[1]}"

@@ -56,8 +56,8 @@ class Slot:
     """Its attempt is."""
     frozen: int | None = None
     """Step that it held when its attempt was over; None: nothing whole."""
-    node: int | None = None
-    """Node rank of the agent that had it; None: it was here."""
+    node: int | str | None = None
+    """Node rank of the agent that had it, or its address; None: it was here."""
 
     def header(self) -> Header | None:
         """What it holds now."""
@@ -205,8 +205,8 @@ class Snapshots:
         """The attempt that runs; -1: none yet."""
         return self._newest
 
-    def node(self, key: Key, point: Point) -> int | None:
-        """Node rank of the agent from which it was brought; None: it was here."""
+    def node(self, key: Key, point: Point) -> int | str | None:
+        """Node rank or address of the agent from which it was brought; None: it was here."""
         slots = self._slots.get(key, [])
         return next((one.node for one in slots if (one.attempt, one.frozen) == point), None)
 
@@ -214,7 +214,7 @@ class Snapshots:
         """What of a rank may be restored from here."""
         return [(slot.attempt, step) for slot, step in self._offered(key)]
 
-    def add(self, key: Key, point: Point, file: File, node: int | None) -> None:
+    def add(self, key: Key, point: Point, file: File, node: int | str | None) -> None:
         """Offer what was brought here; it is a file of the same memory."""
         if point in self.points(key):
             self.memory.give_back(file)

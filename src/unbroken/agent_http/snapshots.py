@@ -7,23 +7,28 @@ not received to its end, or is not whole, leaves nothing.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from io import FileIO
 from typing import Any, Protocol
 
 from aiohttp import hdrs, web
 
+from unbroken.core.replication import Arrival, Decision
 from unbroken.errors import PeerError
 
 PATH = "/v1/snapshots"
-RANK_PATH = PATH + "/{name}/{rank:[0-9]{1,9}}"
+NAME_PATH = PATH + "/{name}"
+RANK_PATH = NAME_PATH + "/{rank:[0-9]{1,9}}"
 POINT_PATH = RANK_PATH + "/{attempt:[0-9]{1,9}}/{step:[0-9]{1,18}}"
-PERIOD_HEADER = "Unbroken-Period"
-"""Of a name, in saves: `core/replication.py`."""
+KEEP_HEADER = "Unbroken-Keep"
+"""The step of the attempt that the sender needs beside what it sends, or `none`; with a step older
+attempts' go.  Without it the newest two are kept."""
 SILENCE_SECONDS = 20.0
 """Who sends or takes nothing for so long has gone."""
 GIVE_BYTES = 1 << 20
+HELD_MAX = 16
 Key = tuple[str, int]
 Point = tuple[int, int]
 
@@ -52,8 +57,11 @@ class Incoming(Protocol):
 class Copies(Protocol):
     """What an agent keeps for others."""
 
-    def receive(self, key: Key, point: Point, size: int) -> Incoming | None:
-        """Begin to take one; None: it is here already.  Refused."""
+    def receive(
+        self, key: Key, point: Point, size: int, needed: Collection[int] | None
+    ) -> Incoming | None:
+        """Begin to take one; None: it is here already.  `needed`: all else of its attempt that the
+        sender needs, None: it does not say.  Refused."""
 
     def sizes(self, key: Key) -> dict[Point, int]:
         """What there is of a rank."""
@@ -61,8 +69,8 @@ class Copies(Protocol):
     def descriptor(self, key: Key, point: Point) -> int | None:
         """Of the memory that holds it; a new one, to be closed."""
 
-    def exchange(self, name: str, period: int) -> int:
-        """Hear another node's period; this node's."""
+    async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> Decision | None:
+        """Hear what a node holds; what all do next, None: it is not known yet.  Refused."""
 
     def summary(self) -> dict[str, Any]:
         """How far replication is, for people."""
@@ -80,6 +88,7 @@ class SnapshotRoutes:
     def add_to(self, router: web.UrlDispatcher) -> None:
         """Serve them."""
         router.add_route("GET", PATH, self._summary)
+        router.add_route("POST", NAME_PATH, self._agree)
         router.add_route("GET", RANK_PATH, self._list)
         router.add_route("GET", POINT_PATH, self._get)
         router.add_route("PUT", POINT_PATH, self._put, expect_handler=_nothing_yet)
@@ -107,13 +116,17 @@ class SnapshotRoutes:
         size = request.content_length
         if size is None:
             raise web.HTTPLengthRequired
-        copies, name = self._copies(), _key(request)[0]
-        incoming = copies.receive(_key(request), _point(request), size)
+        needed = _needed(request.headers.get(KEEP_HEADER, ""))
+        incoming = self._copies().receive(_key(request), _point(request), size, needed)
         if incoming is not None:
             await _receive(request, incoming)
-        told = request.headers.get(PERIOD_HEADER, "")
-        period = copies.exchange(name, int(told) if told.isdecimal() and len(told) < 10 else 1)
-        return web.Response(headers={PERIOD_HEADER: str(period)})
+        return web.Response()
+
+    async def _agree(self, request: web.Request) -> web.Response:
+        attempt, node, told = _arrival(await request.read())
+        copies = self._copies()
+        found = await copies.agree(request.match_info["name"], attempt, node, told)
+        return web.Response(status=204) if found is None else web.json_response(found._asdict())
 
 
 async def _give(request: web.Request, file: FileIO) -> web.StreamResponse:
@@ -151,6 +164,26 @@ async def _receive(request: web.Request, incoming: Incoming) -> None:
 
 async def _nothing_yet(_: web.Request) -> None:
     """Who sends is told to go on when it is known that the copy is wanted."""
+
+
+def _needed(text: str) -> Collection[int] | None:
+    if text.isdecimal() and len(text) < 19:
+        return {int(text)}
+    return set() if text == "none" else None
+
+
+def _arrival(body: bytes) -> tuple[int, int, Arrival]:
+    """Attempt, node rank and what it says; Refused."""
+    try:
+        told = json.loads(body)
+        numbers = [told[key] for key in ("attempt", "node", "known", "newest", "stride")]
+        held, flags = tuple(told["held"][:HELD_MAX]), (told["is_late"], told["is_idle"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Refused(422, "no arrival") from None
+    if any(type(one) is not int or one < 0 for one in (*numbers, *held)):
+        raise Refused(422, "no arrival: whole numbers are wanted")
+    attempt, node, known, newest, stride = numbers
+    return attempt, node, Arrival(known, newest, stride, held, *(one is True for one in flags))
 
 
 def _key(request: web.Request) -> Key:

@@ -1,0 +1,118 @@
+"""All nodes agree which snapshots go to the buddies: at the agent of node rank 0, over HTTP.
+
+Who asks waits there until there is a decision (`core/replication.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+from unbroken.agent_http.snapshots import Refused
+from unbroken.core.replication import Agreement, Arrival, Decision
+from unbroken.errors import PeerError
+from unbroken.wire.agent import StartCommand
+
+from .replication_peer import SILENCE_SECONDS, connected, name_path
+
+LISTEN_SECONDS = 15.0
+"""So long one question waits for its answer; then it is asked again."""
+GATHER_SECONDS = 15.0
+"""For all nodes to save a name for the first time; who does so later joins them then."""
+NAMES_MAX = 64
+
+
+class StrangerError(PeerError):
+    """The agent that was asked is not node rank 0's."""
+
+
+@dataclass(eq=False)
+class _Row:
+    agreement: Agreement
+    announced: int = 0
+    next: asyncio.Future[Decision] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Agreements:
+    """All names' of one attempt; `close` when it is over."""
+
+    def __init__(self, nodes: int) -> None:
+        self._nodes = nodes
+        self._rows: dict[str, _Row] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def hear(self, name: str, node: int, arrival: Arrival) -> Decision | None:
+        """What is decided; None: nothing yet.  Refused."""
+        row = self._rows.get(name) or self._begin(name)
+        decision = row.agreement.arrive(node, arrival)
+        if decision is not None:
+            self._announce(row, decision)
+            return decision
+        future = row.next
+        await asyncio.wait([future], timeout=LISTEN_SECONDS)
+        return future.result() if future.done() and not future.cancelled() else None
+
+    def close(self) -> None:
+        """Who waits hears nothing more."""
+        for timer in self._timers:
+            timer.cancel()
+        for row in self._rows.values():
+            row.next.cancel()
+
+    def _begin(self, name: str) -> _Row:
+        if len(self._rows) >= NAMES_MAX:
+            raise Refused(507, f"snapshots of {NAMES_MAX} names are agreed upon already")
+        row = self._rows[name] = _Row(Agreement(self._nodes))
+        loop = asyncio.get_running_loop()
+        self._timers.append(loop.call_later(GATHER_SECONDS, self._gathered, row))
+        return row
+
+    def _gathered(self, row: _Row) -> None:
+        decision = row.agreement.gathered()
+        if decision is not None:
+            self._announce(row, decision)
+
+    def _announce(self, row: _Row, decision: Decision) -> None:
+        # Who has missed one is told that again, and nobody else is.
+        if decision.number > row.announced:
+            row.announced = decision.number
+            row.next.set_result(decision)
+            row.next = asyncio.get_running_loop().create_future()
+
+
+def first(command: StartCommand) -> str:
+    """Where the agent of node rank 0 listens: at the port at which all of a job do."""
+    host = command.master_addr
+    return f"{f'[{host}]' if ':' in host else host}:{command.buddy.rpartition(':')[2]}"
+
+
+async def ask(
+    command: StartCommand, token: str | None, name: str, arrival: Arrival
+) -> Decision | None:
+    """Ask node rank 0; None: nothing is decided yet.  PeerError, OSError, TimeoutError."""
+    told = {"attempt": command.attempt, "node": command.rank, **arrival._asdict()}
+    async with connected(first(command), token) as peer:
+        await peer.ask("POST", name_path(name), body=json.dumps(told).encode())
+        head = await peer.head(LISTEN_SECONDS + SILENCE_SECONDS)
+        if head.status in (404, 405, 421):
+            raise StrangerError(f"{first(command)} is not node rank 0's agent, or an older one")
+        if head.status == 204:
+            return None
+        text = await peer.text(head)
+    if head.status != 200:
+        raise PeerError(f"it answers {head.status} {text.decode(errors='replace')[:300]}")
+    return _decision(text)
+
+
+def _decision(text: bytes) -> Decision:
+    try:
+        value = json.loads(text)
+        number, common, begin = value["number"], value["common"], value["begin"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PeerError("it says nothing that is understood") from error
+    if any(type(one) is not int for one in (number, 0 if common is None else common, begin)):
+        raise PeerError("it says nothing that is understood")
+    return Decision(number, common, begin)
