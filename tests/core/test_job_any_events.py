@@ -17,7 +17,18 @@ from unbroken.spec.job import CleanPodPolicy, RestartPolicy, RunPolicy
 PODS = ["w-0", "w-1", "w-2"]
 STATES = ["boots", "ready", "runs", "completed", "failed", "stopping", "shutdown"]
 ATTEMPTS = ["", " 0", " 1", " 2", " 7"]
-DETAILS = ["", "", " agent=b", " agent=c", " rank=1", " rank=99", " master=z port=1", " output=3"]
+DETAILS = [
+    "",
+    "",
+    " agent=b",
+    " agent=c",
+    " rank=1",
+    " rank=99",
+    " master=z port=1",
+    " output=3",
+    " imports=0",
+    " imports=9",
+]
 VIEWS = [
     "", " deleting", " phase=Running", " phase=Failed", " phase=Unknown", " why=Backoff",
     " node=n0", " node=n1", " uid=x", " uid=y node=n1",

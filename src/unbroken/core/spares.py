@@ -51,7 +51,7 @@ class Spares:
             return []
         teachers = _best(m for uid, m in members.items() if uid in ranks and _knows(m))
         most = _known(teachers[0]) if teachers else 0
-        command = WarmCommand(tuple(filter(None, map(address_of, teachers))))
+        command = WarmCommand(tuple(map(address_of, teachers)))
         idle = [m for uid, m in members.items() if uid not in ranks and _is_idle(m)]
         found: list[Effect] = [WarmWorkers(m.uid, command) for m in idle if _known(m) < most]
         if found:
@@ -68,7 +68,7 @@ def _best(members: Iterable[Member]) -> list[Member]:
 
 
 def _knows(member: Member) -> bool:
-    return not member.lost_why and _known(member) > 0
+    return not member.lost_why and bool(address_of(member)) and _known(member) > 0
 
 
 def _known(member: Member) -> int:
