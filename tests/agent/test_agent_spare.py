@@ -111,7 +111,7 @@ def test_of_several_the_first_that_answers_well_is_believed(tmp_path: Path) -> N
                 peer(other) as good,
             ):
                 await operator.state(AgentState.READY)
-                operator.warm(WarmCommand((broken, "nonsense", strange)))
+                operator.warm(WarmCommand((broken, "no address", strange)))
                 await asyncio.to_thread(spare.stderr.wait_for, f"agent={strange} does not tell")
                 assert operator.reports[-1].imports == 0
                 await until_known(operator, 2, broken, strange, good)
