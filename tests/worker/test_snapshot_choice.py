@@ -167,8 +167,9 @@ def test_a_buddy_s_copy_at_hand_does_not_pass_for_another_division() -> None:
     assert choose([replace(one, points=((0, 4),)) for one in given]) == (0, 4)
 
 
-def test_ranks_of_one_node_take_turns_in_giving_shares() -> None:
-    assert givers(shared("0123", "0123", world=4), (0, 4)) == {0: 0, 1: 1, 2: 0, 3: 1}
+def test_shares_are_given_by_who_needs_them_or_in_turns() -> None:
+    assert givers(shared("0123", "0123", world=4), (0, 4)) == {0: 0, 1: 0, 2: 1, 3: 1}
+    assert givers(shared("", "0123", "0123", "", world=4), (0, 4)) == {0: 1, 1: 1, 2: 2, 3: 2}
 
 
 def test_ranges_name_each_rank_once() -> None:

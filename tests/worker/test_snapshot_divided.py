@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 import torch
-from forked import ranks
+from forked import Child, group, ranks
+from kill_points import kill_at
 from snapshot_agents import PLENTY, Agent, channel, served
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -102,7 +105,9 @@ def save(rank: int, socks: Sequence[socket.socket], place: Path, steps: range) -
     return states
 
 
-def restore(rank: int, socks: Sequence[socket.socket], place: Path, source: str) -> Any:
+def restore(
+    rank: int, socks: Sequence[socket.socket], place: Path, source: str, further: int = 3
+) -> Any:
     """What is there, and the losses that follow."""
     line = Channel(socks[rank])
     line.start()
@@ -119,8 +124,9 @@ def restore(rank: int, socks: Sequence[socket.socket], place: Path, source: str)
         return None
     told = (found.source, found.missing) if source == "memory" else ()
     state, extra = training.state(), dict(training.extra)
-    losses = [training.step(step) for step in range(found.step + 1, found.step + 4)]
-    assert saved.save(found.step + 3)
+    losses = [training.step(step) for step in range(found.step + 1, found.step + 1 + further)]
+    if losses:
+        assert saved.save(found.step + further)
     saved.close()
     return found.step, told, extra, state, losses
 
@@ -135,13 +141,33 @@ class Job:
 
     def run(self, act: Any, nodes: Sequence[Snapshots], *arguments: Any) -> list[Any]:
         """One memory for each rank, several of which may be the same."""
+        with self._sockets(nodes) as socks:
+            store, disk = self.place / "store", self.place / "disk"
+            return ranks(len(nodes), act, store, socks, disk, *arguments)
+
+    @contextmanager
+    def _sockets(self, nodes: Sequence[Snapshots]) -> Iterator[list[socket.socket]]:
+        """Of the next attempt."""
         self.attempt += 1
         self.patch.setenv("JOB_RESTART_COUNT", str(self.attempt))
         self.agents = [Agent(one) for one in nodes]
         with ExitStack() as stack:
-            socks = [stack.enter_context(served(one)) for one in self.agents]
+            yield [stack.enter_context(served(one)) for one in self.agents]
+
+    def lose(self, act: Any, nodes: Sequence[Snapshots], *arguments: Any) -> bool:
+        """Whether a rank was killed; the others have failed then."""
+        with self._sockets(nodes) as socks:
             store, disk = self.place / "store", self.place / "disk"
-            return ranks(len(nodes), act, store, socks, disk, *arguments)
+            children = group(len(nodes), act, store, socks, disk, *arguments)
+            ends = [_has_returned(child) for child in children]
+        return not all(ends)
+
+
+def _has_returned(child: Child) -> bool:
+    try:
+        return child.has_returned()
+    except AssertionError:
+        return False
 
 
 @pytest.fixture
@@ -199,3 +225,47 @@ def test_a_shard_that_is_damaged_is_given_up(job: Job, memories: list[Snapshots]
     slots(memories[0], 2)[2].memory[BODY_AT + 1] ^= 4
     found = job.run(restore, memories[:1] * 2, "memory")
     assert [(one[0], one[3]) for one in found] == [(1, saved[0][1])] * 2
+
+
+def overwritten(rank: int, socks: Sequence[socket.socket], place: Path, slot: Any) -> Any:
+    """Restore, while a worker of the older attempt wakes up when all shares have been checked."""
+
+    def calls(frame: FrameType, _event: str, _value: Any) -> None:
+        if frame.f_code.co_name == "carry_out" and slot.header() is not None:
+            slot.clear()
+            slot.memory[BODY_AT : BODY_AT + 64] = bytes(64)
+
+    sys.settrace(calls)
+    try:
+        return restore(rank, socks, place, "memory")
+    finally:
+        sys.settrace(None)
+
+
+def test_what_is_overwritten_while_it_is_read_is_not_taken(
+    job: Job, memories: list[Snapshots]
+) -> None:
+    saved = job.run(save, memories[:1] * 3, range(3))
+    found = job.run(overwritten, memories[:1] * 2, slots(memories[0], 2)[2])
+    assert [(one[0], one[3]) for one in found] == [(1, saved[0][1])] * 2
+
+
+def killed(rank: int, socks: Sequence[socket.socket], place: Path, victim: int, point: int) -> Any:
+    """Restore, of which one rank does not see the end."""
+    if rank == victim:
+        kill_at(point, "snapshot_restore", "snapshot_div", "snapshot_exchange")
+    return restore(rank, socks, place, "memory", further=0)
+
+
+@pytest.mark.heavy
+def test_killed_at_points_while_shards_are_divided(job: Job, memories: list[Snapshots]) -> None:
+    """Whoever starts next has the same to go on from."""
+    saved = job.run(save, memories[:1] * 3, range(3))
+    points = range(40, 4000, 170)
+    for number, point in enumerate(points):
+        if not job.lose(killed, memories[:1] * 2, number % 2, point):
+            break
+    assert number > 3
+    assert number < len(points) - 1
+    found = job.run(restore, memories[:1] * 2, "memory")
+    assert [one[3] for one in found] == [saved[0][2]] * 2

@@ -61,8 +61,12 @@ def givers(offers: Sequence[Offer], point: Point) -> dict[int, int]:
                 having.setdefault(saver, []).append(giver)
     if {len(having)} != _worlds(offers, point) or max(having) >= len(having):
         return {}
-    # Ranks of one node have the same: they take turns.
-    return {saver: found[saver % len(found)] for saver, found in sorted(having.items())}
+    chosen = {}
+    for saver, found in sorted(having.items()):
+        # Shards lie in the order of ranks, before and after; ranks of one node take turns.
+        likely = saver * len(offers) // len(having)
+        chosen[saver] = likely if likely in found else found[saver % len(found)]
+    return chosen
 
 
 def lacking(offers: Sequence[Offer], point: Point) -> tuple[int, list[int]]:

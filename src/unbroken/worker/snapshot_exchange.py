@@ -42,7 +42,7 @@ def _swapped(giving: list[Any] | None, to: int, taking: list[Any] | None, sender
     operations, came = [], bytearray(_size(taking or []))
     arriving = torch.frombuffer(came, dtype=torch.uint8).to(device())
     if giving is not None:
-        operations.append(dist.P2POp(dist.isend, _packed(giving).to(device()), to))
+        operations.append(dist.P2POp(dist.isend, packed(giving).to(device()), to))
     if taking is not None:
         operations.append(dist.P2POp(dist.irecv, arriving, sender))
     for work in dist.batch_isend_irecv(operations):
@@ -51,31 +51,33 @@ def _swapped(giving: list[Any] | None, to: int, taking: list[Any] | None, sender
         torch.frombuffer(came, dtype=torch.uint8).copy_(arriving)
     if taking is None:
         return True
-    return _unpacked(came, taking)
+    return unpacked(came, taking)
 
 
 def _size(tensors: Sequence[Any]) -> int:
     return _SUM_BYTES + sum(int(one.nbytes) for one in tensors)
 
 
-def _packed(tensors: list[Any]) -> Any:
+def packed(tensors: Sequence[Any]) -> Any:
+    """A message: their bytes, and the sum of these."""
     torch = import_module("torch")
 
-    packed = bytearray(_size(tensors))
-    body, begin = torch.frombuffer(packed, dtype=torch.uint8), 0
+    message = bytearray(_size(tensors))
+    body, begin = torch.frombuffer(message, dtype=torch.uint8), 0
     for one in tensors:
         body[begin : begin + one.nbytes] = _bytes(one)
         begin += one.nbytes
-    packed[begin:] = crc32(memoryview(packed)[:begin]).to_bytes(_SUM_BYTES, "little")
+    message[begin:] = crc32(memoryview(message)[:begin]).to_bytes(_SUM_BYTES, "little")
     return body
 
 
-def _unpacked(packed: bytearray, tensors: list[Any]) -> bool:
+def unpacked(message: bytearray, tensors: Sequence[Any]) -> bool:
+    """Fill them with a message; False: it is not what was sent, and nothing is filled."""
     torch = import_module("torch")
 
-    body, begin = torch.frombuffer(packed, dtype=torch.uint8), 0
-    end = len(packed) - _SUM_BYTES
-    if crc32(memoryview(packed)[:end]).to_bytes(_SUM_BYTES, "little") != bytes(packed[end:]):
+    body, begin = torch.frombuffer(message, dtype=torch.uint8), 0
+    end = len(message) - _SUM_BYTES
+    if crc32(memoryview(message)[:end]).to_bytes(_SUM_BYTES, "little") != bytes(message[end:]):
         return False
     for one in tensors:
         # A copy of its own begins where any dtype may.
