@@ -184,6 +184,43 @@ def check_theirs(agent: Running) -> None:
     }
 
 
+RESTARTABLE = (
+    RAW
+    + """
+sys.modules["torch"] = None  # only to start sooner
+from unbroken import worker
+
+@worker.restartable
+def train():
+    where = worker.context()
+    tell(rank=where.rank, attempt=where.attempt, world=where.world_size)
+    time.sleep(1000)
+
+train()
+"""
+)
+
+
+def test_a_restartable_function_waits_for_its_rank_where_there_is_none(tmp_path: Path) -> None:
+    async def story() -> None:
+        ours = agent_with(tmp_path, RESTARTABLE, "--inprocess-restart")
+        async with ours as (agent, operator):
+            await operator.state(AgentState.READY)
+            operator.send(start(0, rank=1, nnodes=2))
+            before = await operator.workers(0)
+            (first,) = told(agent, 1)
+            assert (first["rank"], first["attempt"], first["world"]) == (3, 0, 4)
+            operator.send(stop(0, **KEEP))
+            assert (await operator.state(AgentState.READY)).kept == (2, 3)
+            operator.send(start(1, rank=0, nnodes=2))
+            after = await operator.workers(1)
+            assert [one.pid for one in after.workers] == [one.pid for one in before.workers]
+            second = told(agent, 1, 2)[1]
+            assert (second["rank"], second["attempt"], second["pid"]) == (1, 1, first["pid"])
+
+    asyncio.run(story())
+
+
 def test_one_of_theirs_is_started_anew_alone(tmp_path: Path) -> None:
     async def story() -> None:
         theirs = agent_with(tmp_path, THEIRS, "--inprocess-restart")

@@ -198,6 +198,9 @@ class _Run:
         self._channel.listen({JOB_FAULT: self._faulted, JOB_START: self._orders.put}, self._ended)
         self._channel.introduce(restartable=True)
         try:
+            if int(os.environ.get("RANK") or 0) < 0:
+                # `--inprocess-restart`: who is started before its rank is known waits for it.
+                self._return()
             outcome = self._attempt()
             while not self._is_final(outcome):
                 _drop(outcome)
