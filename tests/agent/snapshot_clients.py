@@ -172,11 +172,13 @@ async def until(holds: Callable[[], bool]) -> None:
             continue
 
 
-def slot(rank: int, attempt: int, step: int, size: int = 100_000, job: str = "job") -> bytes:
+def slot(
+    rank: int, attempt: int, step: int, size: int = 100_000, job: str = "job", world: int = 4
+) -> bytes:
     """A whole snapshot, as it is sent."""
     body = pattern(rank, step, size)
     bare = Header(
-        digest(job), NAME, attempt, step, rank, 4, digest("layout"), size, size, 0, 0
+        digest(job), NAME, attempt, step, rank, world, digest("layout"), size, size, 0, 0
     )  # fmt: skip
     pieces = range(0, size, CHUNK_BYTES)
     sums = b"".join(crc32(body[at : at + CHUNK_BYTES]).to_bytes(4, "little") for at in pieces)

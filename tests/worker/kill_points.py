@@ -14,9 +14,9 @@ import unbroken.worker
 PLACE = os.path.dirname(unbroken.worker.__file__)
 
 
-def kill_at(point: int, *prefixes: str) -> None:
+def kill_at(point: int, *prefixes: str, place: str = PLACE) -> None:
     """Count from now on, in `unbroken/worker/PREFIX*.py`, and in threads that begin after this."""
-    counted = tuple(f"{PLACE}/{prefix}" for prefix in prefixes)
+    counted = tuple(f"{place}/{prefix}" for prefix in prefixes)
     left = [point]
 
     def lines(_frame: FrameType, event: str, _value: Any) -> Any:

@@ -158,6 +158,8 @@ async def _receive(request: web.Request, incoming: Incoming) -> None:
         await incoming.finish()
     except TimeoutError:
         raise Refused(408, f"nothing came for {SILENCE_SECONDS:g} s") from None
+    except ConnectionError as error:
+        raise Refused(400, "the sender has gone") from error
     finally:
         incoming.discard()
 

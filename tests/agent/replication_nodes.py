@@ -1,0 +1,204 @@
+"""Two agents' halves of replication, each in a process of its own that may end before any line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import traceback
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+import unbroken
+from agent.snapshot_clients import NAME, slot, whole
+from unbroken.agent.replication import Replication
+from unbroken.agent.snapshots import Snapshots
+from unbroken.agent_http.snapshots import Refused, SnapshotRoutes
+from unbroken.wire.agent import StartCommand
+from unbroken.wire.snapshot import HEADERS_BYTES
+from worker.kill_points import kill_at
+
+STEPS = 3
+"""Bursts."""
+PLACE = os.path.dirname(unbroken.__file__)
+COUNTED = ("agent/replication", "agent_http/snapshots", "core/replication")
+Point = tuple[int, int]
+
+
+@dataclass
+class Process:
+    """A child, and the socket to it."""
+
+    pid: int
+    sock: socket.socket
+
+    def is_through(self) -> bool:
+        """Whether it has done all, or was killed; waits for one of both."""
+        return self.sock.recv(1) == b"."
+
+    def said(self) -> Any:
+        """What it has, if it lives; it ends."""
+        with suppress(OSError):
+            self.sock.sendall(b"?")
+        text = b""
+        # Reset: it was killed before it had read all.
+        with suppress(ConnectionResetError):
+            while more := self.sock.recv(65536):
+                text += more
+        text = text.lstrip(b".")
+        os.waitpid(self.pid, 0)
+        self.sock.close()
+        found = json.loads(text) if text else {}
+        assert "error" not in found, found["error"]
+        return found
+
+
+def listeners() -> list[socket.socket]:
+    """Of two agents."""
+    return [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+
+
+def begin(act: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> Process:
+    """Run it in a child, which says what it returns."""
+    here, there = socket.socketpair()
+    pid = os.fork()
+    if pid:
+        there.close()
+        return Process(pid, here)
+    try:
+        here.close()
+        there.setblocking(False)
+        asyncio.run(act(there, *arguments))
+    except BaseException:  # noqa: BLE001  (the parent raises it)
+        say(there, {"error": traceback.format_exc()})
+    finally:
+        os._exit(0)
+
+
+class Node:
+    """One agent, with one rank."""
+
+    def __init__(self, rank: int, tasks: asyncio.TaskGroup) -> None:
+        self.rank, self.slots = rank, Snapshots(lambda: 1 << 40)
+        self.replication = Replication(self.slots, None, tasks.create_task)
+        self.files: dict[int, int] = {}
+
+    async def serve(self, listener: socket.socket) -> None:
+        """From now on."""
+        app = web.Application(middlewares=[_refusing])
+        SnapshotRoutes(lambda: self.replication).add_to(app.router)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+
+    def start(self, attempt: int, **told: Any) -> None:
+        """As told by an operator."""
+        command = StartCommand(attempt, self.rank, 2, "127.0.0.1", 1, **told)
+        self.slots.begin(attempt)
+        self.replication.begin(command)
+
+    def ask(self, kind: str, **keys: Any) -> Any:
+        """As a worker does."""
+        message = {"type": kind, "name": NAME, "rank": self.rank, "attempt": 0, **keys}
+        found = self.slots.answer(message)
+        assert "error" not in found.message, found.message
+        return found
+
+    def save(self, step: int) -> None:
+        """As a worker does: no header while the body is written."""
+        data, index = slot(self.rank, 0, step, world=2), step % 2
+        if index not in self.files:
+            (fd,) = self.ask("snapshot_open", slot=index, bytes=len(data)).fds
+            self.files[index] = os.dup(fd)
+        os.pwrite(self.files[index], bytes(HEADERS_BYTES), 0)
+        os.pwrite(self.files[index], data[HEADERS_BYTES:], HEADERS_BYTES)
+        os.pwrite(self.files[index], data[:HEADERS_BYTES], 0)
+        self.ask("snapshot_saved", slot=index, step=step)
+
+    def own(self) -> list[Point]:
+        """What a worker of the next attempt is offered; each is whole."""
+        found = self.ask("snapshot_find", attempt=9)
+        for fd in found.fds:
+            header = whole(os.pread(fd, os.fstat(fd).st_size, 0))
+            assert header.rank == self.rank
+        return [(one["attempt"], one["step"]) for one in found.message["steps"]]
+
+    def others(self) -> list[Point]:
+        """What it has of the other node's rank; each is whole."""
+        key = (NAME, 1 - self.rank)
+        for point in self.replication.sizes(key):
+            fd = self.replication.descriptor(key, point)
+            assert fd is not None
+            header = whole(os.pread(fd, os.fstat(fd).st_size, 0))
+            assert (header.rank, header.attempt, header.step) == (key[1], *point)
+        return list(self.replication.sizes(key))
+
+    def sent(self) -> int:
+        """The newest step at the buddy."""
+        # Not by its summary: that has lines that are counted.
+        return self.replication._sent.get((NAME, self.rank), (0, -1))[1]
+
+    def common(self) -> int:
+        """What it knows that all hold."""
+        found = self.replication.summary()["common"].get(NAME)
+        return -1 if found is None else int(found)
+
+
+@web.middleware
+async def _refusing(request: web.Request, handler: Any) -> web.StreamResponse:
+    try:
+        found: web.StreamResponse = await handler(request)
+    except Refused as error:
+        return web.json_response({"detail": str(error)}, status=error.status)
+    return found
+
+
+async def training(
+    talk: socket.socket, rank: int, ends: list[socket.socket], point: int, burst: int
+) -> None:
+    """Save each step, and have the last of each burst sent; killed before a line, if `point` is not
+    0.  Then say what the next attempt would find here."""
+    loop = asyncio.get_running_loop()
+    ports = [one.getsockname()[1] for one in ends]
+    async with asyncio.TaskGroup() as tasks:
+        node = Node(rank, tasks)
+        await node.serve(ends[rank])
+        if point:
+            kill_at(point, *COUNTED, place=PLACE)
+        node.start(0, buddy=f"127.0.0.1:{ports[1 - rank]}")
+        node.replication._rounds.copies_first = burst > 1
+        question = tasks.create_task(loop.sock_recv(talk, 1))
+        for step in range(STEPS * burst):
+            if not question.done():
+                node.save(step)
+            is_last, wanted = (step + 1) % burst == 0, step - (burst > 1)
+            while is_last and node.sent() < wanted and not question.done():
+                await asyncio.sleep(0)
+        talk.send(b".")
+        await question
+        known = node.common()
+        node.start(9)
+        say(talk, {"own": node.own(), "others": node.others(), "common": known})
+
+
+async def fetching(talk: socket.socket, holders: list[str], point: int) -> None:
+    """Bring what there is of rank 0; killed before a line, if `point` is not 0."""
+    async with asyncio.TaskGroup() as tasks:
+        node = Node(0, tasks)
+        node.start(9, holders=tuple(holders))
+        if point:
+            kill_at(point, *COUNTED, place=PLACE)
+        await node.replication.fetch((NAME, 0), None, is_list=False)
+        say(talk, {"own": node.own()})
+
+
+def say(talk: socket.socket, answer: object) -> None:
+    """The last thing that is done here."""
+    talk.setblocking(True)
+    talk.sendall(json.dumps(answer).encode())
+    os._exit(0)
