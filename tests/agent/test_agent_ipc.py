@@ -10,9 +10,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -219,6 +221,30 @@ def test_a_restartable_function_waits_for_its_rank_where_there_is_none(tmp_path:
             assert (second["rank"], second["attempt"], second["pid"]) == (1, 1, first["pid"])
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("text", [OURS, RESTARTABLE])
+def test_an_agent_that_is_killed_takes_restartable_workers_and_its_socket_along(
+    tmp_path: Path, text: str
+) -> None:
+    short = tempfile.mkdtemp(prefix="ipc")
+
+    async def story() -> None:
+        async with agent_with(tmp_path, text, TMPDIR=short) as (agent, operator):
+            operator.send(start())
+            workers = (await operator.workers(0)).workers
+            assert [told(agent, local_rank)[0]["pid"] for local_rank in (0, 1)] == [
+                worker.pid for worker in workers
+            ]
+            (directory,) = os.listdir(short)
+            assert os.listdir(f"{short}/{directory}")
+            os.kill(agent.report().pid or 0, signal.SIGKILL)
+            assert agent.wait() == 137
+            assert agent.processes() == []
+            assert os.listdir(short) == []
+
+    asyncio.run(story())
+    shutil.rmtree(short)
 
 
 def test_one_of_theirs_is_started_anew_alone(tmp_path: Path) -> None:

@@ -12,19 +12,16 @@ import collections
 import contextlib
 import logging
 import os
-import shutil
 import socket
 import struct
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from unbroken.errors import WorldError
 from unbroken.wire.ipc import Frames, encode
 
-from . import procfs
+from . import procfs, socket_directory
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +30,6 @@ CONNECTIONS_MAX = 8
 UNSENT_BYTES_MAX = 8 * 1024 * 1024
 READ_BYTES = 256 * 1024
 """At a time, so that a worker that says much holds up nobody for long."""
-PATH_BYTES_MAX = 107
-"""Of an address of a unix socket (unix(7))."""
 PAUSE_SECONDS = 1.0
 """Without accepting, where the agent has no descriptors left."""
 _CREDENTIALS = struct.Struct("3i")
@@ -122,18 +117,19 @@ class WorkerSocket:
         self._hearer = hearer
         self._loop = asyncio.get_running_loop()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._directory: Path | None = None
         self.connections: set[Connection] = set()
 
     def start(self) -> str:
         """Listen; the path.  WorldError."""
-        directory = self._directory = _private_directory()
-        path = str(directory / f"hyperpod_elastic_agent_{os.getpid()}.sock")
+        directory = socket_directory.path()
+        path = f"{directory}/hyperpod_elastic_agent_{os.getpid()}.sock"
         try:
+            os.mkdir(directory, 0o700)
             self._listener.bind(path)
             self._listener.listen(128)
         except OSError as error:
-            raise WorldError(f"cannot listen at {path}: {error.strerror}") from error
+            text = f"cannot listen at {path}: {error.strerror}; set TMPDIR"
+            raise WorldError(text) from error
         self._loop.add_reader(self._listener, self._accept)
         return path
 
@@ -143,8 +139,7 @@ class WorkerSocket:
         self._listener.close()
         for connection in list(self.connections):
             self._close(connection, "")
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        socket_directory.remove()
 
     def of(self, pid: int) -> list[Connection]:
         """Connections of a worker."""
@@ -236,17 +231,6 @@ def ancestor(pid: int, workers: Mapping[int, int]) -> int | None:
         session = os.getsid(pid)
         return session if session in workers else None
     return None
-
-
-def _private_directory() -> Path:
-    """Nobody else's, and short enough; WorldError."""
-    base = tempfile.gettempdir()
-    if len(os.fsencode(base)) > PATH_BYTES_MAX - 60:
-        base = "/tmp"
-    try:
-        return Path(tempfile.mkdtemp(prefix="unbroken-", dir=base))
-    except OSError as error:
-        raise WorldError(f"cannot write in {base}: {error.strerror}; set TMPDIR") from error
 
 
 def _close_all(fds: list[int]) -> None:

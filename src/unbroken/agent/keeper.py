@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Collection
 from types import FrameType
 
-from . import lineage
+from . import lineage, socket_directory
 
 
 def keep(run_agent: Callable[[int], int], signals: Collection[int]) -> int:
@@ -52,5 +52,6 @@ def _watch(agent: int, signals: Collection[int]) -> int:
     for number in signals:
         signal.signal(number, signal.SIG_IGN)
     lineage.kill_children()
+    socket_directory.remove()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
