@@ -8,7 +8,7 @@ beside it.  docs/design/fast-recovery.md says how they are used.
 | agent to template | import | `modules`, `is_given`, `more` | |
 | agent to template | park | | the other end of the parked worker's own pair |
 | agent to template | check | | |
-| template to agent | ready | `modules`, `skipped`, `seconds`, `rss_bytes`, `pss_bytes` | |
+| template to agent | ready | `modules`, `skipped`, `seconds` | |
 | template to agent | unsafe | `reason` | |
 | template to agent | parked | `pid` | |
 | template to agent | fresh | | |
@@ -18,10 +18,10 @@ beside it.  docs/design/fast-recovery.md says how they are used.
 
 `import` comes first, with `more` where another follows, and later with what else is to be imported;
 `is_given` by the job admits any module.
-It is answered with `ready`: how many modules, those left out with why, the memory (null where it
-is unknown); or with `unsafe`.  `park` is answered with `parked` when the worker is a child of the
-agent and leads its session, or with `unsafe`; `check` with `fresh`, or with `stale` and a file
-that is not as it was when it was imported.  After `run` a parked worker closes its pair; where it
+It is answered with `ready`: how many modules, those left out with why; or with `unsafe`.  `park`
+is answered with `parked` when the worker is a child of the agent and leads its session, or with
+`unsafe`; `check` with `fresh`, or with `stale` and a file that is not as it was when it was
+imported.  After `run` a parked worker closes its pair; where it
 cannot be what a cold start would be, it says `cold` before that, and a new interpreter takes its
 place with the same pid.
 

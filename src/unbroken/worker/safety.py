@@ -50,20 +50,6 @@ def end_children() -> None:
             os.waitpid(pid, 0)
 
 
-def memory_bytes() -> dict[str, int | None]:
-    """`rss_bytes` and `pss_bytes`; None where the kernel does not tell."""
-    found: dict[str, int | None] = {"rss_bytes": None, "pss_bytes": None}
-    try:
-        with open("/proc/self/smaps_rollup") as lines:
-            for line in lines:
-                name, _, value = line.partition(":")
-                if f"{name.lower()}_bytes" in found:
-                    found[f"{name.lower()}_bytes"] = int(value.split()[0]) * 1024
-    except OSError:
-        pass
-    return found
-
-
 def _threads() -> str | None:
     if len(os.listdir("/proc/self/task")) == 1:
         return None

@@ -155,7 +155,6 @@ class _Template:
                 "modules": sum(name in sys.modules for name in self._told["names"]),
                 "skipped": dict([*skipped.items()][:SKIPPED_MAX]),
                 "seconds": monotonic() - self._told["began"],
-                **self._safety.memory_bytes(),
             }
         )
 
