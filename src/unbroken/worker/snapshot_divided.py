@@ -160,6 +160,10 @@ class Division:
         self._snapshot, self._world, self._point, self._givers = snapshot, world, point, givers
         self._mine: dict[int, Share] = {}
         self._targets: list[Any] = []
+        self._gives: list[list[Any]] = []
+        """To each rank."""
+        self._takes: list[list[Any]] = []
+        """From each."""
 
     def open(self) -> dict[int, str]:
         """Look at what this rank is to give; what is wrong with the shares of which old ranks."""
@@ -190,8 +194,14 @@ class Division:
         outlines = self._gathered(told)
         anew = Anew({}, [], None)
         plans = self._together(lambda: self._planned(anew, alike, outlines))
-        self._together(lambda: self._exchange(plans))
-        self._together(self._check)
+        self._together(lambda: self._prepare(plans))
+        torn = ""
+        try:
+            # Whatever else goes wrong here ends this process: the others wait for its messages.
+            exchange(self._world, self._gives, self._takes)
+        except WorldError as error:
+            torn = str(error)
+        self._together(lambda: self._check(torn))
         return anew
 
     def _planned(
@@ -223,19 +233,19 @@ class Division:
         self._targets = [target for _, target in planned]
         return [want for want, _ in planned]
 
-    def _exchange(self, plans: Sequence[Sequence[Want]]) -> None:
-        gives = [
+    def _prepare(self, plans: Sequence[Sequence[Want]]) -> None:
+        self._gives = [
             [self._mine[want.rank].box(want) for want in wants if want.rank in self._mine]
             for wants in plans
         ]
-        takes: list[list[Any]] = [[] for _ in plans]
+        self._takes = [[] for _ in plans]
         for want, target in zip(plans[self._world.rank], self._targets, strict=True):
-            takes[self._givers[want.rank]].append(target)
-        with import_module("torch").no_grad():
-            exchange(self._world, gives, takes)
+            self._takes[self._givers[want.rank]].append(target)
 
-    def _check(self) -> None:
-        """What has been given was still what it was."""
+    def _check(self, torn: str) -> None:
+        """What has come is what was sent, and what was sent was still what had been checked."""
+        if torn:
+            raise WorldError(torn)
         for rank, share in self._mine.items():
             if share.slot.header() != share.header:
                 raise WorldError(f"the share of rank {rank} was overwritten while it was read")
@@ -293,12 +303,8 @@ def _meshes(
         if isinstance(parts.get(name), nn.Module):
             live = parts[name].state_dict()
             for key, saved in outline.filled(lambda _, one: one).items():
-                if (
-                    isinstance(saved, Piece)
-                    and saved.sharding
-                    and hasattr(live.get(key), "device_mesh")
-                ):
-                    mesh = live[key].device_mesh
+                mesh = getattr(live.get(key), "device_mesh", None)
+                if isinstance(saved, Piece) and saved.sharding and mesh is not None:
                     found[saved.sharding[2]][mesh_name(mesh)] = mesh
     for old, new in found.items():
         if sorted(old[1]) != list(range(size)):

@@ -23,14 +23,14 @@ def exchange(world: Peers, gives: Sequence[Sequence[Any]], takes: Sequence[Seque
 
     WorldError: some were changed on their way; the others have come all the same.
     """
-    rank, size = world.rank, world.world_size
-    for source, target in zip(gives[rank], takes[rank], strict=True):
-        target.copy_(source)
-    is_whole = True
-    for shift in range(1, size):
-        to, sender = (rank + shift) % size, (rank - shift) % size
-        for giving, taking in zip_longest(_batches(gives[to]), _batches(takes[sender])):
-            is_whole &= _swapped(giving, to, taking, sender)
+    rank, size, is_whole = world.rank, world.world_size, True
+    with import_module("torch").no_grad():
+        for source, target in zip(gives[rank], takes[rank], strict=True):
+            target.copy_(source)
+        for shift in range(1, size):
+            to, sender = (rank + shift) % size, (rank - shift) % size
+            for giving, taking in zip_longest(_batches(gives[to]), _batches(takes[sender])):
+                is_whole &= _swapped(giving, to, taking, sender)
     if not is_whole:
         raise WorldError("what another rank has sent does not fit its checksum")
 

@@ -217,8 +217,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def unpickled(body: bytes, fill: Callable[[int], Any]) -> Any:
-    """A part's state, with something in place of each tensor, by its number."""
-    return _Unpickler(body, fill).load()
+    """A part's state, with something in place of each tensor, by its number.  ValueError: it holds
+    what has no place there."""
+    try:
+        return _Unpickler(body, fill).load()
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(str(error)) from error
 
 
 @dataclass
@@ -306,7 +310,7 @@ def parse(structure: bytes, memory: Any, parts: Mapping[str, Any]) -> Kept:
     try:
         bodies, rows = unpickled(structure, int)
         pieces = [Piece(*row) for row in rows]
-    except (pickle.UnpicklingError, EOFError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"its structure cannot be read: {error}") from error
     return Kept(bodies, pieces, memory, dict(_meshes(parts)))
 
