@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 from gangs import Gang, gang
 
+from unbroken.core.workers import STUCK_CODE as TOLD_CODE
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_START, PAST_BARRIER
+from unbroken.worker.restart import STUCK_CODE
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -117,6 +119,10 @@ def test_a_fault_at_the_barrier_begins_again(three: Gang) -> None:
         three.arrive(0)
     three.kill(1)
     goes_on(three, 1, 2)
+
+
+def test_its_agent_knows_with_what_a_worker_ends_that_cannot_leave() -> None:
+    assert STUCK_CODE == TOLD_CODE
 
 
 def test_ones_own_mistake_is_raised_at_once(three: Gang) -> None:

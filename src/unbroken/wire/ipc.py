@@ -19,6 +19,7 @@ FRAME_BYTES_MAX = 16 * 1024 * 1024
 INIT = "init"
 """Ours adds `restartable: true` and `attempt`: this worker leaves its training when it is told."""
 AT_BARRIER, PAST_BARRIER = "at_rcb_barrier", "past_rcb_barrier"
+"""Ours add `attempt`, that was left or is begun: what is late of an older one counts for none."""
 JOB_START, JOB_FAULT, JOB_RANK_INFO = "job_start", "job_fault", "job_rank_info"
 JOB_DATA, RANK_LABELS = "job_data", "rank_labels"
 CHECKPOINT_INIT, CHECKPOINT_UPDATE, CHECKPOINT_GET = (
