@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib.util
 import logging
+import os
 import socket
 import sys
 import threading
@@ -41,6 +42,10 @@ UNUSED_REFERENCES = 4
 """To a group that only we hold: of the set, its copy, the loop that looks, the call that counts."""
 RELEASE_SECONDS = 0.1
 """A group takes 10 ms for each peer, or, where gloo has lost a message, its timeout."""
+ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""With 1, which agents of torch set, and 3, the default, NCCL's watchdog ends the process within
+0.1 s when a peer is lost (`handleException` in ProcessGroupNCCL.cpp): who is to leave would be dead
+before it is told.  `_abort_process_group` wants it to be 0.  Who hangs is found by our agent."""
 logger = logging.getLogger(__name__)
 _held: set[Any] = set()
 """Groups of the attempt, so that nobody lets go of one last but `_release`."""
@@ -57,6 +62,8 @@ def watch() -> None:
     dist = importlib.import_module("torch.distributed")
     if not dist.is_available():
         return
+    if os.environ.get(ERROR_HANDLING, "1") == "1":
+        os.environ[ERROR_HANDLING] = "0"
     store: Any = dist.TCPStore
     if hasattr(store.__init__, "__wrapped__"):
         return
