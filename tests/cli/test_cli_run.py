@@ -9,7 +9,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from e2e.clusters import processes
 
 pytestmark = pytest.mark.slow
 MakeCli = Callable[..., Cli]
+Process = subprocess.Popen[bytes]
 
 
 def test_a_manifest_runs_to_its_end_and_shows_rank_zero(cli: Cli) -> None:
@@ -122,13 +124,10 @@ def test_names_of_scripts_never_clash_and_given_ones_are_refused(cli: Cli) -> No
     assert "unbroken delete twice-named" in done.stderr
 
 
-def test_ctrl_c_asks_once_and_the_second_stops_the_job(cli: Cli) -> None:
+def test_an_interrupt_without_a_terminal_stops_the_job(cli: Cli) -> None:
     script = cli.script("interrupted.py", COUNT)
     process = cli.start("run", script, "1000")
     read_until(process, lambda line: line == "step 1")
-    process.send_signal(signal.SIGINT)
-    asked = read_until(process, lambda line: line == "step 8")
-    assert sum("stop the job? A second Ctrl-C" in line for line in asked) == 1
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=30)
     assert process.returncode == 130
@@ -136,6 +135,19 @@ def test_ctrl_c_asks_once_and_the_second_stops_the_job(cli: Cli) -> None:
     assert "Traceback" not in rest
     assert cli.json("describe", "interrupted")["state"] == "Suspended"
     assert not processes("interrupted.py 1000")
+
+
+def test_ctrl_c_asks_once_and_the_second_stops_the_job(cli: Cli) -> None:
+    with at_terminal(cli, "run", cli.script("asked.py", COUNT), "1000") as (process, shown):
+        assert "step 1" in shown("step 1")
+        process.send_signal(signal.SIGINT)
+        asked = shown("step 8")
+        process.send_signal(signal.SIGINT)
+        rest = shown(None)
+        assert process.wait(timeout=30) == 130
+    assert asked.count("stop the job? A second Ctrl-C") == 1
+    assert "it can go on with: unbroken resume asked" in rest
+    assert cli.json("describe", "asked")["state"] == "Suspended"
 
 
 def test_a_job_that_fits_nowhere_says_why_while_it_waits(cli: Cli) -> None:
@@ -187,12 +199,13 @@ def test_a_job_that_is_deleted_while_followed_says_so(cli: Cli) -> None:
     assert rest.endswith("error: job vanishing was deleted\n")
 
 
-def test_a_terminal_shows_the_state_below_the_output(cli: Cli) -> None:
-    script = cli.script("shown.py", COUNT)
+@contextmanager
+def at_terminal(cli: Cli, *command: str) -> Iterator[tuple[Process, Callable[[str | None], str]]]:
+    """The process, and what reads its terminal until there is a text; None: to its end."""
     ours, theirs = pty.openpty()
     environment = {**cli.environment, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
     process = subprocess.Popen(
-        [*UNBROKEN, "run", "--nproc-per-node", "2", script, "40"],
+        [*UNBROKEN, *command],
         cwd=cli.folder,
         env=environment,
         stdin=theirs,
@@ -200,15 +213,26 @@ def test_a_terminal_shows_the_state_below_the_output(cli: Cli) -> None:
         stderr=theirs,
     )
     os.close(theirs)
-    shown = b""
-    while select.select([ours], [], [], 60)[0]:
-        try:
-            shown += os.read(ours, 65536)
-        except OSError:
-            break  # its end of the terminal is closed
+
+    def shown(text: str | None) -> str:
+        found = b""
+        while text is None or text.encode() not in found:
+            assert select.select([ours], [], [], 60)[0], found.decode()
+            try:
+                found += os.read(ours, 65536)
+            except OSError:
+                break  # its end of the terminal is closed
+        return found.decode()
+
+    yield process, shown
     os.close(ours)
-    assert process.wait(timeout=30) == 0
-    text = shown.decode()
+
+
+def test_a_terminal_shows_the_state_below_the_output(cli: Cli) -> None:
+    script = cli.script("shown.py", COUNT)
+    with at_terminal(cli, "run", "--nproc-per-node", "2", script, "40") as (process, shown):
+        text = shown(None)
+        assert process.wait(timeout=30) == 0
     assert "step 39" in text
     assert "shown: Running, 0 restarts" in text
     assert "agent running  0:running 1:running" in text

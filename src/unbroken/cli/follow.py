@@ -249,7 +249,9 @@ class Follower:
         now = monotonic()
         if self._stopped_by:
             raise KeyboardInterrupt
-        if self._asked_at is not None and now - self._asked_at < ASK_SECONDS:
+        is_sure = self._asked_at is not None and now - self._asked_at < ASK_SECONDS
+        # Who is not at a terminal cannot be asked.
+        if is_sure or not self._screen.is_live:
             self._stop(INTERRUPTED)
             return
         self._asked_at = now
