@@ -17,6 +17,7 @@ KEEPERS = ("torch.distributed.nn.functional", "torch.distributed.fsdp.sharded_gr
            "torch.distributed.optim.zero_redundancy_optimizer")  # fmt: skip
 """Modules with `group.WORLD` as a default.  Imported while there is a group, as an optimizer does
 with the first, they would keep it and its connections: its peers would wait (torch 2.6 to 2.13)."""
+RELEASE = "unbroken-release"
 END_SECONDS = 1.0
 """For groups at the end of a program."""
 
@@ -32,7 +33,15 @@ def let_go() -> None:
     if c10d is None or not hasattr(c10d, "is_initialized") or c10d.is_initialized():
         return
     unbind(c10d)
-    release(_collect).join(END_SECONDS)
+    release(_collect)
+    import threading
+    from time import monotonic  # noqa: TID251  (how long the program has ended)
+
+    until = monotonic() + END_SECONDS
+    # Those of restarts too, which may just be at it.
+    for thread in threading.enumerate():
+        if thread.name == RELEASE:
+            thread.join(max(0.0, until - monotonic()))
 
 
 def _collect() -> None:
@@ -52,7 +61,7 @@ def release(act: Callable[[], object]) -> threading.Thread:
     message ends with its timeout."""
     import threading
 
-    thread = threading.Thread(target=act, name="unbroken-release", daemon=True)
+    thread = threading.Thread(target=act, name=RELEASE, daemon=True)
     thread.start()
     return thread
 
