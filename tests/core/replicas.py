@@ -202,7 +202,9 @@ class World:
 
     def _sent(self, node: Node, item: Item) -> None:
         has_copy = item.step in node.own[item.rank]
-        if self.chance(self.speeds.lost) or not node.rounds.tries(NAME):
+        # Never in two rounds in a row: a buddy that always fails is not waited for.
+        may_fail = len(self.decisions) % 2 == 0
+        if (may_fail and self.chance(self.speeds.lost)) or not node.rounds.tries(NAME):
             node.rounds.failed(item)
         elif not has_copy and item.step not in node.slots[item.rank]:
             node.rounds.overtaken(item)

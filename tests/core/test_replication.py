@@ -16,7 +16,8 @@ from unbroken.core.replication import (
     Rounds,
 )
 
-SEEDS = [*range(4), pytest.param(range(4, 400), marks=pytest.mark.heavy)]
+STORM = [pytest.mark.heavy, pytest.mark.timeout(1200)]
+SEEDS = [*range(4), pytest.param(range(4, 100), marks=STORM)]
 SPEEDS = {
     "fast": Speeds(transfer=0.1),
     "about as slow as saves": Speeds(),
