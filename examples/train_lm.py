@@ -212,7 +212,10 @@ def parse_options() -> Options:
     for name, default in asdict(Options()).items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=type(default), default=default, help=" ")
-    return Options(**vars(parser.parse_args()))
+    options = Options(**vars(parser.parse_args()))
+    if options.snapshot_every < 0:
+        parser.error("--snapshot-every is a number of steps; 0: none")
+    return options
 
 
 def run(options: Options, corpus: Tensor, device: torch.device) -> None:

@@ -282,6 +282,8 @@ def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path) -> None:
         saved.save(1, model=model, lessons=[1])
     with pytest.raises(CheckpointError, match="optimizer: no module given"):
         saved.save(1, optimizer=torch.optim.SGD(model.parameters()))
+    with pytest.raises(CheckpointError, match="of nothing"):
+        saved.save(1)
     with pytest.raises(CheckpointError, match="negative"):
         saved.save(-1, model=model)
 

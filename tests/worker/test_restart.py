@@ -10,8 +10,9 @@ import pytest
 from gangs import Gang, gang
 
 from unbroken.core.workers import STUCK_CODE as TOLD_CODE
+from unbroken.errors import SpecError
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_START, PAST_BARRIER
-from unbroken.worker.restart import STUCK_CODE
+from unbroken.worker.restart import STUCK_CODE, restartable
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -138,6 +139,11 @@ def test_models_may_go_with_the_function_that_made_them(three: Gang) -> None:
     held = [one["held"] for one in three.until("models")]
     three.until("returns")
     assert max(held) <= 2, "groups that were destroyed are not let go of"
+
+
+def test_what_is_no_function_is_refused_at_once() -> None:
+    with pytest.raises(SpecError, match="the function that trains, not 3"):
+        restartable(3)  # type: ignore[arg-type]
 
 
 def test_who_returns_restarts_no_more(three: Gang) -> None:

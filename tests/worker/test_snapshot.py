@@ -269,7 +269,11 @@ def test_refusals_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         Snapshot(model=model)
     with pytest.raises(SpecError, match="from 0"):
         first.save(-1)
+    with pytest.raises(SpecError, match="a whole number, not 'last'"):
+        first.save("last")  # type: ignore[arg-type]
     first.close()
+    with pytest.raises(SpecError, match=r"worker.checkpoints\(...\), not 'directory'"):
+        Snapshot(model=model, checkpoints="directory")  # type: ignore[arg-type]
     keeps = Snapshot(model=model, extra={"odd": Training})
     with pytest.raises(SpecError, match=r"extra holds a .*Training"):
         keeps.save(0)

@@ -222,6 +222,8 @@ class Checkpoints:
         name = Name(self._directory.attempt, int(step))
         if name.step < 0:
             raise CheckpointError(f"step {step} is negative")
+        if not objects and not rng and not extra:
+            raise CheckpointError("a checkpoint of nothing: give model=, optimizer=, extra=...")
         plan: list[Any] = []
         offers = group.together(lambda: self._offer(name, group, Objects(objects), plan))
         obstacle = next((offer.obstacle for offer in offers if offer.obstacle), "")

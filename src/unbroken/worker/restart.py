@@ -22,7 +22,7 @@ from time import monotonic  # noqa: TID251  (how long user code does not leave)
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
-from unbroken.errors import WorldError
+from unbroken.errors import SpecError, WorldError
 from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER
 
 from . import groups
@@ -80,8 +80,10 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     after 5 s is killed and started anew, as are those in a long call of native code.  An exception
     of the function's own is raised as ever, and makes this the rank that failed; what looks like a
     lost peer waits up to 5 s for the agent's word first.  Uses SIGURG where it is free.
-    Without an agent of unbroken the function is just called.
+    Without an agent of unbroken the function is just called.  SpecError: it is none.
     """
+    if not callable(function):
+        raise SpecError(f"restartable takes the function that trains, not {function!r}")
 
     @functools.wraps(function)
     def enter(*args: P.args, **named: P.kwargs) -> R:

@@ -76,7 +76,7 @@ class Snapshot:
         self.parts = dict(parts) | ({} if extra is None else {EXTRA: extra})
         _check(name, self.parts)
         if checkpoints is not None:
-            _check_disk(parts)
+            _check_disk(checkpoints, parts)
         self.context = context()
         self.restored: Restored | None = None
         self._given = channel
@@ -98,7 +98,7 @@ class Snapshot:
         False: it was not kept, and the log says why (no memory; a newer attempt runs).  SpecError:
         the state holds what cannot be kept.
         """
-        number = int(step)
+        number = _number(step)
         if number < 0 or os.getpid() != self._pid:
             raise SpecError("snapshot: steps count from 0, and the process that made it saves")
         if context().attempt != self.context.attempt:
@@ -253,7 +253,16 @@ def _check(name: str, parts: Mapping[str, Any]) -> None:
         raise SpecError("a snapshot of nothing: give model=, optimizer=, extra=...")
 
 
-def _check_disk(parts: Mapping[str, Any]) -> None:
+def _number(step: SupportsInt) -> int:
+    try:
+        return int(step)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"snapshot: a step is a whole number, not {step!r}") from error
+
+
+def _check_disk(checkpoints: Any, parts: Mapping[str, Any]) -> None:
+    if not hasattr(checkpoints, "restore_newer"):
+        raise SpecError(f"snapshot: give checkpoints=worker.checkpoints(...), not {checkpoints!r}")
     for key, part in parts.items():
         if not _loads(part):
             raise SpecError(f"snapshot: {key} is a tensor, which checkpoints do not keep by itself")
