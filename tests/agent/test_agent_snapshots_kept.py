@@ -57,6 +57,7 @@ def copied(agent: Running) -> list[int]:
     return [one["step"] for one in json.loads(body)["snapshots"]]
 
 
+@pytest.mark.heavy
 def test_a_lost_node_goes_on_from_the_memory_of_its_buddy(tmp_path: Path) -> None:
     """The third agent takes the rank of the first, whose memory is gone; the second has copies."""
 

@@ -16,7 +16,7 @@ BATCH = 8
 """Samples of a step, there."""
 
 
-@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("victim", [0, pytest.param(3, marks=pytest.mark.heavy)])
 def test_all_but_the_one_that_was_killed_keep_their_process(
     cluster: Cluster, tmp_path: Path, victim: int
 ) -> None:
@@ -46,6 +46,7 @@ def test_all_but_the_one_that_was_killed_keep_their_process(
     assert incident["samplesRepeated"] == sum(again)
 
 
+@pytest.mark.heavy
 def test_where_the_job_forbids_it_all_get_a_new_one(cluster: Cluster, tmp_path: Path) -> None:
     off = {"unbroken.dev/in-process": "off"}
     with job(cluster, tmp_path, program=PROGRAM, annotations=off) as one:

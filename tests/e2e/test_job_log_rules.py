@@ -41,6 +41,7 @@ def hung(found: Object) -> bool:
     return "LogHang_loss" in [one.get("reason") for one in conditions]
 
 
+@pytest.mark.heavy
 def test_a_loss_that_stops_restarts_the_job(cluster: Cluster, tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(LOGGING)

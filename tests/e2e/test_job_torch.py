@@ -27,6 +27,7 @@ def test_ddp_goes_on_after_a_kill_and_a_stolen_port(cluster: Cluster, tmp_path: 
     assert (taken["culprit"]["fault"], taken["culprit"]["rank"]) == ("StorePortTaken", 0)
 
 
+@pytest.mark.heavy
 def test_who_raises_or_leaves_is_the_culprit_not_its_peers(
     cluster: Cluster, tmp_path: Path
 ) -> None:
