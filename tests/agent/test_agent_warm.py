@@ -173,7 +173,9 @@ def test_starts_that_follow_each_other_at_once_are_warm(tmp_path: Path) -> None:
 
 def test_with_modules_that_the_job_names_the_first_start_can_be_warm(tmp_path: Path) -> None:
     async def story() -> None:
-        text = "import os, sys; os.write(1, b'%d\\n' % ('colorsys' in sys.modules)); input()"
+        # Until it is killed: standard input may be at its end.
+        text = "import os, signal, sys; os.write(1, b'%d\\n' % ('colorsys' in sys.modules))"
+        text += "; signal.pause()"
         script = program(tmp_path, text)
         with running(tmp_path, INFO, script, UNBROKEN_PRELOAD="decimal,colorsys") as agent:
             await asyncio.to_thread(agent.stderr.wait_for, "2 are parked")
