@@ -97,12 +97,12 @@ class Peer:
         return Head(int(parts[1]), {name.lower(): value.strip() for name, _, value in pairs})
 
     async def text(self, head: Head, limit: int = HEAD_BYTES_MAX) -> bytes:
-        """A small body; PeerError."""
+        """A body of so many bytes at most; PeerError."""
         if head.length > limit:
             raise PeerError(f"an answer of {head.length} bytes")
         async with asyncio.timeout(SILENCE_SECONDS):
             while len(self._unread) < head.length:
-                await self._more()
+                await self._more(limit)
         return self._unread[: head.length]
 
     async def send(self, file: FileIO, begin: int, count: int) -> None:
@@ -130,12 +130,12 @@ class Peer:
         if error is not None:
             raise error
 
-    async def _more(self) -> None:
+    async def _more(self, limit: int = HEAD_BYTES_MAX) -> None:
         data = await self._loop.sock_recv(self._sock, HEAD_BYTES_MAX)
         if not data:
             raise PeerError("it has closed the connection")
         self._unread += data
-        if len(self._unread) > 2 * HEAD_BYTES_MAX:
+        if len(self._unread) > limit + HEAD_BYTES_MAX:
             raise PeerError("an answer without an end")
 
 
