@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -125,7 +126,7 @@ def test_a_fault_at_the_barrier_begins_again(three: Gang) -> None:
 
 
 def test_its_agent_knows_with_what_a_worker_ends_that_cannot_leave() -> None:
-    assert STUCK_CODE == TOLD_CODE
+    assert STUCK_CODE == TOLD_CODE == os.EX_TEMPFAIL
 
 
 def test_ones_own_mistake_is_raised_at_once(three: Gang) -> None:

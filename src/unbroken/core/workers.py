@@ -28,6 +28,7 @@ from unbroken.wire.agent import (
     WorkerFault,
     WorkerReport,
 )
+from unbroken.wire.ipc import STUCK_CODE
 
 from .faults import SIGKILL, has_failed
 from .members import Member, Members
@@ -83,8 +84,6 @@ __all__ = [
 
 SIGTERM, SIGUSR1 = 15, 10
 JOB_RESTART = "job_level_restart"
-STUCK_CODE = 75
-"""With which a worker ends that was recalled and cannot leave (worker/restart.py)."""
 
 
 class Workers:

@@ -21,6 +21,9 @@ INIT = "init"
 AT_BARRIER, PAST_BARRIER = "at_rcb_barrier", "past_rcb_barrier"
 """Ours add `attempt`, that was left or is begun: what is late of an older one counts for none."""
 JOB_START, JOB_FAULT, JOB_RANK_INFO = "job_start", "job_fault", "job_rank_info"
+STUCK_CODE = 75
+"""Ours: with which a worker ends that was told to leave its training and cannot; EX_TEMPFAIL of
+sysexits.h."""
 JOB_DATA, RANK_LABELS = "job_data", "rank_labels"
 CHECKPOINT_INIT, CHECKPOINT_UPDATE, CHECKPOINT_GET = (
     "ckpt_init",

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
 from unbroken.errors import SpecError, WorldError
-from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER
+from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER, STUCK_CODE
 
 from . import groups
 from .channel import Channel, attempt_now, connect, is_whole
@@ -49,8 +49,6 @@ STUCK_STORE_SECONDS = 1.0
 STUCK_CPU_SHARE = 0.1
 """Of the time; signals that nobody answers take a part of it."""
 STUCK_IN = ("torch.distributed", "torch.autograd", groups.__name__)
-STUCK_CODE = 75
-"""EX_TEMPFAIL of sysexits.h."""
 logger = logging.getLogger(__name__)
 
 
