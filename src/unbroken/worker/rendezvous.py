@@ -32,10 +32,10 @@ def be_patient() -> None:
         words = {**dict(zip(("host_name", "port", "", "is_master"), given, strict=False)), **named}
         if not words.get("is_master") and isinstance(words.get("port"), int):
             timeout: Any = words.get("timeout")
-            limit = timeout.total_seconds() if hasattr(timeout, "total_seconds") else 300.0
-            await_listening(
-                str(words.get("host_name")), words["port"], min(limit, PATIENCE_SECONDS)
-            )
+            limit = PATIENCE_SECONDS
+            if hasattr(timeout, "total_seconds"):
+                limit = min(limit, timeout.total_seconds())
+            await_listening(str(words.get("host_name")), words["port"], limit)
         make(self, *given, **named)
 
     # Without `__wrapped__`, by which `groups.watch` knows its own.
