@@ -17,9 +17,9 @@ import time
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
-from train_step import DEFAULTS, build
+from train_step import DEFAULTS, build, learn
 
 from unbroken.agent import facts
 
@@ -39,10 +39,7 @@ def once(parameters: int) -> list[float]:
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     at.append(time.perf_counter())
     for _ in range(2):
-        optimizer.zero_grad()
-        batch = torch.randn(DEFAULTS["batch"], model.get_submodule("0").in_features)
-        nn.functional.mse_loss(parallel(batch), batch).backward()
-        optimizer.step()
+        learn(parallel, optimizer, DEFAULTS["batch"])
         at.append(time.perf_counter())
     # The last to hold a group must not be DDP: its destructor would wait with the GIL for a thread
     # of gloo that waits for the GIL (torch 2.13).

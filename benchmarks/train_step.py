@@ -105,11 +105,23 @@ def save(model: nn.Module, step: int) -> None:
     part.rename(DIRECTORY / "checkpoint.pt")
 
 
+def learn(model: nn.Module, optimizer: Any, size: int) -> None:
+    """A step, by a batch of so many samples."""
+    import torch
+    from torch import nn
+
+    width = next(model.parameters()).shape[1]
+    optimizer.zero_grad()
+    batch = torch.randn(size, width)
+    nn.functional.mse_loss(model(batch), batch).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
 def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
     """Train until killed; `store` is what a launcher's own way to a process group needs."""
     report.begin()
     import torch
-    from torch import distributed, nn
+    from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
     report("imported", time.time())
@@ -124,13 +136,9 @@ def train(report: Reporter, wanted: dict[str, Any], store: Any = None) -> None:
     step = found.step if found is not None else load(model)
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
     report("restored", time.time())
-    width = model[0].in_features
     while True:
         report.pace(wanted["idle_seconds"])
-        optimizer.zero_grad()
-        batch = torch.randn(wanted["batch"], width)
-        nn.functional.mse_loss(parallel(batch), batch).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        learn(parallel, optimizer, wanted["batch"])
         step += 1
         if snapshot is not None:
             snapshot.save(step)
