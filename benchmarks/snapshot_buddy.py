@@ -81,7 +81,7 @@ async def _round(directory: Path, count: int, size: int) -> tuple[float, float]:
         saves, buddy, restores = agents
         where = f"127.0.0.1:{buddy.port}"
         async with linked(saves) as operator, linked(buddy) as middle, linked(restores) as other:
-            middle.send(start(0, rank=1, nnodes=2))
+            middle.send(start(0, rank=1, nnodes=2, buddy=f"127.0.0.1:{saves.port}"))
             await middle.workers(0)
             operator.send(start(0, nnodes=2, buddy=where))
             await operator.workers(0)

@@ -171,7 +171,6 @@ async def training(
         if point:
             kill_at(point, *COUNTED, place=PLACE)
         node.start(0, buddy=f"127.0.0.1:{ports[1 - rank]}")
-        node.replication._rounds.copies_first = burst > 1
         question = tasks.create_task(loop.sock_recv(talk, 1))
         for step in range(STEPS * burst):
             if not question.done():

@@ -54,6 +54,7 @@ def pid_in(line: str) -> int:
     return int(line.rsplit(" ", 1)[1])
 
 
+@pytest.mark.heavy
 def test_hyp_runs_a_job_from_creation_to_deletion(
     hyp: Hyp, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -57,14 +57,14 @@ class World:
     """All of it; `run` yields at each moment at which something has changed."""
 
     def __init__(self, seed: int, nodes: int, speeds: Speeds, *, copies: bool) -> None:
-        self._random, self.speeds = random.Random(seed), speeds
+        self._random, self.speeds, self.copies = random.Random(seed), speeds, copies
         self.now, self._events, self._count = 0.0, [], 0  # type: ignore[var-annotated]
         shift = self._random.randrange(1, nodes)
         self.nodes = [
             Node(one, self._random.uniform(0.5, 3), (one + shift) % nodes) for one in range(nodes)
         ]
         for node in self.nodes:
-            node.rounds.copies_first, node.rounds.nproc = copies, 2
+            node.rounds.nproc = 2
         self.agreement = Agreement(nodes)
         self.waiting: dict[int, int] = {}
         self.decisions: list[Decision] = []
@@ -171,7 +171,7 @@ class World:
     # Transfers.
 
     def _begin(self, node: Node, item: Item) -> None:
-        if node.rounds.copies_first:
+        if self.copies:
             self.after(self.around(self.speeds.copy), self._copied, node, item)
         else:
             self._enqueue(node, item)

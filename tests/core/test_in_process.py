@@ -203,3 +203,29 @@ def test_a_stock_agent_that_restarts_its_processes_by_itself_has_ended_the_attem
     stock(script, 5.0, "second", AgentState.READY)
     (sign,) = script.incidents[1].signals
     assert sign.text.endswith("or has restarted its processes by itself")
+
+
+@pytest.mark.parametrize("is_in_process", [True, False])
+def test_a_stock_agent_that_restarts_in_process_gets_all_addresses_at_every_start(
+    is_in_process: bool,
+) -> None:
+    mode = "in_process_restart" if is_in_process else "process_level_restart"
+    script = Script(spec(2))
+    script.run("0 job\n0 synced\n0 pod w-0 node=n0\n0 pod w-1 node=n1")
+    states = (AgentState.READY, AgentState.RUNNING, AgentState.FAULTED, AgentState.READY)
+    for at, state in enumerate(states, 1):
+        for name in ("w-0", "w-1"):
+            uid = script.views[name].uid
+            report = replace(STOCK, agent_id=name, state=state, restart_mode=mode)
+            script.give(AgentReported(uid, report), at)
+    sent = [e.command for e in script.effects if isinstance(e, StartWorkers)]
+    addresses = tuple((rank, script.views[f"w-{rank}"].address) for rank in (0, 1))
+    expected = {(n, str(n), addresses) if is_in_process else (n, None, None) for n in (0, 1)}
+    assert {(one.attempt, one.ip_version, one.rank_ips) for one in sent} == expected
+
+
+def test_where_nobody_tells_of_progress_a_fault_is_over_when_all_run_again() -> None:
+    script = running_stock()
+    stock(script, 5.0, "first", AgentState.FAULTED, AgentState.READY, AgentState.RUNNING)
+    script.run("6 tick")
+    assert (script.incidents[1].outcome, script.incidents[1].progress_at) == ("recovered", None)

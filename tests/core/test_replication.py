@@ -56,13 +56,14 @@ def test_any_node_may_be_lost_at_any_moment_after_the_first_round(kind: str, see
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_slots_alone_do_where_rounds_end_before_the_next_save(seed: object) -> None:
+def test_slots_alone_do_where_rounds_end_before_the_next_save(
+    seed: object,
+) -> None:
     for number in seeds(seed):
         world = World(number, 4, Speeds(transfer=0.02, copy=0.01), copies=False)
         for _ in world.run(120):
             if any(one.common is not None for one in world.decisions):
                 assert all(world.left(lost) for lost in range(4)), (number, world.now)
-        assert not any(node.rounds.copies_first for node in world.nodes)
 
 
 def arrival(known: int, newest: int, *held: int, **changes: bool) -> Arrival:
@@ -143,14 +144,13 @@ def test_a_round_is_over_when_all_ranks_are_at_the_buddy() -> None:
     assert rounds.arrival(NAME) == Arrival(1, 5, 1, (4,))
 
 
-def test_what_was_overtaken_is_no_part_of_it_for_all_ranks_and_the_next_are_copied() -> None:
+def test_what_was_overtaken_is_no_part_of_it_for_all_ranks_and_they_were_late() -> None:
     rounds = ready(3, ranks=2)
     assert rounds.saved(item(4, 0))
     assert rounds.saved(item(4, 1))
     rounds.overtaken(item(4, 1))
-    assert rounds.copies_first
     assert not rounds.wants(item(4, 0))
-    assert rounds.arrival(NAME) == Arrival(1, 4, 1, ())
+    assert rounds.arrival(NAME) == Arrival(1, 4, 1, (), is_late=True)
 
 
 def test_what_is_held_stays_until_a_decision_names_a_newer_one() -> None:

@@ -67,6 +67,7 @@ def reasons(found: Object) -> Iterator[Any]:
         yield condition.get("reason")
 
 
+@pytest.mark.heavy
 def test_each_rule_restarts_the_job_that_breaks_it_and_no_other(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -214,6 +214,7 @@ def test_what_cannot_be_done_is_refused_at_apply(hyperpod: Cluster) -> None:
     assert "spec.elasticPolicy: Forbidden: elastic jobs are not supported yet" in elastic.stderr
 
 
+@pytest.mark.heavy
 def test_the_example_trains_by_the_fsdp_manifest(hyperpod: Cluster, tmp_path: Path) -> None:
     # DDP of torch 2.13.0 for CPUs dies of SIGSEGV with DETAIL, whoever starts it.
     text = fsdp(tmp_path, EXAMPLE).replace("DETAIL", "INFO")

@@ -54,6 +54,7 @@ def meeting(events: IO[str], attempt: int) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.heavy
 def test_a_fast_rank_never_meets_the_dead_attempt(
     make_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
     assert last < 0.75 * first
 
 
+@pytest.mark.heavy
 @pytest.mark.slow
 def test_a_rank_that_is_killed_costs_the_other_no_process_and_no_step(tmp_path: Path) -> None:
     example = str(EXAMPLES / "train_lm.py")

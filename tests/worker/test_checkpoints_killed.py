@@ -90,6 +90,7 @@ def stopped_at(point: int, directory: Path) -> str:
     return "through"
 
 
+@pytest.mark.heavy
 def test_stopped_at_every_point_an_old_attempt_changes_nothing(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

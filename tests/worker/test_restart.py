@@ -136,6 +136,7 @@ def test_ones_own_mistake_is_raised_at_once(three: Gang) -> None:
     goes_on(three, 2)
 
 
+@pytest.mark.heavy
 def test_models_may_go_with_the_function_that_made_them(three: Gang) -> None:
     # Torch's own destructor of a model's reducer waits for the group's threads with the GIL.
     three.start(action="models")

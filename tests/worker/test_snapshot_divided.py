@@ -14,7 +14,7 @@ import pytest
 import torch
 from forked import Child, group, ranks
 from kill_points import kill_at
-from snapshot_agents import PLENTY, Agent, channel, served
+from snapshot_agents import Agent, channel, served
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -26,27 +26,7 @@ from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot import Snapshot
 from unbroken.worker.snapshot_slots import AgentSlots, Identity
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    variables = {"UNBROKEN_JOB": "job", "RANK": 0, "WORLD_SIZE": 1, "JOB_RESTART_COUNT": 0}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, str(value))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def memories() -> Iterator[list[Snapshots]]:
-    """Of four nodes."""
-    found = [Snapshots(lambda: PLENTY) for _ in range(4)]
-    yield found
-    for one in found:
-        one.close()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_worker")]
 
 
 class Training:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,22 +23,11 @@ from unbroken.wire.snapshot import HEADERS_BYTES
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot import Snapshot
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_worker")]
 storm = pytest.param(1, marks=[pytest.mark.heavy, pytest.mark.timeout(1200)])
 strides = pytest.mark.parametrize("stride", [13, storm])
 fewer = pytest.mark.parametrize("stride", [37, storm])
 LINES_MAX = 3000
-
-
-@pytest.fixture(autouse=True)
-def _worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    variables = {"UNBROKEN_JOB": "job", "RANK": 0, "WORLD_SIZE": 1, "JOB_RESTART_COUNT": 0}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, str(value))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class State:

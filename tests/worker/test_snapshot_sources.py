@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from forked import ranks
-from snapshot_agents import PLENTY, Agent, agent, channel, served
+from snapshot_agents import Agent, agent, channel, served
 from test_checkpoints_ranks import trained, values
 from torch import nn
 
@@ -23,27 +23,7 @@ from unbroken.worker.channel import Channel
 from unbroken.worker.checkpointing import CheckpointError
 from unbroken.worker.snapshot import Snapshot
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def _worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    variables = {"UNBROKEN_JOB": "job", "RANK": 0, "WORLD_SIZE": 1, "JOB_RESTART_COUNT": 0}
-    for name, value in variables.items():
-        monkeypatch.setenv(name, str(value))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def memories() -> Iterator[list[Snapshots]]:
-    """Agents, as many as are needed."""
-    found = [Snapshots(lambda: PLENTY) for _ in range(4)]
-    yield found
-    for one in found:
-        one.close()
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_worker")]
 
 
 def act(rank: int, socks: Sequence[socket.socket], do: str, sharded: bool) -> Any:

@@ -205,12 +205,11 @@ class Replication:
             self._rounds.overtaken(item)
             return
         part = saves[0].part()
-        if self._rounds.copies_first:
-            # Where there is no memory, what training leaves is sent.
-            try:
-                part.begin_copy(self._held.take(part.size))
-            except WorldError as error:
-                self._complain(str(error))
+        # Where there is no memory for a copy, what training leaves is sent.
+        try:
+            part.begin_copy(self._held.take(part.size))
+        except WorldError as error:
+            self._complain(str(error))
         self._queue.append(part)
         if self._sending is None or self._sending.done():
             self._sending = self._run(self._send_all(self._command))

@@ -180,8 +180,6 @@ class Rounds:
         self.nproc = 1
         """Ranks of this node."""
         self._rows: dict[str, _Row] = {}
-        self.copies_first = False
-        """A snapshot that was needed was overwritten: they are copied from now on."""
 
     def saved(self, item: Item) -> bool:
         """A rank has a whole snapshot; whether it is to be sent."""
@@ -192,8 +190,6 @@ class Rounds:
             row.stride = gcd(row.stride, item.step - had)
         row.newest[item.rank] = max(item.step, had or 0)
         row.is_idle = False
-        if row.held and not row.held & {item.step, had}:
-            self.copies_first = True
         return row.take(item.rank, item.step)
 
     def arrival(self, name: str) -> Arrival | None:
@@ -272,9 +268,8 @@ class Rounds:
     def overtaken(self, item: Item) -> None:
         """It was overwritten before it was sent: the round is over for all ranks."""
         if self.wants(item):
-            # Where it was to be copied, there was no time even for that.
-            self._rows[item.name].end(is_late=self.copies_first)
-            self.copies_first = True
+            # There was no time even to copy it.
+            self._rows[item.name].end(is_late=True)
 
     def needs(self, name: str) -> set[int]:
         """Steps of this attempt that are not to be let go of."""

@@ -67,8 +67,9 @@ def ask_for_no_names() -> None:
     """Have torch write addresses as numbers, in this process and those that are forked from it.
 
     Torch looks up no more names once it could not (torch 2.9 to 2.13, formatSockAddr in
-    socket.cpp).  So there is one that it cannot: its client asks nobody, in this thread and this
-    moment only (`retry` of resolver(3)), and says nothing of it.
+    socket.cpp).  So there is one that it cannot: that of a port that is taken, of which a store
+    complains.  It asks nobody, in this thread and this moment only (`retry` of resolver(3)), and
+    says nothing of it.  (A client that nobody answers would do, but pauses for up to 1 s.)
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
@@ -76,7 +77,6 @@ def ask_for_no_names() -> None:
     import contextlib
     import ctypes
     import socket
-    from datetime import timedelta
 
     try:
         libc = ctypes.CDLL(None)
@@ -88,13 +88,14 @@ def ask_for_no_names() -> None:
     begin()
     state.restype = ctypes.POINTER(ctypes.c_int * 2)
     resolver = state().contents  # retrans, retry, ...: its beginning has been the same since BIND 4
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        words = ("127.0.0.1", nobody.getsockname()[1], None, False, timedelta(milliseconds=1))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
         before = level.value, resolver[1]
         level.value, resolver[1] = FATAL, 0
         try:
             with contextlib.suppress(RuntimeError):
-                torch.distributed.TCPStore(*words)
+                torch.distributed.TCPStore(
+                    "127.0.0.1", taken.getsockname()[1], is_master=True, use_libuv=False
+                )
         finally:
             level.value, resolver[1] = before

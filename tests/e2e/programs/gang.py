@@ -139,6 +139,9 @@ def follow_plan(step: int) -> None:
                 time.sleep(order["value"])
             case "daemon":
                 leave_family()
+            case "print":
+                sys.stdout.write(f"{order['value']}\n")
+                sys.stdout.flush()
 
 
 def listen() -> list[Peer]:

@@ -1,0 +1,32 @@
+"""What tests of snapshots share: being a worker, and agents with memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from snapshot_agents import PLENTY
+
+from unbroken.agent.snapshots import Snapshots
+
+
+@pytest.fixture
+def as_worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process is the only worker of a job, with one thread of torch."""
+    variables = {"UNBROKEN_JOB": "job", "RANK": 0, "WORLD_SIZE": 1, "JOB_RESTART_COUNT": 0}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def memories() -> Iterator[list[Snapshots]]:
+    """Of the agents of four nodes."""
+    found = [Snapshots(lambda: PLENTY) for _ in range(4)]
+    yield found
+    for one in found:
+        one.close()
