@@ -20,7 +20,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import util
@@ -64,6 +64,8 @@ class Cluster:
     minor: int
     """Of the version it says it is: 20 for v1.20.2."""
     process: subprocess.Popen[str] | subprocess.Popen[bytes]
+    etcd: subprocess.Popen[bytes] | None = None
+    """Only a real one has it."""
 
     @property
     def is_real(self) -> bool:
@@ -114,23 +116,25 @@ def _mend(binary: Path) -> None:
 
 
 @contextmanager
-def real_cluster(folder: Path) -> Iterator[Cluster]:
-    """Runs etcd and kube-apiserver in `folder` until the block ends."""
+def real_cluster(folder: Path, options: Sequence[str] = ()) -> Iterator[Cluster]:
+    """Runs etcd and kube-apiserver, with further `options`, in `folder` until the block ends."""
     binary = unpacked("kube-apiserver")
     etcd, peer, port = _free_ports(3)
     (folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
     key = folder / "sa.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     with ExitStack() as stack:
-        stack.enter_context(_running(_etcd_command(folder, etcd, peer), folder / "etcd.log"))
-        command = _apiserver_command(binary, folder, etcd, port)
+        store = stack.enter_context(
+            _running(_etcd_command(folder, etcd, peer), folder / "etcd.log")
+        )
+        command = [*_apiserver_command(binary, folder, etcd, port), *options]
         process = stack.enter_context(_running(command, folder / "apiserver.log"))
         url = f"https://127.0.0.1:{port}"
         _wait_ready(url, process, folder / "apiserver.log")
         ca = (folder / "certs/apiserver.crt").read_text()
         kubeconfig = folder / "kubeconfig"
         kubeconfig.write_text(_kubeconfig(url, ca, TOKEN))
-        yield Cluster("real", url, TOKEN, ca, kubeconfig, 20, process)
+        yield Cluster("real", url, TOKEN, ca, kubeconfig, 20, process, store)
 
 
 @contextmanager

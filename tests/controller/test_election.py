@@ -14,9 +14,11 @@ import pytest
 
 from apiservers import Cluster, embedded_cluster
 from controller.conftest import Place
-from unbroken.controller.election import Election, LeaderTerms, identity, is_dead
+from unbroken.controller.election import Election, LeaderTerms, _Silence, identity, is_dead
 from unbroken.kube.client import KubeClient, connect
-from watching import Watcher, running
+from unbroken.kube.clock import pause
+from unbroken.kube.mandate import Mandate
+from watching import PATIENCE_SECONDS, Watcher, running
 
 FAST = 0.05
 
@@ -49,13 +51,15 @@ class Leaders:
 
     def __init__(self, client: KubeClient, terms: LeaderTerms) -> None:
         self.told: Watcher[str] = Watcher()
+        self.mandates: dict[str, Mandate] = {}
         self._client = client
         self._terms = terms
 
     async def lead(self, holder: str) -> None:
         """Stand for election as `holder`."""
 
-        async def program() -> None:
+        async def program(mandate: Mandate) -> None:
+            self.mandates[holder] = mandate
             self.told(f"+{holder}")
             try:
                 await asyncio.Event().wait()
@@ -70,9 +74,9 @@ def leaders(place: Any) -> Callable[[int], Any]:
     """Elections in a namespace of their own."""
 
     @asynccontextmanager
-    async def opened(seconds: int) -> AsyncIterator[tuple[Leaders, Place]]:
+    async def opened(seconds: int, renew: float = FAST) -> AsyncIterator[tuple[Leaders, Place]]:
         async with place() as here:
-            yield Leaders(here.client, LeaderTerms("l", here.namespace, seconds, FAST)), here
+            yield Leaders(here.client, LeaderTerms("l", here.namespace, seconds, renew)), here
 
     return opened
 
@@ -90,6 +94,25 @@ def test_one_acts_and_the_next_follows_at_once_when_it_ends(leaders: Any) -> Non
             async with running(found.lead("third-host/x/1/1")):
                 await found.told.until(lambda told: "+third-host/x/1/1" in told)
             assert found.told.seen[1] == "-second-host/x/1/1"
+
+    asyncio.run(check())
+
+
+def test_who_waits_hears_at_once_that_the_lease_was_given_back(
+    leaders: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def check() -> None:
+        # Who had to ask again and again would ask too late for this test.
+        async with leaders(3600, 1800.0) as (found, here):
+            await lease(here, "other-host/x/1/1")
+            async with running(found.lead("me")):
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    while "operator=waiting" not in caplog.text:
+                        await pause(FAST)
+                await here.merge("leases/l", {"spec": {"holderIdentity": ""}})
+                await found.told.until(lambda told: told == ["+me"])
 
     asyncio.run(check())
 
@@ -137,20 +160,67 @@ def test_who_sees_another_holder_stops_to_act(leaders: Any) -> None:
     asyncio.run(check())
 
 
+def test_a_lease_that_others_write_too_is_kept(leaders: Any) -> None:
+    """Each write of theirs makes one of ours conflict, which is then made again."""
+
+    async def check() -> None:
+        async with leaders(60) as (found, here), running(found.lead("me")):
+            await found.told.until(lambda told: told == ["+me"])
+            first = await here.get("leases/l")
+            assert first is not None
+            for number in range(50):
+                await here.merge("leases/l", {"metadata": {"labels": {"n": str(number)}}})
+            renewed = first["spec"]["renewTime"]
+            await here.until("leases/l", lambda lease: lease["spec"]["renewTime"] > renewed)
+            assert found.told.seen == ["+me"]
+            assert found.mandates["me"].is_given()
+
+    asyncio.run(check())
+
+
+def test_silence_counts_only_while_the_server_answers() -> None:
+    silence = _Silence(15.0)
+    assert silence.left(100.0) == 15.0
+    for now in (100.0, 105.0, 110.0):
+        silence.seen("v1", now)
+    assert silence.left(110.0) == 5.0
+    silence.seen("v2", 111.0)
+    assert silence.left(111.0) == 15.0, "it was renewed"
+    silence.seen("v2", 118.0)
+    silence.broken()
+    silence.seen("v2", 119.0)
+    assert silence.left(119.0) == 15.0, "nobody could renew while the server was away"
+    silence.seen("v2", 130.0)
+    assert silence.left(130.0) == 15.0, "who stood still does not know what the server did"
+
+
+async def until_given(mandate: Mandate, is_given: bool) -> None:
+    """Return once the mandate is given, or not."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while mandate.is_given() is not is_given:
+            await pause(FAST)
+
+
 @pytest.mark.slow
-def test_a_leader_goes_on_while_the_api_server_is_away(tmp_path: Path) -> None:
+def test_in_an_outage_a_leader_holds_still_and_goes_on_after_it(tmp_path: Path) -> None:
+    """Unless nobody else can reach the server either; the program itself is never ended."""
+    folder = tmp_path / "server"
+
     async def check(cluster: Cluster) -> None:
+        port = int(cluster.url.rpartition(":")[2])
         async with connect(cluster.kubeconfig) as client:
-            found = Leaders(client, LeaderTerms("l", "default", 1, FAST))
-            async with running(found.lead("me")):
-                await found.told.until(lambda told: told == ["+me"])
+            alone = Leaders(client, LeaderTerms("alone", "default", 2, FAST))
+            among = Leaders(client, LeaderTerms("among", "default", 2, FAST, False))
+            async with running(alone.lead("me"), among.lead("me")):
+                for one in (alone, among):
+                    await one.told.until(lambda told: told == ["+me"])
                 cluster.process.kill()
                 cluster.process.wait()
-                # Longer than the lease is good for.
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(2):
-                        await asyncio.Event().wait()
-                assert found.told.seen == ["+me"]
+                await until_given(among.mandates["me"], False)
+                assert alone.mandates["me"].is_given()
+                with embedded_cluster(folder, port):
+                    await until_given(among.mandates["me"], True)
+                    assert alone.told.seen == among.told.seen == ["+me"]
 
-    with embedded_cluster(tmp_path / "server") as cluster:
+    with embedded_cluster(folder) as cluster:
         asyncio.run(check(cluster))

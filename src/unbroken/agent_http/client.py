@@ -13,7 +13,8 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
@@ -27,6 +28,7 @@ from unbroken.wire.agent import (
     Command,
     ShutdownCommand,
     StartCommand,
+    StopCommand,
     WarmCommand,
 )
 from unbroken.wire.agent_bodies import (
@@ -35,21 +37,29 @@ from unbroken.wire.agent_bodies import (
     start_body,
     stop_body,
 )
-from unbroken.wire.agent_codec import EvidenceError, decode_answer, encode_command
+from unbroken.wire.agent_codec import EvidenceError, encode_command
 from unbroken.wire.json_fields import FRAME_BYTES_MAX
 from unbroken.wire.observation import CollectCommand, Evidence
+
+from .permit import Always, Permit
+from .reports import read_answer
+from .turns import Turns
 
 logger = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
 """After so long without a word the agent is lost, whatever its connection looks like."""
 GLANCE_SECONDS = 0.1
-"""For what an agent said while we stood still ourselves, and which waits to be read."""
+"""For what an agent said while we stood still ourselves, and which waits to be read; a look that
+comes so late was held up itself."""
 CONNECT_SECONDS = 1.0
 CLOSE_SECONDS = 0.1
 POLL_SECONDS = 0.15
 """Between two questions to an agent without a link; the stock agent's own tick is 0.1 s."""
 RETRY_FIRST_SECONDS, RETRY_LIMIT_SECONDS = 0.02, 1.0
+NO_LINK = (403, 404)
+"""Answers to who asks for a link where there is none: a stock agent says 404, and 403 where its
+server (uvicorn) finds a library for WebSockets."""
 RETRY_FACTOR = 1.25
 """An agent that takes a while to start is found within a fifth of that."""
 _ERRORS = (aiohttp.ClientError, TimeoutError, OSError, PeerError)
@@ -81,6 +91,10 @@ class AgentLink:
         session: aiohttp.ClientSession | None = None,
         on_evidence: Callable[[Evidence], None] = lambda evidence: None,
     ) -> None:
+        self.permit: Permit = Always()
+        """Asked before each command leaves; may be replaced before `run`."""
+        self.turns = Turns()
+        """Of all links that share a process; likewise."""
         self._base = URL.build(scheme="http", host=address, port=port)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._on_report = on_report
@@ -94,6 +108,9 @@ class AgentLink:
         self._has_command = asyncio.Event()
         self._is_linked = False
         self._asides: dict[type, CollectCommand | WarmCommand] = {}
+        self._frame = ""
+        """The last frame of this connection that had a report."""
+        self._report: AgentReport | None = None
         self._is_up = False
         self._failures = 0
         self._why = ""
@@ -179,7 +196,7 @@ class AgentLink:
     async def _link(self, session: aiohttp.ClientSession) -> Broken:
         """Talk over one WebSocket until it ends."""
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with self.turns.turn(), asyncio.timeout(CONNECT_SECONDS):
                 socket = await session.ws_connect(
                     self._base.with_path(LINK_PATH),
                     headers=self._headers,
@@ -187,7 +204,7 @@ class AgentLink:
                     timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
                 )
         except aiohttp.WSServerHandshakeError as error:
-            is_stock = error.status == 404
+            is_stock = error.status in NO_LINK
             return Broken(self._told(_refusal_text(error.status)), is_stock)
         except _ERRORS as error:
             return Broken(self._told(_text(error, CONNECT_SECONDS)))
@@ -202,29 +219,36 @@ class AgentLink:
                 sending.cancel()
 
     async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> str:
-        frame, report = "", None
-        while True:
-            try:
-                message = await _next_message(socket)
-                if message.type is not aiohttp.WSMsgType.TEXT:
-                    return self._told("closed the link")
-                # A heartbeat says the same again.
-                if report is None or message.data != frame:
-                    answer = self._answer(message.data)
-                    if answer is None:
-                        continue
-                    frame, report = message.data, answer
-            except TimeoutError:
-                self._failures += 1  # Three heartbeats are missing: no second look is needed.
-                return self._told(f"was silent for {SILENCE_SECONDS:g} s")
-            except _ERRORS as error:
-                return self._told(_text(error, SILENCE_SECONDS))
-            self._heard(report)
+        """Take what the agent says until it says no more; why that is."""
+        self._frame, self._report = "", None
+        try:
+            async with _patience(SILENCE_SECONDS) as heard:
+                while self._take_message(await socket.receive()):
+                    heard()
+            return self._told("closed the link")
+        except TimeoutError:
+            self._failures += 1  # Three heartbeats are missing: no second look is needed.
+            return self._told(f"was silent for {SILENCE_SECONDS:g} s")
+        except _ERRORS as error:
+            return self._told(_text(error, SILENCE_SECONDS))
+
+    def _take_message(self, message: aiohttp.WSMessage) -> bool:
+        """False: it is the end of the link.  PeerError."""
+        if message.type is not aiohttp.WSMsgType.TEXT:
+            return False
+        # A heartbeat says the same again.
+        if self._report is None or message.data != self._frame:
+            answer = self._answer(message.data)
+            if answer is None:
+                return True
+            self._frame, self._report = message.data, answer
+        self._heard(self._report)
+        return True
 
     def _answer(self, frame: str) -> AgentReport | None:
         """The report in a frame; None: it had something else, which was dealt with."""
         try:
-            answer = decode_answer(frame)
+            answer = read_answer(frame)
         except EvidenceError as error:
             logger.warning("agent=%s dropped reason=%r", self._base.authority, str(error))
             return None
@@ -236,6 +260,7 @@ class AgentLink:
     async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             await self._has_command.wait()
+            await self.permit.given()
             command = self._take()
             asides, self._asides = self._asides, {}
             try:
@@ -243,6 +268,7 @@ class AgentLink:
                     self._unconfirmed = command
                     await socket.send_str(encode_command(command))
                 for aside in asides.values():
+                    await self.permit.given()
                     await socket.send_str(encode_command(aside))
             except _ERRORS:
                 return  # The receiving side hears of it too, and ends the link.
@@ -260,10 +286,22 @@ class AgentLink:
             await _first(self._has_command, POLL_SECONDS)
 
     async def _post_pending(self, session: aiohttp.ClientSession) -> None:
+        if not self.permit.is_given():
+            # Asked again after the next look at its status.
+            self._has_command.clear()
+            return
         command = self._take()
         if command is None:
             return
         self._unconfirmed = command
+        code = await self._post(session, command)
+        if code >= 500 and isinstance(command, StartCommand) and self.permit.is_given():
+            # A stock agent that stumbled over a start has begun it all the same, with whatever it
+            # had understood by then (HyperPod agent 1.1.3).  Once it is ready it is told again.
+            await self._post(session, StopCommand(command.attempt))
+
+    async def _post(self, session: aiohttp.ClientSession, command: Command) -> int:
+        """The status of the answer."""
         path, body = _request(command)
         url = self._base.with_path(path)
         async with session.post(url, json=body, headers=self._headers) as answer:
@@ -273,6 +311,7 @@ class AgentLink:
                     "agent=%s path=%s status=%d answer=%r",
                     self._base.authority, path, answer.status, text,
                 )  # fmt: skip
+            return answer.status
 
     async def _status(self, session: aiohttp.ClientSession) -> AgentReport:
         url = self._base.with_path("/status")
@@ -300,14 +339,40 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
     return bytes(body)
 
 
-async def _next_message(socket: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage:
+@asynccontextmanager
+async def _patience(seconds: float) -> AsyncIterator[Callable[[], None]]:
+    """TimeoutError in the block after so long without a call of what it is given.
+
+    Unlike `asyncio.timeout` it sets no timer for each call: agents say something all the time.
+    A process that was stopped, or starved, sees the time pass before it sees what was said: only
+    a look that comes when it was to come, and is the second, finds a silence.
+    """
+    loop = asyncio.get_running_loop()
+    heard_at = glanced_at = loop.time()
+    timer: asyncio.TimerHandle
+
+    def heard() -> None:
+        nonlocal heard_at
+        heard_at = loop.time()
+
+    def look(due: float) -> None:
+        nonlocal timer, glanced_at
+        now = loop.time()
+        is_silent = now >= heard_at + seconds
+        if is_silent and heard_at < glanced_at and now < due + GLANCE_SECONDS:
+            limit.reschedule(now)
+            return
+        if is_silent:
+            glanced_at = now
+        due = now + GLANCE_SECONDS if is_silent else heard_at + seconds
+        timer = loop.call_at(due, look, due)
+
+    timer = loop.call_at(heard_at + seconds, look, heard_at + seconds)
     try:
-        async with asyncio.timeout(SILENCE_SECONDS):
-            return await socket.receive()
-    except TimeoutError:
-        # A process that was stopped, or starved, sees the time pass before it sees the messages.
-        async with asyncio.timeout(GLANCE_SECONDS):
-            return await socket.receive()
+        async with asyncio.timeout(None) as limit:
+            yield heard
+    finally:
+        timer.cancel()
 
 
 async def _first(event: asyncio.Event, seconds: float) -> None:

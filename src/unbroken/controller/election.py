@@ -1,7 +1,13 @@
 """One operator at a time: whoever holds the Lease acts.
 
-A holder that cannot reach the API server goes on: nobody else can take the lease meanwhile, and
-two that act for a moment do no harm, as the agents refuse what is older than what they know.
+Who leads holds a mandate (`kube.mandate`), which ends by the clock some seconds before another may
+take the lease.  Every effect asks it, so that a leader that stood still finds out before anything
+else that it may have been replaced.  When the mandate has run out, the program is not ended: it
+waits, and goes on if the lease turns out to be ours still.
+
+Who waits for the lease counts only time in which the API server answered.  After an outage the
+holder therefore has a whole term to renew.  That is why a leader beside a server of its own machine
+goes on while that is away: nobody else can reach it either.
 """
 
 from __future__ import annotations
@@ -11,22 +17,28 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
+from lightkube.resources.coordination_v1 import Lease
 
 from unbroken.errors import PeerError, WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.kube.clock import micro_time, monotonic, pause, wall
+from unbroken.kube.clock import boottime, micro_time, monotonic, pause, wall
+from unbroken.kube.informer import Informer
+from unbroken.kube.mandate import Mandate
 
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 NOT_FOUND, CONFLICT = 404, 409
 RELEASE_SECONDS = 2.0
+ROUNDS = 3
+"""A lease that others write at the same time is read and written again so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +51,19 @@ class LeaderTerms:
     """A holder that was silent for so long has lost it (client-go's LeaseDuration)."""
     renew_seconds: float = 2.0
     """client-go's RetryPeriod."""
+    acts_in_outages: bool | None = None
+    """Go on while the API server does not answer.  Only where nobody else can reach it then; None:
+    where it is a process of this machine."""
+
+    @property
+    def good_seconds(self) -> float:
+        """A leader acts for so long after a renewal (client-go's RenewDeadline is two thirds)."""
+        return self.duration_seconds * 0.8
+
+    @property
+    def try_seconds(self) -> float:
+        """One request to take or renew may last so long; two fit in before a leader must stop."""
+        return max(1.0, self.duration_seconds / 3)
 
 
 def identity() -> str:
@@ -48,7 +73,10 @@ def identity() -> str:
 
 
 def _here() -> str:
-    return f"{socket.gethostname()}/{os.readlink('/proc/self/ns/pid')}"
+    # The first namespace of processes has the same number on every machine, and hosts may share a
+    # name; no two machines share the identity of their boot.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()}/{boot}:{os.readlink('/proc/self/ns/pid')}"
 
 
 def _started(pid: int) -> int:
@@ -69,6 +97,30 @@ def is_dead(holder: str) -> bool:
     return str(_started(int(pid))) != process
 
 
+class _Silence:
+    """How long a holder has been silent while the API server answered.  Pure."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit = limit_seconds
+        self._version = ""
+        self._since = self._last = 0.0
+
+    def seen(self, version: str, now: float) -> None:
+        """The lease has this version, says the server."""
+        # Who has not looked for long does not know whether the holder could have renewed.
+        if version != self._version or now - self._last > self._limit / 2:
+            self._version, self._since = version, now
+        self._last = now
+
+    def broken(self) -> None:
+        """The server did not answer: the holder could not have renewed."""
+        self._version = ""
+
+    def left(self, now: float) -> float:
+        """Seconds until the holder has lost the lease; the whole time where nothing is known."""
+        return self._since + self._limit - now if self._version else self._limit
+
+
 class Election:
     """Runs a program while this process is the leader."""
 
@@ -78,60 +130,125 @@ class Election:
         self._holder = holder
         space = f"apis/coordination.k8s.io/v1/namespaces/{quote(terms.namespace)}/leases"
         self._collection, self._path = space, f"{space}/{quote(terms.name)}"
-        self._seen: tuple[str, float] = ("", 0.0)
-        """The lease's version as last seen, and since when."""
+        self._title = f"{terms.namespace}/{terms.name}"
+        self._silence = _Silence(terms.duration_seconds)
+        self._ours: Object | None = None
+        """The lease as it was when we wrote it last."""
         self._is_held = False
+        self._mandate = Mandate(terms.good_seconds)
+        given = terms.acts_in_outages
+        self._acts_in_outages = client.is_local if given is None else given
 
-    async def lead(self, program: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run the program whenever this process leads, until cancelled."""
+    async def lead(self, program: Callable[[Mandate], Coroutine[Any, Any, None]]) -> None:
+        """Run the program whenever this process leads, until cancelled.
+
+        The program must ask its mandate before each effect.
+        """
         while True:
             if not await self._try():
-                log.info("operator=waiting lease=%s/%s", self._terms.namespace, self._terms.name)
-                while not await self._try():
-                    await pause(self._terms.renew_seconds)
+                log.info("operator=waiting lease=%s", self._title)
+                await self._stand_by()
             log.info("operator=leading holder=%s", self._holder)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    running = tasks.create_task(program())
+                    running = tasks.create_task(program(self._mandate))
                     await self._hold()
                     running.cancel()
             finally:
+                self._mandate.ended()
                 await asyncio.shield(self._release())
-            log.warning("operator=stopped lease=%s/%s", self._terms.namespace, self._terms.name)
+            log.warning("operator=stopped lease=%s", self._title)
+
+    async def _stand_by(self) -> None:
+        """Return when the lease is ours."""
+        is_free = asyncio.Event()
+
+        def changed(old: Lease | None, new: Lease | None) -> None:
+            if new is None or new.spec is None or not new.spec.holderIdentity:
+                is_free.set()
+
+        watch = Informer(
+            self._client,
+            Lease,
+            namespace=self._terms.namespace,
+            fields=f"metadata.name={self._terms.name}",
+            on_change=changed,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watch.run())
+            while not await self._try():
+                left = self._silence.left(monotonic())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, self._terms.renew_seconds)):
+                        await is_free.wait()
+                is_free.clear()
+            watching.cancel()
 
     async def _hold(self) -> None:
         """Return when the lease is another's."""
+        was_certain = True
         while True:
             await pause(self._terms.renew_seconds)
             if not await self._try():
                 return
+            is_certain = self._mandate.is_given()
+            if was_certain and not is_certain:
+                text = "operator=holding_still lease=%s reason=%s"
+                log.warning(text, self._title, "it could not be renewed in time")
+            elif is_certain and not was_certain:
+                log.info("operator=leading holder=%s reason=%s", self._holder, "it still leads")
+            was_certain = is_certain
 
     async def _try(self) -> bool:
         """Take or renew the lease; False: it is another's.
 
-        True also while the API server is away, to one who has it.
+        True also while that cannot be known, to one who had it; the mandate says for how long.
         """
+        sent = boottime()
         try:
-            return await self._take()
+            async with asyncio.timeout(self._terms.try_seconds):
+                self._is_held = await self._take()
         except ApiRefusal as error:
-            if error.code != CONFLICT:
+            if error.code != CONFLICT and not self._is_held:
                 raise
-            # Somebody else has written; whose it is now will be read next time.
-            return self._is_held
-        except (WorldError, PeerError) as error:
-            log.debug('operator=lease reason="%s"', error)
-            return self._is_held
+            log.warning('lease=%s not_renewed="%s"', self._title, error)
+        except (WorldError, PeerError, TimeoutError) as error:
+            self._silence.broken()
+            if self._is_held and self._acts_in_outages:
+                self._mandate.unanswered(sent)
+            log.debug('lease=%s not_renewed="%s"', self._title, error)
+        else:
+            if self._is_held:
+                self._mandate.renewed(sent)
+            else:
+                self._mandate.ended()
+        return self._is_held
 
     async def _take(self) -> bool:
-        found = await self._read()
+        """Write our name into the lease, unless it is another's."""
+        # What we wrote last need not be read again: if it has changed, the server refuses.
+        found, self._ours = self._ours or await self._read(), None
+        for _ in range(ROUNDS - 1):
+            if found is not None and not self._may_take(found):
+                return False
+            try:
+                self._ours = await self._write(found)
+            except ApiRefusal as error:
+                if error.code not in (CONFLICT, NOT_FOUND):
+                    raise
+                found = await self._read()
+            else:
+                return True
         if found is not None and not self._may_take(found):
-            self._is_held = False
             return False
-        body = self._body(found)
-        method, path = ("POST", self._collection) if found is None else ("PUT", self._path)
-        await self._client.raw(method, path, body=body)
-        self._is_held = True
+        self._ours = await self._write(found)
         return True
+
+    async def _write(self, found: Object | None) -> Object:
+        method, path = ("POST", self._collection) if found is None else ("PUT", self._path)
+        answer = await self._client.raw(method, path, body=self._body(found))
+        written: Object = msgspec.json.decode(answer)
+        return written
 
     async def _read(self) -> Object | None:
         try:
@@ -146,11 +263,10 @@ class Election:
         holder = (lease.get("spec") or {}).get("holderIdentity") or ""
         if holder in ("", self._holder) or is_dead(holder):
             return True
-        version = lease["metadata"]["resourceVersion"]
-        if version != self._seen[0]:
-            # By our own clock: the holder's may be anything.
-            self._seen = (version, monotonic())
-        return monotonic() - self._seen[1] > self._terms.duration_seconds
+        # By our own clock: the holder's may be anything.
+        now = monotonic()
+        self._silence.seen(lease["metadata"]["resourceVersion"], now)
+        return self._silence.left(now) <= 0.0
 
     def _body(self, found: Object | None) -> Object:
         metadata = {"name": self._terms.name, "namespace": self._terms.namespace}
@@ -178,7 +294,7 @@ class Election:
 
     async def _release(self) -> None:
         """Give the lease back, so that the next need not wait for its end."""
-        self._is_held = False
+        self._is_held, self._ours = False, None
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 found = await self._read()

@@ -7,10 +7,11 @@ into this project's errors.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -21,7 +22,7 @@ import httpx2
 import msgspec
 from lightkube import ApiError, AsyncClient, KubeConfig
 from lightkube.config.client_adapter import verify_cluster
-from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SERVICE_ACCOUNT
+from lightkube.config.kubeconfig import DEFAULT_KUBECONFIG, SERVICE_ACCOUNT, SingleConfig
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError
 from lightkube.core.generic_client import BasicRequest
@@ -29,7 +30,7 @@ from lightkube.core.resource import NamespacedResource, Resource, api_info
 
 from unbroken.errors import PeerError, SpecError, UnbrokenError, WorldError
 
-from .transport import AiohttpTransport
+from .transport import NOT_ALLOWED, AiohttpTransport, GuardedTransport
 
 Object = dict[str, Any]
 """One Kubernetes object as decoded JSON."""
@@ -40,13 +41,18 @@ TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 """A request that is no watch: the server's own limit is 60 s (kube-apiserver --request-timeout),
 but nothing here asks for more than a page at a time."""
 
+BEGIN_SECONDS = 30.0
+"""Until the first byte of an answer that goes on."""
+
 RETRY_SECONDS = 1.0
 """When the server does not say when to come back."""
 
 # One line a request at INFO would bury what this project says there.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
-BUSY = frozenset({408, 429, 500, 502, 503, 504})
+BUSY = frozenset({401, 408, 429, 500, 502, 503, 504})
+"""Answers that need not be the last word.  401 is that of a token whose file holds no newer one
+yet; who comes again reads the file again."""
 
 
 class ApiRefusal(PeerError):
@@ -109,6 +115,39 @@ class Scope:
 class KubeClient(AsyncClient):
     """lightkube's client and what it lacks.  Use as `async with`, or `await client.close()`."""
 
+    def __init__(
+        self,
+        config: SingleConfig,
+        carrier: AiohttpTransport,
+        manager: str,
+        may_write: Callable[[], bool] | None = None,
+    ) -> None:
+        self._carrier, self._manager, self._may_write = carrier, manager, may_write
+        super().__init__(
+            config,
+            timeout=TIMEOUT,
+            field_manager=manager,
+            trust_env=False,
+            transport=GuardedTransport(carrier, may_write) if may_write else carrier,
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is reached by a loopback address: it is a process of this machine."""
+        return _is_local(self.config.cluster.server)
+
+    def guarded(self, may_write: Callable[[], bool]) -> KubeClient:
+        """A client over the same connections whose writes ask first; nobody closes it.
+
+        Each asks at the moment it leaves, and fails with WorldError where the answer is no.
+        """
+        return KubeClient(self.config, self._carrier, self._manager, may_write)
+
+    def require_leave(self) -> None:
+        """WorldError where a write would fail for want of leave: for effects elsewhere."""
+        if self._may_write is not None and not self._may_write():
+            raise WorldError(NOT_ALLOWED, retry_after_seconds=RETRY_SECONDS)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -145,7 +184,8 @@ class KubeClient(AsyncClient):
             timeout=httpx2.Timeout(idle_seconds, connect=5.0),
         )
         with api_errors(doing):
-            response = await self._send(request, stream=True)
+            async with _soon(doing):
+                response = await self._send(request, stream=True)
             try:
                 await _raise_for_status(response)
                 async with aclosing(_lines(response)) as lines:
@@ -233,14 +273,9 @@ def connect(
             config.cluster, config.user or User(), config.abs_file, trust_env=not is_local
         )
     except (ConfigError, OSError, KeyError, ValueError, msgspec.ValidationError) as error:
-        raise SpecError(f"no usable kubeconfig: {error}") from error
-    return KubeClient(
-        config,
-        timeout=TIMEOUT,
-        field_manager=manager,
-        trust_env=False,
-        transport=AiohttpTransport(verify, is_local=is_local),
-    )
+        lacking = "it has no " if isinstance(error, KeyError) else ""
+        raise SpecError(f"no usable kubeconfig: {lacking}{error}") from error
+    return KubeClient(config, AiohttpTransport(verify, is_local=is_local), manager)
 
 
 def _configuration(kubeconfig: Path | str | None) -> KubeConfig:
@@ -266,13 +301,13 @@ def _is_local(server: str) -> bool:
 def api_errors(doing: str) -> Iterator[None]:
     """Raise what a request inside raises as ApiRefusal, PeerError or WorldError.
 
-    WorldError when trying again may help (no connection, time-out, 429, 5xx), ApiRefusal for any
-    other error of the API, PeerError for an answer that is not of the API.  `doing` starts the
+    WorldError when trying again may help (no connection, time-out, 401, 429, 5xx), ApiRefusal for
+    any other error of the API, PeerError for an answer that is not of the API.  `doing` starts the
     text: "bind pod a/b".
     """
     try:
         yield
-    except (httpx2.HTTPError, msgspec.DecodeError) as error:
+    except (httpx2.HTTPError, msgspec.DecodeError, ConfigError) as error:
         raise as_unbroken(error, doing) from error
 
 
@@ -285,6 +320,9 @@ def as_unbroken(error: Exception, doing: str) -> UnbrokenError:
         case httpx2.HTTPStatusError():
             text = error.response.text[:200].strip()
             return _sorted(doing, text, error.response.status_code, "")
+        case ConfigError():
+            # A token's file that is not there for a moment, a program for credentials that failed.
+            return WorldError(f"{doing}: {error}", retry_after_seconds=RETRY_SECONDS)
         case httpx2.HTTPError():
             text = str(error) or type(error).__name__
             return WorldError(f"{doing}: {text}", retry_after_seconds=RETRY_SECONDS)
@@ -303,6 +341,20 @@ def _refusal(doing: str, raw: msgspec.Raw) -> UnbrokenError:
     status: Object = msgspec.json.decode(raw, type=Object)
     code = status.get("code") or 0
     return _sorted(doing, str(status.get("message")), int(code), str(status.get("reason") or ""))
+
+
+@asynccontextmanager
+async def _soon(doing: str) -> AsyncIterator[None]:
+    """Limit of the time until a watch begins to be answered: kube-apiserver does so at once.
+
+    Only what comes after that may keep one waiting; a connection that is dead must not.
+    """
+    try:
+        async with asyncio.timeout(BEGIN_SECONDS):
+            yield
+    except TimeoutError as error:
+        text = f"{doing}: no answer within {BEGIN_SECONDS:g} s"
+        raise WorldError(text, retry_after_seconds=RETRY_SECONDS) from error
 
 
 async def _raise_for_status(response: httpx2.Response) -> None:

@@ -23,6 +23,11 @@ def monotonic() -> float:
     return time.monotonic()
 
 
+def boottime() -> float:
+    """Seconds since boot that count while the machine is suspended, too: for what others time."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def steady_clock() -> Callable[[], float]:
     """Seconds since the epoch that go on evenly, whatever is done to the system's clock."""
     offset = time.time() - time.monotonic()

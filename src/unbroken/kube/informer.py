@@ -23,6 +23,7 @@ from .backoff import Backoff
 from .cache import Cache, Change, HasMetadata, Key
 from .client import ApiRefusal, KubeClient, Scope
 from .clock import entropy, monotonic, pause
+from .observed import observed
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,12 @@ class Informer(Generic[T]):
         """Set once the first list is in the copy and its callbacks have been called."""
         self.undecodable = 0
         """Objects that were left out because they do not fit their own schema."""
+        self.lists = self.failures = 0
+        """How often everything was read, and how often reading or watching failed."""
+        self.heard_at: float | None = None
+        """When the server said something last, by `clock.monotonic`."""
+        self.idle_seconds = IDLE_SECONDS
+        """A watch without a byte for so long is opened again."""
         self._client = client
         self._type = resource_type
         self._scope = Scope(cast(type[Resource], resource_type), namespace, labels, fields)
@@ -103,6 +110,12 @@ class Informer(Generic[T]):
         for item in list(self._cache):
             on_change(None, item)
 
+    @property
+    def resource(self) -> str:
+        """What is watched: the path of its collection."""
+        return self._scope.path()
+
+    @observed
     async def run(self) -> None:
         """Keep the copy fresh until cancelled."""
         backoff, failures = Backoff(), 0
@@ -114,6 +127,7 @@ class Informer(Generic[T]):
                 await self._watch()
                 reason = "the server ended the watch"
             except UnbrokenError as error:
+                self.failures += 1
                 if isinstance(error, ApiRefusal) and error.code == 410:
                     self._version = None
                 reason = str(error)
@@ -134,20 +148,21 @@ class Informer(Generic[T]):
             page = await self._client.list_page(self._scope, PAGE, page.next)
             items += self._decoded(page.items)
         self._version = page.version
+        self.lists, self.heard_at = self.lists + 1, monotonic()
         self._tell(self._cache.replace(items))
         self.synced.set()
 
     async def _watch(self) -> None:
         assert self._version is not None
         events = self._client.watch_events(
-            self._scope, self._version, self._random.randint(*SERVER_SECONDS), IDLE_SECONDS
+            self._scope, self._version, self._random.randint(*SERVER_SECONDS), self.idle_seconds
         )
         async with aclosing(events):
             async for kind, raw in events:
+                self.heard_at, self._has_moved = monotonic(), True
                 if kind == "BOOKMARK":
-                    self._version = msgspec.json.decode(
-                        raw, type=_Bookmark
-                    ).metadata.resourceVersion
+                    mark = msgspec.json.decode(raw, type=_Bookmark).metadata.resourceVersion
+                    self._version = mark or self._version
                     continue
                 for item in self._decoded([raw]):
                     self._tell(self._cache.apply(kind, item))
@@ -169,7 +184,3 @@ class Informer(Generic[T]):
         for old, new in changes:
             for handler in self._handlers:
                 handler(old, new)
-
-
-def _version_of(raw: msgspec.Raw) -> str:
-    return msgspec.json.decode(raw, type=_Bookmark).metadata.resourceVersion

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from weakref import WeakSet
 
 import aiohttp
 import httpx2
+from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from .clock import pause
@@ -31,6 +32,18 @@ CLOSING_ROUNDS = 20
 """Rounds of the loop that a connection may take to notice its end."""
 
 JSON = b"application/json"
+TOO_MANY, SERVER_ERRORS = 429, 500
+
+TRIES = 11
+"""A request that the server puts off is sent again so often (client-go v1.33 rest/request.go,
+maxRetries 10, and with_retry.go: 429 or 5xx with Retry-After)."""
+WAIT_SECONDS_MAX = 60.0
+"""Of one such wait, whatever the server asks for."""
+
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
+MAY_WRITE = "may_write"
+"""Extension of a request: asked when its first byte leaves."""
+NOT_ALLOWED = "it is not certain that this process leads, so it does nothing"
 
 
 class AiohttpTransport(httpx2.AsyncBaseTransport):
@@ -67,6 +80,20 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
         if self._is_local:
             # Compression costs more than it saves where no network is in between.
             request.headers["accept-encoding"] = "identity"
+        answer = await self._send(request)
+        for _ in range(TRIES - 1):
+            seconds = _put_off(answer)
+            if seconds is None:
+                break
+            # The server has not done it, and says so: any request may come again, in the same way.
+            answer.release()
+            await pause(seconds)
+            answer = await self._send(request)
+        return httpx2.Response(
+            answer.status, headers=_headers(answer.raw_headers), stream=_Body(answer)
+        )
+
+    async def _send(self, request: httpx2.Request) -> aiohttp.ClientResponse:
         times = request.extensions.get("timeout", {})
         timeout = aiohttp.ClientTimeout(
             total=None,
@@ -75,19 +102,18 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             sock_read=times.get("read"),
         )
         try:
-            answer = await self._open().request(
+            return await self._open().request(
                 request.method,
                 URL(str(request.url), encoded=True),
                 headers=[(key.decode(), value.decode()) for key, value in request.headers.raw],
-                data=request.content or None,
+                data=_payload(request),
+                # Of what has no content there is no type to be guessed.
+                skip_auto_headers=() if request.content else ("Content-Type",),
                 timeout=timeout,
                 allow_redirects=False,
             )
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise _translated(error) from error
-        return httpx2.Response(
-            answer.status, headers=_headers(answer.raw_headers), stream=_Body(answer)
-        )
 
     async def _upgrade(self, request: httpx2.Request) -> httpx2.Response:
         # exec takes the connection over, which only httpx's own transport lets lightkube do.
@@ -123,6 +149,57 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             if all(left.fileno() < 0 for left in self._sockets):
                 return
             await pause(0)
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """The same connections, for one whose writes need leave; who made the transport closes it."""
+
+    def __init__(self, carrier: AiohttpTransport, may_write: Callable[[], bool]) -> None:
+        self._carrier = carrier
+        self._may_write = may_write
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a read, or a write if that is allowed; WriteError if not."""
+        if request.method not in READS:
+            if not self._may_write():
+                raise httpx2.WriteError(NOT_ALLOWED)
+            request.extensions[MAY_WRITE] = self._may_write
+        return await self._carrier.handle_async_request(request)
+
+
+def _put_off(answer: aiohttp.ClientResponse) -> float | None:
+    """Seconds after which the server wants to be asked again; None: this is its answer."""
+    asked = answer.headers.get("Retry-After", "")
+    if not asked.isdecimal() or (answer.status != TOO_MANY and answer.status < SERVER_ERRORS):
+        return None
+    return min(float(asked), WAIT_SECONDS_MAX)
+
+
+class _GuardedPayload(aiohttp.BytesPayload):
+    """Content that asks for leave when it is written.
+
+    aiohttp sends the headers along with the first of the content.  By then a connection may have
+    been made, which takes as long as it takes.
+    """
+
+    def __init__(self, content: bytes, may_write: Callable[[], bool]) -> None:
+        super().__init__(content)
+        self._may_write = may_write
+
+    async def write_with_length(
+        self, writer: AbstractStreamWriter, content_length: int | None
+    ) -> None:
+        """Write the content, or end the connection before anything was written."""
+        if not self._may_write():
+            raise PermissionError(NOT_ALLOWED)
+        await super().write_with_length(writer, content_length)
+
+
+def _payload(request: httpx2.Request) -> bytes | _GuardedPayload | None:
+    may_write: Callable[[], bool] | None = request.extensions.get(MAY_WRITE)
+    if may_write is None:
+        return request.content or None
+    return _GuardedPayload(request.content, may_write)
 
 
 class _Body(httpx2.AsyncByteStream):

@@ -18,6 +18,7 @@ from unbroken.errors import UnbrokenError
 from .backoff import Backoff
 from .client import api_errors
 from .clock import entropy, monotonic
+from .observed import observed
 
 log = logging.getLogger(__name__)
 
@@ -120,11 +121,18 @@ class WorkQueue(Generic[K]):
     """
 
     def __init__(self, name: str, handler: Handler[K], *, workers: int = 1) -> None:
-        self._name = name
+        self.name = name
+        self.handled = self.failed = 0
+        """How often the handler has returned, and how often it has raised."""
         self._handler = handler
         self._workers = workers
         self._backlog: Backlog[K] = Backlog(RETRY, entropy())
         self._wake = asyncio.Event()
+
+    @property
+    def waiting(self) -> int:
+        """Keys that wait, those that are due later included."""
+        return len(self._backlog)
 
     def add(self, key: K) -> None:
         """Have the key handled soon."""
@@ -136,6 +144,7 @@ class WorkQueue(Generic[K]):
         self._backlog.add_at(key, monotonic() + seconds)
         self._wake.set()
 
+    @observed
     async def run(self) -> None:
         """Handle keys until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -167,21 +176,26 @@ class WorkQueue(Generic[K]):
 
     async def _handle(self, key: K) -> float | None:
         try:
-            with api_errors(self._name):
+            with api_errors(self.name):
                 again = await self._handler(key)
         except UnbrokenError as error:
-            delay = self._backlog.failed(key, monotonic())
+            delay = self._failed(key)
             failures = self._backlog.failures(key)
             log.log(
                 logging.WARNING if failures == 3 else logging.DEBUG,
                 'queue=%s key=%s failures=%d retry_seconds=%.2f reason="%s"',
-                *(self._name, key, failures, delay, error),
+                *(self.name, key, failures, delay, error),
             )
             return None
         except Exception:
             # A bug met by one key must not stop the work on all others.
-            delay = self._backlog.failed(key, monotonic())
-            log.exception("queue=%s key=%s retry_seconds=%.2f", self._name, key, delay)
+            delay = self._failed(key)
+            log.exception("queue=%s key=%s retry_seconds=%.2f", self.name, key, delay)
             return None
+        self.handled += 1
         self._backlog.done(key)
         return again
+
+    def _failed(self, key: K) -> float:
+        self.failed += 1
+        return self._backlog.failed(key, monotonic())

@@ -1,0 +1,42 @@
+"""Who may connect to its agent now, of thousands that would.
+
+Connecting takes a millisecond of the operator's processor.  Where an operator begins to ask 12,500
+agents at once, each would have run out of time long before its turn, and so would every retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+TURNS_MAX = 64
+TURN_SECONDS = 0.25
+"""Who takes longer goes on, and makes room for another: agents that are cut off must not keep the
+others waiting."""
+
+
+class Turns:
+    """Lets so many connect at a time, in the order in which they came."""
+
+    def __init__(self, most: int = TURNS_MAX) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait for a turn, which ends with the block or after `TURN_SECONDS`."""
+        await self._free.acquire()
+        is_over = False
+
+        def end() -> None:
+            nonlocal is_over
+            if not is_over:
+                is_over = True
+                self._free.release()
+
+        timer = asyncio.get_running_loop().call_later(TURN_SECONDS, end)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            end()

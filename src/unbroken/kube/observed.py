@@ -1,0 +1,43 @@
+"""Which informers and queues of this program run, for those who watch its health."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Run = Callable[[T], Coroutine[Any, Any, None]]
+
+_FOUND: ContextVar[set[Any] | None] = ContextVar("observed", default=None)
+
+
+@contextmanager
+def observing() -> Iterator[set[Any]]:
+    """Gives what runs in tasks that are made within the block; the set follows what happens."""
+    found: set[Any] = set()
+    token = _FOUND.set(found)
+    try:
+        yield found
+    finally:
+        _FOUND.reset(token)
+
+
+def observed(run: Run[T]) -> Run[T]:
+    """A method `run` whose object is found by `observing` for as long as it runs."""
+
+    @wraps(run)
+    async def listed(self: T) -> None:
+        found = _FOUND.get()
+        if found is None:
+            await run(self)
+            return
+        found.add(self)
+        try:
+            await run(self)
+        finally:
+            found.discard(self)
+
+    return listed

@@ -1,0 +1,311 @@
+"""What the client does when the way to the API server, or the server itself, fails.
+
+A real client, a real server, and a real proxy between them that breaks what passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightkube.resources.core_v1 import ConfigMap
+
+from apiservers import Cluster
+from fault_proxy import Call, Fault, FaultProxy
+from unbroken.errors import WorldError
+from unbroken.kube import informer as informer_module
+from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.clock import pause
+from unbroken.kube.informer import IDLE_SECONDS, Informer
+from watching import PATIENCE_SECONDS, Watcher, running
+
+Object = dict[str, Any]
+
+
+@dataclass
+class Way:
+    """A namespace of the test's own, by the proxy and past it."""
+
+    proxy: FaultProxy
+    client: KubeClient
+    direct: KubeClient
+    maps: str
+    namespace: str
+
+    async def make(self, *names: str) -> None:
+        """Create objects, past the proxy."""
+        for name in names:
+            await self.direct.raw("POST", self.maps, body={"metadata": {"name": name}})
+
+    async def remove(self, name: str) -> None:
+        """Delete one, past the proxy."""
+        await self.direct.raw("DELETE", f"{self.maps}/{name}")
+
+    @asynccontextmanager
+    async def watched(
+        self, idle_seconds: float = IDLE_SECONDS
+    ) -> AsyncIterator[tuple[Informer[ConfigMap], Watcher[str]]]:
+        """An informer that is complete, and what it tells."""
+        told: Watcher[str] = Watcher()
+        informer = Informer(
+            self.client,
+            ConfigMap,
+            namespace=self.namespace,
+            fields="metadata.name!=kube-root-ca.crt",
+            on_change=told.change,
+        )
+        informer.idle_seconds = idle_seconds
+        async with running(informer.run()):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await informer.synced.wait()
+            yield informer, told
+
+    def asked(self, *, watches: bool) -> list[Call]:
+        """The lists or the watches that came by."""
+        reads = [call for call in self.proxy.calls if call.method == "GET"]
+        return [call for call in reads if call.is_watch is watches and call.path.endswith("maps")]
+
+
+@pytest.fixture
+def run(cluster: Cluster, tmp_path: Path) -> Callable[..., None]:
+    """Runs a scenario on a way of its own."""
+
+    def go(scenario: Callable[[Way], Coroutine[Any, Any, None]]) -> None:
+        async def whole() -> None:
+            async with (
+                FaultProxy(cluster).serve() as proxy,
+                connect(proxy.kubeconfig(tmp_path / "kubeconfig")) as client,
+                connect(cluster.kubeconfig) as direct,
+            ):
+                body = {"metadata": {"generateName": "faults-"}}
+                made = json.loads(await direct.raw("POST", "api/v1/namespaces", body=body))
+                name = made["metadata"]["name"]
+                maps = f"api/v1/namespaces/{name}/configmaps"
+                await scenario(Way(proxy, client, direct, maps, name))
+
+        asyncio.run(whole())
+
+    return go
+
+
+def is_list(call: Call) -> bool:
+    """Of config maps."""
+    return call.method == "GET" and call.path.endswith("configmaps") and not call.is_watch
+
+
+def is_watch(call: Call) -> bool:
+    """Of config maps."""
+    return call.is_watch and call.path.endswith("configmaps")
+
+
+def test_a_list_that_breaks_between_two_pages_is_read_again(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was read by then counts for nothing, and nothing is told twice."""
+    monkeypatch.setattr(informer_module, "PAGE", 2)
+
+    async def scenario(way: Way) -> None:
+        await way.make(*"abcde")
+        way.proxy.faults = [Fault(lambda call: "continue" in call.query, status=410)]
+        async with way.watched() as (_, told):
+            assert told.seen == ["+a", "+b", "+c", "+d", "+e"]
+        lists = way.asked(watches=False)
+        assert [("continue" in call.query) for call in lists] == [False, True, False, True, True]
+        assert {call.query["limit"] for call in lists} == {"2"}
+
+    run(scenario)
+
+
+def test_a_watch_that_fell_silent_is_opened_again_where_it_was(run: Any) -> None:
+    """A connection that looks alive and brings nothing is no reason to read everything again."""
+
+    async def scenario(way: Way) -> None:
+        await way.make("a")
+        way.proxy.faults = [Fault(is_watch, is_silent=True)]
+        async with way.watched(0.3) as (_, told):
+            await way.make("b")
+            await way.remove("a")
+            await told.until(lambda seen: seen == ["+a", "+b", "-a"])
+        assert len(way.asked(watches=False)) == 1
+
+    run(scenario)
+
+
+def test_what_was_deleted_in_a_gap_is_told_after_it(run: Any) -> None:
+    """The server does not remember what the silent watch should have brought: 410."""
+
+    async def scenario(way: Way) -> None:
+        await way.make("a", "b")
+        way.proxy.faults = [Fault(is_watch, is_silent=True), Fault(is_watch, status=410)]
+        async with way.watched(0.3) as (informer, told):
+            await way.remove("a")
+            await way.make("c")
+            await told.until(lambda seen: seen == ["+a", "+b", "-a", "+c"])
+            assert informer.get("a", way.namespace) is None
+        assert len(way.asked(watches=False)) == 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        Fault(is_list, reset_after=40),
+        Fault(is_list, keep_bytes=40),
+        Fault(is_list, status=500),
+        Fault(is_list, status=401),
+        Fault(is_watch, reset_after=40),
+        Fault(is_watch, keep_bytes=40),
+        Fault(is_watch, status=503),
+        Fault(is_watch, status=429, headers={"Retry-After": "1"}),
+    ],
+    ids=lambda fault: "list" if fault.match is is_list else "watch",
+)
+def test_an_informer_gets_over_any_broken_answer(run: Any, broken: Fault) -> None:
+    """Cut off, cut short, refused: the copy is right in the end, and each change is told once."""
+    broken.times = 2
+
+    async def scenario(way: Way) -> None:
+        await way.make("a")
+        way.proxy.faults = [broken]
+        async with way.watched() as (informer, told):
+            await way.make("b", "c")
+            await way.remove("b")
+            await told.until(lambda seen: {"-b", "+c"} <= set(seen))
+            assert [i.metadata.name for i in informer.items() if i.metadata] == ["a", "c"]
+        assert broken.times == 0, "the fault was met"
+        assert len(told.seen) == len(set(told.seen))
+
+    run(scenario)
+
+
+def test_a_server_that_puts_off_is_asked_again_when_it_says(run: Any) -> None:
+    """With the same content, and no sooner."""
+
+    async def scenario(way: Way) -> None:
+        off = {"Retry-After": "1"}
+        way.proxy.faults = [
+            Fault(lambda call: call.method == "POST", status=429, headers=off),
+            Fault(lambda call: call.method == "POST", status=503, headers=off),
+        ]
+        body = {"metadata": {"name": "late"}, "data": {"text": "x" * 10_000}}
+        made = json.loads(await way.client.raw("POST", way.maps, body=body))
+        assert made["data"] == body["data"]
+        writes = way.proxy.writes()
+        assert len(writes) == 3
+        assert len({call.body for call in writes}) == 1
+        assert all(b.at - a.at >= 1.0 for a, b in itertools.pairwise(writes))
+
+    run(scenario)
+
+
+def test_other_failures_are_for_the_caller_to_repeat(run: Any) -> None:
+    """Whether what failed without a word was done is not known here."""
+
+    async def scenario(way: Way) -> None:
+        faults = [Fault(is_list, status=status) for status in (401, 429, 500, 503)]
+        faults += [Fault(is_list, reset_after=0), Fault(is_list, reset_after=20)]
+        for fault in faults:
+            way.proxy.faults = [fault]
+            with pytest.raises(WorldError, match="GET") as failed:
+                await way.client.raw("GET", way.maps)
+            assert failed.value.retry_after_seconds is not None
+        way.proxy.faults = [Fault(is_list, status=403)]
+        with pytest.raises(ApiRefusal):
+            await way.client.raw("GET", way.maps)
+        assert json.loads(await way.client.raw("GET", way.maps))["kind"] == "ConfigMapList"
+
+    run(scenario)
+
+
+def token_kubeconfig(cluster: Cluster, folder: Path) -> Path:
+    """A kubeconfig with a file for the token, as pods have it; its path."""
+    authority = folder / "ca.crt"
+    authority.write_text(cluster.ca)
+    place: Object = {"server": cluster.url}
+    if cluster.ca:
+        place["certificate-authority"] = str(authority)
+    whole = {
+        "current-context": "pod",
+        "contexts": [{"name": "pod", "context": {"cluster": "pod", "user": "account"}}],
+        "clusters": [{"name": "pod", "cluster": place}],
+        "users": [{"name": "account", "user": {"tokenFile": str(folder / "token")}}],
+    }
+    path = folder / "kubeconfig"
+    path.write_text(json.dumps(whole))
+    return path
+
+
+def test_a_token_is_read_again_when_it_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    """Until then it is used as it is; while the file has none that is good, it is tried again."""
+
+    async def check() -> None:
+        path, token = token_kubeconfig(cluster, tmp_path), tmp_path / "token"
+        token.write_text("outdated")
+        async with connect(path) as client:
+            with pytest.raises(WorldError, match="namespaces"):
+                await client.raw("GET", "api/v1/namespaces")
+            token.unlink()
+            with pytest.raises(WorldError, match="token"):
+                await client.raw("GET", "api/v1/namespaces")
+            token.write_text(cluster.token + "\n")
+            await client.raw("GET", "api/v1/namespaces")
+            token.write_text("not read before it must be")
+            await client.raw("GET", "api/v1/namespaces")
+
+    asyncio.run(check())
+
+
+@pytest.mark.realkube
+@pytest.mark.heavy
+def test_the_token_of_a_service_account_may_end(
+    clusters: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    """A real one, bound to a Secret: it ends with that, and the client goes on with the next."""
+    cluster = clusters("real")
+    space = "api/v1/namespaces/default"
+
+    async def issue(direct: KubeClient, secret: str) -> str:
+        made = json.loads(
+            await direct.raw("POST", f"{space}/secrets", body={"metadata": {"name": secret}})
+        )
+        about = {"kind": "Secret", "apiVersion": "v1", "name": secret}
+        about["uid"] = made["metadata"]["uid"]
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"audiences": [], "expirationSeconds": 600, "boundObjectRef": about},
+        }
+        path = f"{space}/serviceaccounts/rotated/token"
+        given: str = json.loads(await direct.raw("POST", path, body=body))["status"]["token"]
+        return given
+
+    async def check() -> None:
+        path, token = token_kubeconfig(cluster, tmp_path), tmp_path / "token"
+        async with connect(cluster.kubeconfig) as direct, connect(path) as client:
+            account = {"metadata": {"name": "rotated"}}
+            await direct.raw("POST", f"{space}/serviceaccounts", body=account)
+            token.write_text(await issue(direct, "first"))
+            # Every account may ask about itself.
+            await client.raw("GET", "api/v1")
+            await direct.raw("DELETE", f"{space}/secrets/first")
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while True:
+                    try:
+                        # The server remembers for 10 s that it knew the token.
+                        await client.raw("GET", "api/v1")
+                        await pause(0.5)
+                    except WorldError as error:
+                        assert "Unauthorized" in str(error)
+                        break
+            token.write_text(await issue(direct, "second"))
+            await client.raw("GET", "api/v1")
+
+    asyncio.run(check())
