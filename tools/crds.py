@@ -1,4 +1,4 @@
-"""Write deploy/crds/ from the dataclasses of unbroken.spec: `python tools/crds.py`."""
+"""Write deploy/crds/, and the chart's copy, from the dataclasses of unbroken.spec."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ import yaml
 
 from unbroken.spec.schema import definitions
 
-FOLDER = Path(__file__).parents[1] / "deploy/crds"
+ROOT = Path(__file__).parents[1]
+FOLDERS = (ROOT / "deploy/crds", ROOT / "deploy/helm/unbroken/files/crds")
+"""A chart reads no file outside its own folder."""
 HEAD = "# Written by tools/crds.py from src/unbroken/spec; do not edit.\n"
 
 
 def files() -> Mapping[Path, str]:
-    """What the folder should hold."""
+    """What the folders should hold."""
     return {
-        FOLDER / f"{made['metadata']['name']}.yaml": HEAD
+        folder / f"{made['metadata']['name']}.yaml": HEAD
         + yaml.dump(made, Dumper=_Plain, sort_keys=False, width=100)
+        for folder in FOLDERS
         for made in definitions()
     }
 
@@ -30,7 +33,7 @@ class _Plain(yaml.SafeDumper):
 
 
 if __name__ == "__main__":
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for path, text in files().items():
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        print(path.relative_to(FOLDER.parents[1]))
+        print(path.relative_to(ROOT))

@@ -25,6 +25,8 @@ GROUPS = {
     "hyperpodpytorchjobs": JOBS,
     "incidents": INCIDENTS,
     "leases": "apis/coordination.k8s.io/v1",
+    "pytorchjobs": "apis/kubeflow.org/v1",
+    "workloads": "apis/kueue.x-k8s.io/v1beta2",
 }
 MERGE = {"Content-Type": "application/merge-patch+json"}
 

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from apiservers import CannotStartError, real_cluster
+from controller.realkube import SERVICES, Node, program
 from controller.trained_jobs import Job, Operator, is_alive, kill
 from e2e.clusters import Cluster
-from unbroken.embedded import networks
-from unbroken.embedded.node.addresses import NODES_MAX
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
-
-SERVICES = """
-import asyncio, sys
-from pathlib import Path
-from unbroken.embedded.controllers import ControllerOptions, run_controllers
-from unbroken.embedded.scheduler import run_scheduler
-from unbroken.kube.client import connect
-from unbroken.kube.informers import Informers
-
-async def main():
-    client = connect(sys.argv[1])
-    informers = Informers(client)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(informers.run())
-        tasks.create_task(run_scheduler(client, informers))
-        tasks.create_task(run_controllers(client, ControllerOptions(Path(sys.argv[2])), informers))
-
-asyncio.run(main())
-"""
-"""What kube-apiserver needs beside it; it is started alone."""
 
 
 @pytest.fixture
@@ -68,39 +46,6 @@ def job(tmp_path: Path) -> Iterator[Job]:
             cluster.wait(f"node/{name}", "condition=Ready")
         cluster.wait("crd/hyperpodpytorchjobs.sagemaker.amazonaws.com", "condition=Established")
         yield Job(cluster, "lm", tmp_path)
-
-
-@contextmanager
-def program(command: list[str]) -> Iterator[None]:
-    """Run a program beside the block."""
-    process = subprocess.Popen(command)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-
-
-class Node:
-    """A node of ours as a process of its own; all of it ends with the block."""
-
-    def __init__(self, cluster: Cluster, number: int) -> None:
-        directory = cluster.directory / f"n{number}"
-        directory.mkdir()
-        index = networks.claim(cluster.directory) * NODES_MAX + number
-        module = [sys.executable, "-m", "unbroken.embedded.node", "--name", f"n{number}"]
-        self._command = [*module, "--dir", str(directory), "--index", str(index), "--cpu", "8"]
-        self._command += ["--kubeconfig", str(cluster.directory / "kubeconfig")]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> None:
-        self._process = subprocess.Popen(self._command)
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(timeout=20)
-        subprocess.run([*self._command, "--stop-pods"], check=True, timeout=30)
 
 
 def test_a_job_runs_and_recovers_on_a_real_control_plane(job: Job) -> None:

@@ -542,20 +542,6 @@ def test_finished_job_is_kept_unless_told_otherwise() -> None:
 
 WARNED = [
     (
-        changed("metadata/labels", {"kueue.x-k8s.io/queue-name": "q"}),
-        (
-            "metadata.labels[kueue.x-k8s.io/queue-name]: no Kueue is known to this operator: the "
-            "job runs without waiting for the queue"
-        ),
-    ),
-    (
-        changed("metadata/annotations", {"kueue.x-k8s.io/podset-required-topology": "x"}),
-        (
-            "metadata.annotations[kueue.x-k8s.io/podset-required-topology]: no Kueue is known to "
-            "this operator: it has no effect"
-        ),
-    ),
-    (
         rule(faultOnMatch=True),
         (f"{RULE}.faultOnMatch: sagemaker-hyperpod 3.12 cannot list jobs that have it"),
     ),

@@ -34,6 +34,11 @@ from unbroken.spec.job import (
     RestartStatus,
     RunPolicy,
 )
+from unbroken.spec.kinds import OWN_KINDS
+from unbroken.spec.machine import LifeCycle, MachineTaint
+from unbroken.spec.node_check import CheckResult
+from unbroken.spec.node_descriptions import NODE_DESCRIPTIONS
+from unbroken.spec.node_record import BlameEntry, RepairRecord
 from unbroken.spec.parse import load_job
 from unbroken.spec.schema import definitions, incident_definition, job_definition
 
@@ -105,6 +110,10 @@ def test_every_field_is_described_and_nothing_else() -> None:
     for record in (*classes, RestartStatus, FaultyPods, Incident, Signal):
         fields = {field.name for field in fields_of(record)} - {"other"}
         assert set(DESCRIPTIONS[record.__name__]) == fields, record.__name__
+    kinds = [kind.spec for kind in OWN_KINDS] + [kind.status for kind in OWN_KINDS if kind.status]
+    for record in (*kinds, MachineTaint, LifeCycle, CheckResult, BlameEntry, RepairRecord):
+        fields = {field.name for field in fields_of(record)}
+        assert set(NODE_DESCRIPTIONS[record.__name__]) == fields, record.__name__
 
 
 def test_status_has_the_keys_of_the_stock_client_and_no_others() -> None:

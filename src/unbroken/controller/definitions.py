@@ -10,10 +10,11 @@ from urllib.parse import quote
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.spec import incident, job
+from unbroken.spec.kinds import OWN_KINDS
 from unbroken.spec.schema import definitions
 
 from .kinds import INCIDENTS, JOBS
-from .requests import MERGE, NOT_FOUND, persist
+from .requests import CONFLICT, MERGE, NOT_FOUND, persist
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,13 @@ async def install(client: KubeClient) -> None:
             if error.code != FORBIDDEN:
                 raise
             log.info('definition=%s not_installed="%s"', name, error)
-    for kind in (f"{JOBS}/{job.PLURAL}", f"{INCIDENTS}/{incident.PLURAL}"):
+    await served(client)
+
+
+async def served(client: KubeClient) -> None:
+    """Return once the API serves our kinds."""
+    own = (kind.path for kind in OWN_KINDS)
+    for kind in (f"{JOBS}/{job.PLURAL}", f"{INCIDENTS}/{incident.PLURAL}", *own):
         await persist(f"kind={kind} wait=served", partial(_serve, client, kind))
 
 
@@ -43,11 +50,17 @@ async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
     # otherwise leave out.
     path = f"{PATH}/{quote(definition['metadata']['name'])}"
     try:
-        await client.raw("PATCH", path, body={"spec": definition["spec"]}, headers=MERGE)
+        try:
+            await client.raw("PATCH", path, body={"spec": definition["spec"]}, headers=MERGE)
+        except ApiRefusal as error:
+            if error.code != NOT_FOUND:
+                raise
+            await client.raw("POST", PATH, body=definition)
     except ApiRefusal as error:
-        if error.code != NOT_FOUND:
+        if error.code != CONFLICT:
             raise
-        await client.raw("POST", PATH, body=definition)
+        # Another operator does the same: the replicas of a new installation start together.
+        raise WorldError(str(error), 0.0) from error
 
 
 async def _serve(client: KubeClient, path: str) -> None:

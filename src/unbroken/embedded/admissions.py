@@ -1,4 +1,4 @@
-"""What the embedded cluster's API server refuses of our own kinds, in the place of webhooks.
+"""What the embedded cluster's API server refuses of jobs, in the place of webhooks.
 
 A job's pod templates are judged as its pods would be, so that a mistake shows where the job is
 applied and not minutes later in a pod that cannot be created.
@@ -14,6 +14,10 @@ from unbroken.core.log_rule_config import rule_warnings
 from unbroken.spec.job import RESOURCE
 from unbroken.spec.parse import parse_job
 from unbroken.spec.problems import Problem, Verdict
+from unbroken.spec.pytorchjob import GROUP as KUBEFLOW
+from unbroken.spec.pytorchjob import PLURAL as PYTORCHJOBS
+from unbroken.spec.pytorchjob import parse_pytorchjob
+from unbroken.spec.queues import queue_warnings
 
 from .apiserver import rules, structural
 from .apiserver.admission import Admit
@@ -34,10 +38,29 @@ def admit_job(job: Object) -> Verdict:
         path = f"spec.replicaSpecs[{index}].template"
         if not any(place == path[:-9] or place.startswith(path) for place in broken):
             problems += _template_problems(replica.template, path)
-    return Verdict(tuple(problems), (*parsed.warnings, *rule_warnings(parsed.spec)))
+    warnings = (*parsed.warnings, *rule_warnings(parsed.spec), *queue_warnings(job))
+    return Verdict(tuple(problems), warnings)
 
 
-ADMISSIONS: Final[Mapping[str, Admit]] = {RESOURCE: admit_job}
+def admit_pytorchjob(job: Object) -> Verdict:
+    """The same of a PyTorchJob."""
+    parsed = parse_pytorchjob(job)
+    problems, warnings = list(parsed.problems), list(parsed.warnings)
+    broken = {problem.path for problem in problems}
+    for replica, one in parsed.spec.replicas().items():
+        path = f"spec.pytorchReplicaSpecs.{replica.value}.template"
+        if not any(place == path[:-9] or place.startswith(path) for place in broken):
+            problems += _template_problems(one.template, path)
+    policy = parsed.spec.elastic_policy
+    if policy is not None and policy.metrics:
+        warnings.append("spec.elasticPolicy.metrics: this cluster makes no autoscaler")
+    return Verdict(tuple(problems), tuple(warnings))
+
+
+ADMISSIONS: Final[Mapping[str, Admit]] = {
+    RESOURCE: admit_job,
+    f"{PYTORCHJOBS}.{KUBEFLOW}": admit_pytorchjob,
+}
 """For `serving`."""
 
 

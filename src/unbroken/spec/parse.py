@@ -29,6 +29,7 @@ from .ledger import ANNOTATION as LEDGER
 from .log_rule_ranks import Watch, read_watches
 from .log_rules import check_watches
 from .problems import ManifestError, Problem, Report, Verdict, shown
+from .queues import POD_SETS_MAX, QUEUE, queue_of
 from .read import blank_record, read_record
 from .rules import check_names, check_spec
 from .times import time_seconds
@@ -46,8 +47,6 @@ OPTIONS = (
     WARM,
 )
 E = TypeVar("E", bound=Enum)
-QUEUE = "kueue.x-k8s.io/queue-name"
-KUEUE_PREFIX = "kueue.x-k8s.io/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def parse_job(manifest: Any) -> Parsed:
     metadata = _mapping(manifest.get("metadata"), "metadata", report)
     spec = _spec(manifest.get("spec"), report)
     options = _options(metadata, spec, report)
-    _warn_of_queues(metadata, report)
+    _check_queue(manifest, spec, report)
     name, prefix = (_name(metadata, key, report) for key in ("name", "generateName"))
     if name or prefix:
         # The API adds five characters to a prefix.
@@ -218,19 +217,8 @@ def _watches(given: Any, path: str, spec: JobSpec, report: Report) -> Mapping[st
     return watches
 
 
-def _warn_of_queues(metadata: Mapping[str, Any], report: Report) -> None:
-    """Kueue is not spoken to: say so of everything that is meant for it."""
-    labels = _mapping(metadata.get("labels"), "metadata.labels", report)
-    annotations = metadata.get("annotations")
-    if labels.get(QUEUE) is not None:
-        report.warn(
-            f"metadata.labels[{QUEUE}]: no Kueue is known to this operator: the job runs without "
-            "waiting for the queue"
-        )
-    for place, found in (("labels", labels), ("annotations", annotations)):
-        for key in found if isinstance(found, Mapping) else ():
-            if str(key).startswith(KUEUE_PREFIX) and key != QUEUE:
-                report.warn(
-                    f"metadata.{place}[{str(key)[:80]}]: no Kueue is known to this operator: "
-                    "it has no effect"
-                )
+def _check_queue(manifest: Mapping[str, Any], spec: JobSpec, report: Report) -> None:
+    count = len(spec.replica_specs)
+    if count > POD_SETS_MAX and queue_of(manifest):
+        why = f"{count} of them; a job with the label {QUEUE} has {POD_SETS_MAX} at most"
+        report.forbidden("spec.replicaSpecs", why)

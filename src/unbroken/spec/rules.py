@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,9 @@ LABEL_LENGTH = 63
 NOT_A_LABEL = "must be lower case letters, digits and '-', and start and end with a letter or digit"
 NPROC_WORDS = ("auto", "cpu", "gpu")
 RESTART_POLICIES = ("Always", "OnFailure", "Never")
+POD_LISTS, POD_OBJECTS = ("volumes", "tolerations"), ("affinity", "nodeSelector")
+CONTAINER_LISTS = ("env", "ports", "volumeMounts")
+"""Parts of a template that the operator adds to."""
 NO_ELASTIC = "elastic jobs are not supported yet; remove "
 
 
@@ -70,7 +73,9 @@ def _check_template(template: Mapping[str, Any], path: str, report: Report) -> N
     metadata = template.get("metadata")
     if metadata is not None and not isinstance(metadata, Mapping):
         report.invalid(f"{path}.metadata", metadata, "must be an object")
-    elif metadata and "creationTimestamp" in metadata:
+    elif metadata is not None:
+        _check_shape(metadata, f"{path}.metadata", (), ("labels", "annotations"), report)
+    if isinstance(metadata, Mapping) and "creationTimestamp" in metadata:
         report.warn(
             f"{path}.metadata.creationTimestamp: sagemaker-hyperpod 3.12 cannot list jobs that "
             "have it; remove it"
@@ -81,7 +86,15 @@ def _check_template(template: Mapping[str, Any], path: str, report: Report) -> N
     elif not isinstance(spec, Mapping):
         report.invalid(f"{path}.spec", spec, "must be an object")
     else:
+        _check_places(spec, f"{path}.spec", report)
         _check_pod(spec, f"{path}.spec", report)
+
+
+def _check_places(pod: Mapping[str, Any], path: str, report: Report) -> None:
+    _check_shape(pod, path, POD_LISTS, POD_OBJECTS, report)
+    affinity = pod.get("affinity")
+    if isinstance(affinity, Mapping):
+        _check_shape(affinity, f"{path}.affinity", (), ("nodeAffinity",), report)
 
 
 def _check_pod(pod: Mapping[str, Any], path: str, report: Report) -> None:
@@ -107,6 +120,37 @@ def _check_pod(pod: Mapping[str, Any], path: str, report: Report) -> None:
         elif name in names:
             report.duplicate(f"{place}.name", name)
         names.append(name)
+        if isinstance(container, Mapping):
+            _check_container(container, place, report)
+
+
+def _check_container(container: Mapping[str, Any], path: str, report: Report) -> None:
+    _check_shape(container, path, CONTAINER_LISTS, (), report)
+    env = container.get("env")
+    for index, entry in enumerate(env if isinstance(env, list | tuple) else ()):
+        if isinstance(entry, Mapping) and not isinstance(entry.get("name"), str):
+            report.required(f"{path}.env[{index}].name")
+
+
+def _check_shape(
+    found: Mapping[str, Any],
+    path: str,
+    lists: Iterable[str],
+    objects: Iterable[str],
+    report: Report,
+) -> None:
+    """Whether what the operator adds to is what it should be: the CRD lets anything pass here."""
+    for key in objects:
+        if found.get(key) is not None and not isinstance(found[key], Mapping):
+            report.invalid(f"{path}.{key}", found[key], "must be an object")
+    for key in lists:
+        value = found.get(key)
+        if value is not None and not isinstance(value, list | tuple):
+            report.invalid(f"{path}.{key}", value, "must be a list")
+            continue
+        for index, entry in enumerate(value or ()):
+            if not isinstance(entry, Mapping):
+                report.invalid(f"{path}.{key}[{index}]", entry, "must be an object")
 
 
 def _check_elastic(policy: ElasticPolicy, report: Report) -> None:

@@ -6,7 +6,7 @@ CEL are for Kubernetes 1.25 and later; what no schema can say is `parse`'s, at a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import incident as incidents
@@ -16,12 +16,15 @@ from .descriptions import DESCRIPTIONS, INCIDENT, JOB
 from .fields import INT_MAX, Base, Field, Shape, fields_of
 from .incident import Incident
 from .job import ElasticPolicy, JobSpec, JobStatus, ReplicaSpec, RunPolicy
+from .kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
+from .node_descriptions import KINDS, NODE_DESCRIPTIONS
 from .rules import NO_ELASTIC
 
 Schema = dict[str, Any]
 OPEN: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 STRING: Schema = {"type": "string"}
 STRINGS: Schema = {"type": "object", "additionalProperties": STRING}
+TEXTS = {**DESCRIPTIONS, **NODE_DESCRIPTIONS}
 NO_DEFAULT = ("fault_on_match",)
 """sagemaker-hyperpod 3.12 cannot list jobs that have the key, whatever its value."""
 
@@ -138,7 +141,7 @@ RULES: dict[type, list[dict[str, str]]] = {
 
 def definitions() -> tuple[dict[str, Any], ...]:
     """All definitions that the operator needs."""
-    return job_definition(), incident_definition()
+    return job_definition(), incident_definition(), *map(own_definition, OWN_KINDS)
 
 
 def job_definition() -> dict[str, Any]:
@@ -188,11 +191,53 @@ def incident_definition() -> dict[str, Any]:
     return _definition(incidents.GROUP, names, content, columns, has_status=False)
 
 
+def own_definition(kind: OwnKind[Any, Any]) -> dict[str, Any]:
+    """The CustomResourceDefinition of a kind about nodes."""
+    parts = {"spec": _record(kind.spec, has_defaults=False)}
+    if kind.status is not None:
+        parts["status"] = _record(kind.status, has_defaults=False)
+    content = {"description": KINDS[kind.kind], **_object(parts, ["spec"])}
+    names = (kind.kind.lower(), kind.plural, kind.kind, [kind.short])
+    columns = [*COLUMNS[kind.kind], AGE]
+    has_status = kind.status is not None
+    made = _definition(incidents.GROUP, names, content, columns, has_status=has_status)
+    made["spec"]["scope"] = "Cluster"
+    return made
+
+
 def _column(name: str, path: str, text: str, kind: str = "string") -> dict[str, Any]:
     return {"name": name, "type": kind, "description": text, "jsonPath": path}
 
 
 AGE = _column("Age", ".metadata.creationTimestamp", "Time since it was created.", "date")
+COLUMNS: Mapping[str, list[dict[str, Any]]] = {
+    CLUSTER.kind: [
+        _column("Status", ".status.phase", "As of the cluster API."),
+        _column("Recovery", ".spec.nodeRecovery", "Whether nodes are repaired."),
+    ],
+    MACHINE.kind: [
+        _column("Phase", ".status.phase", "Where it stands."),
+        _column("Type", ".spec.instanceType", "Instance type."),
+        _column("Cluster", ".spec.cluster", "Cluster that it belongs to."),
+        _column("Group", ".spec.instanceGroup", "Instance group."),
+        _column("Boots", ".status.boots", "Reboots carried out.", "integer"),
+        _column("Resets", ".status.resets", "Resets of its GPUs carried out.", "integer"),
+        _column("Message", ".status.message", "What it waits for, or why it failed."),
+    ],
+    NODE_CHECK.kind: [
+        _column("Phase", ".status.phase", "Where it stands."),
+        _column("Done", ".status.done", "Tests so far.", "integer"),
+        _column("Of", ".status.total", "Tests in all.", "integer"),
+        _column("Faulty", ".status.faulty", "Nodes found at fault."),
+        _column("Message", ".status.message", "What was found."),
+    ],
+    NODE_RECORD.kind: [
+        _column("Repair", ".spec.repair.action", "The repair under way."),
+        _column("State", ".spec.repair.state", "Where it stands."),
+        _column("Quarantined", ".spec.quarantinedAt", "Since when.", "date"),
+        _column("Message", ".spec.repair.message", "What it waits for."),
+    ],
+}
 
 
 def _definition(
@@ -228,7 +273,7 @@ def _definition(
 
 def _record(record: type, *, has_defaults: bool = True) -> Schema:
     """Schema of one of our dataclasses."""
-    texts = DESCRIPTIONS[record.__name__]
+    texts = TEXTS[record.__name__]
     properties = {}
     for field in fields_of(record):
         found = _schema(field.shape, has_defaults)

@@ -1,0 +1,46 @@
+"""Words of Kueue's API that a job may carry, and what they come to where there is no Kueue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+GROUP = "kueue.x-k8s.io"
+PREFIX = f"{GROUP}/"
+QUEUE = f"{PREFIX}queue-name"
+"""Label of a job: the LocalQueue that it waits in."""
+PRIORITY = f"{PREFIX}priority-class"
+"""Label of a job: a WorkloadPriorityClass."""
+TIME_LIMIT = f"{PREFIX}max-exec-time-seconds"
+"""Label of a job: how long its Workload may be admitted."""
+POD_SETS_MAX = 8
+"""Of a Workload (kueue v0.16, workload_types.go)."""
+
+
+def queue_of(job: Mapping[str, Any]) -> str:
+    """The LocalQueue that a job, as the API has it, names; empty: none."""
+    metadata = job.get("metadata")
+    labels = metadata.get("labels") if isinstance(metadata, Mapping) else None
+    name = labels.get(QUEUE) if isinstance(labels, Mapping) else None
+    return name if isinstance(name, str) else ""
+
+
+def queue_warnings(job: Mapping[str, Any]) -> tuple[str, ...]:
+    """What of a job is meant for a Kueue that is not there."""
+    metadata = job.get("metadata")
+    found = []
+    if queue_of(job):
+        found.append(
+            f"metadata.labels[{QUEUE}]: no Kueue is known to this operator: the job runs without "
+            "waiting for the queue"
+        )
+    for place in ("labels", "annotations"):
+        given = metadata.get(place) if isinstance(metadata, Mapping) else None
+        keys = given if isinstance(given, Mapping) else {}
+        found += [
+            f"metadata.{place}[{str(key)[:80]}]: no Kueue is known to this operator: it has no "
+            "effect"
+            for key in keys
+            if str(key).startswith(PREFIX) and key != QUEUE
+        ]
+    return tuple(found)

@@ -1,0 +1,36 @@
+"""Plain requests to an API server, by path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from unbroken.kube.client import ApiRefusal, KubeClient
+
+Object = dict[str, Any]
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+class PlainRequests:
+    """One at a time; each gives what the server answers."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self.client = client
+
+    async def call(self, method: str, path: str, **given: Any) -> Object:
+        """One request; its answer."""
+        found: Object = msgspec.json.decode(await self.client.raw(method, path, **given))
+        return found
+
+    async def merge(self, path: str, body: Object) -> Object:
+        """Merge patch."""
+        return await self.call("PATCH", path, body=body, headers=MERGE)
+
+    async def get(self, path: str) -> Object | None:
+        """None: it is not there."""
+        try:
+            return await self.call("GET", path)
+        except ApiRefusal as error:
+            assert error.code == 404
+            return None

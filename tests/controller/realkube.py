@@ -1,0 +1,65 @@
+"""What a kube-apiserver that was started alone needs beside it: controllers, scheduler, nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from e2e.clusters import Cluster
+from unbroken.embedded import networks
+from unbroken.embedded.node.addresses import NODES_MAX
+
+SERVICES = """
+import asyncio, sys
+from pathlib import Path
+from unbroken.embedded.controllers import ControllerOptions, run_controllers
+from unbroken.embedded.scheduler import run_scheduler
+from unbroken.kube.client import connect
+from unbroken.kube.informers import Informers
+
+async def main():
+    client = connect(sys.argv[1])
+    informers = Informers(client)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(informers.run())
+        tasks.create_task(run_scheduler(client, informers))
+        tasks.create_task(run_controllers(client, ControllerOptions(Path(sys.argv[2])), informers))
+
+asyncio.run(main())
+"""
+"""Arguments: kubeconfig, folder of volumes."""
+
+
+@contextmanager
+def program(command: list[str]) -> Iterator[None]:
+    """Run a program beside the block."""
+    process = subprocess.Popen(command)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+class Node:
+    """A node of ours as a process of its own; all of it ends with the block."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        directory = cluster.directory / f"n{number}"
+        directory.mkdir()
+        index = networks.claim(cluster.directory) * NODES_MAX + number
+        module = [sys.executable, "-m", "unbroken.embedded.node", "--name", f"n{number}"]
+        self._command = [*module, "--dir", str(directory), "--index", str(index), "--cpu", "8"]
+        self._command += ["--kubeconfig", str(cluster.directory / "kubeconfig")]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> None:
+        self._process = subprocess.Popen(self._command)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(timeout=20)
+        subprocess.run([*self._command, "--stop-pods"], check=True, timeout=30)

@@ -1,0 +1,55 @@
+"""Templates that no pod could be made of are refused before the operator makes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from job_samples import changed
+from unbroken.controller.pods import JobIdentity, build_pod
+from unbroken.core.events import CreatePod, NodeName, PodName
+from unbroken.spec.parse import parse_job
+
+TEMPLATE = "spec/replicaSpecs/0/template"
+PATH = "spec.replicaSpecs[0].template"
+ORDER = CreatePod(PodName("llm-pods-0"), "pods", 0, frozenset({NodeName("n")}))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "path"),
+    [
+        ("spec/containers/0/env", {"a": 1}, "spec.containers[0].env"),
+        ("spec/containers/0/env", ["a"], "spec.containers[0].env[0]"),
+        ("spec/containers/0/env", [{"value": "a"}], "spec.containers[0].env[0].name"),
+        ("spec/containers/0/ports", ["a"], "spec.containers[0].ports[0]"),
+        ("spec/containers/0/volumeMounts", "a", "spec.containers[0].volumeMounts"),
+        ("spec/volumes", {"a": 1}, "spec.volumes"),
+        ("spec/tolerations", "a", "spec.tolerations"),
+        ("spec/nodeSelector", ["a"], "spec.nodeSelector"),
+        ("spec/affinity", "a", "spec.affinity"),
+        ("spec/affinity", {"nodeAffinity": "a"}, "spec.affinity.nodeAffinity"),
+        ("metadata", {"labels": ["a"]}, "metadata.labels"),
+        ("metadata", {"annotations": "a"}, "metadata.annotations"),
+    ],
+)
+def test_what_is_added_to_has_the_right_shape(place: str, value: Any, path: str) -> None:
+    problems = parse_job(changed(f"{TEMPLATE}/{place}", value)).problems
+    assert [problem.path for problem in problems] == [f"{PATH}.{path}"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("spec/containers/0/env", [{"name": "A", "value": "1"}]),
+        ("spec/containers/0/env", None),
+        ("spec/affinity", {"nodeAffinity": None}),
+        ("spec/tolerations", [{"operator": "Exists"}]),
+        ("metadata", None),
+    ],
+)
+def test_of_what_is_accepted_a_pod_is_made(place: str, value: Any) -> None:
+    parsed = parse_job(changed(f"{TEMPLATE}/{place}", value))
+    assert parsed.problems == ()
+    pod = build_pod(JobIdentity("ns", "llm", "uid"), parsed.spec, ORDER)
+    assert pod["spec"]["containers"][0]["env"]
