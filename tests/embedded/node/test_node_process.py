@@ -95,7 +95,7 @@ def on_host(directory: Path, story: Callable[[Host], Awaitable[None]]) -> None:
 
 async def said(directory: Path, word: str) -> None:
     """Wait until the container has printed a word."""
-    from unbroken.embedded.node.inotify import DirectoryWatch
+    from unbroken.nodes.file_watch import DirectoryWatch
 
     with DirectoryWatch(directory) as watch:
         while word not in output(directory):

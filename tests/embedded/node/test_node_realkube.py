@@ -60,7 +60,9 @@ def test_a_node_joins_and_runs_what_the_real_scheduler_gives_it(
                 async with world.node():
                     await world.service_account()
                     limits = {"requests": {"cpu": "100m"}}
-                    main = shell("echo here; sleep 1000", resources=limits)
+                    said = {"exec": {"command": ["test", "-e", "said"]}, "periodSeconds": 1}
+                    text = "echo here; touch said; sleep 1000"
+                    main = shell(text, resources=limits, readinessProbe=said)
                     spec: dict[str, object] = {"nodeName": None, "terminationGracePeriodSeconds": 1}
                     # v1.20 waits for the account's token to be made unless the pod wants none.
                     spec["automountServiceAccountToken"] = False

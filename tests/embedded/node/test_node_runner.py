@@ -338,11 +338,12 @@ def test_the_next_runner_finds_the_pods_and_doubles_none(tell: Tell) -> None:
         script = "echo start >> /v/starts; while ! test -e /v/end; do sleep 0.05; done; exit 7"
         mounts = [{"name": "e", "mountPath": "/v"}]
         volumes = [{"name": "e", "emptyDir": {}}]
+        started = {"exec": {"command": ["test", "-s", "/v/starts"]}, "periodSeconds": 1}
         async with world.node():
             for name in ("stays", "ends", "leaves"):
                 await world.create(
                     name,
-                    shell(script, volumeMounts=mounts),
+                    shell(script, volumeMounts=mounts, readinessProbe=started),
                     volumes=volumes,
                     restartPolicy="Never",
                     terminationGracePeriodSeconds=1,

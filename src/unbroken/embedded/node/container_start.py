@@ -117,7 +117,8 @@ class ContainerStart:
         without_namespaces(wanted, isolation, variables)
         directory = self._files.new_run(container["name"], attempt)
         identity = os.urandom(32).hex()
-        variables |= {MARKER: identity, **self._gpu_variables(container)}
+        gpus = self._gpu_variables(container)
+        variables |= {MARKER: identity, **gpus}
         uid, gid = _user(container, self._pod)
         if uid in (None, os.getuid()):
             # With the pod, not in the machine's own /tmp: there nobody would clear them away.
@@ -144,6 +145,7 @@ class ContainerStart:
             "cwd": cwd,
             "isolation": isolation.value,
             "cgroups": groups,
+            "gpus": gpus.get("CUDA_VISIBLE_DEVICES", ""),
             "uid": uid,
             "gid": gid,
         }

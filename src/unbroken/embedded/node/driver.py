@@ -77,6 +77,10 @@ class NodeOptions:
     labels: Mapping[str, str] = field(default_factory=dict)
     first_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that others change: given where the node has none of the key."""
+    taints: tuple[Mapping[str, str], ...] = ()
+    """Taints of a node that joins for the first time (kubelet's --register-with-taints)."""
+    boot_id: str = ""
+    """Of this life of the node; empty: the host's."""
     kubelet_token: str = ""
     """Bearer token of the node's own server; empty: it answers nobody."""
     heartbeat_seconds: float = 10.0
@@ -191,9 +195,10 @@ class Node:
             capacity=self._context.allocatable,
             labels=self._options.labels,
             first_labels=self._options.first_labels,
+            taints=self._options.taints,
             not_enforced=tuple(not_enforced),
             machine_id=_first_line("/etc/machine-id"),
-            boot_id=_first_line("/proc/sys/kernel/random/boot_id"),
+            boot_id=self._options.boot_id or host_boot_id(),
         )
 
     async def _register(self, facts: NodeFacts) -> None:
@@ -401,6 +406,11 @@ def _capacity(options: NodeOptions) -> dict[str, str]:
     if options.gpus:
         found[GPU_RESOURCE] = str(options.gpus)
     return found
+
+
+def host_boot_id() -> str:
+    """The boot ID of this host; empty where it does not tell."""
+    return _first_line("/proc/sys/kernel/random/boot_id")
 
 
 def _first_line(path: str) -> str:

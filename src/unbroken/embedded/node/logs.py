@@ -10,9 +10,9 @@ from pathlib import Path
 
 from unbroken.errors import SpecError
 from unbroken.kube import clock
+from unbroken.nodes.file_watch import DirectoryWatch
 
 from .cri_log import MAX_FILES, Entry, parsed, stamp
-from .inotify import DirectoryWatch
 
 CHUNK = 256 * 1024
 

@@ -36,6 +36,8 @@ class NodeFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     first_labels: Mapping[str, str] = field(default_factory=dict)
     """Labels that others change: given where the node has none of the key."""
+    taints: tuple[Mapping[str, str], ...] = ()
+    """Taints of a node that joins for the first time."""
     not_enforced: tuple[str, ...] = ()
     machine_id: str = ""
     boot_id: str = ""
@@ -59,12 +61,10 @@ def new_node(facts: NodeFacts) -> Object:
     """The object with which a node joins."""
     metadata: Object = {"name": facts.name, "labels": {**facts.first_labels, **labels_of(facts)}}
     metadata["annotations"] = annotations_of(facts)
-    return {
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": metadata,
-        "spec": {"providerID": f"unbroken://{facts.name}"},
-    }
+    spec: Object = {"providerID": f"unbroken://{facts.name}"}
+    if facts.taints:
+        spec["taints"] = [dict(taint) for taint in facts.taints]
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec}
 
 
 def annotations_of(facts: NodeFacts) -> dict[str, str | None]:

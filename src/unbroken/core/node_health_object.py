@@ -1,0 +1,322 @@
+"""The node's own object: what the daemon reads of it, and the patches that it writes.
+
+All that the daemon must know after a restart is here: what it found and has not taken back, which
+conditions are its own, and how far it has read the kernel's log.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from unbroken.spec.node_keys import (
+    ADVICE,
+    FAULT_DETAILS,
+    FAULT_REASONS,
+    FAULT_TYPES,
+    HEALTH,
+    TAINT_EFFECT,
+    TAINT_VALUE,
+    VERIFIED,
+    Action,
+    Health,
+)
+from unbroken.spec.times import time_text
+
+Object = dict[str, Any]
+MEMORY = "unbroken.dev/node-daemon"
+"""Annotation: what the daemon remembers."""
+DETAILS_MAX, DETAILS_BYTES = 10, 6144
+"""Of `fault-details`; all annotations of an object share 256 KiB (Kubernetes
+TotalAnnotationSizeLimitB), and each watcher of nodes is sent them."""
+MESSAGE_MAX = 300
+PAST_MAX, XIDS_MAX = 20, 16
+GPU_RESOURCE = "nvidia.com/gpu"
+GPU_COUNT = "nvidia.com/gpu.count"
+"""Label of NVIDIA's feature discovery: the GPUs themselves, however the resource is shared out."""
+LADDER = tuple(Action)
+NODE_ACTIONS = frozenset({Action.RESET_GPU, Action.REBOOT, Action.REPLACE})
+PENDING = {
+    Action.RESET_GPU: Health.PENDING_REBOOT,
+    Action.REBOOT: Health.PENDING_REBOOT,
+    Action.REPLACE: Health.PENDING_REPLACEMENT,
+}
+NO_FAULT = "NoFault"
+_NUMBER = re.compile(r"\d{1,4}")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What the daemon needs of its node."""
+
+    uid: str = ""
+    version: str = ""
+    boot_id: str = ""
+    verified: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Mapping[str, Any], ...] = ()
+    conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Type -> (status, reason)."""
+    gpus: int | None = None
+    """That the node should have; None: it does not say."""
+    gpu_capacity: int | None = None
+    """What it offers, which may be each GPU several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of the node."""
+
+    reason: str
+    part: str
+    condition: str
+    action: Action
+    message: str
+    at: float
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What is equal in this is one fault."""
+        return self.reason, self.part
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the daemon must not forget."""
+
+    boot_id: str = ""
+    verified: str = ""
+    """Boot and verification since which the faults count."""
+    cursor: str = ""
+    """How far the kernel's log was read."""
+    conditions: set[str] = field(default_factory=set)
+    """That were ever set by the daemon, and so are its to take back."""
+    faults: dict[tuple[str, str], Fault] = field(default_factory=dict)
+    """That have an action for the node and were not taken back."""
+    past: dict[str, float] = field(default_factory=dict)
+    """Reason -> when it was last taken back after a reset or a reboot."""
+    xids: list[tuple[str, int, float]] = field(default_factory=list)
+    """(GPU, XID, when) of those just before: they say what the next ones mean."""
+    times: dict[tuple[str, str], list[tuple[float, str]]] = field(default_factory=dict)
+    """Fault that is counted -> when it came, and the cursor behind its line."""
+
+
+def node_state(node: Mapping[str, Any]) -> NodeState:
+    """What is needed of a Node object; what is odd in it is left out."""
+    metadata, status = _mapping(node, "metadata"), _mapping(node, "status")
+    labels, annotations = _texts(metadata, "labels"), _texts(metadata, "annotations")
+    conditions = {
+        str(one.get("type")): (str(one.get("status")), str(one.get("reason") or ""))
+        for one in status.get("conditions") or ()
+    }
+    return NodeState(
+        uid=str(metadata.get("uid") or ""),
+        version=str(metadata.get("resourceVersion") or ""),
+        boot_id=str(_mapping(status, "nodeInfo").get("bootID") or ""),
+        verified=annotations.get(VERIFIED, ""),
+        labels=labels,
+        annotations=annotations,
+        taints=tuple(_mapping(node, "spec").get("taints") or ()),
+        conditions=conditions,
+        gpus=_count(labels.get(GPU_COUNT)),
+        gpu_capacity=_count(_mapping(status, "capacity").get(GPU_RESOURCE)),
+    )
+
+
+def _mapping(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = value.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _texts(value: Mapping[str, Any], key: str) -> dict[str, str]:
+    return {str(name): str(text) for name, text in _mapping(value, key).items()}
+
+
+def _count(text: object) -> int | None:
+    return int(str(text)) if text is not None and _NUMBER.fullmatch(str(text)) else None
+
+
+# --- what is remembered
+
+
+def write_memory(memory: Memory) -> str:
+    """The annotation's text."""
+    faults = [
+        [one.reason, one.part, one.condition, one.action.value, one.message[:120], one.at]
+        for one in memory.faults.values()
+    ]
+    kept = {
+        "boot": memory.boot_id,
+        "verified": memory.verified,
+        "cursor": memory.cursor,
+        "conditions": sorted(memory.conditions),
+        "faults": faults,
+        "past": memory.past,
+        "xids": memory.xids[-XIDS_MAX:],
+        "times": [[reason, part, times] for (reason, part), times in memory.times.items()],
+    }
+    return json.dumps(kept, separators=(",", ":"))
+
+
+def read_memory(text: str) -> Memory:
+    """What an earlier daemon remembered; a text that cannot be read is no memory."""
+    try:
+        kept = json.loads(text)
+        faults = [
+            Fault(str(reason), str(part), str(condition), Action(action), str(message), float(at))
+            for reason, part, condition, action, message, at in kept["faults"]
+        ]
+        return Memory(
+            str(kept["boot"]),
+            str(kept["verified"]),
+            str(kept["cursor"]),
+            {str(one) for one in kept["conditions"]},
+            {fault.key: fault for fault in faults},
+            {str(reason): float(at) for reason, at in kept["past"].items()},
+            [(str(part), int(xid), float(at)) for part, xid, at in kept.get("xids", ())],
+            {
+                (str(reason), str(part)): [(float(at), str(cursor)) for at, cursor in times]
+                for reason, part, times in kept.get("times", ())
+            },
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Memory()
+
+
+# --- what is written
+
+
+def fault_patch(
+    node: NodeState, memory: Memory, news: Sequence[tuple[Fault, int]], now: float
+) -> Object:
+    """A merge patch for faults that are news, each with how often it has been seen.
+
+    It is of this very version of the node: the list of taints is replaced as a whole.
+    """
+    metadata: Object = {"uid": node.uid, "resourceVersion": node.version}
+    annotations: Object = {MEMORY: write_memory(memory)}
+    patch: Object = {"metadata": {**metadata, "annotations": annotations}}
+    if news:
+        annotations[FAULT_DETAILS] = details(node.annotations.get(FAULT_DETAILS, ""), news)
+    acted = [fault for fault, _ in news if fault.action in NODE_ACTIONS]
+    if acted:
+        action = severest([*(fault.action for fault in acted), *_advised(node)])
+        annotations[ADVICE] = action.value
+        patch["metadata"]["labels"] = {
+            HEALTH: PENDING[action].value,
+            FAULT_TYPES: acted[-1].condition,
+            FAULT_REASONS: acted[-1].reason,
+        }
+        if not any(_is_ours(taint) for taint in node.taints):
+            patch["spec"] = {"taints": [*node.taints, _taint(now)]}
+    elif not memory.faults and ADVICE in node.annotations:
+        annotations[ADVICE] = None
+    return patch
+
+
+def _advised(node: NodeState) -> Iterable[Action]:
+    """What the labels call for already, by whomever."""
+    health = node.labels.get(HEALTH)
+    if health == Health.PENDING_REPLACEMENT.value:
+        yield Action.REPLACE
+    elif health == Health.PENDING_REBOOT.value:
+        is_reset = node.annotations.get(ADVICE) == Action.RESET_GPU.value
+        yield Action.RESET_GPU if is_reset else Action.REBOOT
+
+
+def severest(actions: Iterable[Action]) -> Action:
+    """The highest rung of several."""
+    return max(actions, key=LADDER.index, default=Action.NONE)
+
+
+def _is_ours(taint: Mapping[str, Any]) -> bool:
+    return taint.get("key") == HEALTH and taint.get("effect") == TAINT_EFFECT
+
+
+def _taint(now: float) -> Object:
+    return {
+        "key": HEALTH,
+        "value": TAINT_VALUE,
+        "effect": TAINT_EFFECT,
+        "timeAdded": time_text(now),
+    }
+
+
+def details(before: str, news: Sequence[tuple[Fault, int]]) -> str:
+    """The annotation with the faults added, newest last; a fault that came again takes the place
+    of its older entry."""
+    kept = _read_details(before)
+    for fault, count in news:
+        entry = _detail(fault, count)
+        kept = [one for one in kept if not _is_same(one, fault)]
+        kept.append(entry)
+    kept = kept[-DETAILS_MAX:]
+    while len(kept) > 1 and len(_compact(kept).encode()) > DETAILS_BYTES:
+        kept = kept[1:]
+    return _compact(kept)
+
+
+def _compact(entries: list[Object]) -> str:
+    return json.dumps(entries, separators=(",", ":"), ensure_ascii=False)
+
+
+def _read_details(text: str) -> list[Object]:
+    try:
+        found = json.loads(text) if text else []
+    except (ValueError, RecursionError):
+        return []
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _detail(fault: Fault, count: int) -> Object:
+    again = f" ({count} times)" if count > 1 else ""
+    return {
+        "timestamp": time_text(fault.at),
+        "type": fault.condition,
+        "reason": fault.reason,
+        "message": fault.message[:MESSAGE_MAX] + again,
+    }
+
+
+def _is_same(entry: Object, fault: Fault) -> bool:
+    """The message begins with the part, or else is of the same text."""
+    message = str(entry.get("message", ""))
+    return entry.get("reason") == fault.reason and message.startswith(
+        f"{fault.part}: " if fault.part else fault.message[:MESSAGE_MAX]
+    )
+
+
+def condition_patch(node: NodeState, memory: Memory, now: float) -> Object | None:
+    """A strategic merge patch of the status that makes the conditions those of the faults; None:
+    they are so already."""
+    wanted: dict[str, Fault | None] = dict.fromkeys(sorted(memory.conditions))
+    for fault in memory.faults.values():
+        wanted[fault.condition] = fault
+    changed = [
+        _condition(kind, fault, now)
+        for kind, fault in wanted.items()
+        if _differs(node.conditions.get(kind), fault)
+    ]
+    return {"status": {"conditions": changed}} if changed else None
+
+
+def _differs(known: tuple[str, str] | None, fault: Fault | None) -> bool:
+    if fault is None:
+        return known is not None and known[0] == "True"
+    return known != ("True", fault.reason)
+
+
+def _condition(kind: str, fault: Fault | None, now: float) -> Object:
+    stamp = time_text(now)
+    return {
+        "type": kind,
+        "status": "False" if fault is None else "True",
+        "reason": NO_FAULT if fault is None else fault.reason,
+        "message": "no fault of this kind is known" if fault is None else fault.message,
+        "lastHeartbeatTime": stamp,
+        "lastTransitionTime": stamp,
+    }

@@ -1,0 +1,223 @@
+"""What is read of a node's parts, and what of it is a sign of a fault.
+
+A value that could not be read is None, and says nothing: a missing tool is unknown, never a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from unbroken.spec.fault_table import GpuSign, HostSign
+
+from .kernel_log import pci_address
+
+GRACE_SECONDS = 120.0
+"""After a boot GPUs may still be missing (HyperPod's agent sleeps about 2 minutes)."""
+IS_LOST, NEEDS_RESET = 15, 16
+"""NVML_ERROR_GPU_IS_LOST and NVML_ERROR_RESET_REQUIRED (nvml.h)."""
+THERMAL, POWER_BRAKE = 0x40, 0x80
+"""nvmlClocksEventReasonHwThermalSlowdown and ...HwPowerBrakeSlowdown (nvml.h)."""
+SPACE_AGAIN = 1.2
+"""Times its limit must be free before a lack of space is a new one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU as NVML shows it; None: it did not say."""
+
+    index: int
+    pci: str = ""
+    error: int = 0
+    """Of NVML, when the GPU was asked: 0 is success."""
+    ecc_uncorrected: int | None = None
+    """Volatile: since the driver was loaded."""
+    is_sram_over: bool | None = None
+    is_remap_pending: bool | None = None
+    is_remap_failed: bool | None = None
+    nvlink_errors: int | None = None
+    """Of all links, since the driver was loaded."""
+    links_up: tuple[int, ...] | None = None
+    slowdown: int | None = None
+    """Reasons why the clocks are low, a bit for each."""
+    recovery: int | None = None
+    """The driver's recovery action (nvmlDeviceGpuRecoveryAction)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """All GPUs at one time."""
+
+    gpus: tuple[GpuReading, ...] = ()
+    problem: str = ""
+    """Why nothing is known of them; empty: something is."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostSample:
+    """The system at one time; what could not be read is left out."""
+
+    uptime_seconds: float | None = None
+    free: Mapping[str, float] = field(default_factory=dict)
+    """Mount point -> share of its file system that is free."""
+    read_only: Mapping[str, bool] = field(default_factory=dict)
+    """Mount point of a disk -> whether it can only be read."""
+    is_clock_good: bool | None = None
+    counters: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """(device and port, file) -> its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFinding:
+    """A sign of a GPU."""
+
+    sign: GpuSign
+    part: str
+    text: str
+    recovery: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostFinding:
+    """A sign of the system; `rate` is of a counter, a second."""
+
+    sign: HostSign
+    part: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CounterFinding:
+    """A counter that was over its limit."""
+
+    counter: str
+    part: str
+    text: str
+
+
+@dataclass(slots=True)
+class GpuWatch:
+    """What is known of the GPUs from the looks before."""
+
+    expected: int | None = None
+    """None: not told."""
+    known: dict[str, GpuReading] = field(default_factory=dict)
+    missing_before: bool = False
+
+    def look(self, sample: GpuSample, uptime_seconds: float | None) -> Iterator[GpuFinding]:
+        """Signs of a sample, against the one before."""
+        if sample.problem:
+            self.missing_before = False
+            return
+        is_settled = uptime_seconds is not None and uptime_seconds >= GRACE_SECONDS
+        yield from self._missing(len(sample.gpus), is_settled)
+        for gpu in sample.gpus:
+            key = pci_address(gpu.pci) if gpu.pci else str(gpu.index)
+            name = f"GPU {gpu.index}" + (f" ({key})" if gpu.pci else "")
+            for sign, text, recovery in _gpu_signs(gpu, self.known.get(key)):
+                yield GpuFinding(sign, key, f"{name}: {text}", recovery)
+            if gpu.error == 0:
+                self.known[key] = gpu
+
+    def _missing(self, count: int, is_settled: bool) -> Iterator[GpuFinding]:
+        """Twice in a row, for a GPU that is being reset is away for a moment."""
+        is_missing = is_settled and self.expected is not None and count < self.expected
+        if is_missing and self.missing_before:
+            text = f"{count} of {self.expected} GPUs are there"
+            yield GpuFinding(GpuSign.MISSING, "", text)
+        self.missing_before = is_missing
+
+
+def _gpu_signs(
+    gpu: GpuReading, before: GpuReading | None
+) -> Iterator[tuple[GpuSign, str, int | None]]:
+    if gpu.error == IS_LOST:
+        yield GpuSign.LOST, "NVML says that it is lost", None
+    elif gpu.error == NEEDS_RESET:
+        yield GpuSign.RESET_REQUIRED, "NVML says that it needs a reset", None
+    if gpu.error:
+        return
+    if gpu.is_sram_over:
+        yield GpuSign.SRAM_THRESHOLD, "uncorrectable SRAM errors are over the threshold", None
+    if gpu.is_remap_pending:
+        yield GpuSign.REMAP_PENDING, "remapped rows wait for a reset", None
+    if gpu.is_remap_failed:
+        yield GpuSign.REMAP_FAILED, "remapping of rows has failed", None
+    if gpu.recovery:
+        text = f"the driver asks for recovery action {gpu.recovery}"
+        yield GpuSign.RECOVERY, text, gpu.recovery
+    if before is not None:
+        yield from _changes(gpu, before)
+
+
+def _changes(gpu: GpuReading, before: GpuReading) -> Iterator[tuple[GpuSign, str, int | None]]:
+    """Signs that are news; a counter that fell begins anew."""
+    more = _more(gpu.ecc_uncorrected, before.ecc_uncorrected)
+    if more:
+        yield GpuSign.ECC_UNCORRECTED, f"{more} more uncorrected errors of memory", None
+    more = _more(gpu.nvlink_errors, before.nvlink_errors)
+    if more:
+        yield GpuSign.NVLINK_ERRORS, f"{more} more NVLink errors", None
+    if gpu.links_up is not None and before.links_up is not None:
+        down = sorted(set(before.links_up) - set(gpu.links_up))
+        if down:
+            yield GpuSign.NVLINK_DOWN, f"NVLink {', '.join(map(str, down))} went down", None
+    if gpu.slowdown is not None and before.slowdown is not None:
+        new = gpu.slowdown & ~before.slowdown
+        if new & THERMAL:
+            yield GpuSign.THERMAL_SLOWDOWN, "slowed down by its heat", None
+        if new & POWER_BRAKE:
+            yield GpuSign.POWER_BRAKE, "slowed down by its power supply", None
+
+
+def _more(now: int | None, before: int | None) -> int:
+    return 0 if now is None or before is None else max(0, now - before)
+
+
+@dataclass(slots=True)
+class HostWatch:
+    """What is known of the system from the looks before."""
+
+    space_limit: float | None
+    """Share of a file system that must be free; None: not looked at."""
+    counter_limits: Mapping[str, float]
+    """File of a counter -> what it may grow a second; 0: not at all."""
+    before: HostSample | None = None
+    before_at: float = 0.0
+    full: set[str] = field(default_factory=set)
+
+    def look(self, sample: HostSample, now: float) -> Iterator[HostFinding | CounterFinding]:
+        """Signs of a sample, against the one before."""
+        before, since = self.before, now - self.before_at
+        self.before, self.before_at = sample, now
+        yield from self._space(sample)
+        if before is None or since <= 0:
+            return
+        for mount, is_read_only in sample.read_only.items():
+            if is_read_only and before.read_only.get(mount) is False:
+                yield HostFinding(HostSign.READ_ONLY, mount, f"{mount} can only be read now")
+        if sample.is_clock_good is False and before.is_clock_good:
+            yield HostFinding(HostSign.CLOCK, "", "the clock is no longer synchronised")
+        yield from self._counters(sample, before, since)
+
+    def _space(self, sample: HostSample) -> Iterator[HostFinding]:
+        for mount, free in sample.free.items():
+            if self.space_limit is None or free >= self.space_limit:
+                if self.space_limit is None or free >= self.space_limit * SPACE_AGAIN:
+                    self.full.discard(mount)
+            elif mount not in self.full:
+                self.full.add(mount)
+                text = f"{free:.1%} of the file system at {mount} is free"
+                yield HostFinding(HostSign.DISK_SPACE, mount, text)
+
+    def _counters(
+        self, sample: HostSample, before: HostSample, since: float
+    ) -> Iterator[CounterFinding]:
+        for (device, name), value in sample.counters.items():
+            limit, old = self.counter_limits.get(name), before.counters.get((device, name))
+            if limit is None or old is None or value <= old:
+                continue
+            rate = (value - old) / since
+            if rate > limit:
+                text = f"{device}: {name} grew by {value - old} in {since:.0f} s"
+                yield CounterFinding(name, device, text)

@@ -1,0 +1,95 @@
+"""What a test is told and what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbroken.spec.node_check import Outcome
+
+from .plants import Plants
+
+SHORT_SECONDS = 2.0
+"""Of a test that can be longer or shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The part of this machine in a test of two."""
+
+    rank: int
+    """0 listens, 1 connects."""
+    host: str
+    """Address of rank 0."""
+    port: int
+    peer: str = ""
+    """Name of the other node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the tests are to be made."""
+
+    seconds: float = SHORT_SECONDS
+    """Of each test of a part under load, about."""
+    directory: Path = Path("/tmp")
+    """On the disk that is tested."""
+    gpus: int | None = None
+    """Those that should be there; None: not known."""
+    memory_share: float = 0.5
+    """Of the memory that is free now, to be tested."""
+    dcgm_level: int = 2
+    """Of NVIDIA's `dcgmi diag`: 1 to 4."""
+    doubt_seconds: float = 8.0
+    """A disk that seems slow has so much longer to show that it is not: of 28 short runs beside six
+    programs that wrote to the same disk, one saw 22 MB/s."""
+    pair: Pair | None = None
+    plants: Plants = field(default_factory=Plants)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one test found; its node, kind and duration are added by who runs it."""
+
+    test: str
+    outcome: Outcome
+    message: str = ""
+    """What is wrong and what to do; of a pass, what was seen."""
+    measured: float | None = None
+    expected: float | None = None
+    unit: str = ""
+
+
+def passed(test: str, message: str = "", measured: float | None = None, unit: str = "") -> Finding:
+    """Nothing is wrong."""
+    return Finding(test, Outcome.PASS, message, measured, None, unit)
+
+
+def failed(test: str, message: str) -> Finding:
+    """Something was seen to be wrong."""
+    return Finding(test, Outcome.FAIL, message)
+
+
+def unknown(test: str, message: str) -> Finding:
+    """Nothing can be said."""
+    return Finding(test, Outcome.UNKNOWN, message)
+
+
+def against(test: str, measured: float, least: float, unit: str, message: str) -> Finding:
+    """A measurement that must reach a limit; `message` is what to do where it does not."""
+    is_good = measured >= least
+    outcome = Outcome.PASS if is_good else Outcome.FAIL
+    return Finding(test, outcome, "" if is_good else message, round(measured, 3), least, unit)
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One test; it may find several things."""
+
+    __test__ = False  # pytest would take it for one of its own
+
+    name: str
+    run: Callable[[Settings], Iterator[Finding]]
+    limit_seconds: float = 30.0
+    """It is given up after this and twice the settings' seconds."""

@@ -1,0 +1,207 @@
+"""GPUs: products whose every bit is known, and how fast memory and matrix units are.
+
+The matrices hold -1, 0 and 1, put together of equal tiles, a power of two of them: the product is
+exact in every type and in whatever order it is summed, so that it is compared bit for bit with one
+tile that the processor computed in integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from unbroken.kube.clock import monotonic
+from unbroken.spec.node_check import Outcome
+
+from .findings import Finding, Settings, Test, failed, passed, unknown
+from .gpu_count import nvml_count
+
+if TYPE_CHECKING:
+    import torch
+
+TILE = 256
+AMD = Path("/dev/kfd")
+"""There where AMD's driver is: torch says "cuda" of its GPUs too."""
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+SIZE, SIMULATED_SIZE = 8192, 512
+COPY_BYTES = 2**30
+COPIES = 16
+SLOW_SHARE = 0.5
+"""Of the median of the machine's GPUs: one below is far from its equals (judgement)."""
+BROKEN = ("uncorrectable ecc", "unspecified launch failure", "hardware", "gpu is lost", "nvlink")
+"""What the CUDA runtime says where the device is at fault (CUDA runtime API, cudaError); all other
+errors are of the software or of who else uses the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU, or what plays it."""
+
+    number: int
+    place: str
+    """As torch names it."""
+    size: int
+    """Of the matrices."""
+
+    @property
+    def is_real(self) -> bool:
+        """Not played by the processor."""
+        return self.place != "cpu"
+
+
+def devices(settings: Settings) -> list[Device] | str:
+    """All there are, or why nothing can be said."""
+    played = settings.plants.number("simulated-gpus")
+    why = nvml_count()
+    if isinstance(why, str) and not AMD.exists() and not played:
+        # Without a driver torch needs not be loaded, which takes seconds.
+        return why
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return f"torch cannot be imported: {error}"
+    if torch.cuda.is_available():
+        return [Device(n, f"cuda:{n}", SIZE) for n in range(torch.cuda.device_count())]
+    if played:
+        return [Device(n, "cpu", SIMULATED_SIZE) for n in range(played)]
+    return "torch sees no GPU"
+
+
+def products(settings: Settings) -> Iterator[Finding]:
+    """Each GPU multiplies in several types until the time is over."""
+    found = devices(settings)
+    if isinstance(found, str):
+        yield unknown("gpu-product", found)
+        return
+    speeds = {}
+    for device in found:
+        test = f"gpu{device.number}-product"
+        try:
+            speed, wrong = _multiply(device, settings)
+        except RuntimeError as error:
+            yield _broken(test, error)
+            continue
+        if wrong:
+            yield failed(test, wrong)
+            continue
+        speeds[device.number] = speed
+        played = "" if device.is_real else "played by the processor"
+        yield passed(test, played, round(speed, 1), "TFLOP/s")
+    if all(device.is_real for device in found):
+        yield from _outliers("gpu{}-speed", speeds, "TFLOP/s")
+
+
+def _broken(test: str, error: RuntimeError) -> Finding:
+    text = str(error).splitlines()[0]
+    if any(sign in text.lower() for sign in BROKEN):
+        return failed(test, f"the GPU failed: {text}")
+    return unknown(test, text)
+
+
+def _multiply(device: Device, settings: Settings) -> tuple[float, str]:
+    """The best TFLOP/s of bfloat16, and what was wrong."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    repeats = device.size // TILE
+    generator = torch.Generator().manual_seed(device.number)
+    tiles = [torch.randint(-1, 2, (TILE, TILE), generator=generator) for _ in range(2)]
+    wanted = (tiles[0] @ tiles[1]) * repeats
+    is_planted = settings.plants.text("wrong-product") == f"gpu{device.number}"
+    best, turns, end = 0.0, 0, monotonic() + settings.seconds
+    while turns < len(DTYPES) or monotonic() < end:
+        name = DTYPES[turns % len(DTYPES)]
+        dtype = getattr(torch, name)
+        a, b = (tile.to(device.place, dtype).repeat(repeats, repeats) for tile in tiles)
+        _wait(device)
+        began = monotonic()
+        c = a @ b
+        _wait(device)
+        taken = monotonic() - began
+        if is_planted and turns == 0:
+            c[TILE + 1, 2] += repeats
+        wrong = _compare(c, wanted.to(device.place, dtype), name)
+        if wrong:
+            return best, wrong
+        if name == "bfloat16":
+            best = max(best, 2.0 * device.size**3 / taken / 1e12)
+        turns += 1
+    return best, ""
+
+
+def _compare(c: torch.Tensor, tile: torch.Tensor, name: str) -> str:
+    """What differs from the tile, in words; empty: nothing.  c: [n, n], tile: [TILE, TILE]."""
+    n = c.shape[0] // TILE
+    differs = c.view(n, TILE, n, TILE) != tile.view(1, TILE, 1, TILE)
+    count = int(differs.sum())
+    if not count:
+        return ""
+    row, column = divmod(int(differs.reshape(-1).nonzero()[0]), c.shape[1])
+    got, want = float(c[row, column]), float(tile[row % TILE, column % TILE])
+    place = f"row {row}, column {column}: {got:g} instead of {want:g}"
+    return f"{count} of {c.numel()} numbers of a {name} product are wrong, first {place}"
+
+
+def _wait(device: Device) -> None:
+    import torch
+
+    if device.is_real:
+        torch.cuda.synchronize(device.number)
+
+
+def copies(settings: Settings) -> Iterator[Finding]:
+    """Each GPU's memory is copied within it, and what arrives compared."""
+    found = devices(settings)
+    if isinstance(found, str) or not all(device.is_real for device in found):
+        why = found if isinstance(found, str) else "a played GPU has no memory of its own"
+        yield unknown("gpu-memory", why)
+        return
+    speeds = {}
+    for device in found:
+        test = f"gpu{device.number}-memory"
+        try:
+            speed, wrong = _copy(device)
+        except RuntimeError as error:
+            yield _broken(test, error)
+            continue
+        if wrong:
+            yield failed(test, f"{wrong} of {COPY_BYTES // 8} words were not what was copied")
+            continue
+        speeds[device.number] = speed
+        yield passed(test, measured=round(speed, 1), unit="GB/s")
+    yield from _outliers("gpu{}-memory-bandwidth", speeds, "GB/s")
+
+
+def _copy(device: Device) -> tuple[float, int]:
+    import torch
+
+    one = torch.arange(COPY_BYTES // 8, dtype=torch.int64, device=device.place)
+    other, best = torch.empty_like(one), 0.0
+    for _ in range(COPIES):
+        _wait(device)
+        began = monotonic()
+        other.copy_(one)
+        _wait(device)
+        best = max(best, 2 * COPY_BYTES / (monotonic() - began) / 1e9)
+        one, other = other, one
+    wanted = torch.arange(COPY_BYTES // 8, dtype=torch.int64, device=device.place)
+    return best, int((one != wanted).sum())
+
+
+def _outliers(name: str, speeds: dict[int, float], unit: str) -> Iterator[Finding]:
+    """GPUs that are far slower than their equals; nothing of fewer than three."""
+    if len(speeds) < 3:
+        return
+    limit = sorted(speeds.values())[len(speeds) // 2] * SLOW_SHARE
+    for number, speed in speeds.items():
+        if speed < limit:
+            text = "far slower than the others of this machine: look for throttling"
+            test, measured = name.format(number), round(speed, 1)
+            yield Finding(test, Outcome.FAIL, text, measured, round(limit, 1), unit)
+
+
+TESTS = (Test("gpu-product", products, 600.0), Test("gpu-memory", copies, 120.0))

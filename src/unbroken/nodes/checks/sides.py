@@ -1,0 +1,42 @@
+"""Work at several places of one machine at once: a process for each, which tells what it found."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import TypeVar
+
+Place = TypeVar("Place")
+Found = TypeVar("Found")
+
+
+def at_each(
+    places: Sequence[Place], work: Callable[[Place], Found]
+) -> list[tuple[Place, Found | str]]:
+    """What `work` returned for each place; a text says how its process ended without an answer."""
+    context = multiprocessing.get_context("fork")
+    started = []
+    for place in places:
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=_run, args=(work, place, send))
+        process.start()
+        # Only the process holds it now: when it ends, so does the pipe.
+        send.close()
+        started.append((place, process, receive))
+    found: list[tuple[Place, Found | str]] = []
+    for place, process, receive in started:
+        try:
+            answer: Found | str = receive.recv()
+        except EOFError:
+            process.join()
+            answer = f"its process ended with {process.exitcode}"
+        process.join()
+        receive.close()
+        found.append((place, answer))
+    return found
+
+
+def _run(work: Callable[[Place], Found], place: Place, send: Connection) -> None:
+    send.send(work(place))
+    send.close()

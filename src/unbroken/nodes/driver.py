@@ -1,0 +1,305 @@
+"""The node daemon: reads its node's signs of faults and writes what `core/node_health` orders.
+
+Level-triggered: the Node object is followed, and what could not be written is written later.  A
+part that cannot be read is told once in the log and means nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from lightkube.models.core_v1 import ObjectReference
+from lightkube.resources.core_v1 import Node
+
+from unbroken.core.node_health import (
+    Effect,
+    Event,
+    GpusSampled,
+    HostSampled,
+    LineRead,
+    LogFault,
+    NodeGone,
+    NodeHealth,
+    NodeSeen,
+    RecordEvent,
+    Tick,
+    WriteConditions,
+    WriteFailed,
+    WriteNode,
+    Written,
+)
+from unbroken.core.node_health_object import NodeState, node_state
+from unbroken.core.node_signals import GpuSample
+from unbroken.core.node_signals_table import SignTable
+from unbroken.errors import UnbrokenError, WorldError
+from unbroken.kube.backoff import Backoff
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import entropy, monotonic, pause, wall
+from unbroken.kube.events import EventRecorder
+from unbroken.kube.informer import Informer
+from unbroken.spec.node_keys import INSTANCE_GROUP
+
+from . import host
+from .agent_log import AgentLog
+from .gpus import GpuEyes
+from .kernel_reader import FileReader, KmsgReader
+from .tables import read_table
+
+log = logging.getLogger(__name__)
+
+COMPONENT = "health-monitoring-agent"
+"""Reporter of the events, as HyperPod's (reference section 2.3)."""
+SAMPLE_SECONDS = 30.0
+"""Between two looks at GPUs and system (DCGM's connection of the EKS agent: 30 s)."""
+QUEUED = 1000
+"""Lines and samples that wait; the kernel keeps the rest."""
+RETRY = Backoff(first=0.2, limit=30.0)
+NOT_FOUND, CONFLICT = 404, 409
+MERGE = {"Content-Type": "application/merge-patch+json"}
+STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonOptions:
+    """What a daemon is told by whoever starts it."""
+
+    node: str
+    kernel_log: Path | None = None
+    """A file that stands for the kernel's log; None: /dev/kmsg."""
+    root: Path = Path("/")
+    """Where the node's file system is."""
+    log_directory: Path | None = None
+    """Of the log in the documented streams' form; None: there is none."""
+    gpus_expected: int | None = None
+    """None: as the node's labels or its capacity say."""
+    table: Path | None = None
+    """A file with changes to the table of faults."""
+    nvml_library: str | None = None
+    """None: the driver's."""
+    sample_seconds: float = SAMPLE_SECONDS
+
+
+async def run_daemon(client: KubeClient, options: DaemonOptions) -> None:
+    """Watch over one node until cancelled.  SpecError for a table of faults that is wrong."""
+    await NodeDaemon(client, options, read_table(options.table)).run()
+
+
+class NodeDaemon:
+    """One node's daemon; `run` does everything."""
+
+    def __init__(self, client: KubeClient, options: DaemonOptions, table: SignTable) -> None:
+        self._client = client
+        self._options = options
+        self._counters = tuple(table.counter_limits)
+        self._health = NodeHealth(table, options.gpus_expected)
+        self._recorder = EventRecorder(client, COMPONENT, options.node)
+        self._path = f"api/v1/nodes/{quote(options.node)}"
+        self._events: asyncio.Queue[Event] = asyncio.Queue(QUEUED)
+        self._seen: NodeState | None = None
+        """What the informer has told and the machine has not been given."""
+        self._is_gone = False
+        self._wake = asyncio.Event()
+        self._met = asyncio.Event()
+        self._failures = 0
+        self._ask_at: float | None = None
+        """When the node is read again after a write that failed; monotonic."""
+        self._problem = ""
+        self._cursor = ""
+        self._random = entropy()
+
+    async def run(self) -> None:
+        """Follow the node and its parts."""
+        name = self._options.node
+        informer = Informer(
+            self._client, Node, fields=f"metadata.name={name}", on_change=self._changed
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._recorder.run())
+            tasks.create_task(informer.run())
+            tasks.create_task(self._decide())
+            # An earlier daemon's cursor is on the node.
+            await self._met.wait()
+            log.info("node=%s daemon=watching cursor=%s", name, self._health.cursor or "none")
+            tasks.create_task(self._follow_kernel())
+            tasks.create_task(self._look())
+
+    # --- events in
+
+    def _changed(self, old: Node | None, new: Node | None) -> None:
+        self._is_gone = new is None
+        if new is not None:
+            self._seen = node_state(new.to_dict())
+        self._wake.set()
+
+    async def _follow_kernel(self) -> None:
+        self._cursor = self._health.cursor
+        problem = ""
+        while True:
+            try:
+                await self._feed()
+            except OSError as error:
+                # Not there or not allowed: nothing is said of the node.
+                if str(error) != problem:
+                    problem = str(error)
+                    log.warning('node=%s kernel_log=unknown reason="%s"', self._options.node, error)
+            await pause(self._options.sample_seconds)
+
+    async def _feed(self) -> None:
+        path, root = self._options.kernel_log, self._options.root
+        reader = FileReader(path, self._cursor) if path else KmsgReader(root, self._cursor)
+        async with aclosing(reader.lines()) as lines:
+            async for line, cursor in lines:
+                self._cursor = cursor
+                await self._put(LineRead(line, cursor))
+
+    async def _look(self) -> None:
+        """Look at the system and the GPUs now and then."""
+        eyes = GpuEyes(self._options.root, self._options.nvml_library)
+        while True:
+            sample = await asyncio.to_thread(host.look, self._options.root, self._counters)
+            await self._put(HostSampled(sample))
+            gpus = await eyes.look()
+            self._note(gpus)
+            await self._put(GpusSampled(gpus))
+            await pause(self._options.sample_seconds)
+
+    def _note(self, gpus: GpuSample) -> None:
+        if gpus.problem != self._problem:
+            self._problem = gpus.problem
+            state = f'unknown reason="{gpus.problem}"' if gpus.problem else "seen"
+            log.info("node=%s gpus=%s", self._options.node, state)
+
+    async def _put(self, event: Event) -> None:
+        await self._events.put(event)
+        self._wake.set()
+
+    # --- decisions
+
+    async def _decide(self) -> None:
+        while True:
+            self._wake.clear()
+            event = await self._next()
+            if event is None:
+                await self._wait()
+                continue
+            waiting = self._health.step(event, wall())
+            while waiting:
+                effect, *waiting = waiting
+                waiting += await self._carry_out(effect)
+            if self._health.node is not None:
+                self._met.set()
+
+    async def _next(self) -> Event | None:
+        """What is next: the node first, for the rest is written into it."""
+        if self._is_gone:
+            self._is_gone = False
+            return NodeGone()
+        if self._seen is not None:
+            state, self._seen = self._seen, None
+            known = self._health.node
+            if known is None or not _is_older(state, known):
+                return NodeSeen(state)
+        if self._ask_at is not None and monotonic() >= self._ask_at:
+            self._ask_at = None
+            return await self._ask()
+        if not self._events.empty():
+            return self._events.get_nowait()
+        due = self._health.deadline()
+        return Tick() if due is not None and due <= wall() else None
+
+    async def _wait(self) -> None:
+        due, loop = self._health.deadline(), asyncio.get_running_loop()
+        waits = [] if due is None else [max(0.0, due - wall())]
+        if self._ask_at is not None:
+            waits.append(max(0.0, self._ask_at - monotonic()))
+        when = loop.time() + min(waits) if waits else None
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(when):
+                await self._wake.wait()
+
+    # --- effects
+
+    async def _carry_out(self, effect: Effect) -> list[Effect]:
+        match effect:
+            case WriteNode(patch):
+                return await self._write(self._path, dict(patch), MERGE)
+            case WriteConditions(patch):
+                return await self._write(f"{self._path}/status", dict(patch), STRATEGIC)
+            case RecordEvent(kind, reason, message):
+                # As kubelet, which refers to its node by name only.
+                name = self._options.node
+                about = ObjectReference(kind="Node", name=name, uid=name)
+                self._recorder.record(about, kind, reason, message)
+            case LogFault():
+                self._log(effect)
+        return []
+
+    async def _write(self, path: str, patch: dict[str, Any], kind: dict[str, str]) -> list[Effect]:
+        try:
+            answer = await self._client.raw("PATCH", path, body=patch, headers=kind)
+            written = Written(node_state(msgspec.json.decode(answer)))
+        except (UnbrokenError, msgspec.DecodeError) as error:
+            self._failed(error)
+            return self._health.step(WriteFailed(), wall())
+        self._failures = 0
+        return self._health.step(written, wall())
+
+    async def _ask(self) -> Event | None:
+        """The node as it is now; None: not known, and asked again."""
+        try:
+            answer = await self._client.raw("GET", self._path)
+            return NodeSeen(node_state(msgspec.json.decode(answer)))
+        except ApiRefusal as error:
+            if error.code == NOT_FOUND:
+                return NodeGone()
+            self._failed(error)
+        except (UnbrokenError, msgspec.DecodeError) as error:
+            self._failed(error)
+        return None
+
+    def _failed(self, error: Exception) -> None:
+        is_conflict = isinstance(error, ApiRefusal) and error.code == CONFLICT
+        self._failures += 1
+        delay = (
+            0.0
+            if is_conflict and self._failures == 1
+            else RETRY.delay(self._failures, self._random)
+        )
+        is_passing = is_conflict or isinstance(error, WorldError)
+        level = logging.WARNING if self._failures == 3 or not is_passing else logging.DEBUG
+        log.log(
+            level,
+            'node=%s write=failed failures=%d retry_seconds=%.1f reason="%s"',
+            *(self._options.node, self._failures, delay, error),
+        )
+        self._ask_at = monotonic() + delay
+
+    def _log(self, fault: LogFault) -> None:
+        log.info(
+            'node=%s fault=%s action=%s message="%s"',
+            *(self._options.node, fault.reason, fault.action.value, fault.message),
+        )
+        directory, node = self._options.log_directory, self._health.node
+        if directory is None or node is None:
+            return
+        group = node.labels.get(INSTANCE_GROUP, "")
+        try:
+            AgentLog(directory, group, self._options.node).write(fault, wall())
+        except OSError as error:
+            log.warning('node=%s log=unwritten reason="%s"', self._options.node, error)
+
+
+def _is_older(one: NodeState, other: NodeState) -> bool:
+    """Whether a version of the same object is one before another, which the informer brings late.
+
+    Versions are numbers in every API server there is, though its API does not say so.
+    """
+    is_same = one.uid == other.uid and one.version.isdecimal() and other.version.isdecimal()
+    return is_same and int(one.version) < int(other.version)

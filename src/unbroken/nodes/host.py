@@ -1,0 +1,124 @@
+"""One look at the system: disks, mounts, clock, counters of network devices.
+
+Everything is below `root`, where a container has the node's file system; what cannot be read is
+left out, for a missing tool is unknown.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from unbroken.core.node_signals import HostSample
+
+LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
+"""File systems of disks: asking one of a network could take for ever."""
+STA_UNSYNC = 0x40
+"""sys/timex.h"""
+
+
+class _Timex(ctypes.Structure):
+    """The start of struct timex (sys/timex.h), with room for the rest."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("frequency", ctypes.c_long),
+        ("maximum_error", ctypes.c_long),
+        ("estimated_error", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_byte * 256),
+    )
+
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def look(root: Path, counters: Collection[str]) -> HostSample:
+    """The system as it is now; `counters` are the files that are asked for."""
+    mounts = list(_mounts(root))
+    return HostSample(
+        uptime_seconds=uptime_seconds(root),
+        free=dict(_free(root, mounts)),
+        read_only={f"{device} at {mount}": is_read_only for device, mount, is_read_only in mounts},
+        is_clock_good=_is_clock_good(),
+        counters=dict(_counters(root, counters)),
+    )
+
+
+def uptime_seconds(root: Path) -> float | None:
+    """Since the boot; None: it cannot be read."""
+    text = _read(root / "proc/uptime")
+    try:
+        return float(text.split()[0])
+    except (ValueError, IndexError):
+        return None
+
+
+def boot_id(root: Path) -> str:
+    """Of the kernel; empty: it cannot be read."""
+    return _read(root / "proc/sys/kernel/random/boot_id").strip()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _mounts(root: Path) -> Iterator[tuple[str, str, bool]]:
+    """(device, mount point, whether it is read-only) of each local file system, once.
+
+    By /proc/PID/mountinfo, whose last field is of the file system and not of the mount: containers
+    mount much read-only that can be written elsewhere (proc(5)).
+    """
+    seen = set()
+    for line in _read(root / "proc/1/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        place, kind = left.split(), right.split()
+        if len(place) < 5 or len(kind) < 3 or kind[0] not in LOCAL or place[2] in seen:
+            continue
+        seen.add(place[2])
+        mount = _OCTAL.sub(lambda one: chr(int(one[1], 8)), place[4])
+        yield kind[1], mount, "ro" in kind[2].split(",")
+
+
+def _free(root: Path, mounts: list[tuple[str, str, bool]]) -> Iterator[tuple[str, float]]:
+    for _, mount, _ in mounts:
+        try:
+            found = os.statvfs(root / mount.lstrip("/"))
+        except OSError:
+            continue
+        if found.f_blocks:
+            yield mount, found.f_bavail / found.f_blocks
+
+
+def _is_clock_good() -> bool | None:
+    """By adjtimex(2) with modes 0, which changes nothing and needs no right."""
+    state = _Timex()
+    if _libc.adjtimex(ctypes.byref(state)) < 0:
+        return None
+    return not state.status & STA_UNSYNC
+
+
+def _counters(root: Path, wanted: Collection[str]) -> Iterator[tuple[tuple[str, str], int]]:
+    sys_class = root / "sys/class"
+    folders = [
+        *sys_class.glob("infiniband/*/ports/*/counters"),
+        *sys_class.glob("infiniband/*/ports/*/hw_counters"),
+        # Of devices that are hardware: bridges and pods' own count what others count already.
+        *(path.parent / "statistics" for path in sys_class.glob("net/*/device")),
+    ]
+    for folder in folders:
+        names = folder.parts
+        is_port = names[-3] == "ports"
+        device = f"{names[-4]} port {names[-2]}" if is_port else names[-2]
+        for name in wanted:
+            text = _read(folder / name).strip()
+            if text.isascii() and text.isdigit():
+                yield (device, name), int(text)

@@ -1,0 +1,61 @@
+"""One look at a node, without a cluster: what the daemon would find now."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbroken.core.node_health_object import NODE_ACTIONS
+from unbroken.core.node_signals import GpuWatch, HostWatch
+from unbroken.core.node_signals_table import Sign, SignTable
+
+from . import host
+from .gpus import GpuEyes
+from .kernel_reader import FileReader, KmsgReader
+
+TWICE = 2
+"""Missing GPUs count when they are missing twice in a row."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What one look has found."""
+
+    signs: list[Sign] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Part -> why nothing is known of it."""
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether something of the node calls for its repair."""
+        return any(sign.entry.action in NODE_ACTIONS for sign in self.signs)
+
+
+async def look_once(
+    table: SignTable, root: Path, kernel_log: Path | None, gpus: int | None, library: str | None
+) -> Findings:
+    """The last five minutes of the kernel's log, and one look at GPUs and system."""
+    found = Findings()
+    reader = FileReader(kernel_log, "") if kernel_log else KmsgReader(root, "")
+    try:
+        if isinstance(reader, KmsgReader):
+            reader.open()
+        found.signs += [sign for line, _ in reader.read() for sign in table.of_line(line.text)]
+        if isinstance(reader, FileReader) and not reader.is_open:
+            found.unknown["kernel log"] = f"there is no file {kernel_log}"
+    except OSError as error:
+        found.unknown["kernel log"] = str(error)
+    finally:
+        reader.close()
+    system = await asyncio.to_thread(host.look, root, tuple(table.counter_limits))
+    for finding in HostWatch(table.space_limit, {}).look(system, 0.0):
+        found.signs += table.of_finding(finding)
+    sample = await GpuEyes(root, library).look()
+    if sample.problem:
+        found.unknown["GPUs"] = sample.problem
+    watch, seen = GpuWatch(gpus), []
+    for _ in range(TWICE):
+        seen = list(watch.look(sample, system.uptime_seconds))
+    found.signs += [sign for one in seen for sign in table.of_finding(one)]
+    return found

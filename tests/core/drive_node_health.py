@@ -1,0 +1,194 @@
+"""Drives the daemon's machine against a Node object, as a driver and an API server would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from unbroken.core.kernel_log import KernelLine
+from unbroken.core.node_health import (
+    Effect,
+    Event,
+    LineRead,
+    LogFault,
+    NodeHealth,
+    NodeSeen,
+    RecordEvent,
+    Tick,
+    WriteConditions,
+    WriteFailed,
+    WriteNode,
+    Written,
+)
+from unbroken.core.node_health_object import node_state
+from unbroken.core.node_signals_table import SignTable
+from unbroken.embedded.apiserver.patch import merge_patch
+from unbroken.nodes.tables import read_table
+from unbroken.spec.node_keys import FAULT_DETAILS, HEALTH, VERIFIED
+
+Object = dict[str, Any]
+TABLE = read_table(None)
+
+
+class KilledError(Exception):
+    """The daemon was killed here."""
+
+
+class Bench:
+    """A node, its daemon, and a clock; writes succeed unless `is_down`."""
+
+    def __init__(self, table: SignTable = TABLE, gpus: int | None = None) -> None:
+        self.table, self.gpus = table, gpus
+        self.now = 1_800_000_000.0
+        self.version = 1
+        self.is_down = False
+        self.log: list[str] = []
+        """What the kernel has said; a cursor is how much of it was read."""
+        self.kill_at: int | None = None
+        """Number of the moment, two for each write, at which the daemon is killed."""
+        self.told: list[Effect] = []
+        self.order: list[str] = []
+        """What was written, of each write that was ordered."""
+        self.node: Object = {
+            "metadata": {"name": "node-0", "uid": "u-1", "resourceVersion": "1"},
+            "spec": {},
+            "status": {"nodeInfo": {"bootID": "boot-1"}},
+        }
+        self.health = NodeHealth(table, gpus)
+        self.see()
+
+    # what happens to the node
+
+    def see(self) -> None:
+        """The daemon's informer tells."""
+        self.step(NodeSeen(node_state(self.node)))
+
+    def change(self, patch: Object, *, is_seen: bool = True) -> None:
+        """Somebody else changes the node."""
+        self._apply(patch)
+        if is_seen:
+            self.see()
+
+    def reboot(self, boot: str) -> None:
+        """The node has another boot ID."""
+        self.change({"status": {"nodeInfo": {"bootID": boot}}})
+
+    def verify(self, value: str) -> None:
+        """The repairer has found the node well."""
+        gone = {HEALTH: "Schedulable", "sagemaker.amazonaws.com/fault-types": None}
+        annotations = {VERIFIED: value, FAULT_DETAILS: None}
+        self.change(
+            {"metadata": {"annotations": annotations, "labels": gone}, "spec": {"taints": None}}
+        )
+
+    def restart(self) -> None:
+        """Another daemon in the place of this one, which reads what that has not."""
+        self.health = NodeHealth(self.table, self.gpus)
+        self.see()
+        start = int(self.health.cursor.partition(":")[2] or 0)
+        for number, text in enumerate(self.log[start:], start + 1):
+            self.step(LineRead(KernelLine(text), f"file:{number}"))
+
+    def kernel(self, *texts: str) -> None:
+        """The kernel says something."""
+        for text in texts:
+            self.log.append(text)
+            self.step(LineRead(KernelLine(text), f"file:{len(self.log)}"))
+
+    def xid(self, number: int, rest: str = "text", pci: str = "0000:3b:00") -> None:
+        """The driver says something."""
+        self.kernel(f"NVRM: Xid (PCI:{pci}): {number}, {rest}")
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, with every deadline in it."""
+        until = self.now + seconds
+        while (due := self.health.deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            self.step(Tick())
+        self.now = until
+        self.step(Tick())
+
+    def step(self, event: Event) -> None:
+        """Give the machine an event, and carry out what it orders."""
+        try:
+            self._step(event)
+        except KilledError:
+            self.restart()
+
+    def _step(self, event: Event) -> None:
+        waiting = self.health.step(event, self.now)
+        while waiting:
+            effect, *waiting = waiting
+            match effect:
+                case WriteNode(patch) | WriteConditions(patch):
+                    self.order.append("node" if isinstance(effect, WriteNode) else "conditions")
+                    waiting += self.health.step(self._write(patch), self.now)
+                case RecordEvent() | LogFault():
+                    self.told.append(effect)
+
+    def _write(self, patch: Mapping[str, Any]) -> Event:
+        version = patch.get("metadata", {}).get("resourceVersion")
+        self._pass_by()
+        if self.is_down or version not in (None, str(self.version)):
+            return WriteFailed()
+        self._apply(patch)
+        self._pass_by()
+        return Written(node_state(self.node))
+
+    def _pass_by(self) -> None:
+        if self.kill_at is not None:
+            self.kill_at -= 1
+            if self.kill_at < 0:
+                self.kill_at = None
+                raise KilledError
+
+    def _apply(self, patch: Mapping[str, Any]) -> None:
+        patch = json.loads(json.dumps(patch))
+        listed = patch.get("status", {}).pop("conditions", None)
+        patch.get("metadata", {}).pop("resourceVersion", None)
+        self.node = merge_patch(self.node, patch)
+        if listed is not None:
+            conditions = {one["type"]: one for one in self.node["status"].get("conditions", ())}
+            conditions.update({one["type"]: one for one in listed})
+            self.node["status"]["conditions"] = list(conditions.values())
+        self.version += 1
+        self.node["metadata"]["resourceVersion"] = str(self.version)
+
+    # what is seen of it
+
+    @property
+    def writes(self) -> int:
+        """That were ordered so far."""
+        return len(self.order)
+
+    @property
+    def labels(self) -> Object:
+        found: Object = self.node["metadata"].get("labels", {})
+        return found
+
+    @property
+    def annotations(self) -> Object:
+        found: Object = self.node["metadata"].get("annotations", {})
+        return found
+
+    @property
+    def taints(self) -> list[Object]:
+        found: list[Object] = self.node["spec"].get("taints") or []
+        return found
+
+    @property
+    def conditions(self) -> dict[str, tuple[str, str]]:
+        """Type -> (status, reason)."""
+        listed = self.node["status"].get("conditions", ())
+        return {one["type"]: (one["status"], one["reason"]) for one in listed}
+
+    @property
+    def details(self) -> list[Object]:
+        found: list[Object] = json.loads(self.annotations.get(FAULT_DETAILS, "[]"))
+        return found
+
+    @property
+    def events(self) -> list[str]:
+        """Reasons of the events so far."""
+        return [one.reason for one in self.told if isinstance(one, RecordEvent)]

@@ -1,0 +1,136 @@
+/* A library with NVML's functions, which says what a text file says; NVML_FAKE names the file;
+ * without it, `gpus.txt` beside the library does.
+ *
+ * Lines: `hang`, `crash`, `fail CODE` (nvmlInit), `gpu PCI KEY=VALUE...`.  Compiled by the tests.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define GPUS 16
+#define NOT_SUPPORTED 3
+#define FUNCTION_ABSENT -1
+
+struct gpu {
+    char pci[32];
+    int error, pending, failed, sram, recovery, ecc, links, nvlink_errors, slowdown;
+};
+static struct gpu gpus[GPUS];
+static unsigned count;
+static int init_error;
+
+static int value(const char *line, const char *key, int missing) {
+    const char *found = strstr(line, key);
+    return found ? atoi(found + strlen(key)) : missing;
+}
+
+static FILE *description(void) {
+    const char *path = getenv("NVML_FAKE");
+    char beside[4096];
+    Dl_info library;
+    if (!path && dladdr((void *)&count, &library)) {
+        const char *slash = strrchr(library.dli_fname, '/');
+        int folder = slash ? (int)(slash - library.dli_fname) + 1 : 0;
+        snprintf(beside, sizeof beside, "%.*sgpus.txt", folder, library.dli_fname);
+        path = beside;
+    }
+    return path ? fopen(path, "r") : NULL;
+}
+
+static void load(void) {
+    FILE *file = description();
+    char line[512];
+    count = 0;
+    init_error = file ? 0 : 9; /* NVML_ERROR_DRIVER_NOT_LOADED */
+    while (file && fgets(line, sizeof line, file)) {
+        if (!strncmp(line, "hang", 4)) pause();
+        if (!strncmp(line, "crash", 5)) raise(SIGSEGV);
+        if (!strncmp(line, "fail ", 5)) init_error = atoi(line + 5);
+        if (!strncmp(line, "gpu ", 4) && count < GPUS) {
+            struct gpu *gpu = &gpus[count++];
+            sscanf(line + 4, "%31s", gpu->pci);
+            gpu->error = value(line, "error=", 0);
+            gpu->pending = value(line, "pending=", 0);
+            gpu->failed = value(line, "failed=", 0);
+            gpu->sram = value(line, "sram=", 0);
+            gpu->recovery = value(line, "recovery=", -1);
+            gpu->ecc = value(line, "ecc=", -1);
+            gpu->links = value(line, "links=", -1);
+            gpu->nvlink_errors = value(line, "nvlink_errors=", 0);
+            gpu->slowdown = value(line, "slowdown=", 0);
+        }
+    }
+    if (file) fclose(file);
+}
+
+int nvmlInitWithFlags(unsigned flags) { (void)flags; load(); return init_error; }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int code) { (void)code; return "fake error"; }
+int nvmlDeviceGetCount_v2(unsigned *found) { *found = count; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct gpu **found) {
+    *found = &gpus[index];
+    return 0;
+}
+
+/* As nvmlPciInfo_t of nvml.h. */
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
+int nvmlDeviceGetPciInfo_v3(struct gpu *gpu, struct pci *found) {
+    memset(found, 0, sizeof *found);
+    strcpy(found->bus_id, gpu->pci);
+    return 0;
+}
+int nvmlDeviceGetRemappedRows(struct gpu *gpu, unsigned *corrected, unsigned *uncorrected,
+                              unsigned *pending, unsigned *failed) {
+    *corrected = *uncorrected = 0;
+    *pending = (unsigned)gpu->pending;
+    *failed = (unsigned)gpu->failed;
+    return gpu->error;
+}
+int nvmlDeviceGetTotalEccErrors(struct gpu *gpu, int type, int counter, unsigned long long *found) {
+    (void)counter;
+    if (gpu->ecc < 0) return NOT_SUPPORTED;
+    *found = type == 1 ? (unsigned long long)gpu->ecc : 7;
+    return 0;
+}
+
+/* As nvmlEccSramErrorStatus_v1_t of nvml.h. */
+struct sram { unsigned version; unsigned long long counts[11]; unsigned is_over; };
+int nvmlDeviceGetSramEccErrorStatus(struct gpu *gpu, struct sram *status) {
+    if (status->version != 0x1000068) return 25; /* NVML_ERROR_ARGUMENT_VERSION_MISMATCH */
+    status->is_over = (unsigned)gpu->sram;
+    return 0;
+}
+int nvmlDeviceGetNvLinkState(struct gpu *gpu, unsigned link, unsigned *is_up) {
+    if (gpu->links < 0 || link >= 18) return 2; /* NVML_ERROR_INVALID_ARGUMENT */
+    *is_up = link < (unsigned)gpu->links;
+    return 0;
+}
+int nvmlDeviceGetNvLinkErrorCounter(struct gpu *gpu, unsigned link, int counter,
+                                    unsigned long long *found) {
+    *found = link == 0 && counter == 0 ? (unsigned long long)gpu->nvlink_errors : 0;
+    return 0;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(struct gpu *gpu, unsigned long long *found) {
+    *found = (unsigned long long)gpu->slowdown;
+    return 0;
+}
+
+/* As nvmlFieldValue_t of nvml.h. */
+struct field {
+    uint32_t id, scope;
+    int64_t timestamp, latency;
+    int type, code;
+    union { unsigned number; double other; } value;
+};
+int nvmlDeviceGetFieldValues(struct gpu *gpu, int wanted, struct field *fields) {
+    for (int i = 0; i < wanted; i++) {
+        fields[i].code = fields[i].id == 230 && gpu->recovery >= 0 ? 0 : NOT_SUPPORTED;
+        fields[i].value.number = (unsigned)gpu->recovery;
+    }
+    return 0;
+}
