@@ -1,0 +1,106 @@
+"""What a deep check writes on nodes: labels and taint while it runs, and what it has found.  Pure.
+
+A label that says more than `Schedulable` belongs to somebody else (a fault, a quarantine, a cluster
+whose nodes join): it is left as it is, but for a check's own failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from lightkube.resources.core_v1 import Node
+
+from unbroken.spec.node_check import CheckPhase
+from unbroken.spec.node_keys import (
+    DEEP_CHECK,
+    HEALTH,
+    TAINT_EFFECT,
+    TAINT_VALUE,
+    DeepCheck,
+    Health,
+)
+
+Object = dict[str, Any]
+
+HOLD = "unbroken.dev/check-hold"
+"""Annotation of a node under a deep check: JSON {check, isOurs, before}.  `isOurs`: the label and
+the taint are the check's; `before`: what `deep-health-check-status` was."""
+FREE = ("", Health.SCHEDULABLE.value)
+PENDING = (Health.PENDING_REBOOT.value, Health.PENDING_REPLACEMENT.value)
+
+
+def held_by(node: Node) -> str:
+    """The check that holds a node; empty: none does."""
+    return str(_hold(node).get("check", ""))
+
+
+def _hold(node: Node) -> Object:
+    text = ((node.metadata and node.metadata.annotations) or {}).get(HOLD, "")
+    try:
+        found = msgspec.json.decode(text) if text else {}
+    except msgspec.DecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def take(node: Node, check: str) -> Object | None:
+    """A merge patch that marks a node as being checked; None: nothing is to be written."""
+    if held_by(node):
+        return None
+    labels = _labels(node)
+    is_ours = labels.get(HEALTH, "") in FREE
+    hold = {"check": check, "isOurs": is_ours, "before": labels.get(DEEP_CHECK, "")}
+    new: dict[str, str | None] = {DEEP_CHECK: DeepCheck.IN_PROGRESS.value}
+    patch = _patch(node, new, msgspec.json.encode(hold).decode())
+    if is_ours:
+        patch["metadata"]["labels"][HEALTH] = Health.UNSCHEDULABLE.value
+        taint = {"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT}
+        patch["spec"] = {"taints": [*_other_taints(node), taint]}
+    return patch
+
+
+def give_back(node: Node, standing: CheckPhase) -> Object | None:
+    """A merge patch that ends a check's hold with what it has found; None: it holds nothing."""
+    hold = _hold(node)
+    if not hold:
+        return None
+    before = str(hold.get("before", ""))
+    found = {
+        CheckPhase.PASSED: DeepCheck.PASSED.value,
+        CheckPhase.FAILED: DeepCheck.FAILED.value,
+    }.get(standing, "" if before == DeepCheck.IN_PROGRESS.value else before)
+    patch = _patch(node, {DEEP_CHECK: found or None}, None)
+    health = _labels(node).get(HEALTH, "")
+    if standing is CheckPhase.FAILED:
+        # The taint stays, or comes: whoever repairs takes it away.
+        if health not in PENDING:
+            patch["metadata"]["labels"][HEALTH] = Health.PENDING_REPLACEMENT.value
+        taint = {"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT}
+        patch["spec"] = {"taints": [*_other_taints(node), taint]}
+    elif hold.get("isOurs") and health == Health.UNSCHEDULABLE.value:
+        patch["metadata"]["labels"][HEALTH] = Health.SCHEDULABLE.value
+        patch["spec"] = {"taints": _other_taints(node)}
+    return patch
+
+
+def _labels(node: Node) -> dict[str, str]:
+    return (node.metadata and node.metadata.labels) or {}
+
+
+def _patch(node: Node, labels: dict[str, str | None], hold: str | None) -> Object:
+    assert node.metadata is not None
+    # The version guards the list of taints, which a merge patch replaces as a whole.
+    return {
+        "metadata": {
+            "resourceVersion": node.metadata.resourceVersion,
+            "labels": labels,
+            "annotations": {HOLD: hold},
+        }
+    }
+
+
+def _other_taints(node: Node) -> Sequence[Object]:
+    taints = (node.spec and node.spec.taints) or ()
+    return [one.to_dict() for one in taints if one.key != HEALTH]

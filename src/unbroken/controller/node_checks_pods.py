@@ -1,0 +1,247 @@
+"""Pods that test nodes: how they are made, and what their logs say.  Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.core.check_plan_steps import Step
+from unbroken.core.check_verdict import RUN
+from unbroken.spec.node_check import CheckKind, CheckResult, Outcome
+from unbroken.spec.problems import Report
+from unbroken.spec.read import read_record
+
+Object = dict[str, Any]
+
+NAMESPACE = "unbroken-checks"
+CHECK_LABEL = "unbroken.dev/check"
+"""Of a pod: the NodeCheck that it belongs to."""
+STEP = "unbroken.dev/check-step"
+"""Annotation of a pod: its step, `KIND NODE` or `KIND NODE NODE`."""
+SECONDS = "unbroken.dev/check-seconds"
+"""Annotation of a NodeCheck: seconds of each test under load."""
+PLANT = "unbroken.dev/check-plant"
+"""Annotation of a Node: faults for the tests to find there (`UNBROKEN_CHECK_PLANT`)."""
+GPUS = "nvidia.com/gpu"
+JOB_LABELS = (
+    *("HPJob", "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name"),
+    *("jobset.sigs.k8s.io/jobset-name", "ray.io/cluster"),
+)
+"""Of pods that train."""
+MEMORY_SHARE = 0.5
+"""Of the free memory, to be tested."""
+ENDED = ("Succeeded", "Failed")
+PORT = 29531
+EMBEDDED = "unbroken://"
+"""Runtime of the nodes of an embedded cluster, which run this host's programs."""
+MESSAGE_MAX = 600
+
+
+@dataclass(frozen=True, slots=True)
+class CheckerOptions:
+    """How checks are made."""
+
+    image: str = ""
+    """Has this project and torch; empty: only nodes of an embedded cluster can be tested."""
+    stress_seconds: float = 60.0
+    """Of each test under load, where the check does not say."""
+    dcgm_level: int = 4
+    busy_seconds: float = 600.0
+    """A node that trains is waited for so long."""
+    log_directory: Path | None = None
+    """Where the documented log files are written; None: nowhere."""
+    region: str = ""
+    """Named in the log."""
+
+
+def pod_name(check: str, uid: str, step: Step, rank: int) -> str:
+    """Of a step's pod: the same for whoever makes it."""
+    text = " ".join((uid, step.kind.value, *step.nodes, str(rank)))
+    return f"{check[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def step_text(step: Step) -> str:
+    """As the annotation says it."""
+    return " ".join((step.kind.value, *step.nodes))
+
+
+def step_of(pod: Pod) -> Step | None:
+    """The step that a pod belongs to; None where it does not say."""
+    kind, *nodes = ((pod.metadata and pod.metadata.annotations) or {}).get(STEP, "").split() or [""]
+    if kind not in {one.value for one in CheckKind} or not 1 <= len(nodes) <= 2:
+        return None
+    return Step(tuple(nodes), CheckKind(kind))
+
+
+def node_of(pod: Pod) -> str:
+    """The node that a pod runs on."""
+    return (pod.spec and pod.spec.nodeName) or ""
+
+
+def is_embedded(node: Node) -> bool:
+    """A node whose programs are those of this host."""
+    info = node.status and node.status.nodeInfo
+    return bool(info and info.containerRuntimeVersion.startswith(EMBEDDED))
+
+
+def build_pod(
+    check: Mapping[str, Any], step: Step, node: Node, options: CheckerOptions, host: str = ""
+) -> Object:
+    """The pod that makes a step's tests on a node; `host` empty: it is the first of a pair."""
+    metadata = check["metadata"]
+    assert node.metadata is not None
+    name, annotations = node.metadata.name or "", node.metadata.annotations or {}
+    rank = step.nodes.index(name)
+    python = sys.executable if is_embedded(node) else "python3"
+    container: Object = {
+        "name": "checks",
+        "image": options.image or "none",
+        "command": [python, "-m", "unbroken.nodes.checks", *_arguments(check, step, node, options)],
+        "env": [{"name": "MEET_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+    }
+    if step.is_pair:
+        peer = step.nodes[1 - rank]
+        meet = f"{host or '$(MEET_HOST)'}:{PORT}"
+        container["command"] += ["--rank", str(rank), "--meet", meet, "--peer", peer]
+    if annotations.get(PLANT):
+        container["env"].append({"name": "UNBROKEN_CHECK_PLANT", "value": annotations[PLANT]})
+    gpus = _gpus(node)
+    if gpus and not _is_forced(check):
+        container["resources"] = {"limits": {GPUS: gpus}}
+    elif gpus:
+        # Those of the jobs beside it: the runtime shows them without their being asked for.
+        container["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(metadata["name"], metadata["uid"], step, rank),
+            "namespace": NAMESPACE,
+            "labels": {
+                CHECK_LABEL: metadata["name"],
+                "app.kubernetes.io/name": "node-check",
+                "app.kubernetes.io/managed-by": "unbroken",
+            },
+            "annotations": {STEP: step_text(step)},
+            "ownerReferences": [
+                {
+                    "apiVersion": check["apiVersion"],
+                    "kind": check["kind"],
+                    "name": metadata["name"],
+                    "uid": metadata["uid"],
+                }
+            ],
+        },
+        "spec": {
+            # Past the scheduler: a node under test takes no other pods.
+            "nodeName": name,
+            "tolerations": [{"operator": "Exists"}],
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 5,
+            "automountServiceAccountToken": False,
+            "containers": [container],
+        },
+    }
+
+
+def _arguments(
+    check: Mapping[str, Any], step: Step, node: Node, options: CheckerOptions
+) -> list[str]:
+    assert node.metadata is not None
+    given = (check["metadata"].get("annotations") or {}).get(SECONDS, "")
+    try:
+        seconds = max(0.1, float(given)) if given else options.stress_seconds
+    except ValueError:
+        seconds = options.stress_seconds
+    arguments = [step.kind.value, "--json", "--node", node.metadata.name or ""]
+    arguments += ["--seconds", f"{seconds:g}", "--dcgm-level", str(options.dcgm_level)]
+    if is_embedded(node):
+        # They have the memory of one host, and may all be tested at once.
+        share = MEMORY_SHARE / max(1, len(check["spec"]["nodes"]))
+        arguments += ["--memory-share", f"{share:.4f}"]
+    gpus = _gpus(node)
+    return [*arguments, "--gpus", gpus] if gpus else arguments
+
+
+def _gpus(node: Node) -> str:
+    found = ((node.status and node.status.allocatable) or {}).get(GPUS, "0")
+    return "" if found == "0" else found
+
+
+def _is_forced(check: Mapping[str, Any]) -> bool:
+    return bool((check.get("spec") or {}).get("isForced"))
+
+
+def why_busy(node: str, pods: Iterable[Pod], check: str) -> str:
+    """What keeps a node from being tested; empty: nothing."""
+    for pod in pods:
+        if node_of(pod) != node or ((pod.status and pod.status.phase) or "") in ENDED:
+            continue
+        assert pod.metadata is not None
+        labels = pod.metadata.labels or {}
+        other = labels.get(CHECK_LABEL)
+        if other is not None:
+            if other != check:
+                return f"check {other} tests it"
+            continue
+        if any(label in labels for label in JOB_LABELS) or _takes_gpus(pod):
+            return f"pod {pod.metadata.namespace}/{pod.metadata.name} runs there"
+    return ""
+
+
+def _takes_gpus(pod: Pod) -> bool:
+    containers = (pod.spec and pod.spec.containers) or ()
+    return any(GPUS in ((one.resources and one.resources.limits) or {}) for one in containers)
+
+
+def why_ended(pod: Pod | None) -> str:
+    """Why a pod's tests did not come to their end; empty: they did."""
+    if pod is None or pod.status is None:
+        return "its pod was deleted"
+    if pod.metadata is not None and pod.metadata.deletionTimestamp is not None:
+        return "its pod was deleted"
+    if pod.status.phase == "Succeeded":
+        return ""
+    for one in pod.status.containerStatuses or ():
+        ended = one.state.terminated if one.state else None
+        if ended is not None:
+            signal = f", signal {ended.signal}" if ended.signal else ""
+            return f"its pod ended with {ended.exitCode}{signal} ({ended.reason or 'Error'})"
+    return f"its pod failed: {pod.status.reason or ''} {pod.status.message or ''}".strip()
+
+
+def read_results(log: str, node: str) -> list[CheckResult]:
+    """The results in a pod's log; lines that are none are left out."""
+    found = []
+    for line in log.splitlines():
+        try:
+            content = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if not isinstance(content, Mapping) or "test" not in content:
+            continue
+        report = Report()
+        one: CheckResult = read_record(CheckResult, content, "result", report)
+        if not report.problems:
+            found.append(replace(one, node=node, message=one.message[:MESSAGE_MAX]))
+    return found
+
+
+def unmade(node: str, kind: CheckKind, why: str, peer: str = "") -> CheckResult:
+    """The result that says why tests were not made, or not to their end."""
+    return CheckResult(node, kind, RUN, Outcome.UNKNOWN, 0.0, why[:MESSAGE_MAX], peer=peer)
+
+
+def softened(results: Sequence[CheckResult]) -> list[CheckResult]:
+    """Results of a pair of which one end was lost: the other's complaint says nothing."""
+    return [
+        replace(one, outcome=Outcome.UNKNOWN) if one.outcome is Outcome.FAIL else one
+        for one in results
+    ]

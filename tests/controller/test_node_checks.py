@@ -1,0 +1,224 @@
+"""Pods, labels and log lines of checks, as values."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.controller import node_checks_log as check_log
+from unbroken.controller import node_checks_nodes as holds
+from unbroken.controller import node_checks_pods as check_pods
+from unbroken.controller.node_checks_pods import CheckerOptions
+from unbroken.core.check_plan_steps import Step
+from unbroken.spec.kinds import NODE_CHECK
+from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.node_keys import DEEP_CHECK, HEALTH
+
+Object = dict[str, Any]
+TAINT = {"key": HEALTH, "value": "Unschedulable", "effect": "NoSchedule"}
+OTHER = {"key": "team", "value": "a", "effect": "NoExecute"}
+
+
+def node(health: str = "Schedulable", taints: list[Object] | None = None, **more: Any) -> Node:
+    content: Object = {
+        "metadata": {
+            "name": "n1",
+            "resourceVersion": "7",
+            "labels": {HEALTH: health} if health else {},
+            **more,
+        },
+        "spec": {"taints": taints or []},
+        "status": {"allocatable": {"cpu": "4"}},
+    }
+    return msgspec.convert(content, Node)
+
+
+def patched(old: Node, patch: Object) -> Node:
+    """The node after a merge patch of ours."""
+    content = old.to_dict()
+    for part in ("labels", "annotations"):
+        now = {**(content["metadata"].get(part) or {}), **patch["metadata"].get(part, {})}
+        content["metadata"][part] = {key: value for key, value in now.items() if value is not None}
+    content["spec"] |= patch.get("spec", {})
+    return msgspec.convert(content, Node)
+
+
+def said(one: Node) -> tuple[str | None, str | None, list[str]]:
+    """Health, deep check and keys of the taints."""
+    assert one.metadata is not None
+    labels = one.metadata.labels or {}
+    taints = (one.spec and one.spec.taints) or ()
+    return labels.get(HEALTH), labels.get(DEEP_CHECK), [taint.key for taint in taints]
+
+
+@pytest.mark.parametrize(
+    ("standing", "health", "deep", "taints"),
+    [
+        (CheckPhase.PASSED, "Schedulable", "Passed", ["team"]),
+        (CheckPhase.FAILED, "UnschedulablePendingReplacement", "Failed", ["team", HEALTH]),
+        (CheckPhase.UNKNOWN, "Schedulable", None, ["team"]),
+    ],
+)
+def test_a_deep_check_holds_a_node_and_gives_it_back(
+    standing: CheckPhase, health: str, deep: str | None, taints: list[str]
+) -> None:
+    before = node(taints=[OTHER])
+    taken = holds.take(before, "a")
+    assert taken is not None
+    assert taken["metadata"]["resourceVersion"] == "7"
+    held = patched(before, taken)
+    assert said(held) == ("Unschedulable", "InProgress", ["team", HEALTH])
+    assert holds.held_by(held) == "a"
+    assert holds.take(held, "a") is None
+    patch = holds.give_back(held, standing)
+    assert patch is not None
+    after = patched(held, patch)
+    assert said(after) == (health, deep, taints)
+    assert holds.held_by(after) == ""
+    assert holds.give_back(after, standing) is None
+
+
+@pytest.mark.parametrize(
+    "health", ["UnschedulablePendingReboot", "UnschedulablePendingReplacement", "Unschedulable"]
+)
+def test_what_others_say_of_a_node_outlives_a_check(health: str) -> None:
+    before = node(health, taints=[TAINT])
+    taken = holds.take(before, "a")
+    assert taken is not None
+    held = patched(before, taken)
+    assert said(held)[0] == health
+    patch = holds.give_back(held, CheckPhase.PASSED)
+    assert patch is not None
+    assert said(patched(held, patch)) == (health, "Passed", [HEALTH])
+
+
+def test_a_fault_that_comes_during_a_check_stays() -> None:
+    taken = holds.take(node(), "a")
+    assert taken is not None
+    held = patched(node(), taken)
+    assert held.metadata is not None
+    assert held.metadata.labels is not None
+    held.metadata.labels[HEALTH] = "UnschedulablePendingReboot"
+    for standing in (CheckPhase.PASSED, CheckPhase.FAILED, CheckPhase.UNKNOWN):
+        patch = holds.give_back(held, standing)
+        assert patch is not None
+        assert said(patched(held, patch))[0] == "UnschedulablePendingReboot"
+        assert said(patched(held, patch))[2] == [HEALTH]
+
+
+def test_a_hold_that_is_garbled_holds_nothing() -> None:
+    assert holds.held_by(node(annotations={holds.HOLD: "{"})) == ""
+
+
+def a_check(**more: Any) -> Object:
+    spec = NodeCheckSpec(("n1", "n2"), (CheckKind.CONNECTIVITY,))
+    check: Object = NODE_CHECK.new("c", spec, {"uid": "u-1", **more})
+    return check
+
+
+def test_a_pod_of_a_check_is_pinned_tolerates_all_and_belongs_to_it() -> None:
+    step = Step(("n1", "n2"), CheckKind.CONNECTIVITY)
+    options = CheckerOptions(image="img", stress_seconds=5)
+    pod = check_pods.build_pod(a_check(), step, node(), options)
+    assert pod["spec"]["nodeName"] == "n1"
+    assert pod["spec"]["tolerations"] == [{"operator": "Exists"}]
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+    (container,) = pod["spec"]["containers"]
+    assert container["image"] == "img"
+    words = " ".join(container["command"])
+    assert words.startswith("python3 -m unbroken.nodes.checks InstanceConnectivity --json")
+    assert words.endswith("--rank 0 --meet $(MEET_HOST):29531 --peer n2")
+    assert "--seconds 5 " in words
+    assert check_pods.step_of(msgspec.convert(pod, Pod)) == step
+
+
+def test_seconds_and_plants_come_from_annotations() -> None:
+    check = a_check(annotations={check_pods.SECONDS: "0.5"})
+    one = node(annotations={check_pods.PLANT: "slow-disk:10"})
+    step = Step(("n1",), CheckKind.STRESS)
+    pod = check_pods.build_pod(check, step, one, CheckerOptions())
+    (container,) = pod["spec"]["containers"]
+    assert "--seconds 0.5" in " ".join(container["command"])
+    assert {"name": "UNBROKEN_CHECK_PLANT", "value": "slow-disk:10"} in container["env"]
+
+
+def test_nodes_of_one_host_share_its_memory() -> None:
+    content = node().to_dict()
+    content["status"]["nodeInfo"] = dict.fromkeys(
+        (
+            *("architecture", "bootID", "kernelVersion", "kubeProxyVersion", "kubeletVersion"),
+            *("machineID", "operatingSystem", "osImage", "systemUUID", "containerRuntimeVersion"),
+        ),
+        "unbroken://0.1",
+    )
+    one = msgspec.convert(content, Node)
+    pod = check_pods.build_pod(a_check(), Step(("n1",), CheckKind.STRESS), one, CheckerOptions())
+    words = pod["spec"]["containers"][0]["command"]
+    assert words[0] == sys.executable
+    assert words[words.index("--memory-share") + 1] == "0.2500"
+
+
+def a_pod(labels: Object, status: Object, **metadata: Any) -> Pod:
+    content = {
+        "metadata": {"name": "p", "namespace": "s", "labels": labels, **metadata},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c"}]},
+        "status": status,
+    }
+    return msgspec.convert(content, Pod)
+
+
+@pytest.mark.parametrize(
+    ("labels", "phase", "why"),
+    [
+        ({"HPJob": "lm"}, "Running", "pod s/p runs there"),
+        ({"HPJob": "lm"}, "Succeeded", ""),
+        ({"app": "web"}, "Running", ""),
+        ({check_pods.CHECK_LABEL: "mine"}, "Running", ""),
+        ({check_pods.CHECK_LABEL: "other"}, "Pending", "check other tests it"),
+    ],
+)
+def test_a_node_is_busy_with_jobs_and_other_checks(labels: Object, phase: str, why: str) -> None:
+    assert check_pods.why_busy("n1", [a_pod(labels, {"phase": phase})], "mine") == why
+    assert check_pods.why_busy("n2", [a_pod(labels, {"phase": phase})], "mine") == ""
+
+
+def test_why_a_pod_did_not_come_to_its_end() -> None:
+    killed = {"terminated": {"exitCode": 137, "signal": 9, "reason": "Error"}}
+    container = {"name": "c", "image": "", "imageID": "", "ready": False, "restartCount": 0}
+    status = {"phase": "Failed", "containerStatuses": [{**container, "state": killed}]}
+    assert check_pods.why_ended(a_pod({}, status)) == "its pod ended with 137, signal 9 (Error)"
+    evicted = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+    assert check_pods.why_ended(a_pod({}, evicted)) == "its pod failed: Evicted low on memory"
+    assert check_pods.why_ended(a_pod({}, {"phase": "Succeeded"})) == ""
+    assert check_pods.why_ended(None) == "its pod was deleted"
+
+
+def test_only_results_are_read_from_a_log() -> None:
+    good = {"node": "liar", "kind": "Basic", "test": "disk", "outcome": "fail", "seconds": 1}
+    log = "\n".join(["a warning", json.dumps(good), '{"test": 1}', "[]", '{"kind": "Basic"}', "{"])
+    (found,) = check_pods.read_results(log, "n1")
+    assert (found.node, found.test, found.outcome) == ("n1", "disk", Outcome.FAIL)
+
+
+def test_the_log_has_the_documented_forms(tmp_path: Path) -> None:
+    stress = CheckKind.STRESS
+    fault = CheckResult("n1", stress, "disk-write", Outcome.FAIL, 1.0, "slow", 9.5, 25.0, "MB/s")
+    good = CheckResult("n1", stress, "cpu-arithmetic", Outcome.PASS, 1.0)
+    lines = [(one, check_log.line(one, 0.0, "us-west-2", "ml.p5")) for one in (good, fault)]
+    check_log.write(tmp_path, "c", lines)
+    first, second = (tmp_path / "n1" / "sagemaker-deep-health-check.log").read_text().splitlines()
+    assert first == "1970-01-01T00:00:00Z\tinfo\tcpu-arithmetic success"
+    entry = json.loads(second)
+    assert (entry["level"], entry["ts"]) == ("error", "1970-01-01T00:00:00Z")
+    assert entry["FaultyInstance"] == "n1"
+    assert entry["msg"] == (
+        "Encountered FaultyInstance. Replace the Instance. Region: us-west-2, InstanceType: ml.p5. "
+        "ERROR:slow: Expected threshold :25,disk-write output: 9.5 MB/s"
+    )
+    assert (tmp_path / "DeepHealthCheckResults" / "c").read_text().splitlines() == [second]

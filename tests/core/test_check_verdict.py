@@ -1,0 +1,177 @@
+"""Results make a fault only where something was seen to be wrong and it is clear whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unbroken.core.check_plan_steps import Step, next_steps, steps_done, total_steps
+from unbroken.core.check_verdict import RESULTS_MAX, RUN, compact, conclude, faults_of, usual
+from unbroken.core.check_verdict import Measured as Seen
+from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+
+BASIC, STRESS, PAIRS, TRAINING = CheckKind
+PASS, FAIL, UNKNOWN = Outcome
+
+
+def result(node: str, test: str, outcome: Outcome, kind: CheckKind = BASIC) -> CheckResult:
+    return CheckResult(node, kind, test, outcome, 1.0)
+
+
+def trained(node: str, weights: str, cpu: str = "AVX2") -> CheckResult:
+    text = f"loss=0x1.8p+0 weights={weights} torch=2.13.0+cpu cpu={cpu}"
+    return CheckResult(node, TRAINING, "training-run", PASS, 1.0, text)
+
+
+def met(one: str, other: str, speed: float, outcome: Outcome = PASS) -> list[CheckResult]:
+    found = []
+    for node, peer in ((one, other), (other, one)):
+        found.append(CheckResult(node, PAIRS, "all-reduce", outcome, 1.0, peer=peer))
+        if outcome is PASS:
+            for test, amount in (("all-reduce-bandwidth", speed), ("all-reduce-latency", 200.0)):
+                found.append(CheckResult(node, PAIRS, test, PASS, 1.0, "", amount, peer=peer))
+    return found
+
+
+def spec(*nodes: str, kinds: Sequence[CheckKind] = (BASIC,)) -> NodeCheckSpec:
+    return NodeCheckSpec(nodes, tuple(kinds))
+
+
+def test_unknown_tests_fail_no_node() -> None:
+    found = conclude(spec("a"), [result("a", "gpus", UNKNOWN), result("a", "disk", PASS)])
+    assert (found.phase, found.faulty) == (CheckPhase.PASSED, ())
+
+
+def test_a_failed_test_is_its_nodes_fault() -> None:
+    results = [result("a", "disk", PASS), result("b", "disk", FAIL), result("b", "gpus", UNKNOWN)]
+    found = conclude(spec("a", "b"), results)
+    assert (found.phase, found.faulty) == (CheckPhase.FAILED, ("b",))
+    assert found.standing["a"] is CheckPhase.PASSED
+    assert [one.test for one in faults_of("b", found.results)] == ["disk"]
+
+
+def test_tests_that_were_cut_short_are_nobodys_fault() -> None:
+    results = [result("a", "disk", PASS), result("a", RUN, UNKNOWN), result("b", "disk", PASS)]
+    found = conclude(spec("a", "b"), results)
+    assert (found.phase, found.faulty) == (CheckPhase.UNKNOWN, ())
+    assert "a" in found.message
+
+
+def test_the_slow_node_is_named_with_what_was_measured_and_expected() -> None:
+    nodes = ("a", "b", "c", "d")
+    results = [*met("a", "b", 9.0), *met("c", "d", 2.0), *met("a", "c", 8.0), *met("b", "d", 2.1)]
+    found = conclude(spec(*nodes, kinds=[PAIRS]), results)
+    assert found.faulty == ("d",)
+    (fault,) = faults_of("d", found.results)
+    assert (fault.measured, fault.expected, fault.unit) == (2.1, 4.5, "GB/s")
+    assert fault.message == "with b: 2.1 GB/s, expected 4.5; with c: 2.0 GB/s, expected 4.5"
+    assert not any(one.outcome is FAIL for one in found.results if one.node != "d")
+
+
+def test_of_two_nodes_that_cannot_meet_either_may_be_at_fault() -> None:
+    found = conclude(spec("a", "b", kinds=[PAIRS]), met("a", "b", 0.0, FAIL))
+    assert (found.phase, found.faulty) == (CheckPhase.UNKNOWN, ())
+    assert any("either may be at fault" in one.message for one in found.results)
+
+
+def test_one_node_alone_has_nobody_to_meet_and_is_not_held_back_by_it() -> None:
+    results = [result("a", "disk", PASS)]
+    found = conclude(spec("a", kinds=[BASIC, PAIRS]), results)
+    assert found.phase is CheckPhase.PASSED
+    assert any("needs two nodes" in one.message for one in found.results)
+
+
+def test_the_odd_one_of_three_runs_is_named() -> None:
+    found = conclude(
+        spec("a", "b", "c", kinds=[TRAINING]),
+        [trained("a", "11"), trained("b", "22"), trained("c", "11")],
+    )
+    assert found.faulty == ("b",)
+    assert "weights 22, expected" in faults_of("b", found.results)[0].message
+
+
+def test_what_else_a_run_says_is_not_compared() -> None:
+    odd = trained("c", "22")
+    odd = replace(odd, message=f"{odd.message}; planted: something")
+    found = conclude(
+        spec("a", "b", "c", kinds=[TRAINING]), [trained("a", "1"), trained("b", "1"), odd]
+    )
+    assert found.faulty == ("c",)
+
+
+def test_of_two_runs_that_differ_neither_is_named() -> None:
+    found = conclude(spec("a", "b", kinds=[TRAINING]), [trained("a", "11"), trained("b", "22")])
+    assert (found.phase, found.faulty) == (CheckPhase.UNKNOWN, ())
+
+
+def test_runs_of_other_processors_are_not_compared() -> None:
+    runs = [trained("a", "11"), trained("b", "11"), trained("c", "22", cpu="AVX512")]
+    found = conclude(spec("a", "b", "c", kinds=[TRAINING]), runs)
+    assert (found.phase, found.faulty) == (CheckPhase.PASSED, ())
+
+
+@given(st.lists(st.sampled_from(["1", "2", "3"]), min_size=1, max_size=9))
+def test_a_run_in_the_majority_is_never_named(weights: list[str]) -> None:
+    nodes = [f"n{number}" for number in range(len(weights))]
+    runs = [trained(node, text) for node, text in zip(nodes, weights, strict=True)]
+    found = conclude(spec(*nodes, kinds=[TRAINING]), runs)
+    for node, text in zip(nodes, weights, strict=True):
+        if 2 * weights.count(text) >= len(weights):
+            assert node not in found.faulty
+
+
+@pytest.mark.parametrize(("speeds", "expected"), [([5.0], None), ([1.0, 8.0], 4.0)])
+def test_what_is_usual_is_learned_from_two_pairs_or_more(
+    speeds: Iterable[float], expected: float | None
+) -> None:
+    pairs = {(f"a{n}", f"b{n}"): Seen(True, speed, 100.0) for n, speed in enumerate(speeds)}
+    assert usual(pairs).bandwidth == expected
+
+
+def test_a_busy_machines_latency_is_no_fault() -> None:
+    delays = enumerate((50.0, 60.0, 1900.0))
+    limits = usual({(f"a{n}", f"b{n}"): Seen(True, 1.0, delay) for n, delay in delays})
+    assert limits.latency == 2000.0
+
+
+def test_a_slow_node_that_meets_everybody_does_not_make_slow_usual() -> None:
+    results = [*met("a", "b", 9.0), *met("a", "c", 1.0), *met("b", "c", 1.1)]
+    assert conclude(spec("a", "b", "c", kinds=[PAIRS]), results).faulty == ("c",)
+
+
+def test_of_very_many_results_is_kept_what_the_verdict_needs() -> None:
+    nodes = [f"n{number:04}" for number in range(RESULTS_MAX // 4)]
+    results = [result(node, f"t{number}", PASS) for node in nodes for number in range(5)]
+    results += [result("n0003", "disk", FAIL), result("n0004", RUN, UNKNOWN)]
+    results += met("n0001", "n0002", 3.0)
+    asked = spec(*nodes)
+    kept = compact(results)
+    assert len(kept) == len(nodes) + 2 + 6
+    assert compact(kept) == kept
+    whole, part = conclude(asked, results), conclude(asked, kept)
+    assert (part.phase, part.faulty, part.standing) == (whole.phase, whole.faulty, whole.standing)
+    assert next_steps(asked, kept, []) == next_steps(asked, results, []) == []
+    assert compact(results[:10]) == tuple(results[:10])
+
+
+def test_kinds_follow_each_other_and_pairs_come_last() -> None:
+    asked = spec("a", "b", kinds=[BASIC, PAIRS, STRESS])
+    assert next_steps(asked, [], []) == [Step(("a",), BASIC), Step(("b",), BASIC)]
+    basic = [result("a", "disk", PASS)]
+    assert next_steps(asked, basic, [Step(("b",), BASIC)]) == [Step(("a",), STRESS)]
+    rest = [result("b", "disk", PASS), *(result(node, "cpu", PASS, STRESS) for node in "ab")]
+    assert next_steps(asked, [*basic, *rest], []) == [Step(("a", "b"), PAIRS)]
+    done = [*basic, *rest, *met("a", "b", 1.0)]
+    assert next_steps(asked, done, []) == []
+    assert (steps_done(done), total_steps(asked)) == (5, 5)
+
+
+def test_a_faulty_node_is_tested_no_further_and_meets_nobody() -> None:
+    asked = spec("a", "b", "c", kinds=[BASIC, STRESS, PAIRS])
+    results = [result("a", "disk", FAIL)]
+    results += [result(node, "x", PASS, kind) for node in "bc" for kind in (BASIC, STRESS)]
+    assert next_steps(asked, results, []) == [Step(("b", "c"), PAIRS)]
