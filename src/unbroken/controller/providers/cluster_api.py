@@ -1,0 +1,43 @@
+"""Cluster API: a node is replaced by deletion of its Machine, rebooted by its remediation.
+
+A MachineHealthCheck takes any Machine with the annotation `cluster.x-k8s.io/remediate-machine` for
+unhealthy, whatever else it looks at, and has it remediated as it is configured: by a reboot where
+there is an external remediation that does so (such as Metal3's), else by its replacement
+(MachineHealthCheck of v1beta2, `spec.checks`).  Without one that covers the Machine nothing comes
+of the annotation, and the rung ends at its time limit.  Only Machines in this very cluster are
+found: the provider is for clusters that manage themselves.
+"""
+
+from __future__ import annotations
+
+from unbroken.core.repair_events import Order
+from unbroken.spec.node_keys import Action
+
+from .base import Object, ObjectProvider, get_object
+
+GROUP = "cluster.x-k8s.io"
+REMEDIATE = f"{GROUP}/remediate-machine"
+
+
+class ClusterApiProvider(ObjectProvider):
+    """Deletes Machines, and asks for their remediation."""
+
+    name = "cluster-api"
+    supports = frozenset({Action.REBOOT, Action.REPLACE})
+    what = f"Machine of {GROUP}"
+
+    async def collection(self) -> str | None:
+        """As `ObjectProvider.collection`; in the version that the cluster prefers."""
+        group = await get_object(self._client, f"apis/{GROUP}")
+        if group is None:
+            return None
+        return f"apis/{group['preferredVersion']['groupVersion']}/machines"
+
+    def is_of(self, found: Object, node: str) -> bool:
+        """As `ObjectProvider.is_of`."""
+        reference = (found.get("status") or {}).get("nodeRef") or {}
+        return bool(reference.get("name") == node)
+
+    def request(self, order: Order) -> dict[str, str]:
+        """As `ObjectProvider.request`."""
+        return {REMEDIATE: ""} if order.action is Action.REBOOT else {}

@@ -1,0 +1,189 @@
+"""A command of the user's: for any cloud, for a BMC, for whatever can be called.
+
+It is started with NODE, ACTION (`reset-gpu`, `reboot`, `replace`), PROVIDER_ID (the Node's
+`spec.providerID`), BOOT_ID and ORDER_ID in its environment, and in its arguments where they say
+`{node}`, `{action}` and so on.  Its exit status is the answer: 0 done, 75 still at it (EX_TEMPFAIL
+of sysexits.h: it is called again), anything else: failed, for the reason on the last line of its
+standard error.  It may be called again with the same ORDER_ID, after a restart of the operator too,
+and must then not do it twice.  A last line `replacement=NAME` on standard output names the node
+that takes the place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from unbroken.core.repair_events import ALL_ACTIONS, Answer, Order, Standing
+from unbroken.errors import SpecError
+from unbroken.kube.client import KubeClient
+from unbroken.spec.node_keys import Action
+
+from .base import get_object, node_boot, stale
+
+STILL_WORKING = 75
+LIMIT_SECONDS = 300.0
+"""A call that takes longer is killed, with all that it has started; it may answer 75 instead."""
+OUTPUT_BYTES = 65536
+PASSES_MAX = 100
+"""Through the processes; one that the kernel holds in a system call outlives SIGKILL."""
+TEXT_MAX = 300
+REPLACEMENT = "replacement="
+NAMES = ("node", "action", "provider_id", "boot_id", "order_id")
+MARK = "UNBROKEN_REPAIR_CALL"
+"""In the environment of all that a call starts, by which it is found however it has left."""
+
+
+def parse_command(text: str) -> tuple[str, ...]:
+    """The words of a command; SpecError for one that cannot be called."""
+    try:
+        words = shlex.split(text)
+        for word in words:
+            word.format(**dict.fromkeys(NAMES, ""))
+    except (ValueError, KeyError, IndexError) as error:
+        known = ", ".join(f"{{{name}}}" for name in NAMES)
+        raise SpecError(f"--node-command: {error}; it may use {known}") from error
+    if not words:
+        raise SpecError("--node-command: say which command resets, reboots and replaces nodes")
+    return tuple(words)
+
+
+class CommandProvider:
+    """Calls a command for each order, until it has an answer."""
+
+    name = "command"
+    supports = ALL_ACTIONS
+
+    def __init__(
+        self, client: KubeClient, words: Sequence[str], limit_seconds: float = LIMIT_SECONDS
+    ) -> None:
+        self._client = client
+        self._words = tuple(words)
+        self._limit_seconds = limit_seconds
+
+    async def standing(self, order: Order) -> Standing:
+        """As `Provider.standing`."""
+        return await self._call(order)
+
+    async def order(self, order: Order) -> Standing:
+        """As `Provider.order`."""
+        over = stale(order, await node_boot(self._client, order.node))
+        if over is not None and order.action is Action.REBOOT:
+            return over
+        return await self._call(order)
+
+    async def _call(self, order: Order) -> Standing:
+        node = await get_object(self._client, f"api/v1/nodes/{quote(order.node)}") or {}
+        provider_id = str((node.get("spec") or {}).get("providerID") or "")
+        values = (order.node, order.action.value, provider_id, order.boot_id, order.id)
+        told = dict(zip(NAMES, values, strict=True))
+        words = [word.format(**told) for word in self._words]
+        given = {name.upper(): value for name, value in told.items()}
+        mark = f"{os.getpid()}-{order.id}"
+        self._client.require_leave()
+        return await self._run(words, {**os.environ, **given, MARK: mark}, mark)
+
+    async def _run(self, words: list[str], given: Mapping[str, str], mark: str) -> Standing:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=given,
+            )
+        except OSError as error:
+            return Standing(Answer.FAILED, f"{words[0]} cannot be started: {error.strerror}")
+        assert process.stdout is not None
+        assert process.stderr is not None
+        async with asyncio.TaskGroup() as tasks:
+            out = tasks.create_task(_tail(process.stdout))
+            err = tasks.create_task(_tail(process.stderr))
+            try:
+                is_late = await _is_late(process, self._limit_seconds)
+            finally:
+                # Whatever it left behind would act on a node that may be another by then, and
+                # hold its output open.
+                await asyncio.to_thread(_kill_marked, mark)
+                await process.wait()
+        if is_late:
+            text = f"{words[0]} has not ended within {self._limit_seconds:.0f} s and was killed"
+            return Standing(Answer.FAILED, text)
+        code = process.returncode or 0
+        return _answer(words[0], code, _last_line(out.result()), _last_line(err.result()))
+
+
+async def _is_late(process: asyncio.subprocess.Process, limit_seconds: float) -> bool:
+    """Whether the process itself has not ended in time.
+
+    Not by `process.wait`, which goes on until all who hold its output have closed it.
+    """
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False  # it was reaped already
+    loop.add_reader(handle, ended.set)
+    try:
+        async with asyncio.timeout(limit_seconds):
+            await ended.wait()
+    except TimeoutError:
+        return True
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
+    return False
+
+
+async def _tail(stream: asyncio.StreamReader) -> bytes:
+    """The end of what is written, until all who may write are gone."""
+    kept = b""
+    while chunk := await stream.read(OUTPUT_BYTES):
+        kept = (kept + chunk)[-OUTPUT_BYTES:]
+    return kept
+
+
+def _answer(command: str, code: int, out: str, err: str) -> Standing:
+    if code == 0:
+        is_named = out.startswith(REPLACEMENT)
+        return Standing(Answer.DONE, replacement=out.removeprefix(REPLACEMENT) if is_named else "")
+    if code == STILL_WORKING:
+        return Standing(Answer.WORKING, err or out)
+    return Standing(Answer.FAILED, err or f"{command} ended with exit code {code}")
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip()[:TEXT_MAX] if lines else ""
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill every process that carries the mark, and what they start meanwhile.  Blocks."""
+    wanted = f"{MARK}={mark}".encode()
+    for _ in range(PASSES_MAX):
+        if not sum(_kill_if(folder, wanted) for folder in Path("/proc").glob("[0-9]*")):
+            return
+
+
+def _kill_if(folder: Path, wanted: bytes) -> bool:
+    """Kill the process of a folder of /proc if it carries the mark and lives."""
+    try:
+        handle = os.pidfd_open(int(folder.name))
+    except OSError:
+        return False
+    try:
+        # Looked at after the handle was had: its number cannot change hands.  Those that have
+        # ended show no environment.
+        if wanted not in (folder / "environ").read_bytes().split(b"\0"):
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except OSError:
+        return False  # it has ended, or is not ours to look at
+    finally:
+        os.close(handle)
+    return True

@@ -1,0 +1,21 @@
+"""No provider: nodes are labelled and drained, a person does the rest."""
+
+from __future__ import annotations
+
+from unbroken.core.repair_events import Answer, Order, Standing
+from unbroken.spec.node_keys import Action
+
+
+class NoProvider:
+    """Can do nothing."""
+
+    name = "none"
+    supports: frozenset[Action] = frozenset()
+
+    async def order(self, order: Order) -> Standing:
+        """As `Provider.order`."""
+        return Standing(Answer.UNSUPPORTED, f"there is no provider to {order.action.value} a node")
+
+    async def standing(self, order: Order) -> Standing:
+        """As `Provider.standing`."""
+        return await self.order(order)

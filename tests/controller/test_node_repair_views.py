@@ -1,0 +1,102 @@
+"""What the repairer takes from objects of the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.controller.node_repair import node_patch
+from unbroken.controller.node_repair_views import is_of_a_job, record_patch, repair_node
+from unbroken.core.repair_events import PatchNode
+from unbroken.spec.node_keys import HEALTH, REPAIR, Action, Health
+from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
+
+AT = "2026-01-02T03:04:05Z"
+
+
+def node(
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    conditions: dict[str, str] | None = None,
+) -> Node:
+    """A node whose conditions have these states."""
+    listed = [
+        {"type": key, "status": value, "reason": f"{key}Reason", "lastTransitionTime": AT}
+        for key, value in (conditions or {"Ready": "True"}).items()
+    ]
+    body = {
+        "metadata": {"name": "n", "labels": labels or {}, "annotations": annotations or {}},
+        "status": {"conditions": listed},
+    }
+    return msgspec.convert(body, Node)
+
+
+def test_node_with_a_fault() -> None:
+    labels = {HEALTH: "UnschedulablePendingReboot", "sagemaker.amazonaws.com/fault-reason": "Xid79"}
+    states = {"Ready": "Unknown", "NvidiaGPUUnhealthy": "True", "HardwareUnhealthy": "False"}
+    found = repair_node(node(labels, {REPAIR: "reboot"}, states))
+    assert found.health is Health.PENDING_REBOOT
+    assert [(one.type, one.reason) for one in found.faults] == [
+        ("NvidiaGPUUnhealthy", "NvidiaGPUUnhealthyReason")
+    ]
+    assert (found.is_ready, found.is_silent) == (False, True)
+    assert found.ready_at == 1767323045.0
+    assert found.fault_reason == "Xid79"
+    assert found.order == "reboot"
+    assert found.marks == {"sagemaker.amazonaws.com/fault-reason"}
+
+
+@pytest.mark.parametrize(
+    ("labels", "rack"),
+    [
+        ({}, ""),
+        ({"topology.kubernetes.io/zone": "a"}, ""),
+        ({"topology.kubernetes.io/zone": "a", "unbroken.dev/rack": "r1"}, "a/r1"),
+        ({"topology.k8s.aws/network-node-layer-1": "x"}, ""),
+        ({"topology.k8s.aws/network-node-layer-3": "s3"}, "s3"),
+    ],
+)
+def test_rack_is_the_narrowest_place_and_never_a_zone(labels: dict[str, str], rack: str) -> None:
+    assert repair_node(node(labels)).rack == rack
+
+
+def test_label_of_no_meaning_is_none() -> None:
+    assert repair_node(node({HEALTH: "Fine"})).health is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "phase", "expected"),
+    [
+        ({"HPJob": "lm"}, "Running", True),
+        ({"training.kubeflow.org/job-name": "lm"}, "Pending", True),
+        ({"HPJob": "lm"}, "Succeeded", False),
+        ({"app": "dns"}, "Running", False),
+    ],
+)
+def test_pods_of_jobs(labels: dict[str, str], phase: str, expected: bool) -> None:
+    body: dict[str, Any] = {"metadata": {"name": "p", "labels": labels}, "status": {"phase": phase}}
+    assert is_of_a_job(msgspec.convert(body, Pod)) is expected
+
+
+def test_record_leaves_the_appeal_and_nothing_stale() -> None:
+    repair = RepairRecord(Action.REBOOT, "why", "daemon", RepairState.WAITING, 1.0)
+    patch = record_patch(NodeRecordSpec(repair=repair, cleared_at=5.0))["spec"]
+    assert not {"clearedAt", "clearedBy"} & patch.keys()
+    assert patch["quarantinedAt"] is None
+    assert patch["repair"]["message"] is None
+    assert patch["repair"]["state"] == "Waiting"
+    assert record_patch(NodeRecordSpec())["spec"]["repair"] is None
+
+
+def test_patch_keeps_the_taints_of_others() -> None:
+    other = {"key": "a", "effect": "NoExecute"}
+    ours = {"key": HEALTH, "value": "Unschedulable", "effect": "NoSchedule"}
+    found = {"metadata": {"resourceVersion": "7"}, "spec": {"taints": [other, ours]}}
+    body = node_patch(found, PatchNode("n", {HEALTH: "Schedulable"}, taint=False))
+    assert body["spec"]["taints"] == [other]
+    assert body["metadata"]["resourceVersion"] == "7"
+    assert node_patch(found, PatchNode("n", taint=True))["spec"]["taints"] == [other, ours]
+    assert "spec" not in node_patch(found, PatchNode("n"))
