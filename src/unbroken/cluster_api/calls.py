@@ -1,0 +1,46 @@
+"""What the operations are given: the request, the store, the time, and ids."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .store import Store
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is the same for every call."""
+
+    store: Store
+    now: Callable[[], float]
+    """Seconds since the epoch."""
+    new_hex: Callable[[int], str]
+    """So many random hexadecimal digits."""
+    region: str
+    account: str
+    """Of the ARNs of clusters whose creation was not signed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request, of the right shape."""
+
+    around: Around
+    body: Mapping[str, Any]
+    region: str
+
+    @property
+    def store(self) -> Store:
+        """Where clusters are."""
+        return self.around.store
+
+    def text(self, name: str) -> str:
+        """A member; empty where it was not given."""
+        return str(self.body.get(name) or "")
+
+
+Handler = Callable[[Call], Awaitable[Object]]

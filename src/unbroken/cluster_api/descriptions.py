@@ -1,0 +1,172 @@
+"""DescribeCluster and ListClusters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from unbroken.core.cluster_groups import instance_types
+from unbroken.core.cluster_state import GroupPhase, GroupState, OperationStatus, OperationType
+from unbroken.spec.node_keys import HEALTH, INSTANCE_TYPES, PREFIX
+
+from .calls import Call, Object
+from .pages import Key, is_between, page
+from .store import Stored, StoredMachine
+
+KEPT = ("VpcConfig", "Orchestrator", "TieredStorageConfig", "NodeProvisioningMode", "ClusterRole")
+"""Members of CreateCluster that DescribeCluster gives back as they came."""
+KEPT_OF_GROUPS = (
+    *("InstanceType", "LifeCycleConfig", "ExecutionRole", "ThreadsPerCore"),
+    *("InstanceStorageConfigs", "OnStartDeepHealthChecks", "TrainingPlanArn", "OverrideVpcConfig"),
+    *("ScheduledUpdateConfig", "CapacityRequirements", "NetworkInterface"),
+)
+
+
+async def describe_cluster(call: Call) -> Object:
+    """DescribeCluster."""
+    stored = await call.store.find(call.text("ClusterName"))
+    machines = await call.store.machines(stored)
+    request = stored.spec.request
+    answer: Object = {
+        "ClusterArn": stored.arn,
+        "ClusterName": stored.spec.name,
+        "ClusterStatus": stored.phase,
+        "CreationTime": stored.created_at,
+        "InstanceGroups": [
+            _group(stored, one, machines) for one in request.get("InstanceGroups") or ()
+        ],
+        "NodeRecovery": stored.spec.node_recovery.value,
+        **{name: request[name] for name in KEPT if name in request},
+    }
+    if stored.status.message:
+        answer["FailureMessage"] = stored.status.message
+    if "AutoScaling" in request:
+        answer["AutoScaling"] = {**request["AutoScaling"], "Status": "InService"}
+    return answer
+
+
+def _group(stored: Stored, request: Mapping[str, Any], machines: Sequence[StoredMachine]) -> Object:
+    name = request["InstanceGroupName"]
+    state = stored.state.group(name) or GroupState(name)
+    target = len(stored.spec.targets.get(name) or ())
+    types = instance_types(request)
+    mine = [one for one in machines if one.spec.instance_group == name]
+    counts = Counter(one.spec.instance_type for one in mine)
+    found: Object = {
+        "InstanceGroupName": name,
+        "CurrentCount": state.current,
+        "TargetCount": target,
+        "TargetStateCount": sum(
+            one.group == name and one.phase.value == "Running" for one in stored.state.instances
+        ),
+        "InstanceTypeDetails": [
+            {"InstanceType": one, "CurrentCount": counts[one]} for one in types
+        ],
+        "Status": _phase(stored, state),
+        **{key: request[key] for key in KEPT_OF_GROUPS if key in request},
+    }
+    if "MinInstanceCount" in request:
+        found["MinCount"] = request["MinInstanceCount"]
+    if "InstanceRequirements" in request:
+        both = {"CurrentInstanceTypes": list(types), "DesiredInstanceTypes": list(types)}
+        found["InstanceRequirements"] = both
+    if "ImageId" in request:
+        found["DesiredImageId"] = request["ImageId"]
+    if "AutoPatchConfig" in request:
+        patching = request["AutoPatchConfig"]
+        found["AutoPatchConfig"] = {
+            key: one for key, one in patching.items() if key != "PatchSchedule"
+        }
+    if "KubernetesConfig" in request:
+        found["KubernetesConfig"] = kubernetes_details(
+            request["KubernetesConfig"], next(iter(mine), None)
+        )
+    _add_operations(found, stored, name)
+    return found
+
+
+def _phase(stored: Stored, state: GroupState) -> str:
+    if stored.is_deleting:
+        return GroupPhase.DELETING.value
+    is_updating = stored.state.update is not None and state.name in stored.state.update.groups
+    return GroupPhase.SYSTEM_UPDATING.value if is_updating else state.phase.value
+
+
+def _add_operations(found: Object, stored: Stored, name: str) -> None:
+    scaling = sum(
+        detail.group == name and detail.status is OperationStatus.IN_PROGRESS
+        for one in stored.state.operations
+        if one.type is OperationType.SCALING
+        for detail in one.scaling
+    )
+    if scaling:
+        found["ActiveOperations"] = {OperationType.SCALING.value: scaling}
+    if stored.state.update is not None and name in stored.state.update.groups:
+        found["SoftwareUpdateStatus"] = "InProgress"
+    elif name in stored.state.updated:
+        found["SoftwareUpdateStatus"] = "Succeeded"
+
+
+def kubernetes_details(config: Mapping[str, Any], machine: StoredMachine | None) -> Object:
+    """A KubernetesConfig as groups and nodes show it: what they have and what new ones will have.
+
+    `machine`: the one whose labels and taints are the current ones; None: there is none.
+    """
+    found: Object = {}
+    if config.get("Labels"):
+        found["DesiredLabels"] = config["Labels"]
+    if config.get("Taints"):
+        found["DesiredTaints"] = config["Taints"]
+    if machine is None:
+        return found
+    labels = {
+        key: value
+        for key, value in machine.spec.labels.items()
+        if not key.startswith(PREFIX) and key not in INSTANCE_TYPES
+    }
+    taints = [
+        {"Key": one.key, "Effect": one.effect, **({"Value": one.value} if one.value else {})}
+        for one in machine.spec.taints
+        if one.key != HEALTH
+    ]
+    current = {"CurrentLabels": labels, "CurrentTaints": taints}
+    return {**{key: one for key, one in current.items() if one}, **found}
+
+
+async def list_clusters(call: Call) -> Object:
+    """ListClusters."""
+    body = call.body
+    plan, part = body.get("TrainingPlanArn"), call.text("NameContains")
+    chosen = [
+        one
+        for one in await call.store.clusters()
+        if part.lower() in one.spec.name.lower()
+        and is_between(one.created_at, body, "CreationTime")
+        and (plan is None or plan in _plans(one))
+    ]
+
+    def key(one: Stored) -> Key:
+        by_name = body.get("SortBy") == "NAME"
+        return one.spec.name if by_name else one.created_at, one.object_name
+
+    found, token = page(chosen, key, body, is_descending=body.get("SortOrder") == "Descending")
+    summaries = [_summary(one) for one in found]
+    return {"ClusterSummaries": summaries, **({"NextToken": token} if token else {})}
+
+
+def _summary(stored: Stored) -> Object:
+    found: Object = {
+        "ClusterArn": stored.arn,
+        "ClusterName": stored.spec.name,
+        "CreationTime": stored.created_at,
+        "ClusterStatus": stored.phase,
+    }
+    if plans := _plans(stored):
+        found["TrainingPlanArns"] = plans
+    return found
+
+
+def _plans(stored: Stored) -> list[str]:
+    groups = stored.spec.request.get("InstanceGroups") or ()
+    return sorted({one["TrainingPlanArn"] for one in groups if "TrainingPlanArn" in one})

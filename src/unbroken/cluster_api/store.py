@@ -1,0 +1,253 @@
+"""Cluster objects and what belongs to them, read from and written to the Kubernetes API.
+
+Every request reads anew, so that a client finds what it has just written; changes are made to the
+version that was read, and made again where somebody was faster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from unbroken.core.cluster_state import ClusterState, read_state, write_state
+from unbroken.errors import WorldError
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.spec.cluster import ClusterSpec, ClusterStatus
+from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_RECORD
+from unbroken.spec.machine import MachineSpec, MachineStatus
+from unbroken.spec.node_record import RepairRecord, RepairState
+from unbroken.spec.times import time_seconds
+from unbroken.spec.write import write_record
+
+from .errors import not_found
+
+Object = dict[str, Any]
+FINALIZER = "unbroken.dev/cluster"
+"""Keeps a Cluster until its last machine is gone (`controller/clusters`)."""
+ID_LABEL = "unbroken.dev/cluster-id"
+ARN_ANNOTATION = "unbroken.dev/cluster-arn"
+TOKENS_ANNOTATION = "unbroken.dev/client-tokens"
+ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]*):([0-9]{12}):cluster/([a-z0-9]{12})")
+MERGE = {"Content-Type": "application/merge-patch+json"}
+NOT_FOUND, CONFLICT = 404, 409
+TRIES = 10
+"""Of a change that others come before."""
+ENDED = (RepairState.DONE, RepairState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A Cluster object as it was read."""
+
+    content: Object
+    spec: ClusterSpec
+    status: ClusterStatus
+    state: ClusterState
+
+    @property
+    def metadata(self) -> Object:
+        """Of the object."""
+        found: Object = self.content["metadata"]
+        return found
+
+    @property
+    def object_name(self) -> str:
+        """The cluster's name in lower case."""
+        name: str = self.metadata["name"]
+        return name
+
+    @property
+    def arn(self) -> str:
+        """As it was given at its creation."""
+        arn: str = (self.metadata.get("annotations") or {}).get(ARN_ANNOTATION, "")
+        return arn
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since the epoch."""
+        return time_seconds(self.metadata["creationTimestamp"])
+
+    @property
+    def is_deleting(self) -> bool:
+        """Its deletion was asked for."""
+        return bool(self.metadata.get("deletionTimestamp"))
+
+    @property
+    def phase(self) -> str:
+        """ClusterStatus, without waiting for the controller to say it."""
+        return "Deleting" if self.is_deleting else self.status.phase
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMachine:
+    """A Machine object."""
+
+    content: Object
+    spec: MachineSpec
+    status: MachineStatus
+
+    @property
+    def name(self) -> str:
+        """Of the machine and of its node."""
+        name: str = self.content["metadata"]["name"]
+        return name
+
+    @property
+    def created_at(self) -> float:
+        """Seconds since the epoch."""
+        return time_seconds(self.content["metadata"]["creationTimestamp"])
+
+
+class Store:
+    """Requests about clusters; each raises as `unbroken.kube.client.api_errors`."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def create(self, content: Object) -> None:
+        """Create a Cluster; ApiRefusal AlreadyExists where the name is taken."""
+        await self._client.raw("POST", CLUSTER.path, body=content)
+
+    async def clusters(self, cluster_id: str = "") -> list[Stored]:
+        """All clusters, or the one with this id."""
+        query = {"labelSelector": f"{ID_LABEL}={cluster_id}"} if cluster_id else {}
+        return [_stored(one) for one in await self._list(CLUSTER.path, query)]
+
+    async def find(self, name_or_arn: str) -> Stored:
+        """A cluster; ResourceNotFound."""
+        found = ARN.fullmatch(name_or_arn)
+        if found is not None:
+            for one in await self.clusters(found[3]):
+                if one.arn == name_or_arn:
+                    return one
+            raise not_found(f"Cluster with ARN {name_or_arn} not found")
+        content = await self._get(f"{CLUSTER.path}/{quote(name_or_arn.lower())}")
+        stored = _stored(content) if content is not None else None
+        if stored is None or stored.spec.name != name_or_arn:
+            raise not_found(f"Cluster with name {name_or_arn} not found")
+        return stored
+
+    async def change(
+        self, name_or_arn: str, change: Callable[[Stored], tuple[ClusterSpec, Object]]
+    ) -> Stored:
+        """Write what `change` makes of the cluster: its spec, and annotations to set."""
+        for _ in range(TRIES):
+            stored = await self.find(name_or_arn)
+            spec, annotations = change(stored)
+            metadata = {
+                **stored.metadata,
+                "annotations": {**(stored.metadata.get("annotations") or {}), **annotations},
+            }
+            body = {**stored.content, "metadata": metadata, "spec": write_record(spec)}
+            path = f"{CLUSTER.path}/{stored.object_name}"
+            if await self._put(path, body):
+                return replace(stored, spec=spec)
+        raise _too_busy(name_or_arn)
+
+    async def change_state(
+        self, name_or_arn: str, change: Callable[[Stored], ClusterState]
+    ) -> Stored:
+        """Write what `change` makes of the cluster's state."""
+        for _ in range(TRIES):
+            stored = await self.find(name_or_arn)
+            state = change(stored)
+            status = replace(stored.status, state=write_state(state))
+            body = {**stored.content, "status": write_record(status)}
+            if await self._put(f"{CLUSTER.path}/{stored.object_name}/status", body):
+                return replace(stored, state=state)
+        raise _too_busy(name_or_arn)
+
+    async def delete(self, stored: Stored) -> None:
+        """Have this very cluster deleted, with its machines."""
+        body = {"preconditions": {"uid": stored.metadata["uid"]}}
+        path = f"{CLUSTER.path}/{stored.object_name}"
+        try:
+            await self._client.raw("DELETE", path, body=body)
+        except ApiRefusal as error:
+            if error.code not in (NOT_FOUND, CONFLICT):
+                raise
+
+    async def machines(self, stored: Stored) -> list[StoredMachine]:
+        """The machines of a cluster."""
+        # Not by label: whoever replaces a machine need copy its spec only.
+        found = await self._list(MACHINE.path, {})
+        machines = [
+            StoredMachine(one, MACHINE.spec_of(one)[0], MACHINE.status_of(one)[0]) for one in found
+        ]
+        return [one for one in machines if one.spec.cluster == stored.object_name]
+
+    async def node(self, name: str) -> Object | None:
+        """A Node."""
+        return await self._get(f"api/v1/nodes/{quote(name)}")
+
+    async def repair_of(self, node: str) -> RepairRecord | None:
+        """The repair of a node that is under way."""
+        content = await self._get(f"{NODE_RECORD.path}/{quote(node)}")
+        if content is None:
+            return None
+        repair = NODE_RECORD.spec_of(content)[0].repair
+        return repair if repair is not None and repair.state not in ENDED else None
+
+    async def annotate(self, node: Object, annotations: Mapping[str, str]) -> bool:
+        """Set annotations of a Node as it was read; False: it has changed since."""
+        metadata = node["metadata"]
+        body = {
+            "metadata": {
+                "annotations": dict(annotations),
+                "resourceVersion": metadata["resourceVersion"],
+            }
+        }
+        path = f"api/v1/nodes/{quote(metadata['name'])}"
+        try:
+            await self._client.raw("PATCH", path, body=body, headers=MERGE)
+        except ApiRefusal as error:
+            if error.code not in (NOT_FOUND, CONFLICT):
+                raise
+            return False
+        return True
+
+    async def delete_machine(self, machine: StoredMachine) -> None:
+        """Have a machine deleted; another takes its place."""
+        try:
+            await self._client.raw("DELETE", f"{MACHINE.path}/{quote(machine.name)}")
+        except ApiRefusal as error:
+            if error.code != NOT_FOUND:
+                raise
+
+    async def _list(self, path: str, query: Mapping[str, str]) -> list[Object]:
+        found: Object = msgspec.json.decode(await self._client.raw("GET", path, parameters=query))
+        items: list[Object] = found.get("items") or []
+        return items
+
+    async def _get(self, path: str) -> Object | None:
+        try:
+            found: Object = msgspec.json.decode(await self._client.raw("GET", path))
+        except ApiRefusal as error:
+            if error.code != NOT_FOUND:
+                raise
+            return None
+        return found
+
+    async def _put(self, path: str, body: Object) -> bool:
+        """Whether it was written; False: somebody was faster."""
+        try:
+            await self._client.raw("PUT", path, body=body)
+        except ApiRefusal as error:
+            if error.code != CONFLICT:
+                raise
+            return False
+        return True
+
+
+def _stored(content: Object) -> Stored:
+    status = CLUSTER.status_of(content)[0]
+    return Stored(content, CLUSTER.spec_of(content)[0], status, read_state(status.state))
+
+
+def _too_busy(name: str) -> WorldError:
+    return WorldError(f"cluster {name} is being changed by others; try again", 1.0)

@@ -1,0 +1,202 @@
+"""Whether a value has the shape that an operation takes, in SageMaker's words.  Pure.
+
+The service itself ignores members that it does not know; here they are refused, for a member that
+does nothing is mostly a misspelt one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from functools import cache
+from typing import Any, Protocol
+
+import re2  # type: ignore[import-untyped]
+
+from .errors import invalid
+from .shapes import Schema, Shape, Type
+
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+"""Of every integer of the service model."""
+SHOWN_CHARACTERS = 200
+SHOWN_VIOLATIONS = 25
+"""More are only counted: a list may have thousands of members."""
+LOOK_AROUND = ("(?=", "(?!")
+"""What RE2 does not know.  Such patterns run on `re`, and only where the length is right: the
+model's are on strings of at most 255 characters."""
+
+
+class _Compiled(Protocol):
+    def fullmatch(self, text: str) -> object: ...
+
+
+def check(schema: Schema, operation: str, value: Any) -> None:
+    """ValidationException with everything that is wrong with an operation's input."""
+    found = list(violations(schema, schema.operations[operation].input, value))
+    if not found:
+        return
+    count = len(found)
+    noun = "validation error" if count == 1 else "validation errors"
+    shown = "; ".join(found[:SHOWN_VIOLATIONS])
+    more = f"; and {count - SHOWN_VIOLATIONS} more" if count > SHOWN_VIOLATIONS else ""
+    raise invalid(f"{count} {noun} detected: {shown}{more}")
+
+
+def violations(schema: Schema, shape: str, value: Any, path: str = "") -> Iterator[str]:
+    """Each constraint that the value fails to satisfy; `path` is where it stands."""
+    found = schema.shapes[shape]
+    match found.type:
+        case Type.STRUCTURE:
+            yield from _structure(schema, found, value, path)
+        case Type.LIST:
+            yield from _list(schema, found, value, path)
+        case Type.MAP:
+            yield from _map(schema, found, value, path)
+        case Type.STRING:
+            yield from _string(found, value, path)
+        case Type.INTEGER | Type.FLOAT:
+            yield from _number(found, value, path)
+        case Type.BOOLEAN:
+            if not isinstance(value, bool):
+                yield _failed(value, path, "be a boolean")
+        case Type.TIMESTAMP:
+            if not is_timestamp(value):
+                yield _failed(value, path, "be a timestamp")
+
+
+def _structure(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield _failed(value, path, "be a structure")
+        return
+    given = {name: one for name, one in value.items() if one is not None}
+    for name in shape.required:
+        if name not in given:
+            yield _failed(None, _below(path, name), "not be null")
+    for name, one in given.items():
+        if name not in shape.members:
+            known = ", ".join(shape.members) or "none"
+            yield _failed(one, _below(path, name), f"be one of the known members: [{known}]")
+        else:
+            yield from violations(schema, shape.members[name], one, _below(path, name))
+    if shape.union and len(given) != 1:
+        choices = ", ".join(shape.members)
+        yield _failed(value, path, f"have exactly one of the members: [{choices}]")
+
+
+def _list(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
+    if not isinstance(value, list):
+        yield _failed(value, path, "be a list")
+        return
+    yield from _length(shape, value, path)
+    for number, one in enumerate(value, 1):
+        place = f"{path}.{number}.member"
+        if one is None:
+            yield _failed(None, place, "not be null")
+        else:
+            yield from violations(schema, shape.member, one, place)
+
+
+def _map(schema: Schema, shape: Shape, value: Any, path: str) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield _failed(value, path, "be a map")
+        return
+    yield from _length(shape, value, path)
+    for key, one in value.items():
+        yield from violations(schema, shape.key, key, f"{path}.key")
+        yield from violations(schema, shape.value, one, f"{path}.{_cut(key)}.value")
+
+
+def _string(shape: Shape, value: Any, path: str) -> Iterator[str]:
+    if not isinstance(value, str):
+        yield _failed(value, path, "be a string")
+        return
+    wrong = list(_length(shape, value, path))
+    yield from wrong
+    if shape.enum and value not in shape.enum:
+        yield _failed(value, path, f"satisfy enum value set: [{', '.join(shape.enum)}]")
+    if shape.pattern is not None and not _matches(shape.pattern, value, is_bounded=not wrong):
+        yield _failed(value, path, f"satisfy regular expression pattern: {shape.pattern}")
+
+
+def _number(shape: Shape, value: Any, path: str) -> Iterator[str]:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or (shape.type is Type.INTEGER and not isinstance(value, int)):
+        yield _failed(
+            value, path, f"be {'an integer' if shape.type is Type.INTEGER else 'a number'}"
+        )
+        return
+    least = INT_MIN if shape.min is None else shape.min
+    most = INT_MAX if shape.max is None else shape.max
+    if value < least:
+        yield _failed(value, path, f"have value greater than or equal to {least}")
+    if value > most:
+        yield _failed(value, path, f"have value less than or equal to {most}")
+
+
+def _length(shape: Shape, value: str | list[Any] | dict[str, Any], path: str) -> Iterator[str]:
+    if shape.min is not None and len(value) < shape.min:
+        yield _failed(value, path, f"have length greater than or equal to {shape.min}")
+    if shape.max is not None and len(value) > shape.max:
+        yield _failed(value, path, f"have length less than or equal to {shape.max}")
+
+
+def is_timestamp(value: Any) -> bool:
+    """Seconds since the epoch, or an ISO 8601 time with a zone."""
+    if isinstance(value, str):
+        try:
+            return datetime.fromisoformat(value).tzinfo is not None
+        except ValueError:
+            return False
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def timestamp(value: float | str) -> float:
+    """Seconds since the epoch of what `is_timestamp`."""
+    return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else float(value)
+
+
+@cache
+def _compiled(pattern: str) -> _Compiled:
+    has_look_around = any(sign in pattern for sign in LOOK_AROUND)
+    compiled: _Compiled = re.compile(pattern) if has_look_around else re2.compile(pattern)
+    return compiled
+
+
+def _matches(pattern: str, value: str, *, is_bounded: bool) -> bool:
+    if not is_bounded and any(sign in pattern for sign in LOOK_AROUND):
+        return True  # its length is a violation already
+    try:
+        return _compiled(pattern).fullmatch(value) is not None
+    except UnicodeEncodeError:
+        return False  # half of a surrogate pair, which is no text
+
+
+def _failed(value: Any, path: str, constraint: str) -> str:
+    shown = "null" if value is None else f"'{_cut(_text(value))}'"
+    return f"Value {shown} at '{path}' failed to satisfy constraint: Member must {constraint}"
+
+
+def _text(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case list():
+            return f"[{', '.join(_text(one) for one in value[:SHOWN_VIOLATIONS])}]"
+        case dict():
+            pairs = list(value.items())[:SHOWN_VIOLATIONS]
+            return "{" + ", ".join(f"{key}={_text(one)}" for key, one in pairs) + "}"
+        case _:
+            return str(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def _below(path: str, name: str) -> str:
+    # The service names members as its own programs do: `instanceGroups.1.member.instanceCount`.
+    name = _cut(name)
+    own = name[:1].lower() + name[1:]
+    return f"{path}.{own}" if path else own

@@ -1,0 +1,89 @@
+"""Clusters, machines, nodes and checks of the API as `core/clusters` sees them.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from lightkube.resources.core_v1 import Node
+
+from unbroken.core.cluster_draft import CheckView, MachineView, NodeView, World
+from unbroken.core.cluster_state import ClusterPhase, ClusterState, read_state
+from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK
+from unbroken.spec.node_keys import DEEP_CHECK, HEALTH, REPAIR
+from unbroken.spec.times import time_seconds
+
+Object = Mapping[str, Any]
+
+
+def world_of(
+    cluster: Object,
+    machines: Iterable[Object],
+    node_of: Callable[[str], Node | None],
+    checks: Iterable[Object],
+) -> tuple[World, ClusterState]:
+    """A cluster with its machines; `node_of` finds the node of a name."""
+    spec, _ = CLUSTER.spec_of(cluster)
+    status, _ = CLUSTER.status_of(cluster)
+    seen = [machine_view(one) for one in machines]
+    nodes = {one.name: node_view(one.name, node_of(one.name)) for one in seen}
+    found = [check_view(one) for one in checks]
+    world = World(
+        name=cluster["metadata"]["name"],
+        spec=spec,
+        phase=phase_of(status.phase),
+        message=status.message,
+        is_deleting=bool(cluster["metadata"].get("deletionTimestamp")),
+        machines=seen,
+        nodes=nodes,
+        checks=[one for one in found if any(name in nodes for name in one.nodes)],
+    )
+    return world, read_state(status.state)
+
+
+def phase_of(text: str) -> ClusterPhase:
+    """The phase; Creating where it is none."""
+    try:
+        return ClusterPhase(text)
+    except ValueError:
+        return ClusterPhase.CREATING
+
+
+def machine_view(machine: Object) -> MachineView:
+    """A Machine object."""
+    spec, _ = MACHINE.spec_of(machine)
+    status, _ = MACHINE.status_of(machine)
+    metadata = machine["metadata"]
+    return MachineView(
+        metadata["name"],
+        spec.logical_id,
+        spec.instance_group,
+        status.phase,
+        status.message,
+        bool(metadata.get("deletionTimestamp")),
+        time_seconds(metadata["creationTimestamp"]) if metadata.get("creationTimestamp") else 0.0,
+    )
+
+
+def node_view(name: str, node: Node | None) -> NodeView:
+    """A Node, which may not be there yet."""
+    metadata = node.metadata if node is not None else None
+    if node is None or metadata is None:
+        return NodeView(name)
+    labels, annotations = metadata.labels or {}, metadata.annotations or {}
+    conditions = (node.status and node.status.conditions) or ()
+    return NodeView(
+        name,
+        any(one.type == "Ready" and one.status == "True" for one in conditions),
+        labels.get(HEALTH, ""),
+        labels.get(DEEP_CHECK, ""),
+        annotations.get(REPAIR, ""),
+    )
+
+
+def check_view(check: Object) -> CheckView:
+    """A NodeCheck object."""
+    spec, _ = NODE_CHECK.spec_of(check)
+    status, _ = NODE_CHECK.status_of(check)
+    name = check["metadata"]["name"]
+    return CheckView(name, spec.nodes, spec.kinds, status.phase, status.faulty, status.message)

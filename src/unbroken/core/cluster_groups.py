@@ -1,0 +1,120 @@
+"""The instance groups of a Cluster: what its request says of machines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unbroken.spec.cluster import ClusterSpec
+from unbroken.spec.machine import LifeCycle, MachineSpec, MachineTaint
+from unbroken.spec.node_check import CheckKind
+from unbroken.spec.node_keys import (
+    CLUSTER_NAME,
+    COMPUTE_TYPE,
+    COMPUTE_TYPE_VALUE,
+    DEEP_CHECK,
+    HEALTH,
+    INSTANCE_GROUP,
+    INSTANCE_TYPES,
+    TAINT_EFFECT,
+    TAINT_VALUE,
+    DeepCheck,
+    Health,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """An instance group as it is wanted."""
+
+    name: str
+    instance_type: str
+    logical_ids: tuple[str, ...]
+    minimum: int = 0
+    checks: tuple[CheckKind, ...] = ()
+    """Deep checks of each new node before it takes pods."""
+    request: Mapping[str, Any] | None = None
+    """The ClusterInstanceGroupSpecification."""
+
+
+def is_continuous(spec: ClusterSpec) -> bool:
+    """Whether partial capacity is kept (NodeProvisioningMode)."""
+    return spec.request.get("NodeProvisioningMode") == "Continuous"
+
+
+def groups_of(spec: ClusterSpec) -> tuple[Group, ...]:
+    """The groups, in the order of the request."""
+    return tuple(_group(spec, one) for one in _requested(spec))
+
+
+def _requested(spec: ClusterSpec) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = spec.request.get("InstanceGroups") or ()
+    return found
+
+
+def _group(spec: ClusterSpec, request: Mapping[str, Any]) -> Group:
+    name = str(request["InstanceGroupName"])
+    return Group(
+        name,
+        instance_types(request)[0],
+        tuple(spec.targets.get(name) or ()),
+        int(request.get("MinInstanceCount") or 0),
+        tuple(CheckKind(kind) for kind in request.get("OnStartDeepHealthChecks") or ()),
+        request,
+    )
+
+
+def instance_types(request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Types that machines of a group may have; the first is what they get."""
+    several = (request.get("InstanceRequirements") or {}).get("InstanceTypes") or ()
+    return tuple(several) or (str(request.get("InstanceType") or ""),)
+
+
+def retargeted(spec: ClusterSpec, targets: Mapping[str, Sequence[str]]) -> ClusterSpec:
+    """The spec with other logical ids in some groups, and their counts to match."""
+    merged = {**spec.targets, **{name: list(ids) for name, ids in targets.items()}}
+    groups = [
+        {**one, "InstanceCount": len(merged.get(one["InstanceGroupName"]) or ())}
+        for one in _requested(spec)
+    ]
+    return replace(spec, targets=merged, request={**spec.request, "InstanceGroups": groups})
+
+
+def machine_spec(spec: ClusterSpec, object_name: str, group: Group, logical_id: str) -> MachineSpec:
+    """The machine for a place in a group.
+
+    A node that is to be checked first is born unschedulable: no pod can slip in between.
+    """
+    request = group.request or {}
+    kubernetes = request.get("KubernetesConfig") or {}
+    health = Health.UNSCHEDULABLE if group.checks else Health.SCHEDULABLE
+    labels = {
+        **(kubernetes.get("Labels") or {}),
+        CLUSTER_NAME: spec.name,
+        INSTANCE_GROUP: group.name,
+        COMPUTE_TYPE: COMPUTE_TYPE_VALUE,
+        HEALTH: health.value,
+        **dict.fromkeys(INSTANCE_TYPES, group.instance_type),
+    }
+    taints = [
+        MachineTaint(one["Key"], one["Effect"], one.get("Value") or "")
+        for one in kubernetes.get("Taints") or ()
+    ]
+    if group.checks:
+        labels[DEEP_CHECK] = DeepCheck.IN_PROGRESS.value
+        taints.append(MachineTaint(HEALTH, TAINT_EFFECT, TAINT_VALUE))
+    scripts = request.get("LifeCycleConfig") or {}
+    return MachineSpec(
+        cluster=object_name,
+        instance_group=group.name,
+        instance_type=group.instance_type,
+        logical_id=logical_id,
+        labels=labels,
+        taints=tuple(taints),
+        life_cycle=LifeCycle(
+            scripts.get("SourceS3Uri") or "",
+            scripts.get("OnCreate") or "",
+            scripts.get("OnInitComplete") or "",
+        ),
+    )

@@ -1,0 +1,251 @@
+"""What is remembered of a cluster beside its spec: groups, instances, operations, events.
+
+It is `status.state` of the Cluster object.  Names of phases are SageMaker's (API 2017-07-24).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any
+
+from unbroken.spec.fields import Limits
+from unbroken.spec.node_check import CheckKind
+from unbroken.spec.problems import Report
+from unbroken.spec.read import read_record
+from unbroken.spec.write import write_record
+
+Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
+EVENTS_MAX = 500
+"""About as many are listed (reference section 1.5)."""
+OPERATIONS_MAX = 100
+
+
+class ClusterPhase(Enum):
+    """ClusterStatus."""
+
+    CREATING = "Creating"
+    DELETING = "Deleting"
+    FAILED = "Failed"
+    IN_SERVICE = "InService"
+    ROLLING_BACK = "RollingBack"
+    SYSTEM_UPDATING = "SystemUpdating"
+    UPDATING = "Updating"
+
+
+class GroupPhase(Enum):
+    """InstanceGroupStatus."""
+
+    CREATING = "Creating"
+    IN_SERVICE = "InService"
+    UPDATING = "Updating"
+    FAILED = "Failed"
+    DEGRADED = "Degraded"
+    SYSTEM_UPDATING = "SystemUpdating"
+    DELETING = "Deleting"
+
+
+class InstancePhase(Enum):
+    """ClusterInstanceStatus."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    FAILURE = "Failure"
+    SHUTTING_DOWN = "ShuttingDown"
+    DEEP_CHECK = "DeepHealthCheckInProgress"
+
+
+class OperationType(Enum):
+    """ClusterOperationType."""
+
+    SCALING = "Scaling"
+    DEEP_CHECK = "DeepHealthCheck"
+
+
+class OperationStatus(Enum):
+    """ClusterOperationStatus."""
+
+    IN_PROGRESS = "InProgress"
+    SUPERSEDED = "Superseded"
+    DONE = "Done"
+
+
+class Resource(Enum):
+    """ClusterEventResourceType."""
+
+    CLUSTER = "Cluster"
+    GROUP = "InstanceGroup"
+    INSTANCE = "Instance"
+
+
+class Level(Enum):
+    """ClusterEventLevel."""
+
+    INFO = "Info"
+    WARN = "Warn"
+    ERROR = "Error"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """An instance group."""
+
+    name: str
+    phase: GroupPhase = GroupPhase.CREATING
+    target: tuple[str, ...] = ()
+    """Logical ids wanted, as last seen."""
+    settled: tuple[str, ...] = ()
+    """Those of the last time when all ran: what a rollback goes back to."""
+    current: int = 0
+    """Instances that are up."""
+    minimum: int = 0
+    message: str = ""
+    short_since: Time | None = None
+    """Since when fewer than the minimum are up."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceState:
+    """A place in a group, by its logical id."""
+
+    logical_id: str
+    group: str
+    machine: str = ""
+    """Of the machine that fills it, or last did."""
+    phase: InstancePhase = InstancePhase.PENDING
+    message: str = ""
+    since: Time = 0.0
+    """When the phase was reached."""
+    has_run: bool = False
+    """This machine has been Running."""
+    asked: str = ""
+    """NodeCheck that was asked for before it takes pods."""
+    concluded: str = ""
+    """NodeCheck whose result was drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingDetail:
+    """What a scaling operation is about in one group."""
+
+    group: str
+    status: OperationStatus = OperationStatus.IN_PROGRESS
+    original_current: int = 0
+    original_target: int = 0
+    original_minimum: int = 0
+    desired_target: int = 0
+    desired_minimum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRequest:
+    """Instances of one group to be checked on demand; no ids: all."""
+
+    group: str
+    kinds: tuple[CheckKind, ...]
+    instance_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperationState:
+    """An operation on the cluster."""
+
+    id: str
+    type: OperationType
+    created_at: Time
+    status: OperationStatus = OperationStatus.IN_PROGRESS
+    scaling: tuple[ScalingDetail, ...] = ()
+    checks: tuple[CheckRequest, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventState:
+    """Something that happened."""
+
+    id: str
+    at: Time
+    resource: Resource
+    text: str
+    level: Level = Level.INFO
+    group: str = ""
+    instance: str = ""
+    operation: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """An EventMetadata of the API."""
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareUpdate:
+    """Every machine of some groups is replaced by a new one, a batch at a time."""
+
+    started_at: Time
+    groups: tuple[str, ...]
+    pending: tuple[str, ...]
+    """Machines of before that are still there."""
+    batch: int = 1
+    ordered: tuple[str, ...] = ()
+    """Of the pending ones, those whose replacement was ordered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """All of it."""
+
+    sequence: int = 0
+    """Events and operations so far; their ids are made of it."""
+    groups: tuple[GroupState, ...] = ()
+    instances: tuple[InstanceState, ...] = ()
+    operations: tuple[OperationState, ...] = ()
+    """Oldest first, at most OPERATIONS_MAX."""
+    events: tuple[EventState, ...] = ()
+    """Oldest first, at most EVENTS_MAX."""
+    update: SoftwareUpdate | None = None
+    updated: tuple[str, ...] = ()
+    """Groups whose latest software update has ended."""
+
+    def group(self, name: str) -> GroupState | None:
+        """The state of a group."""
+        return next((one for one in self.groups if one.name == name), None)
+
+    def instance(self, machine: str) -> InstanceState | None:
+        """The place that the machine fills."""
+        return next((one for one in self.instances if one.machine == machine), None)
+
+    def operation(self, id: str) -> OperationState | None:
+        """An operation."""
+        return next((one for one in self.operations if one.id == id), None)
+
+
+def read_state(value: Mapping[str, Any]) -> ClusterState:
+    """The state as it was written; what is garbled becomes a default."""
+    return read_record(ClusterState, value, "status.state", Report())
+
+
+def write_state(state: ClusterState) -> dict[str, Any]:
+    """The state as JSON."""
+    return write_record(state)
+
+
+def identifier(*parts: str | int) -> str:
+    """An id of an event or operation (8-4-4-4-12 hexadecimal digits), from what it is of."""
+    digits = hashlib.sha256("/".join(map(str, parts)).encode()).hexdigest()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:32]))
+
+
+def node_name(cluster_id: str, logical_id: str, previous: str) -> str:
+    """Name of the machine for a place, after the machine `previous` (empty: the first).
+
+    The same for the same arguments, so that whoever asks twice makes one machine.
+    """
+    digits = hashlib.sha256(f"{cluster_id}/{logical_id}/{previous}".encode()).hexdigest()
+    return f"{NODE_PREFIX}{digits[:17]}"
+
+
+NODE_PREFIX = "hyperpod-i-"
+
+
+def instance_id(node: str) -> str:
+    """`hyperpod-i-0123` -> `i-0123`; machines of other names keep them."""
+    return node.removeprefix("hyperpod-")

@@ -1,0 +1,213 @@
+"""What is done next about one machine of the embedded cluster's pool.
+
+`decide` compares what is wanted of a machine with what is seen of it.  It is asked again after each
+answer until it orders nothing more, so a pool that is killed between any two orders goes on where
+it was: an order that was half carried out is given again, and each may be carried out twice.
+
+A reboot is counted when nothing of the machine runs any more, before it is switched on: one that is
+killed in the middle has happened once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from unbroken.spec.machine import MachinePhase, MachineSpec, MachineStatus
+
+
+class Power(Enum):
+    """What the machine's Node asks for."""
+
+    ON = "on"
+    OFF = "off"
+    """`unbroken.dev/power: off`: somebody has cut the cable."""
+    FENCED = "fenced"
+    """`unbroken.dev/fence`: somebody wants proof that nothing runs."""
+
+
+class Stage(Enum):
+    """How far the machine's processes are."""
+
+    UNKNOWN = "unknown"
+    """The pool has just begun: what ran under an earlier one may run."""
+    DARK = "dark"
+    """Nothing of it runs."""
+    PREPARING = "preparing"
+    """The script before the joining runs."""
+    JOINING = "joining"
+    ON = "on"
+    """Its node has registered."""
+    FAILED = "failed"
+    """The script before the joining was given up: it never joins."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptReport:
+    """The newest lifecycle script, as the status tells it."""
+
+    state: str = ""
+    """Empty: there was none; else as `MachineStatus.life_cycle`."""
+    message: str = ""
+    log: str = ""
+
+
+RUNNING, SUCCEEDED, SKIPPED, FAILED = "Running", "Succeeded", "Skipped", "Failed"
+"""States of a script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A machine as its pool sees it."""
+
+    uid: str
+    spec: MachineSpec
+    status: MachineStatus
+    """As the pool wrote it last."""
+    host_boot: str = ""
+    """Boot ID of the host."""
+    cuts: int = 0
+    """How often its power was cut so far."""
+    is_leaving: bool = False
+    """It was deleted."""
+    is_ours: bool = True
+    """It has the pool's finalizer."""
+    problem: str = ""
+    """Why no node can be made of it."""
+    index: int | None = None
+    """Of its addresses; None: there are none left."""
+    power: Power = Power.ON
+    is_out_of_service: bool = False
+    """Its Node has the taint that proves that nothing runs there."""
+    stage: Stage = Stage.UNKNOWN
+    trouble: str = ""
+    """Why its node does not run now, though it is tried again."""
+    script: ScriptReport = ScriptReport()
+
+
+class Order(Enum):
+    """What is to be done."""
+
+    ADOPT = "adopt"
+    """Add the finalizer, without which a deletion would leave processes behind."""
+    CUT = "cut"
+    """Kill whatever runs of it, and count the cut."""
+    FENCE = "fence"
+    """Tell by the taint that nothing runs, and remove its pods."""
+    UNFENCE = "unfence"
+    """Take the taint away."""
+    RESET = "reset"
+    """Kill whatever uses its GPUs."""
+    SWITCH_ON = "switch-on"
+    END = "end"
+    """Kill whatever runs of it, delete its Node and files, and let the object go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Write this status."""
+
+    status: MachineStatus
+
+
+Effect = Order | Tell
+
+
+def boot_id(host_boot: str, uid: str, boots: int, cuts: int) -> str:
+    """The boot ID of a machine's present life, in the form of a UUID.
+
+    The same as long as the machine runs, whoever looks; another after each reboot, loss of power,
+    or restart of the host.
+    """
+    text = f"{host_boot} {uid} {boots} {cuts}"
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:32]))
+
+
+def decide(seen: Seen, now: float) -> list[Effect]:
+    """What to do next, in this order; nothing when all is as wanted.  `now`: since the epoch."""
+    if seen.is_leaving:
+        text = "its processes are ended"
+        return [*_tell(seen, replace(seen.status, phase=MachinePhase.STOPPING, message=text)),
+                Order.END]  # fmt: skip
+    if not seen.is_ours:
+        return [Order.ADOPT]
+    is_reboot = seen.spec.boots > seen.status.boots
+    if is_reboot or seen.power is not Power.ON:
+        return _dark(seen, is_reboot=is_reboot)
+    if seen.is_out_of_service:
+        return [Order.UNFENCE]
+    if seen.stage in (Stage.UNKNOWN, Stage.DARK):
+        return _start(seen)
+    if seen.stage is Stage.ON and seen.spec.resets > seen.status.resets:
+        return _reset(seen)
+    return _tell(seen, _standing(seen, now))
+
+
+def _tell(seen: Seen, status: MachineStatus) -> list[Effect]:
+    return [Tell(status)] if status != seen.status else []
+
+
+def _dark(seen: Seen, *, is_reboot: bool) -> list[Effect]:
+    """A machine of which nothing is to run, for now."""
+    text = {
+        Power.ON: f"reboot {seen.spec.boots} is carried out",
+        Power.OFF: "it has no power: its Node has the annotation unbroken.dev/power",
+        Power.FENCED: "it is fenced: its Node has the annotation unbroken.dev/fence",
+    }[seen.power]
+    phase = MachinePhase.REBOOTING if is_reboot else MachinePhase.PENDING
+    told = _tell(seen, replace(seen.status, phase=phase, message=text))
+    if seen.stage is not Stage.DARK:
+        return [*told, Order.CUT]
+    if seen.power is Power.FENCED:
+        return [*told, Order.FENCE]
+    if seen.power is Power.OFF:
+        return told
+    # A boot brings the GPUs back as a reset does.
+    resets = max(seen.status.resets, seen.spec.resets)
+    return [Tell(replace(seen.status, boots=seen.spec.boots, resets=resets))]
+
+
+def _start(seen: Seen) -> list[Effect]:
+    problem = seen.problem or (
+        "all addresses of this cluster are taken" if seen.index is None else ""
+    )
+    if problem:
+        return _tell(seen, replace(seen.status, phase=MachinePhase.FAILED, message=problem))
+    boot = boot_id(seen.host_boot, seen.uid, seen.status.boots, seen.cuts)
+    is_same = boot == seen.status.boot_id
+    status = replace(seen.status, index=seen.index, boot_id=boot)
+    if not (is_same and seen.status.phase is MachinePhase.RUNNING):
+        status = replace(
+            status,
+            phase=MachinePhase.STARTING,
+            message="",
+            started_at=seen.status.started_at if is_same else None,
+        )
+    # Told before anything runs there: nobody else gets these addresses.
+    return [*_tell(seen, status), Order.SWITCH_ON]
+
+
+def _reset(seen: Seen) -> list[Effect]:
+    text = f"reset {seen.spec.resets} of its GPUs is carried out"
+    told = _tell(seen, replace(seen.status, phase=MachinePhase.RESETTING, message=text))
+    return [*told, Order.RESET, Tell(replace(seen.status, resets=seen.spec.resets))]
+
+
+def _standing(seen: Seen, now: float) -> MachineStatus:
+    """The status of a machine that nothing is to be done about."""
+    script = seen.script
+    status = replace(seen.status, life_cycle=script.state, life_cycle_log=script.log)
+    if script.state == FAILED:
+        return replace(status, phase=MachinePhase.FAILED, message=script.message)
+    if seen.trouble:
+        return replace(status, phase=MachinePhase.STARTING, message=seen.trouble)
+    message = script.message
+    if script.state == RUNNING:
+        return replace(status, phase=MachinePhase.STARTING, message=message)
+    if seen.stage is not Stage.ON:
+        # Under a pool that took it up, it runs on all the while.
+        return replace(status, message=message)
+    since = now if status.started_at is None else status.started_at
+    return replace(status, phase=MachinePhase.RUNNING, message=message, started_at=since)

@@ -1,0 +1,492 @@
+"""Clusters: machines for each place, and what is said of groups, operations and the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unbroken.core.cluster_draft import (
+    CheckView,
+    CreateCheck,
+    CreateMachine,
+    Decision,
+    DeleteMachine,
+    Effect,
+    LabelNode,
+    MachineView,
+    NodeView,
+    Release,
+    ReplaceNode,
+    Retarget,
+    World,
+)
+from unbroken.core.cluster_groups import retargeted
+from unbroken.core.cluster_state import (
+    EVENTS_MAX,
+    CheckRequest,
+    ClusterPhase,
+    ClusterState,
+    GroupPhase,
+    InstancePhase,
+    OperationState,
+    OperationStatus,
+    OperationType,
+    SoftwareUpdate,
+    read_state,
+    write_state,
+)
+from unbroken.core.clusters import MINIMUM_SECONDS, RETRY_SECONDS, decide
+from unbroken.spec.cluster import ClusterSpec
+from unbroken.spec.machine import MachinePhase
+from unbroken.spec.node_check import CheckKind, CheckPhase
+from unbroken.spec.node_keys import CLUSTER_NAME, DEEP_CHECK, HEALTH, INSTANCE_GROUP
+
+DEEP = {"OnStartDeepHealthChecks": ["InstanceStress", "InstanceConnectivity"]}
+
+
+def spec(continuous: bool = False, groups: dict[str, Any] | None = None) -> ClusterSpec:
+    """A cluster with groups by name: how many, or (how many, members of the request)."""
+    request: dict[str, Any] = {"ClusterName": "Train", "InstanceGroups": []}
+    if continuous:
+        request["NodeProvisioningMode"] = "Continuous"
+    targets = {}
+    for name, asked in (groups or {"workers": 2}).items():
+        count, more = asked if isinstance(asked, tuple) else (asked, {})
+        request["InstanceGroups"].append(
+            {
+                "InstanceGroupName": name,
+                "InstanceType": "ml.p5.48xlarge",
+                "InstanceCount": count,
+                **more,
+            }
+        )
+        targets[name] = [f"{name}-{number}" for number in range(count)]
+    return ClusterSpec("Train", "abcdef012345", request, targets=targets)
+
+
+@dataclass
+class Bench:
+    """A cluster whose orders are carried out as far as a test lets them."""
+
+    spec: ClusterSpec
+    state: ClusterState = field(default_factory=ClusterState)
+    phase: ClusterPhase = ClusterPhase.CREATING
+    message: str = ""
+    now: float = 1000.0
+    is_deleting: bool = False
+    machines: dict[str, MachineView] = field(default_factory=dict)
+    nodes: dict[str, NodeView] = field(default_factory=dict)
+    checks: dict[str, CheckView] = field(default_factory=dict)
+    effects: tuple[Effect, ...] = ()
+
+    def step(self) -> Decision:
+        """Decide once and carry it out; the state goes through JSON, as it does in life."""
+        world = World(
+            "train",
+            self.spec,
+            self.phase,
+            self.message,
+            self.is_deleting,
+            list(self.machines.values()),
+            dict(self.nodes),
+            list(self.checks.values()),
+        )
+        made = decide(world, self.state, self.now)
+        again = decide(world, self.state, self.now)
+        assert made == again, "a decision depends on nothing else"
+        self.state = read_state(write_state(made.state))
+        assert self.state == made.state
+        self.phase, self.message, self.effects = made.phase, made.message, made.effects
+        for effect in made.effects:
+            self._do(effect)
+        return made
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case CreateMachine(name, wanted):
+                assert name not in self.machines
+                self.machines[name] = MachineView(
+                    name, wanted.logical_id, wanted.instance_group, created_at=self.now
+                )
+                self.nodes[name] = NodeView(
+                    name,
+                    health=wanted.labels[HEALTH],
+                    deep_check=wanted.labels.get(DEEP_CHECK, ""),
+                )
+            case DeleteMachine(name):
+                self.machines[name] = replace(self.machines[name], is_deleting=True)
+            case CreateCheck(name, nodes, kinds):
+                self.checks[name] = CheckView(name, nodes, kinds)
+            case LabelNode(name, labels):
+                node = self.nodes[name]
+                self.nodes[name] = replace(
+                    node,
+                    health=labels.get(HEALTH, node.health) or "",
+                    deep_check=labels.get(DEEP_CHECK, node.deep_check) or "",
+                )
+            case Retarget(targets):
+                self.spec = retargeted(self.spec, targets)
+            case ReplaceNode() | Release():
+                pass
+
+    def rest(self) -> None:
+        """Step until nothing more is ordered."""
+        for _ in range(20):
+            self.step()
+            if not self.effects:
+                return
+        raise AssertionError(f"never at rest: {self.effects}")
+
+    def come_up(self, *names: str) -> None:
+        """Machines run and their nodes are ready; no names: all that are there."""
+        for name in names or [name for name, one in self.machines.items() if not one.is_deleting]:
+            self.machines[name] = replace(self.machines[name], phase=MachinePhase.RUNNING)
+            self.nodes[name] = replace(self.nodes[name], is_ready=True)
+
+    def fail(self, name: str) -> None:
+        """A machine cannot come up."""
+        self.machines[name] = replace(
+            self.machines[name], phase=MachinePhase.FAILED, message="OnCreate ended with 1"
+        )
+
+    def vanish(self) -> None:
+        """Machines that are being deleted are gone."""
+        for name in [name for name, one in self.machines.items() if one.is_deleting]:
+            del self.machines[name], self.nodes[name]
+
+    def scale(self, group: str, *ids: str) -> None:
+        """As UpdateCluster does."""
+        self.spec = retargeted(self.spec, {group: ids})
+
+    @property
+    def texts(self) -> list[str]:
+        """Of the events."""
+        return [event.text for event in self.state.events]
+
+    def group(self, name: str = "workers") -> GroupPhase:
+        """Phase of a group."""
+        found = self.state.group(name)
+        assert found is not None
+        return found.phase
+
+    def up(self, **arguments: Any) -> Bench:
+        """With all machines running."""
+        self.rest()
+        self.come_up()
+        self.rest()
+        return self
+
+
+def test_each_place_gets_a_machine_with_the_labels_of_its_group() -> None:
+    kubernetes = {
+        "Labels": {"team": "a"},
+        "Taints": [{"Key": "dedicated", "Value": "x", "Effect": "NoExecute"}],
+    }
+    scripts = {"SourceS3Uri": "s3://sagemaker-x/y", "OnCreate": "on_create.sh"}
+    more = {"KubernetesConfig": kubernetes, "LifeCycleConfig": scripts}
+    bench = Bench(spec(groups={"head": 1, "workers": (2, more)}))
+    made = bench.step()
+    machines = [effect for effect in made.effects if isinstance(effect, CreateMachine)]
+    assert len(machines) == 3
+    worker = machines[1].spec
+    assert (worker.cluster, worker.instance_group) == ("train", "workers")
+    assert worker.logical_id == "workers-0"
+    assert worker.labels["team"] == "a"
+    assert worker.labels[CLUSTER_NAME] == "Train"
+    assert worker.labels[INSTANCE_GROUP] == "workers"
+    assert worker.labels[HEALTH] == "Schedulable"
+    assert worker.labels["node.kubernetes.io/instance-type"] == "ml.p5.48xlarge"
+    assert [(t.key, t.value, t.effect) for t in worker.taints] == [("dedicated", "x", "NoExecute")]
+    assert worker.life_cycle.on_create == "on_create.sh"
+    assert all(len(one.name) == len("hyperpod-i-") + 17 for one in machines)
+    assert made.phase is ClusterPhase.CREATING
+
+
+def test_a_cluster_is_in_service_when_all_run() -> None:
+    bench = Bench(spec(groups={"head": 1, "workers": 2}))
+    bench.rest()
+    *most, last = bench.machines
+    bench.come_up(*most)
+    bench.rest()
+    assert (bench.phase, bench.group("head")) == (ClusterPhase.CREATING, GroupPhase.IN_SERVICE)
+    assert bench.group("workers") is GroupPhase.CREATING
+    bench.come_up(last)
+    bench.rest()
+    assert bench.phase is ClusterPhase.IN_SERVICE
+    assert "Cluster Train is InService" in bench.texts
+    [operation] = bench.state.operations
+    assert operation.status is OperationStatus.DONE
+    assert [detail.desired_target for detail in operation.scaling] == [1, 2]
+
+
+def test_rest_is_rest() -> None:
+    bench = Bench(spec()).up()
+    before = bench.state
+    bench.now += 1e6
+    bench.step()
+    assert bench.state == before
+    assert not bench.effects
+
+
+def test_under_continuous_provisioning_a_cluster_is_in_service_at_once() -> None:
+    bench = Bench(spec(continuous=True))
+    bench.step()
+    assert bench.phase is ClusterPhase.IN_SERVICE
+    assert bench.group() is GroupPhase.CREATING
+
+
+def test_who_decides_twice_makes_one_machine() -> None:
+    bench = Bench(spec())
+    first = bench.step().effects
+    bench.machines.clear()  # as an informer that has not seen them yet
+    bench.nodes.clear()
+    assert [one for one in bench.step().effects if isinstance(one, CreateMachine)] == list(first)
+
+
+def test_a_creation_that_fails_is_said_with_its_reason() -> None:
+    bench = Bench(spec())
+    bench.rest()
+    bench.fail(next(iter(bench.machines)))
+    bench.rest()
+    assert bench.phase is ClusterPhase.FAILED
+    assert "OnCreate ended with 1" in bench.message
+    assert bench.group() is GroupPhase.FAILED
+    [event] = [one for one in bench.state.events if one.metadata.get("Cluster")]
+    assert "OnCreate ended with 1" in event.metadata["Cluster"]["FailureMessage"]
+
+
+def test_an_update_that_fails_is_rolled_back() -> None:
+    bench = Bench(spec()).up()
+    bench.scale("workers", "workers-0", "workers-1", "workers-2")
+    bench.step()
+    assert bench.phase is ClusterPhase.UPDATING
+    [new] = [one.name for one in bench.machines.values() if one.logical_id == "workers-2"]
+    bench.fail(new)
+    bench.step()
+    assert bench.phase is ClusterPhase.ROLLING_BACK
+    assert bench.spec.request["InstanceGroups"][0]["InstanceCount"] == 2
+    bench.step()
+    bench.vanish()
+    bench.rest()
+    assert bench.phase is ClusterPhase.IN_SERVICE
+    assert "OnCreate ended with 1" in bench.message
+    assert len(bench.machines) == 2
+
+
+def test_fewer_are_wanted_and_the_right_ones_go() -> None:
+    bench = Bench(spec()).up()
+    bench.scale("workers", "workers-1")
+    bench.step()
+    deleted = [one.logical_id for one in bench.machines.values() if one.is_deleting]
+    assert deleted == ["workers-0"]
+
+
+def test_a_group_that_is_taken_away_goes_with_its_machines() -> None:
+    bench = Bench(spec(groups={"head": 1, "workers": 1})).up()
+    bench.spec = spec(groups={"head": 1})
+    bench.step()
+    assert bench.group("workers") is GroupPhase.DELETING
+    assert bench.phase is ClusterPhase.UPDATING
+    bench.vanish()
+    bench.rest()
+    assert bench.state.group("workers") is None
+    assert bench.phase is ClusterPhase.IN_SERVICE
+
+
+def test_a_machine_that_somebody_replaces_keeps_its_place() -> None:
+    bench = Bench(spec()).up()
+    old = next(iter(bench.machines.values()))
+    name = "hyperpod-i-00000000000000000"
+    bench.machines[name] = MachineView(name, old.logical_id, old.group, created_at=bench.now + 5)
+    bench.nodes[name] = NodeView(name)
+    bench.now += 5
+    bench.step()
+    assert bench.effects == (DeleteMachine(old.name),)
+    assert bench.group() is GroupPhase.DEGRADED
+    assert any("takes the place of" in text for text in bench.texts)
+    bench.vanish()
+    bench.come_up()
+    bench.rest()
+    assert bench.group() is GroupPhase.IN_SERVICE
+    assert len(bench.machines) == 2
+
+
+def test_a_machine_that_vanishes_is_made_anew_under_another_name() -> None:
+    bench = Bench(spec()).up()
+    lost = next(iter(bench.machines))
+    del bench.machines[lost], bench.nodes[lost]
+    bench.step()
+    assert len(bench.machines) == 2
+    assert lost not in bench.machines
+
+
+def test_a_machine_is_made_anew_only_when_the_old_one_is_gone() -> None:
+    bench = Bench(spec()).up()
+    name = next(iter(bench.machines))
+    bench.machines[name] = replace(bench.machines[name], is_deleting=True)
+    bench.step()
+    assert not bench.effects
+    assert InstancePhase.SHUTTING_DOWN in [one.phase for one in bench.state.instances]
+
+
+def test_under_continuous_provisioning_what_failed_is_tried_again() -> None:
+    bench = Bench(spec(continuous=True))
+    bench.rest()
+    name = next(iter(bench.machines))
+    bench.fail(name)
+    assert bench.step().again_at == bench.now + RETRY_SECONDS
+    bench.now += RETRY_SECONDS
+    bench.step()
+    assert bench.effects == (DeleteMachine(name),)
+
+
+def test_a_minimum_that_is_not_met_in_time_is_given_up() -> None:
+    bench = Bench(spec(continuous=True, groups={"workers": (2, {"MinInstanceCount": 2})}))
+    bench.rest()
+    assert bench.step().again_at == bench.now + MINIMUM_SECONDS
+    bench.now += MINIMUM_SECONDS
+    bench.step()
+    assert bench.spec.targets["workers"] == []
+    assert bench.group() is GroupPhase.FAILED
+    assert any("was not met in 3 h" in text for text in bench.texts)
+
+
+def test_new_nodes_are_checked_together_before_they_take_pods() -> None:
+    bench = Bench(spec(groups={"workers": (2, DEEP)}))
+    bench.step()
+    assert {node.health for node in bench.nodes.values()} == {"Unschedulable"}
+    first, second = bench.machines
+    bench.come_up(first)
+    made = bench.step()
+    assert not made.effects, "it waits for the other"
+    assert made.again_at is not None
+    bench.come_up(second)
+    [check] = bench.step().effects
+    assert isinstance(check, CreateCheck)
+    assert check.nodes == tuple(sorted((first, second)))
+    assert check.kinds == (CheckKind.STRESS, CheckKind.CONNECTIVITY)
+    assert {one.phase for one in bench.state.instances} == {InstancePhase.DEEP_CHECK}
+    bench.rest()
+    assert bench.phase is ClusterPhase.CREATING
+    bench.checks[check.name] = replace(bench.checks[check.name], phase=CheckPhase.PASSED)
+    bench.rest()
+    assert {(n.health, n.deep_check) for n in bench.nodes.values()} == {("Schedulable", "Passed")}
+    assert bench.phase is ClusterPhase.IN_SERVICE
+    assert sum("passed its deep check" in text for text in bench.texts) == 2
+
+
+def test_a_node_found_faulty_is_labelled_for_replacement() -> None:
+    bench = Bench(spec(groups={"workers": (2, DEEP)}))
+    bench.rest()
+    bench.come_up()
+    bench.rest()
+    bad, good = sorted(bench.machines)
+    [check] = bench.checks.values()
+    bench.checks[check.name] = replace(check, phase=CheckPhase.FAILED, faulty=(bad,))
+    bench.rest()
+    assert bench.nodes[bad].health == "UnschedulablePendingReplacement"
+    assert bench.nodes[bad].deep_check == "Failed"
+    assert bench.nodes[good].health == "Schedulable"
+
+
+def test_a_check_that_could_not_be_made_blames_nobody() -> None:
+    bench = Bench(spec(groups={"workers": (1, DEEP)}))
+    bench.rest()
+    bench.come_up()
+    bench.rest()
+    [check] = bench.checks.values()
+    bench.checks[check.name] = replace(check, phase=CheckPhase.UNKNOWN, message="no torch")
+    bench.rest()
+    [node] = bench.nodes.values()
+    assert (node.health, node.deep_check) == ("Schedulable", "")
+    assert sum("could not be checked: no torch" in text for text in bench.texts) == 1
+
+
+def test_a_fault_seen_during_the_check_stays() -> None:
+    bench = Bench(spec(groups={"workers": (1, DEEP)}))
+    bench.rest()
+    bench.come_up()
+    bench.rest()
+    [name] = bench.nodes
+    bench.nodes[name] = replace(bench.nodes[name], health="UnschedulablePendingReboot")
+    [check] = bench.checks.values()
+    bench.checks[check.name] = replace(check, phase=CheckPhase.PASSED)
+    bench.rest()
+    assert bench.nodes[name].health == "UnschedulablePendingReboot"
+
+
+def test_a_check_on_demand_ends_its_operation() -> None:
+    bench = Bench(spec()).up()
+    request = CheckRequest("workers", (CheckKind.STRESS,))
+    asked = OperationState("0123abcd-1", OperationType.DEEP_CHECK, bench.now, checks=(request,))
+    bench.state = replace(bench.state, operations=(*bench.state.operations, asked))
+    [check] = bench.step().effects
+    assert isinstance(check, CreateCheck)
+    assert check.name == "train-0123abcd-0"
+    bench.rest()
+    assert bench.state.operations[-1].status is OperationStatus.IN_PROGRESS
+    bench.checks[check.name] = replace(bench.checks[check.name], phase=CheckPhase.PASSED)
+    bench.rest()
+    assert bench.state.operations[-1].status is OperationStatus.DONE
+    assert any("Deep health check has ended" in text for text in bench.texts)
+
+
+def test_a_scaling_that_is_overtaken_says_so() -> None:
+    bench = Bench(spec(continuous=True)).up()
+    bench.scale("workers", "workers-0", "workers-1", "workers-2")
+    bench.step()
+    bench.scale("workers", "workers-0")
+    bench.step()
+    statuses = [one.status for one in bench.state.operations]
+    assert statuses == [
+        OperationStatus.DONE,
+        OperationStatus.SUPERSEDED,
+        OperationStatus.IN_PROGRESS,
+    ]
+
+
+def test_software_is_updated_a_batch_at_a_time() -> None:
+    bench = Bench(spec(groups={"workers": 3})).up()
+    update = SoftwareUpdate(bench.now, ("workers",), tuple(bench.machines), batch=1)
+    bench.state = replace(bench.state, update=update)
+    replaced = []
+    for number in range(3):
+        [order] = bench.step().effects
+        assert isinstance(order, ReplaceNode)
+        assert bench.phase is ClusterPhase.SYSTEM_UPDATING
+        assert not bench.step().effects, "ordered once"
+        replaced.append(order.name)
+        old = bench.machines.pop(order.name)
+        del bench.nodes[order.name]
+        name = f"hyperpod-i-{number:017x}"
+        bench.machines[name] = MachineView(name, old.logical_id, old.group, created_at=bench.now)
+        bench.nodes[name] = NodeView(name)
+        assert not bench.step().effects, "the new one is not up yet"
+        bench.come_up()
+    bench.rest()
+    assert len(set(replaced)) == 3
+    assert bench.state.update is None
+    assert bench.phase is ClusterPhase.IN_SERVICE
+
+
+def test_a_cluster_goes_when_its_last_machine_is_gone() -> None:
+    bench = Bench(spec()).up()
+    bench.is_deleting = True
+    bench.step()
+    assert bench.phase is ClusterPhase.DELETING
+    assert all(one.is_deleting for one in bench.machines.values())
+    assert not bench.step().effects
+    bench.vanish()
+    assert bench.step().effects == (Release(),)
+
+
+def test_events_are_bounded_and_have_ids_of_their_own() -> None:
+    bench = Bench(spec(continuous=True)).up()
+    for number in range(EVENTS_MAX // 4):
+        bench.scale("workers", *(f"workers-{one}" for one in range(6 * (number % 2))))
+        bench.step()
+        bench.step()
+        bench.vanish()
+    assert len(bench.state.events) == EVENTS_MAX
+    assert len({event.id for event in bench.state.events}) == EVENTS_MAX
+    assert len(bench.state.operations) <= 100

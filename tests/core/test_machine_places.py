@@ -1,0 +1,58 @@
+"""Which machines a pool has, and their addresses."""
+
+from __future__ import annotations
+
+import pytest
+
+from unbroken.core.machine_places import Listed, changes, free_index, in_order
+from unbroken.spec.machine import MachineSpec
+
+
+def listed(text: str) -> list[Listed]:
+    """Machines from `name[/place][@cluster][-]`; `-` at the end: it leaves."""
+    found = []
+    for word in text.split():
+        is_leaving = word.endswith("!")
+        rest, _, cluster = word.rstrip("!").partition("@")
+        name, _, place = rest.partition("/")
+        found.append(Listed(name, MachineSpec(cluster=cluster, logical_id=place), is_leaving))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("machines", "count", "wanted"),
+    [
+        ("", 2, "+node-0 +node-1"),
+        ("node-0/node-0 node-1/node-1", 2, ""),
+        ("node-0/node-0 node-1/node-1 node-2/node-2", 1, "-node-1 -node-2"),
+        # One in the place of another counts, and goes, as that one.
+        ("node-0/node-0 node-1-ab12c/node-1", 2, ""),
+        ("node-0/node-0 node-1-ab12c/node-1", 1, "-node-1-ab12c"),
+        # Others' machines are neither counted nor deleted.
+        ("hyperpod-i-0123456789abcdef0/w-0@c mine", 1, "+node-0"),
+        ("node-1/node-1@c", 0, ""),
+        # What was made by hand in the name of a place fills it.
+        ("node-0", 1, ""),
+        # One that leaves has still its name.
+        ("node-0/node-0!", 1, "?node-0"),
+        ("node-0-ab12c/node-0!", 1, "+node-0"),
+        ("node-1/node-1!", 1, "+node-0"),
+    ],
+)
+def test_what_is_made_and_deleted(machines: str, count: int, wanted: str) -> None:
+    found = changes(listed(machines), count)
+    words = [f"+{name}" for name in found.create]
+    words += [f"-{name}" for name in found.delete]
+    words += [f"?{name}" for name in found.blocked]
+    assert " ".join(words) == wanted
+
+
+def test_names_are_in_the_order_in_which_people_count() -> None:
+    names = ["node-10", "node-9", "b", "node-1-ab", "node-1"]
+    assert in_order(names) == ["b", "node-1", "node-1-ab", "node-9", "node-10"]
+
+
+def test_the_lowest_free_index_is_taken() -> None:
+    assert free_index({}, 4) == 0
+    assert free_index({"a": 0, "b": 2}, 4) == 1
+    assert free_index({"a": 0, "b": 1}, 2) is None
