@@ -1,0 +1,343 @@
+"""Restarts a PyTorchJob whose node or pod is lost: when, how often, and which pods go.  Pure.
+
+It deletes pods and nothing else: whoever runs the job (Kubeflow's operator, or the embedded
+cluster's) makes them anew, so that both can work side by side.
+
+- Before anything is deleted, the uids of all pods of the job are written into its annotations with
+  the raised count: that write, made only if the job is unchanged, is the decision.  Only those pods
+  are deleted, whatever is late, doubled or lost, and whoever carries on after a crash.
+- Signs of the same pods are consequences of a fault that was decided on.  Others wait a moment for
+  those that come with them (`WINDOW_SECONDS`), so that the node is blamed and not its first pod.
+- A pod is removed by force only when its node is fenced or gone: else it might still be training.
+
+What it is told is a picture of everything (`Picture`); old pictures lead to the same orders again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from unbroken.spec.pytorchjob import Resume
+
+from .wording import all_of, counted
+
+WINDOW_SECONDS = 2.0
+"""From the first sign of a fault to the decision: what one cause does shows within that (DESIGN.md,
+section 2.5)."""
+NOT_READY_SECONDS = 40.0
+"""A node that says itself that it is not ready may be well again soon; one that is silent has been
+waited for already (kube-controller-manager --node-monitor-grace-period, 40 s until v1.31)."""
+STUCK_SECONDS = 60.0
+"""A pod that is there so long after its grace has ended does not end by itself
+(kubeflow/trainer#2072)."""
+RESEND_SECONDS = 5.0
+"""An order whose effect cannot be seen is given again."""
+FAULT_LENGTH = 300
+
+RESTARTING = "PyTorchJobRestarting"
+"""Reason of the event, as the training operator's."""
+EXHAUSTED = "AutoResumeExhausted"
+AGAIN = "AutoResumeWaiting"
+INVALID = "AutoResumeInvalid"
+ENDED = frozenset({"Succeeded", "Failed"})
+OWN_DEADLINE = "DeadlineExceeded"
+"""Reason of a pod that ended by its own `activeDeadlineSeconds`: no fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """A pod of the job."""
+
+    name: str
+    uid: str
+    node: str | None = None
+    phase: str = "Pending"
+    reason: str = ""
+    """Of a pod that has failed as a whole, such as Evicted; empty: its program failed."""
+    restarts_containers: bool = True
+    """Its restart policy is OnFailure or Always: a program that fails is no failed pod."""
+    ends_by: float | None = None
+    """When the grace of its deletion is over; None: nobody deletes it."""
+
+
+class Readiness(Enum):
+    """What the Ready condition of a node says."""
+
+    READY = "True"
+    NOT_READY = "False"
+    SILENT = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node that a pod of the job is on."""
+
+    name: str
+    readiness: Readiness = Readiness.READY
+    not_ready_since: float = 0.0
+    trouble: str = ""
+    """Why it is unhealthy, in words; empty: it is not."""
+    is_fenced: bool = False
+    """Proven to run nothing."""
+    is_asked_for: bool = False
+    """Its fence has been asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the job's annotations say of its restarts."""
+
+    count: int = 0
+    fault: str = ""
+    at: float | None = None
+    pods: frozenset[str] = frozenset()
+    """Uids of those that the latest restart removes."""
+    nodes: frozenset[str] = frozenset()
+    """Those that were unhealthy then.  A pod that is put on one again is not moved again: nothing
+    keeps pods off it, and each restart would end there."""
+    exhausted: str = ""
+    """The fault that found no retry left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that is known of a job."""
+
+    name: str
+    version: str
+    """A record is written only to this version of the job."""
+    resume: Resume
+    record: Record = Record()
+    problems: tuple[str, ...] = ()
+    is_over: bool = False
+    """It has ended, is suspended, or is being deleted."""
+    pods: tuple[PodState, ...] = ()
+    nodes: Mapping[str, NodeState] | None = None
+    """A node that is named by a pod and not here is gone for certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRecord:
+    """Write this into the annotations if the job still has this version; if it has not, leave the
+    orders that follow undone."""
+
+    record: Record
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete this very pod.  `force`: without grace; the node must be looked at once more."""
+
+    name: str
+    uid: str
+    node: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AskForFence:
+    """Ask for proof that nothing runs on the node."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """An event on the job, as a warning."""
+
+    reason: str
+    message: str
+
+
+Effect = WriteRecord | DeletePod | AskForFence | Say
+
+
+@dataclass(frozen=True, slots=True)
+class _Sign:
+    pod: str
+    cause: str
+    is_of_node: bool
+
+
+class AutoResume:
+    """One job.  Feed it a picture whenever something has changed, and at `deadline()`."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        """When the first sign was seen of the fault that is not decided on."""
+        self._deadline: float | None = None
+        self._said: tuple[str, ...] = ()
+        self._at: float | None = None
+        """Of the record that the following are about."""
+        self._recovered: set[str] = set()
+        """Nodes that were seen well since."""
+        self._is_again_told = False
+
+    def deadline(self) -> float | None:
+        """When to look again, though nothing may have changed; None: not before it has."""
+        return self._deadline
+
+    def step(self, seen: Picture, now: float) -> list[Effect]:
+        """What to do, in this order."""
+        self._deadline = None
+        effects: list[Effect] = []
+        if seen.problems != self._said:
+            effects += [Say(INVALID, problem) for problem in seen.problems]
+            self._said = seen.problems
+        if seen.is_over or not seen.resume.is_wanted:
+            self._since = None
+            return effects
+        self._note_recoveries(seen)
+        condemned = [pod for pod in seen.pods if pod.uid in seen.record.pods]
+        effects += self._remove(seen, condemned, now)
+        others = [pod for pod in seen.pods if pod.uid not in seen.record.pods]
+        again = [pod for pod in others if self._is_again(seen, pod)]
+        if again and not self._is_again_told:
+            self._is_again_told = True
+            effects.append(Say(AGAIN, _again_words(seen, again)))
+        signs = [sign for pod in others for sign in self._signs(seen, pod, now)]
+        return effects + self._judge(seen, signs, now)
+
+    def _note_recoveries(self, seen: Picture) -> None:
+        if self._at != seen.record.at:
+            self._at = seen.record.at
+            self._recovered.clear()
+            self._is_again_told = False
+        for name in seen.record.nodes:
+            node = (seen.nodes or {}).get(name)
+            if node is not None and not node.trouble:
+                self._recovered.add(name)
+
+    def _is_again(self, seen: Picture, pod: PodState) -> bool:
+        """Whether the pod is on a node that it was to get away from, and that is as it was."""
+        node = (seen.nodes or {}).get(pod.node or "")
+        is_known = node is not None and node.name in seen.record.nodes - self._recovered
+        return is_known and node is not None and bool(node.trouble) and pod.phase not in ENDED
+
+    # --- deciding
+
+    def _judge(self, seen: Picture, signs: list[_Sign], now: float) -> list[Effect]:
+        if not signs:
+            self._since = None
+            return []
+        if self._since is None:
+            self._since = now
+        if now < self._since + WINDOW_SECONDS:
+            self._look_at(self._since + WINDOW_SECONDS)
+            return []
+        fault = _words(signs)
+        record, most = seen.record, seen.resume.retries_max
+        if record.count >= most:
+            return self._give_up(seen, fault, now)
+        self._look_at(now + RESEND_SECONDS)
+        number = record.count + 1
+        pods = frozenset(pod.uid for pod in seen.pods)
+        unhealthy = frozenset(name for name, node in (seen.nodes or {}).items() if node.trouble)
+        done = f"deletes {all_of(len(pods), 'pod')} (restart {number} of at most {most})"
+        return [
+            WriteRecord(Record(number, fault, now, pods, unhealthy), seen.version),
+            Say(RESTARTING, f"PyTorchJob {seen.name} is restarting because {fault}: {done}"),
+        ]
+
+    def _give_up(self, seen: Picture, fault: str, now: float) -> list[Effect]:
+        if seen.record.exhausted:
+            return []
+        self._look_at(now + RESEND_SECONDS)
+        done = counted(seen.record.count, "restart")
+        text = f"{fault}; nothing is done about it: {done} of at most {seen.resume.retries_max}"
+        return [
+            WriteRecord(replace(seen.record, exhausted=fault), seen.version),
+            Say(EXHAUSTED, f"PyTorchJob {seen.name} is not restarted: {text}"),
+        ]
+
+    def _signs(self, seen: Picture, pod: PodState, now: float) -> Iterator[_Sign]:
+        """What speaks against a pod."""
+        if pod.phase not in ENDED and pod.node is not None:
+            node = (seen.nodes or {}).get(pod.node)
+            if node is not None and self._is_again(seen, pod):
+                node = replace(node, trouble="")
+            cause = self._node_trouble(node, now)
+            if cause:
+                yield _Sign(pod.name, f"node {pod.node} {cause}", is_of_node=True)
+        if pod.phase == "Unknown":
+            yield _Sign(pod.name, "is in a state that nobody knows", is_of_node=False)
+        is_lost = bool(pod.reason) or pod.restarts_containers
+        if pod.phase == "Failed" and is_lost and pod.reason != OWN_DEADLINE:
+            why = f" ({pod.reason})" if pod.reason else ""
+            yield _Sign(pod.name, f"failed{why}", is_of_node=False)
+        if pod.ends_by is not None:
+            if now >= pod.ends_by + STUCK_SECONDS:
+                yield _Sign(pod.name, "does not end though it was deleted", is_of_node=False)
+            else:
+                self._look_at(pod.ends_by + STUCK_SECONDS)
+
+    def _node_trouble(self, node: NodeState | None, now: float) -> str:
+        """Why pods of a node must move; empty: they need not."""
+        if node is None:
+            return "is gone"
+        if node.is_fenced:
+            return "is out of service"
+        if node.trouble:
+            return f"is unhealthy ({node.trouble})"
+        match node.readiness:
+            case Readiness.READY:
+                return ""
+            case Readiness.SILENT:
+                return "does not answer"
+            case Readiness.NOT_READY:
+                until = node.not_ready_since + NOT_READY_SECONDS
+                if now >= until:
+                    return "is not ready"
+                self._look_at(until)
+                return ""
+
+    # --- removing
+
+    def _remove(self, seen: Picture, pods: Iterable[PodState], now: float) -> list[Effect]:
+        """The next order for each pod that is to go, until it is gone."""
+        effects: list[Effect] = []
+        asked: set[str] = set()
+        for pod in pods:
+            self._look_at(now + RESEND_SECONDS)
+            node = (seen.nodes or {}).get(pod.node) if pod.node is not None else None
+            if pod.node is not None and (node is None or node.is_fenced):
+                effects.append(DeletePod(pod.name, pod.uid, pod.node, force=True))
+                continue
+            if pod.ends_by is None:
+                effects.append(DeletePod(pod.name, pod.uid, pod.node))
+            is_stuck = pod.ends_by is not None and now >= pod.ends_by + STUCK_SECONDS
+            is_cut_off = node is not None and node.readiness is not Readiness.READY
+            if node is None or not (is_stuck or is_cut_off) or node.is_asked_for:
+                continue
+            if node.name not in asked:
+                asked.add(node.name)
+                effects.append(AskForFence(node.name, f"pod {pod.name} of PyTorchJob {seen.name}"))
+        return effects
+
+    def _look_at(self, time: float) -> None:
+        self._deadline = time if self._deadline is None else min(self._deadline, time)
+
+
+def _again_words(seen: Picture, pods: list[PodState]) -> str:
+    names = ", ".join(sorted(f"{pod.name} on {pod.node}" for pod in pods)[:3])
+    return (
+        f"PyTorchJob {seen.name} is again on a node that it was restarted to get away from "
+        f"({names}), and is not moved again: have the node tainted, or select nodes by "
+        "sagemaker.amazonaws.com/node-health-status: Schedulable"
+    )
+
+
+def _words(signs: list[_Sign]) -> str:
+    """The cause: a node before a pod, with the pods that it concerns."""
+    first = next((sign for sign in signs if sign.is_of_node), signs[0])
+    if not first.is_of_node:
+        return f"pod {first.pod} {first.cause}"[:FAULT_LENGTH]
+    names = [sign.pod for sign in signs if sign.cause == first.cause]
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    others = {sign.cause for sign in signs if sign.is_of_node and sign.cause != first.cause}
+    also = f"; also {', '.join(sorted(others))}" if others else ""
+    return f"{first.cause} (pods {shown}){also}"[:FAULT_LENGTH]

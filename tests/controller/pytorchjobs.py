@@ -1,0 +1,87 @@
+"""PyTorchJobs on API servers that have neither nodes nor anybody who runs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import unbroken.embedded
+from controller.conftest import MERGE, Place
+from unbroken.errors import WorldError
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.spec.pytorchjob import (
+    AUTO_RESUME,
+    INDEX_LABEL,
+    JOB_LABEL,
+    MAX_RETRIES,
+    TYPE_LABEL,
+)
+
+Object = dict[str, Any]
+DEFINITION = Path(unbroken.embedded.__file__).parent / "pytorchjobs/definition.yaml"
+DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+BOTH = {AUTO_RESUME: "true", MAX_RETRIES: "1"}
+
+
+async def install(client: KubeClient) -> None:
+    """Install the kind if it is not there."""
+    body = yaml.safe_load(DEFINITION.read_text())
+    try:
+        await client.raw("POST", DEFINITIONS, body=body)
+    except ApiRefusal as error:
+        if error.code != 409:
+            raise WorldError(str(error)) from error
+
+
+def pytorchjob(name: str = "lm", workers: int = 2, **more: Any) -> Object:
+    """A job of workers, auto-resumed once at most."""
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "any", "command": ["true"]}]}}
+    replicas = {"Worker": {"replicas": workers, "template": template}}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name, "annotations": BOTH},
+        "spec": {"pytorchReplicaSpecs": replicas},
+        **more,
+    }
+
+
+async def add_node(place: Place, name: str) -> None:
+    """A node that is ready."""
+    await place.post("nodes", {"metadata": {"name": name}})
+    await say_ready(place, name, "True")
+
+
+async def say_ready(place: Place, name: str, status: str) -> None:
+    """What the node's Ready condition is from now on."""
+    condition = {"type": "Ready", "status": status, "reason": "Test", "message": ""}
+    body = {"status": {"conditions": [condition]}}
+    await place.merge(f"nodes/{name}/status", body)
+
+
+async def add_pod(place: Place, job: Object, index: int, node: str) -> Object:
+    """A running pod of the job, as its operator makes it."""
+    metadata = job["metadata"]
+    owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "controller": True}
+    labels = {JOB_LABEL: metadata["name"], TYPE_LABEL: "worker", INDEX_LABEL: str(index)}
+    name = f"{metadata['name']}-worker-{index}"
+    container = {"name": "pytorch", "image": "any", "command": ["true"]}
+    made = await place.post(
+        "pods",
+        {
+            "metadata": {
+                "name": name,
+                "labels": labels,
+                "ownerReferences": [{**owner, "name": metadata["name"], "uid": metadata["uid"]}],
+            },
+            "spec": {"nodeName": node, "restartPolicy": "OnFailure", "containers": [container]},
+        },
+    )
+    await place.client.raw(
+        *("PATCH", place.path(f"pods/{name}/status")),
+        body={"status": {"phase": "Running"}},
+        headers=MERGE,
+    )
+    return made

@@ -1,0 +1,95 @@
+"""What auto-resume reads of pods and nodes, and its record in annotations."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.controller.auto_resume_views import (
+    COUNT,
+    PODS,
+    TIME,
+    node_state,
+    picture,
+    pod_state,
+    read_record,
+    write_record,
+)
+from unbroken.core.auto_resume import NodeState, PodState, Readiness, Record
+
+
+def node(**parts: object) -> NodeState:
+    """Of an object with these parts."""
+    return node_state(msgspec.convert({"metadata": {"name": "n"}, **parts}, Node, builtin_types=[]))
+
+
+READY = {"type": "Ready", "status": "True"}
+
+
+def test_a_node_is_what_its_conditions_and_labels_say() -> None:
+    at = "2026-01-31T12:00:00Z"
+    down = {"type": "Ready", "status": "False", "lastTransitionTime": at}
+    assert node(status={"conditions": [READY]}) == NodeState("n")
+    assert node().readiness is Readiness.SILENT, "one that has never said anything"
+    assert (
+        node(status={"conditions": [{**down, "status": "Unknown"}]}).readiness is Readiness.SILENT
+    )
+    late = node(status={"conditions": [down]})
+    assert (late.readiness, late.not_ready_since) == (Readiness.NOT_READY, 1769860800.0)
+    broken = {"type": "NvidiaGPUUnhealthy", "status": "True", "reason": "Xid79"}
+    assert node(status={"conditions": [READY, broken]}).trouble == "NvidiaGPUUnhealthy: Xid79"
+    labels = {"sagemaker.amazonaws.com/node-health-status": "UnschedulablePendingReboot"}
+    labelled = node(metadata={"name": "n", "labels": labels}, status={"conditions": [READY]})
+    assert labelled.trouble == "node-health-status UnschedulablePendingReboot"
+    taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}
+    assert node(spec={"taints": [taint]}).is_fenced
+    asked = {"name": "n", "annotations": {"unbroken.dev/fence": "a reason"}}
+    assert node(metadata=asked).is_asked_for
+
+
+def test_a_pod_is_what_its_status_says() -> None:
+    metadata = {"name": "p", "uid": "u", "deletionTimestamp": "2026-01-31T12:00:00Z"}
+    spec = {"nodeName": "n", "restartPolicy": "Never", "containers": []}
+    status = {"phase": "Failed", "reason": "Evicted"}
+    whole = {"metadata": metadata, "spec": spec, "status": status}
+    found = pod_state(msgspec.convert(whole, Pod, builtin_types=[]))
+    assert found == PodState("p", "u", "n", "Failed", "Evicted", False, 1769860800.0)
+
+
+@pytest.mark.parametrize(
+    ("job", "is_over"),
+    [
+        ({}, False),
+        ({"spec": {"runPolicy": {"suspend": True}}}, True),
+        ({"status": {"conditions": [{"type": "Failed", "status": "True"}]}}, True),
+        ({"status": {"conditions": [{"type": "Running", "status": "True"}]}}, False),
+    ],
+)
+def test_a_job_that_is_over_is_left_alone(job: dict[str, object], is_over: bool) -> None:
+    assert picture({"metadata": {"name": "lm"}, **job}, (), {}).is_over is is_over
+
+
+UIDS = st.frozensets(st.text("abcdef0123456789-", min_size=1), max_size=4)
+
+
+@given(
+    st.builds(
+        Record,
+        count=st.integers(0, 10**6),
+        fault=st.text(max_size=9),
+        at=st.none() | st.integers(0, 2**32).map(float),
+        pods=UIDS,
+        nodes=UIDS,
+        exhausted=st.text(max_size=9),
+    )
+)
+def test_a_record_is_read_as_it_was_written(record: Record) -> None:
+    written = write_record(record)
+    assert read_record({k: v for k, v in written.items() if v is not None}) == record
+
+
+def test_a_garbled_record_is_none() -> None:
+    assert read_record({COUNT: "many", TIME: "yesterday", PODS: ""}) == Record()
