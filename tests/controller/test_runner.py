@@ -260,6 +260,25 @@ def test_the_echo_of_the_ledger_wakes_no_machine(scripted: Any) -> None:
     asyncio.run(check())
 
 
+def test_news_waits_for_more_until_somebody_waits_for_it(place: Any) -> None:
+    async def check() -> None:
+        async with place() as here:
+            await definitions.install(here.client)
+            identity = job_identity(await here.post(JOBS, job()))
+            requests = JobRequests(here.client, identity)
+            async with surroundings(here.client) as around:
+                writer = JobWriter(requests, around.recorder, identity, gather_seconds=3600.0)
+                async with running(writer.run()):
+                    writer.status(JobStatus(restart_count=1))
+                    for _ in range(3):
+                        assert "status" not in await here.get(f"{JOBS}/lm")
+                    writer.status(JobStatus(restart_count=2))
+                    await writer.status_stored()
+                    assert (await here.get(f"{JOBS}/lm"))["status"]["restartCount"] == 2
+
+    asyncio.run(check())
+
+
 @pytest.mark.slow
 def test_what_happens_while_the_api_server_is_away_is_written_when_it_is_back(
     tmp_path: Path,

@@ -41,6 +41,7 @@ from unbroken.core.events import (
     WriteStatus,
 )
 from unbroken.core.job import Job
+from unbroken.core.kueue import Gate, Hold
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import (
     Condition,
@@ -77,6 +78,7 @@ class Script:
         self.views: dict[str, PodView] = {}
         self.agents: dict[str, AgentReport] = {}
         self.nodes: dict[str, NodeView] = {}
+        self.gate: Gate = None
 
     def give(self, event: Event, now: float) -> list[Effect]:
         """One step; its effects."""
@@ -191,7 +193,11 @@ class Script:
         asked = float(options["restart"]) if "restart" in options else None
         in_process = Switch(options.get("in-process", "on"))
         buddy = Switch(options.get("buddy", "on"))
-        return JobSeen(self.spec, "deleting" in words, asked, in_process=in_process, buddy=buddy)
+        if "hold" in options:
+            reason, _, text = options["hold"].partition(":")
+            self.gate = Hold(reason, text) if reason != "no" else None
+        choices = {"in_process": in_process, "buddy": buddy, "gate": self.gate}
+        return JobSeen(self.spec, "deleting" in words, asked, **choices)
 
     def _uid(self, words: list[str]) -> PodUid:
         return self.views[words[0]].uid if words[0] in self.views else PodUid(words[0])

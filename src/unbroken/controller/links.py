@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import aiohttp
 
 from unbroken.agent_http.client import AgentLink
+from unbroken.agent_http.permit import Permit
+from unbroken.agent_http.turns import Turns
 from unbroken.core.events import (
     AgentLost,
     AgentReported,
@@ -42,11 +44,15 @@ class AgentLinks:
         token: str | None,
         tell: Callable[[Event], None],
         tasks: asyncio.TaskGroup,
+        permit: Permit,
+        turns: Turns,
     ) -> None:
         self._session = session
         self._token = token
         self._tell = tell
         self._tasks = tasks
+        self._permit = permit
+        self._turns = turns
         self._held: dict[PodUid, _Held] = {}
 
     def follow(self, pod: PodView, place: AgentPlace) -> None:
@@ -66,6 +72,10 @@ class AgentLinks:
         held = self._held.pop(uid, None)
         if held is not None:
             held.task.cancel()
+
+    def counts(self) -> tuple[int, int]:
+        """How many agents can be reached, of how many that are to be."""
+        return sum(held.is_up for held in self._held.values()), len(self._held)
 
     def send(self, uid: PodUid, command: Command) -> bool:
         """Give an agent its command; False: there is no link, and the job says it again later."""
@@ -103,5 +113,6 @@ class AgentLinks:
         link = AgentLink(
             address, place.port, self._token, on_report, on_lost, self._session, on_evidence
         )
+        link.permit, link.turns = self._permit, self._turns
         held = _Held(address, place, link, self._tasks.create_task(link.run()))
         self._held[uid] = held

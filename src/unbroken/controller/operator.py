@@ -21,6 +21,7 @@ from unbroken.core.events import (
     Synced,
 )
 from unbroken.core.job import Job
+from unbroken.core.kueue import Gate
 from unbroken.core.log_rule_config import rule_warnings
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.cache import HasMetadata, Key, key_of
@@ -28,6 +29,7 @@ from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import entropy, pause
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
+from unbroken.observe.program_metrics import JobHealth
 from unbroken.spec.codec import incident_from, job_status_from
 from unbroken.spec.job import JobStatus
 from unbroken.spec.ledger import ANNOTATION as LEDGER
@@ -36,6 +38,7 @@ from unbroken.spec.parse import Parsed, parse_job
 from unbroken.spec.problems import Problem
 
 from .kinds import IncidentObject, JobObject
+from .kueue import Queues
 from .pods import JOB_LABEL, job_identity
 from .requests import JobRequests, persist
 from .runner import JobRunner, Surroundings
@@ -86,9 +89,12 @@ class Watches:
 class Operator:
     """Keeps a runner for each job; `run` does everything."""
 
-    def __init__(self, around: Surroundings, watches: Watches) -> None:
+    def __init__(self, around: Surroundings, watches: Watches, queues: Queues) -> None:
         self._around = around
         self._watches = watches
+        self._queues = queues
+        queues.serve(self._on_gate, self._is_idle)
+        self._machines: dict[Key, Job] = {}
         self._runners: dict[Key, JobRunner] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._group = asyncio.TaskGroup()
@@ -100,12 +106,17 @@ class Operator:
         watches = self._watches
         await watches.synced()
         async with self._group:
+            self._group.create_task(self._queues.run())
             watches.nodes.subscribe(self._on_node)
             watches.pods.subscribe(self._on_pod)
             watches.jobs.subscribe(self._on_job)
             log.info("operator=running jobs=%d nodes=%d", len(self._tasks), len(self._nodes))
             # A group without members would end.
             await asyncio.Event().wait()
+
+    def health(self) -> Iterator[JobHealth]:
+        """How each job is served."""
+        return (runner.health() for runner in self._runners.values())
 
     # --- what the API tells
 
@@ -148,13 +159,27 @@ class Operator:
             self._refuse(key, new, parsed, runner)
             return
         self._refused.pop(key, None)
+        if not self._queues.knows(new):
+            return
         if runner is not None:
-            runner.tell(_seen(new, parsed))
+            runner.tell(_seen(new, parsed, self._queues.gate(new)))
             if old is not None and _generation(old) != _generation(new):
                 known = _warnings(parse_job(old))
                 _warn(runner, [one for one in _warnings(parsed) if one not in known])
         elif key not in self._tasks:
             self._tasks[key] = self._group.create_task(self._keep(key), name=str(key))
+
+    def _on_gate(self, key: Key) -> None:
+        job = self._watches.jobs.get(key.name, key.namespace)
+        if job is not None:
+            self._on_job(job, job)
+
+    def _is_idle(self, key: Key) -> bool:
+        """Whether nothing of a job that may not run is left, or is about to be."""
+        runner, machine = self._runners.get(key), self._machines.get(key)
+        if runner is None or machine is None:
+            return key not in self._tasks
+        return machine.is_idle and runner.is_done
 
     def _end(self, key: Key) -> None:
         self._runners.pop(key, None)
@@ -182,6 +207,7 @@ class Operator:
             finally:
                 if self._runners.get(key) is runner:
                     del self._runners[key]
+                    del self._machines[key]
             await pause(CRASHES.delay(failures, random))
 
     def _make(self, key: Key, job: JobObject) -> JobRunner:
@@ -193,11 +219,11 @@ class Operator:
         if any(one.reason == INVALID for one in status.conditions):
             # The spec is good by now, so the job has yet to begin.
             status = JobStatus(other=status.other)
-        runner = JobRunner(self._around, job_identity(job), Job(key.name, status))
-        self._runners[key] = runner
+        machine = self._machines[key] = Job(key.name, status)
+        runner = self._runners[key] = JobRunner(self._around, job_identity(job), machine)
         annotations = job["metadata"].get("annotations") or {}
         ledger = read_ledger(str(annotations.get(LEDGER) or ""))
-        runner.tell(replace(_seen(job, parsed), ledger=ledger))
+        runner.tell(replace(_seen(job, parsed, self._queues.gate(job)), ledger=ledger))
         for view in self._nodes.values():
             runner.tell(NodeSeen(view))
         for pod in self._watches.pods.items():
@@ -210,7 +236,7 @@ class Operator:
         runner.tell(Synced())
         if not status.conditions:
             # Of a job that has begun this has been said, by this operator or by one before it.
-            _warn(runner, _warnings(parsed))
+            _warn(runner, [*_warnings(parsed), *self._queues.warnings(job)])
         return runner
 
     def _refuse(self, key: Key, job: JobObject, parsed: Parsed, runner: JobRunner | None) -> None:
@@ -256,7 +282,7 @@ def _warn(runner: JobRunner, warnings: Iterable[str]) -> None:
         runner.complain("SpecWarning", warning)
 
 
-def _seen(job: JobObject, parsed: Parsed) -> JobSeen:
+def _seen(job: JobObject, parsed: Parsed, gate: Gate) -> JobSeen:
     is_deleting = bool(job["metadata"].get("deletionTimestamp"))
     options = parsed.options
     return JobSeen(
@@ -268,6 +294,7 @@ def _seen(job: JobObject, parsed: Parsed) -> JobSeen:
         same_error=options.same_error,
         in_process=options.in_process,
         buddy=options.buddy,
+        gate=gate,
     )
 
 

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import aiohttp
 from lightkube.resources.core_v1 import Pod
 
+from unbroken.agent_http.permit import Always, Permit
+from unbroken.agent_http.turns import Turns
 from unbroken.core.events import (
     CollectEvidence,
     CreatePod,
@@ -44,12 +46,16 @@ from unbroken.core.events import (
     WriteLedger,
     WriteStatus,
 )
+from unbroken.core.kueue import Admission
 from unbroken.errors import UnbrokenError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import pause
 from unbroken.kube.events import EventRecorder
+from unbroken.observe.job_records import JobName
+from unbroken.observe.program_metrics import JobHealth
 from unbroken.spec.job import Condition, JobSpec, JobStatus
 
+from .kueue_objects import place_pod
 from .links import AgentLinks
 from .pods import JobIdentity, build_pod
 from .requests import CONFLICT, JobRequests, persist
@@ -92,6 +98,10 @@ class Surroundings:
     new_token: Callable[[], str]
     slots: asyncio.Semaphore
     """Orders to the API server that are under way at a time, of all jobs together."""
+    permit: Permit = field(default_factory=Always)
+    """Asked before a job is thought about, and before each command to an agent."""
+    turns: Turns = field(default_factory=Turns)
+    """To connect to agents, of all jobs together."""
 
 
 class JobRunner:
@@ -105,6 +115,8 @@ class JobRunner:
         self._requests = JobRequests(around.client, job)
         self._writer = JobWriter(self._requests, around.recorder, job)
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._told = self._taken = 0
+        """Events so far, and those of them that the machine knows."""
         self._tasks = asyncio.TaskGroup()
         self._under_way: set[Hashable] = set()
         self._places: dict[PodUid, AgentPlace] = {}
@@ -113,6 +125,7 @@ class JobRunner:
         self._seen: JobSeen | None = None
         self._conditions: tuple[Condition, ...] = ()
         self._needs_token = asyncio.Event()
+        self._links: AgentLinks | None = None
 
     # --- what others tell
 
@@ -124,6 +137,7 @@ class JobRunner:
             if event == self._seen:
                 return
             self._seen = event
+        self._told += 1
         self._inbox.put_nowait(event)
 
     def pod_changed(self, pod: Pod, *, is_gone: bool = False) -> None:
@@ -143,6 +157,17 @@ class JobRunner:
             self._gone.add(uid)
             self.tell(PodGone(name, uid))
 
+    def health(self) -> JobHealth:
+        """How the job is served."""
+        heard, wanted = (0, 0) if self._links is None else self._links.counts()
+        name = JobName(self.job.namespace, self.job.name)
+        return JobHealth(name, heard, wanted, self._inbox.qsize())
+
+    @property
+    def is_done(self) -> bool:
+        """The machine knows all that was told, and nothing that it ordered is under way."""
+        return self._told == self._taken and not self._under_way
+
     def complain(self, reason: str, message: str) -> None:
         """Record a warning on the job."""
         self._writer.event(RecordEvent(reason, message, is_warning=True))
@@ -156,9 +181,14 @@ class JobRunner:
             token = await self._token() if self.job.wants_token else None
             if token is not None:
                 self._tasks.create_task(self._keep_token(token))
-            links = AgentLinks(self._around.session, token, self.tell, self._tasks)
+            around, permit = self._around, self._around.permit
+            links = AgentLinks(around.session, token, self.tell, self._tasks, permit, around.turns)
+            self._links = links
             while True:
-                await self._step(await self._next(), links)
+                event = await self._next()
+                # What happens meanwhile waits, and comes before any deadline that has passed.
+                await permit.given()
+                await self._step(event, links)
 
     async def _token(self) -> str:
         doing, new_token = f"job={self.title} read=token", self._around.new_token
@@ -187,6 +217,8 @@ class JobRunner:
                 await pause(TOKEN_RETRY_SECONDS)
 
     async def _next(self) -> Event:
+        if not self._inbox.empty():
+            return self._inbox.get_nowait()
         deadline = self._machine.deadline()
         seconds = None if deadline is None else max(0.0, deadline - self._around.clock())
         try:
@@ -208,6 +240,7 @@ class JobRunner:
             case _:
                 pass
         effects = self._machine.step(event, self._around.clock())
+        self._taken += not isinstance(event, Tick)
         commands = [e for e in effects if isinstance(e, Commanded)]
         for command in commands:
             self._command(command, links)
@@ -307,6 +340,9 @@ class JobRunner:
         self._needs_token.set()
         try:
             body = build_pod(self.job, self._spec(), order, self._unusable)
+            gate = self._seen.gate if self._seen else None
+            if isinstance(gate, Admission):
+                body = place_pod(body, gate, order.replica_spec, order.index)
             made = await self._requests.create_pod(body)
         except ApiRefusal as error:
             if error.code == CONFLICT and await self._is_there(order):

@@ -7,6 +7,7 @@ waits here, and is written when it is back.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -28,11 +29,24 @@ log = logging.getLogger(__name__)
 EVENTS_MAX = 1000
 """Events that wait for the API server; older ones are dropped."""
 
+GATHER_SECONDS = 0.15
+"""News waits this long for more, unless an order waits for it to be stored.  A recovery tells of
+itself several times within this time; writing each would take the processor from the workers that
+are starting, and the last says it all."""
+
 
 class JobWriter:
     """The writes of one job, in order; `run` makes them."""
 
-    def __init__(self, requests: JobRequests, recorder: EventRecorder, job: JobIdentity) -> None:
+    def __init__(
+        self,
+        requests: JobRequests,
+        recorder: EventRecorder,
+        job: JobIdentity,
+        *,
+        gather_seconds: float = GATHER_SECONDS,
+    ) -> None:
+        self._gather_seconds = gather_seconds
         self._requests = requests
         self._recorder = recorder
         self._job = job
@@ -44,6 +58,7 @@ class JobWriter:
         self._wake = asyncio.Event()
         self._stored = asyncio.Event()
         self._stored.set()
+        self._hurry = asyncio.Event()
         self.about = ObjectReference(
             apiVersion=f"{GROUP}/{VERSION}",
             kind=KIND,
@@ -60,6 +75,8 @@ class JobWriter:
 
     async def status_stored(self) -> None:
         """Return once the API server has the newest status, or has refused it for good."""
+        if not self._stored.is_set():
+            self._hurry.set()
         await self._stored.wait()
 
     def event(self, event: RecordEvent) -> None:
@@ -88,7 +105,11 @@ class JobWriter:
         requests = self._requests
         while True:
             await self._wake.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._gather_seconds):
+                    await self._hurry.wait()
             self._wake.clear()
+            self._hurry.clear()
             events, self._events = self._events, []
             incidents, self._incidents = self._incidents, {}
             ledger, self._ledger = self._ledger, None

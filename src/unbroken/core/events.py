@@ -18,6 +18,8 @@ from unbroken.spec.log_rule_ranks import Watch
 from unbroken.wire.agent import PORT, AgentReport, StartCommand, StopCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
+from .kueue import Gate
+
 PodUid = NewType("PodUid", str)
 PodName = NewType("PodName", str)
 NodeName = NewType("NodeName", str)
@@ -83,6 +85,8 @@ class JobSeen:
     same_error: SameError = SameError.STOP
     in_process: Switch = Switch.ON
     buddy: Switch = Switch.ON
+    gate: Gate = None
+    """What a queue says; a Hold suspends the job as its user can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -255,10 +255,22 @@ class Gang:
             copies = order.copies.get(uid, Copies())
             of_node = replace(command, rank=self.ranks[uid], **copies._asdict())
             if member.report is not None and is_stock(member.report):
-                of_node = replace(of_node, log_rules=_documented(order.log_rules), detectors={})
+                of_node = self._for_stock(of_node, member.report.restart_mode)
             effects.append(StartWorkers(uid, of_node))
         self._resend_at = now + RESEND_SECONDS
         return effects
+
+    def _for_stock(self, command: StartCommand, mode: str) -> StartCommand:
+        """The same for an agent that knows the documented keys alone."""
+        command = replace(command, log_rules=_documented(command.log_rules), detectors={})
+        if mode != IN_PROCESS_RESTART:
+            return command
+        # Without a table of addresses it does not let its workers begin (HyperPod agent 1.1.3).
+        # The table is whole each time, so that nothing depends on what an agent has kept.
+        members = self._roster.members
+        placed = {r: members[uid].view.address for uid, r in self.ranks.items() if uid in members}
+        table = tuple((rank, ip) for rank, ip in sorted(placed.items()) if ip is not None)
+        return replace(command, ip_version=str(command.attempt), rank_ips=table)
 
 
 def _can_keep(report: AgentReport) -> bool:

@@ -42,6 +42,7 @@ from .examination import Examination, is_hang
 from .gang import Stage
 from .hangs import Hangs
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
+from .kueue import Gate, Hold, moved
 from .life import START_SECONDS, STOP_SECONDS, Life, Verdict, pod_trouble
 from .receipts import Receipts
 from .recovery import Recovery
@@ -92,6 +93,11 @@ class Job:
     @property
     def phase(self) -> Phase:
         return self.state.phase
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of the job is there, and nothing will be unless it is told something new."""
+        return self.phase in (Phase.SUSPENDED, Phase.ENDED) and not self.state.roster.members
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event; return what must be done, in order."""
@@ -181,6 +187,7 @@ class Job:
         state.spec, state.watches = event.spec, event.log_rule_watches
         state.detectors, state.same_error = event.detectors, event.same_error
         state.in_process, state.buddies.is_on = event.in_process, event.buddy is Switch.ON
+        gate, state.gate = state.gate, event.gate
         if old is None:
             state.find_ledger(event.ledger)
         if event.is_deleting:
@@ -193,8 +200,10 @@ class Job:
         if old is not None and _shape(old) != _shape(event.spec):
             text = "replicaSpecs and nprocPerNode take effect at the next full start of the job"
             state.tell("SpecChanged", text, is_warning=True)
-        if event.spec.run_policy.suspend and state.phase in (*_LIVE, Phase.ADOPTING):
-            self._suspend("JobSuspended", now)
+        if state.hold is not None and state.phase in (*_LIVE, Phase.ADOPTING):
+            self._suspend(state.hold, now)
+        elif state.phase in _LIVE:
+            self._move_waiting(gate, now)
 
     def _begin(self, now: float) -> None:
         state = self.state
@@ -204,15 +213,14 @@ class Job:
         if state.standing in ENDS:
             state.phase = Phase.ENDED
             self._life.clean(now)
-        elif state.spec.run_policy.suspend:
-            is_new = state.standing is None
-            self._suspend("JobInitiallySuspended" if is_new else "JobSuspended", now)
+        elif state.hold is not None:
+            self._suspend(state.hold, now)
         elif state.standing in (None, Standing.SUSPENDED) and not state.roster.members:
             self._life.create(now)
         else:
             self._adoption.begin(now)
 
-    def _suspend(self, reason: str, now: float) -> None:
+    def _suspend(self, hold: Hold, now: float) -> None:
         state = self.state
         heard = [m.report.newest_attempt or 0 for m in state.roster.members.values() if m.report]
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
@@ -220,16 +228,28 @@ class Job:
             state.commands += state.gang.halt(state.attempt, now, is_graceful=True)
         if state.standing is None:
             state.stand(Standing.CREATED, "Created", "job is created", now)
-        text = "the job is suspended" if reason == "JobSuspended" else "the job begins suspended"
-        self._life.end(Verdict(Standing.SUSPENDED, reason, text), now)
+            if state.gate is not hold:
+                hold = Hold("JobInitiallySuspended", "the job begins suspended")
+        self._life.end(Verdict(Standing.SUSPENDED, hold.reason, hold.message), now)
 
     def _resume_if_clean(self, now: float) -> None:
         """Resume once every old pod is gone: the attempt may then have the same number."""
         state = self.state
-        if state.phase is not Phase.SUSPENDED or state.roster.members or state.spec is None:
+        if state.phase is not Phase.SUSPENDED:
             return
-        if not state.spec.run_policy.suspend:
+        if state.hold is not None:
+            self._life.hold(state.hold, now)
+        elif not state.roster.members:
             self._life.create(now)
+
+    def _move_waiting(self, old: Gate, now: float) -> None:
+        """Make anew the pods that look for a node where Kueue has them no longer."""
+        state = self.state
+        for member in list(state.roster.members.values()):
+            view = member.view
+            if view.node is None and moved(old, state.gate, view.replica_spec, view.index):
+                text = "Kueue has given it another place"
+                state.objects += state.plan.condemn(member, text, now)
 
     def _note_request(self, asked: float | None) -> None:
         """Remember a request to restart until it can be followed, if it is a new one."""

@@ -13,12 +13,14 @@ from unbroken.spec.write import write_record
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
 
 from . import ladder
-from .conditions import ENDS, Standing
+from .conditions import ENDS, MESSAGE_CHARACTERS, Standing
 from .deadlines import Since, earliest, expiry, limit
 from .events import DeleteJob, PodName, PodUid
 from .gang import Order, Stage
+from .kueue import HOLDS, Hold
 from .progress import first_step
-from .roster import Member
+from .redaction import clean
+from .roster import Member, is_stock
 from .state import JobState, Phase
 from .timeline import end_life
 from .wording import all_of, counted
@@ -138,6 +140,18 @@ class Life:
         elif gang.mode != PROCESS_RESTART:
             # Who waits for the next attempt must know that there will be none.
             state.commands += gang.halt(gang.fence, now, is_graceful=is_graceful)
+
+    def hold(self, hold: Hold, now: float) -> None:
+        """Say why a suspended job waits, if that has changed."""
+        state = self._state
+        message = clean(hold.message)[:MESSAGE_CHARACTERS]
+        last = state.status.conditions[-1]
+        is_of_user = hold is not state.gate and last.reason not in HOLDS
+        if is_of_user or (last.reason, last.message) == (hold.reason, message):
+            return
+        state.stand(Standing.SUSPENDED, hold.reason, hold.message, now)
+        if last.reason != hold.reason:
+            state.tell(hold.reason, hold.message)
 
     def conclude(self, verdict: Verdict, now: float) -> None:
         """End the job now; its agents have nothing left to stop, or can no longer be waited for."""
@@ -317,12 +331,19 @@ class Life:
         text = f"attempt {state.attempt} runs on {counted(state.nnodes, 'node')}"
         if incident is not None:
             self._reached("started", state.gang.last_started, now)
-            self._progress_by = now + PROGRESS_SECONDS
+            self._progress_by = now + (PROGRESS_SECONDS if self._is_told() else 0.0)
             spent = round((now - incident.detected_at) * 1000)
             fault = f"{incident.culprit.fault}: {incident.culprit.text}"
             text = f"{fault}; remediated in {spent} milliseconds"
         state.stand(Standing.RUNNING, "Running", text, now)
         state.tell("Running", text)
+
+    def _is_told(self) -> bool:
+        """Whether any agent of the attempt says what its workers do; stock ones do not, and that
+        they run is all that will ever be known."""
+        members = [self._state.roster.members.get(uid) for uid in self._state.ranks.rank_of]
+        reports = [member.report for member in members if member is not None]
+        return any(report is not None and not is_stock(report) for report in reports)
 
     def _reached(self, stage: str, last: PodUid | None, now: float) -> None:
         """Note the time of a stage of the recovery, and the pod that it waited for last."""

@@ -38,6 +38,7 @@ from .events import (
 )
 from .gang import Gang
 from .incidents import Incidents
+from .kueue import Gate, Hold
 from .pods import PodPlan
 from .progress import Watched
 from .ranks import Ranks
@@ -79,6 +80,7 @@ class JobState:
         """Who must log, by log rule."""
         self.detectors: Mapping[Detector, Mode] = DEFAULTS
         self.same_error, self.in_process = SameError.STOP, Switch.ON
+        self.gate: Gate = None
         self.shape: tuple[ReplicaSpec, ...] = ()
         """Replica specs in force; those of the spec since the last full start."""
         self.phase = Phase.UNKNOWN
@@ -110,12 +112,18 @@ class JobState:
         self._events: list[Effect] = []
         self._incident_writes: list[Effect] = []
         self._written = status
-        self.ledger = Ledger()
-        self._written_ledger = self.ledger
+        self.ledger = self._written_ledger = Ledger()
 
     @property
     def nnodes(self) -> int:
         return self.ranks.nnodes
+
+    @property
+    def hold(self) -> Hold | None:
+        """Why the job may not run; None: it may."""
+        if self.spec is not None and self.spec.run_policy.suspend:
+            return Hold("JobSuspended", "the job is suspended")
+        return self.gate if isinstance(self.gate, Hold) else None
 
     def set_status(self, **changes: object) -> None:
         """Change the status; it is written at the end of the step."""

@@ -1,0 +1,162 @@
+"""Jobs under the documented names of HyperPod's training operator and of its dashboards.
+
+The names and labels are those of the public documentation of the training operator and of the
+Training dashboard (reference, section 7.1); `namespace` is added, because jobs of two namespaces
+may have one name.  What they do not say, and is decided here: latencies are in seconds; what
+`training_*` counts is what the API keeps of a job.  `cluster_id` is left to whoever scrapes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from unbroken.core.conditions import Standing
+from unbroken.core.incidents import RESTART_REQUESTED, UNCHARGED
+from unbroken.core.timeline import TWICE, lost_seconds
+
+from .job_records import JobRecord, Latencies
+
+PREFIX = "hyperpod_training_operator_jobs"
+JOB = ("namespace", "jobName")
+TRAINING = ("namespace", "job_name")
+
+
+def documented(records: Sequence[JobRecord], now: float) -> Iterator[Metric]:
+    """All of them; `now` in seconds since the epoch."""
+    yield from _counters(records)
+    yield _latency(
+        "restart_latency",
+        "Restarts by their length in seconds, from the detection of the fault until every agent "
+        "runs the next attempt; cumulative, `le` is the bucket's upper bound.",
+        [(one, one.restart) for one in records],
+    )
+    yield _latency(
+        "fault_detection_latency",
+        "Faults by the seconds from their first sign until the operator acted on it; cumulative, "
+        "`le` is the bucket's upper bound.",
+        [(one, one.detection) for one in records],
+    )
+    yield from _training([one for one in records if one.now is not None], now)
+
+
+def _counters(records: Iterable[JobRecord]) -> Iterator[Metric]:
+    created = CounterMetricFamily(f"{PREFIX}_created", "Jobs that were created.", labels=JOB)
+    successful = CounterMetricFamily(f"{PREFIX}_successful", "Jobs that completed.", labels=JOB)
+    failed = CounterMetricFamily(f"{PREFIX}_failed", "Jobs that failed.", labels=JOB)
+    deleted = CounterMetricFamily(f"{PREFIX}_deleted", "Jobs that were deleted.", labels=JOB)
+    restarted = CounterMetricFamily(
+        f"{PREFIX}_restarted",
+        "Restarts after which all workers ran again, by class of the fault, since this operator "
+        "began to lead.",
+        labels=(*JOB, "reason"),
+    )
+    for one in records:
+        created.add_metric(one.name, one.created)
+        successful.add_metric(one.name, one.ends[Standing.COMPLETED])
+        failed.add_metric(one.name, one.ends[Standing.FAILED])
+        deleted.add_metric(one.name, one.deleted)
+        for reason, count in sorted(one.restarted.items()):
+            restarted.add_metric((*one.name, reason), count)
+    yield from (created, successful, failed, deleted, restarted)
+
+
+def _latency(name: str, text: str, found: Iterable[tuple[JobRecord, Latencies]]) -> Metric:
+    """Buckets under the plain name: the dashboards ask for them so, without `_bucket`."""
+    family = Metric(f"{PREFIX}_{name}", text, "unknown")
+    for record, latencies in found:
+        if any(latencies.counts):
+            labels = dict(zip(JOB, record.name, strict=True))
+            for bound, count in latencies.cumulative():
+                family.add_sample(family.name, {**labels, "le": bound}, count)
+    return family
+
+
+def _training(records: Sequence[JobRecord], now: float) -> Iterator[Metric]:
+    """The dashboard's figures of each job, under its names and the documentation's."""
+    values: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+    by_fault: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+    for one in records:
+        for name, value in _figures(one, now).items():
+            values[name][one.name] = value
+        for fault, count in _faults(one).items():
+            by_fault["training_fault_type_count"][(*one.name, fault)] = count
+        for fault, seconds in _seconds(one).items():
+            if fault not in UNCHARGED:
+                key = (*one.name, fault)
+                by_fault["training_fault_recovery_time_ms"][key] = 1000 * seconds
+    for name, text in _TEXTS.items():
+        yield _gauge(name, text, TRAINING, values[name])
+    for name, text in _TEXTS_BY_FAULT.items():
+        yield _gauge(name, text, (*TRAINING, "fault_type"), by_fault[name])
+
+
+def _gauge(
+    name: str, text: str, labels: Sequence[str], values: dict[tuple[str, ...], float]
+) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for key, value in values.items():
+        family.add_metric(key, value)
+    return family
+
+
+def _figures(record: JobRecord, now: float) -> dict[str, float]:
+    assert record.now is not None
+    found = record.goodput(now)
+    seconds = _seconds(record)
+    down = sum(value for cause, value in found.lost.items() if cause != TWICE)
+    manual = seconds.get(RESTART_REQUESTED, 0.0)
+    auto = sum(seconds.values()) - manual
+    faults = Counter(one.culprit.fault for one in record.incidents.values())
+    requests = faults[RESTART_REQUESTED]
+    others = sum(faults.values()) - requests + record.now.ledger.incidents
+    return {
+        "training_uptime_percentage": 100 * (1 - down / found.total) if found.total else 100.0,
+        "training_time_ms": 1000 * found.total,
+        "training_fault_count": sum(_faults(record).values()) + record.now.ledger.incidents,
+        "training_manual_restart_count": requests,
+        "training_manual_recovery_count": requests,
+        "training_manual_downtime_ms": 1000 * manual,
+        "training_auto_recovery_count": others,
+        "training_auto_restart_downtime_ms": 1000 * auto,
+        "training_auto_recovery_downtime": 1000 * auto,
+    }
+
+
+def _faults(record: JobRecord) -> Counter[str]:
+    """Incidents by class of the fault, without those that are nobody's."""
+    found = [one.culprit.fault for one in record.incidents.values()]
+    return Counter(fault for fault in found if fault not in UNCHARGED)
+
+
+def _seconds(record: JobRecord) -> dict[str, float]:
+    """Lost by class, in incidents that are kept and in those that are in the ledger."""
+    assert record.now is not None
+    seconds: dict[str, float] = defaultdict(float)
+    for cause, value in record.now.ledger.seconds.items():
+        if cause != TWICE:
+            seconds[cause] += value
+    for one in record.incidents.values():
+        seconds[one.culprit.fault] += lost_seconds(one) or 0.0
+    return seconds
+
+
+_MANUAL = "Restarts that somebody asked for, of the job's incidents that are kept (the newest 50)."
+_AUTO = "Milliseconds lost to faults and restarts that nobody asked for."
+_TEXTS = {
+    "training_uptime_percentage": "Share of the job's active time without what its incidents cost.",
+    "training_time_ms": "The job's active time in milliseconds: without suspensions.",
+    "training_fault_count": "Faults of the job.",
+    "training_manual_restart_count": _MANUAL,
+    "training_manual_recovery_count": _MANUAL,
+    "training_manual_downtime_ms": "Milliseconds lost to restarts that somebody asked for.",
+    "training_auto_recovery_count": "Incidents of the job that nobody asked for.",
+    "training_auto_restart_downtime_ms": _AUTO,
+    "training_auto_recovery_downtime": _AUTO,
+}
+_TEXTS_BY_FAULT = {
+    "training_fault_type_count": "Faults by class, of the incidents that are kept (the newest 50).",
+    "training_fault_recovery_time_ms": "Milliseconds lost to faults, by class.",
+}

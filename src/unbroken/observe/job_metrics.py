@@ -1,0 +1,188 @@
+"""Jobs as metrics of our own: where they stand, what broke them, and what that has cost.
+
+Series of a job go with the job; histograms, which stay, have no label that a user chooses.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from unbroken.core.conditions import Standing, standing
+from unbroken.core.timeline import lost_seconds, lost_steps
+from unbroken.spec.incident import Incident
+
+from .hyperpod_metrics import documented
+from .job_records import BUCKETS, JobName, JobRecord, JobRecords, JobState
+
+JOB = ("namespace", "job")
+STEPS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
+"""Lost in an incident: none from a snapshot in memory, many from a checkpoint on disk."""
+
+
+class JobMetrics(Collector):
+    """What is known of the jobs, and what has become of their incidents since `since`.
+
+    `clock`: seconds since the epoch.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, since: float, clock: Callable[[], float]
+    ) -> None:
+        self._clock = clock
+        self._records = JobRecords(since, clock, self._ended)
+        self._stages = Histogram(
+            "unbroken_recovery_stage_seconds",
+            "Length of the stages of incidents that have ended: detect (from the first sign), stop "
+            "(until no worker of the attempt lives), ready (until every agent can start), start "
+            "(until every agent runs the next attempt), progress (until a worker's first output).",
+            ("stage", "remedy"),
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self._lost = Histogram(
+            "unbroken_incident_lost_seconds",
+            "Time that an incident has cost: from the last progress before the fault to the first "
+            "after it, or to the end of the incident.",
+            ("remedy",),
+            buckets=BUCKETS,
+            registry=registry,
+        )
+        self._steps = Histogram(
+            "unbroken_incident_lost_steps",
+            "Steps that had to be made again after an incident, where the script tells its steps.",
+            ("remedy",),
+            buckets=STEPS,
+            registry=registry,
+        )
+        registry.register(self)
+
+    # --- what is told
+
+    def job(self, name: JobName, job: JobState) -> None:
+        """A job as it is now."""
+        self._records.job(name, job)
+
+    def job_gone(self, name: JobName) -> None:
+        """A job was deleted."""
+        self._records.job_gone(name)
+
+    def incident(self, name: JobName, uid: str, incident: Incident) -> None:
+        """An incident of the job with this uid, as it is now."""
+        self._records.incident(name, uid, incident)
+
+    def incident_gone(self, name: JobName, uid: str, number: int) -> None:
+        """An incident was deleted."""
+        self._records.incident_gone(name, uid, number)
+
+    def _ended(self, incident: Incident) -> None:
+        remedy = incident.remedy.value
+        for stage, seconds in stages(incident):
+            self._stages.labels(stage, remedy).observe(seconds)
+        self._lost.labels(remedy).observe(lost_seconds(incident) or 0.0)
+        steps = lost_steps(incident)
+        if steps is not None:
+            self._steps.labels(remedy).observe(steps)
+
+    # --- what is read
+
+    def describe(self) -> Iterable[Metric]:
+        """The same families as `collect`, for the registry to know their names."""
+        return self.collect()
+
+    def collect(self) -> Iterable[Metric]:
+        """Counters, and what is."""
+        records, now = self._records.all(), self._clock()
+        yield _standings(records)
+        yield _incidents(records)
+        yield from _gauges([one for one in records if one.now is not None], now)
+        yield from documented(records, now)
+
+
+def stages(incident: Incident) -> Iterator[tuple[str, float]]:
+    """(stage, seconds) of what an incident went through, in order."""
+    before: float | None = incident.culprit.at
+    for stage, at in (
+        ("detect", incident.detected_at),
+        ("stop", incident.stopped_at),
+        ("ready", incident.ready_at),
+        ("start", incident.started_at),
+        ("progress", incident.progress_at),
+    ):
+        if at is None or before is None:
+            return
+        yield stage, max(at - before, 0.0)
+        before = at
+
+
+def _standings(records: Iterable[JobRecord]) -> Metric:
+    family = GaugeMetricFamily(
+        "unbroken_jobs",
+        "Jobs by where they stand: the job's last condition that is true.",
+        labels=("standing",),
+    )
+    found = Counter(standing(one.now.status.conditions) for one in records if one.now is not None)
+    for stands in Standing:
+        family.add_metric((stands.value,), found[stands])
+    return family
+
+
+def _incidents(records: Iterable[JobRecord]) -> Metric:
+    family = CounterMetricFamily(
+        "unbroken_job_incidents",
+        "Incidents that have ended since this operator began to lead, by class of the fault and "
+        "what was done about it.",
+        labels=(*JOB, "fault", "remedy"),
+    )
+    for one in records:
+        for (fault, remedy), count in sorted(one.ended.items()):
+            family.add_metric((*one.name, fault, remedy), count)
+    return family
+
+
+def _gauges(records: Iterable[JobRecord], now: float) -> Iterator[Metric]:
+    gauge = GaugeMetricFamily
+    restarts = gauge(
+        "unbroken_job_restarts", "Restarts of the job, which is its newest attempt.", labels=JOB
+    )
+    is_open = gauge(
+        "unbroken_job_incident_open",
+        "1 while something is broken that is not yet made good, else 0.",
+        labels=JOB,
+    )
+    share = gauge(
+        "unbroken_job_goodput_ratio",
+        "Productive share of the job's active time; absent before the first progress.",
+        labels=JOB,
+    )
+    seconds = gauge(
+        "unbroken_job_time_seconds",
+        "The job's active time by what it went to: productive, startup, lost.",
+        labels=(*JOB, "part"),
+    )
+    lost = gauge(
+        "unbroken_job_lost_seconds",
+        "Time lost by class of the fault; StepsMadeTwice: to making steps again.",
+        labels=(*JOB, "fault"),
+    )
+    steps = gauge(
+        "unbroken_job_lost_steps", "Steps that had to be made again after faults.", labels=JOB
+    )
+    for one in records:
+        assert one.now is not None
+        found = one.goodput(now)
+        restarts.add_metric(one.name, one.now.status.restart_count)
+        is_open.add_metric(one.name, any(not i.outcome for i in one.incidents.values()))
+        if found.share is not None:
+            share.add_metric(one.name, found.share)
+        parts = {"productive": found.productive, "startup": found.startup}
+        for part, value in {**parts, "lost": sum(found.lost.values())}.items():
+            seconds.add_metric((*one.name, part), value)
+        for fault, value in found.lost.items():
+            lost.add_metric((*one.name, fault), value)
+        steps.add_metric(one.name, found.steps)
+    yield from (restarts, is_open, share, seconds, lost, steps)

@@ -1,0 +1,194 @@
+"""What the metrics of jobs are made of: each job as it is, and what of it has ended.
+
+Counters belong to a job's name: a job that is deleted and made anew counts on.  They stay for a
+while after a deletion, so that the last of them is still read, and then go.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from unbroken.core.conditions import Standing, standing
+from unbroken.core.timeline import Goodput, goodput
+from unbroken.spec.incident import Incident
+from unbroken.spec.job import JobStatus
+from unbroken.spec.ledger import NAMES_MAX, OTHERS, Ledger
+
+BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""Seconds: from a restart in place to a node that has to be replaced; the whole of HyperPod's
+published recoveries took 94 to 149 s (reference, section 13)."""
+KEPT_SECONDS = 900.0
+"""Counters of a deleted job are served for so long: sixty scrapes of the documented 15 s."""
+DELETED_MAX = 1000
+"""Deleted jobs whose counters are kept; the oldest go first."""
+
+
+class JobName(NamedTuple):
+    """Whose the series are."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A job as the API tells it."""
+
+    uid: str
+    created_at: float
+    status: JobStatus
+    ledger: Ledger
+
+
+@dataclass(slots=True)
+class Latencies:
+    """Lengths of time, counted by bucket."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+
+    def add(self, seconds: float) -> None:
+        """Count one."""
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+
+    def cumulative(self) -> Iterator[tuple[str, int]]:
+        """(upper bound as Prometheus writes it, how many are not above it)."""
+        total = 0
+        for bound, count in zip((*map(str, BUCKETS), "+Inf"), self.counts, strict=True):
+            total += count
+            yield bound, total
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """One job's name: what is there now, and what was counted."""
+
+    name: JobName
+    now: JobState | None = None
+    """None: deleted."""
+    deleted_at: float | None = None
+    incidents: dict[int, Incident] = field(default_factory=dict)
+    """Of the job that is there now, as kept by the API."""
+    created: int = 0
+    deleted: int = 0
+    ends: Counter[Standing] = field(default_factory=Counter)
+    ended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Incidents that have ended, by class of the fault and remedy."""
+    restarted: Counter[str] = field(default_factory=Counter)
+    """Restarts after which all workers ran again, by class of the fault."""
+    detection: Latencies = field(default_factory=Latencies)
+    restart: Latencies = field(default_factory=Latencies)
+    counted: set[int] = field(default_factory=set)
+    """Numbers of incidents that are in the counters."""
+    has_ended: bool = False
+
+    def goodput(self, now: float) -> Goodput:
+        """Where the time of the job that is there now went."""
+        assert self.now is not None
+        job = self.now
+        return goodput(job.status, self.incidents.values(), job.ledger, now, job.created_at)
+
+    def class_of(self, fault: str) -> str:
+        """The class, or `others` where there have been too many different ones."""
+        known = {name for name, _ in self.ended} | {OTHERS}
+        return fault if fault in known or len(known) < NAMES_MAX else OTHERS
+
+
+class JobRecords:
+    """All jobs; `on_ended` is called once for each incident that ends from `since` on."""
+
+    def __init__(
+        self, since: float, clock: Callable[[], float], on_ended: Callable[[Incident], None]
+    ) -> None:
+        self._since = since
+        self._clock = clock
+        self._on_ended = on_ended
+        self._records: dict[JobName, JobRecord] = {}
+        self._early: dict[str, dict[int, Incident]] = {}
+        """Incidents told before their job, by its uid."""
+
+    def job(self, name: JobName, job: JobState) -> None:
+        """A job as it is now."""
+        record = self._records.setdefault(name, JobRecord(name))
+        if record.now is None or record.now.uid != job.uid:
+            self._begin(record, job)
+        record.now = job
+        stands = standing(job.status.conditions)
+        is_end = stands in (Standing.COMPLETED, Standing.FAILED)
+        if is_end and not record.has_ended:
+            assert stands is not None
+            record.ends[stands] += 1
+        record.has_ended = is_end
+
+    def job_gone(self, name: JobName) -> None:
+        """A job was deleted."""
+        record = self._records.get(name)
+        if record is None or record.now is None:
+            return
+        record.now, record.deleted_at = None, self._clock()
+        record.deleted += 1
+        record.incidents = {}
+        self._forget_deleted()
+
+    def incident(self, name: JobName, uid: str, incident: Incident) -> None:
+        """An incident as it is now, of the job with this uid."""
+        record = self._records.get(name)
+        if record is None or record.now is None or record.now.uid != uid:
+            self._early.setdefault(uid, {})[incident.number] = incident
+            return
+        record.incidents[incident.number] = incident
+        is_over = bool(incident.outcome) and (incident.ended_at or 0.0) >= self._since
+        if is_over and incident.number not in record.counted:
+            record.counted.add(incident.number)
+            _count(record, incident)
+            self._on_ended(incident)
+
+    def incident_gone(self, name: JobName, uid: str, number: int) -> None:
+        """An incident was deleted: there were too many, or its job is gone."""
+        early = self._early.get(uid)
+        if early is not None:
+            early.pop(number, None)
+            if not early:
+                del self._early[uid]
+        record = self._records.get(name)
+        if record is not None and record.now is not None and record.now.uid == uid:
+            record.incidents.pop(number, None)
+
+    def all(self) -> list[JobRecord]:
+        """Every job, and those deleted lately, by name."""
+        self._forget_deleted()
+        return [self._records[name] for name in sorted(self._records)]
+
+    def _begin(self, record: JobRecord, job: JobState) -> None:
+        if record.now is not None:
+            record.deleted += 1
+        record.now, record.deleted_at = job, None
+        record.created += 1
+        record.has_ended = False
+        record.incidents, record.counted = {}, set()
+        for incident in self._early.pop(job.uid, {}).values():
+            self.incident(record.name, job.uid, incident)
+
+    def _forget_deleted(self) -> None:
+        until = self._clock() - KEPT_SECONDS
+        deleted = sorted(
+            (one.deleted_at, name)
+            for name, one in self._records.items()
+            if one.deleted_at is not None
+        )
+        surplus = max(len(deleted) - DELETED_MAX, 0)
+        for number, (at, name) in enumerate(deleted):
+            if number < surplus or at < until:
+                del self._records[name]
+
+
+def _count(record: JobRecord, incident: Incident) -> None:
+    fault = record.class_of(incident.culprit.fault)
+    record.ended[fault, incident.remedy.value] += 1
+    record.detection.add(max(incident.detected_at - incident.culprit.at, 0.0))
+    if incident.started_at is not None:
+        record.restarted[fault] += 1
+        record.restart.add(max(incident.started_at - incident.detected_at, 0.0))

@@ -1,0 +1,162 @@
+"""The operator's own health: whether it leads, what it watches, what waits, whom it hears."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .job_records import JobName
+
+
+@dataclass(frozen=True, slots=True)
+class WatchHealth:
+    """One watch of a collection; there may be several of the same."""
+
+    resource: str
+    is_synced: bool
+    objects: int
+    lists: int
+    failures: int
+    undecodable: int
+    silent_seconds: float
+    """Since the server said something last."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueHealth:
+    """One queue of work."""
+
+    name: str
+    waiting: int
+    handled: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobHealth:
+    """How a job is served."""
+
+    job: JobName
+    heard: int
+    """Agents that can be reached."""
+    wanted: int
+    """Running pods whose agents are to be reached."""
+    waiting: int
+    """Events that the job has yet to be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """All of it, at one time."""
+
+    is_leading: bool
+    watches: Sequence[WatchHealth] = ()
+    queues: Sequence[QueueHealth] = ()
+    jobs: Sequence[JobHealth] = ()
+
+
+class ProgramMetrics(Collector):
+    """Asks `look` at every scrape."""
+
+    def __init__(self, registry: CollectorRegistry, look: Callable[[], Health]) -> None:
+        self._look = look
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        """The same families as `collect`, for the registry to know their names."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """What is."""
+        health = self._look()
+        text = "1 in the one operator that acts, 0 in those that wait."
+        yield GaugeMetricFamily("unbroken_operator_leading", text, value=health.is_leading)
+        yield from _watches(health.watches)
+        yield from _queues(health.queues)
+        yield from _jobs(health.jobs)
+
+
+def _watches(found: Iterable[WatchHealth]) -> Iterator[Metric]:
+    labels = ("resource",)
+    by_resource: dict[str, list[WatchHealth]] = defaultdict(list)
+    for one in found:
+        by_resource[one.resource].append(one)
+    synced = GaugeMetricFamily(
+        "unbroken_watch_synced", "1 once the collection was read completely.", labels=labels
+    )
+    objects = GaugeMetricFamily(
+        "unbroken_watch_objects", "Objects that are kept of the collection.", labels=labels
+    )
+    silence = GaugeMetricFamily(
+        "unbroken_watch_silence_seconds",
+        "Time since the API server said something of the collection; its bookmarks come about "
+        "every minute.",
+        labels=labels,
+    )
+    lists = CounterMetricFamily(
+        "unbroken_watch_lists", "How often the collection was read completely.", labels=labels
+    )
+    failures = CounterMetricFamily(
+        "unbroken_watch_failures", "How often a list or a watch has failed.", labels=labels
+    )
+    odd = CounterMetricFamily(
+        "unbroken_watch_undecodable",
+        "Objects that were left out because they do not fit their schema.",
+        labels=labels,
+    )
+    for resource, same in sorted(by_resource.items()):
+        key = (resource,)
+        synced.add_metric(key, all(one.is_synced for one in same))
+        objects.add_metric(key, sum(one.objects for one in same))
+        silence.add_metric(key, max(one.silent_seconds for one in same))
+        lists.add_metric(key, sum(one.lists for one in same))
+        failures.add_metric(key, sum(one.failures for one in same))
+        odd.add_metric(key, sum(one.undecodable for one in same))
+    yield from (synced, objects, silence, lists, failures, odd)
+
+
+def _queues(found: Iterable[QueueHealth]) -> Iterator[Metric]:
+    labels = ("queue",)
+    waiting = GaugeMetricFamily(
+        "unbroken_queue_waiting",
+        "Keys that wait to be worked on, those that are due later included.",
+        labels=labels,
+    )
+    handled = CounterMetricFamily(
+        "unbroken_queue_handled", "How often work on a key has succeeded.", labels=labels
+    )
+    failed = CounterMetricFamily(
+        "unbroken_queue_failed", "How often work on a key has failed.", labels=labels
+    )
+    for one in sorted(found, key=lambda queue: queue.name):
+        waiting.add_metric((one.name,), one.waiting)
+        handled.add_metric((one.name,), one.handled)
+        failed.add_metric((one.name,), one.failed)
+    yield from (waiting, handled, failed)
+
+
+def _jobs(found: Iterable[JobHealth]) -> Iterator[Metric]:
+    labels = ("namespace", "job")
+    connected = GaugeMetricFamily(
+        "unbroken_job_agents_connected", "Agents of the job that can be reached.", labels=labels
+    )
+    wanted = GaugeMetricFamily(
+        "unbroken_job_agents_wanted",
+        "Running pods of the job, whose agents are to be reached.",
+        labels=labels,
+    )
+    waiting = GaugeMetricFamily(
+        "unbroken_job_events_waiting",
+        "Events of the job that the operator has yet to look at.",
+        labels=labels,
+    )
+    for one in sorted(found, key=lambda job: job.job):
+        connected.add_metric(one.job, one.heard)
+        wanted.add_metric(one.job, one.wanted)
+        waiting.add_metric(one.job, one.waiting)
+    yield from (connected, wanted, waiting)

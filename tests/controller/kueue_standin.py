@@ -1,0 +1,153 @@
+"""What Kueue does to a Workload: its scheduler's and its controller's writes, without either.
+
+As kueue v0.16 writes them (pkg/workload: SetQuotaReservation, SetEvictedCondition).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from controller.conftest import Place
+from controller.kueue_definitions import GROUP, definitions
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import pause, rfc3339, wall
+
+Object = dict[str, Any]
+DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+class OldPlace(Place):
+    """A namespace where Kueue speaks v1beta1."""
+
+    def path(self, what: str) -> str:
+        """As v1beta1 has it."""
+        return super().path(what).replace("/v1beta2/", "/v1beta1/")
+
+
+async def install(client: KubeClient, version: str) -> None:
+    """Install Kueue's kinds, and wait until they are served."""
+    for body in definitions(version):
+        try:
+            await client.raw("POST", DEFINITIONS, body=body)
+        except ApiRefusal as error:
+            assert error.code == 409, error
+        path = f"apis/{GROUP}/{version}/{body['spec']['names']['plural']}"
+        while not await _is_served(client, path):
+            await pause(0.05)
+
+
+async def _is_served(client: KubeClient, path: str) -> bool:
+    try:
+        await client.raw("GET", path)
+    except ApiRefusal as error:
+        assert error.code == 404, error
+        return False
+    return True
+
+
+def head(place: Place, kind: str) -> Object:
+    """What every object begins with."""
+    return {"apiVersion": group(place).removeprefix("apis/"), "kind": kind}
+
+
+def group(place: Place) -> str:
+    """Path of Kueue's kinds."""
+    return place.path("workloads").partition("/namespaces/")[0]
+
+
+async def flavor(place: Place, name: str, **spec: Any) -> None:
+    """A ResourceFlavor."""
+    body = {**head(place, "ResourceFlavor"), "metadata": {"name": name}, "spec": spec}
+    path = f"{group(place)}/resourceflavors"
+    await place.client.raw("POST", path, body=body)
+
+
+async def priority(place: Place, name: str, value: int) -> None:
+    """A WorkloadPriorityClass."""
+    body = {**head(place, "WorkloadPriorityClass"), "metadata": {"name": name}, "value": value}
+    path = f"{group(place)}/workloadpriorityclasses"
+    await place.client.raw("POST", path, body=body)
+
+
+async def workload(place: Place, holds: Callable[[Object], object] = lambda _: True) -> Object:
+    """The only Workload, once something holds of it."""
+
+    def is_so(listed: Object) -> bool:
+        items = listed["items"]
+        return len(items) == 1 and bool(holds(items[0]))
+
+    return one(await place.until("workloads", is_so))
+
+
+def one(listed: Object) -> Object:
+    """The only item."""
+    (found,) = listed["items"]
+    return dict(found)
+
+
+def said(found: Object, condition: str) -> tuple[str, str]:
+    """(status, reason) of a condition; empty where there is none."""
+    for each in (found.get("status") or {}).get("conditions") or ():
+        if each["type"] == condition:
+            return each["status"], each["reason"]
+    return "", ""
+
+
+async def write(place: Place, change: Callable[[Object], None]) -> None:
+    """Change the status of the only Workload."""
+    while True:
+        found = await workload(place)
+        status = found.setdefault("status", {})
+        change(status)
+        path = f"{place.path('workloads')}/{found['metadata']['name']}/status"
+        body = {**found, **head(place, "Workload")}
+        try:
+            await place.client.raw("PUT", path, body=body)
+        except ApiRefusal as error:
+            assert error.code == 409, error
+        else:
+            return
+
+
+def say(status: Object, type: str, is_true: bool, reason: str, message: str = "") -> None:
+    """Set a condition."""
+    kept = [each for each in status.get("conditions") or () if each["type"] != type]
+    text = "True" if is_true else "False"
+    told = {"type": type, "status": text, "reason": reason, "message": message}
+    status["conditions"] = [*kept, {**told, "lastTransitionTime": rfc3339(wall())}]
+
+
+async def admit(place: Place, name: str, **assignment: Any) -> None:
+    """Admit the Workload's pod set `pods` with a flavor."""
+    assigned = {"name": "pods", "flavors": {"cpu": name}, **assignment}
+
+    def change(status: Object) -> None:
+        status["admission"] = {"clusterQueue": "cluster", "podSetAssignments": [assigned]}
+        say(status, "QuotaReserved", True, "QuotaReserved", "Quota reserved in ClusterQueue")
+        say(status, "Admitted", True, "Admitted", "The workload is admitted")
+        for type in ("Evicted", "Preempted"):
+            say(status, type, False, "QuotaReserved", "Previously: evicted")
+
+    await write(place, change)
+
+
+async def evict(place: Place, reason: str, message: str) -> None:
+    """Ask the owner of the Workload to stop."""
+    await write(place, lambda status: say(status, "Evicted", True, reason, message))
+
+
+async def refuse(place: Place, message: str) -> None:
+    """Say why the Workload waits."""
+    await write(place, lambda status: say(status, "QuotaReserved", False, "Pending", message))
+
+
+async def say_pods_ready(place: Place) -> None:
+    """What kubelets would say of every pod."""
+    listed = msgspec.json.decode(await place.client.raw("GET", place.path("pods")))
+    for each in listed["items"]:
+        ready = {"type": "Ready", "status": "True"}
+        path = f"pods/{each['metadata']['name']}/status"
+        await place.merge(path, {"status": {"phase": "Running", "conditions": [ready]}})
