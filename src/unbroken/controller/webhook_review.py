@@ -1,0 +1,141 @@
+"""What the webhook answers to an AdmissionReview of a job.  Pure.
+
+All that the operator would refuse later is refused here, every problem with its path; what is
+accepted and yet not as the user may think comes back as a warning (admission.k8s.io/v1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken.core.conditions import ENDS, Standing, standing
+from unbroken.core.log_rule_config import rule_warnings
+from unbroken.errors import PeerError
+from unbroken.spec.codec import job_status_from
+from unbroken.spec.job import GROUP, KIND
+from unbroken.spec.parse import Parsed, parse_job
+from unbroken.spec.problems import Problem, Verdict, shown
+from unbroken.spec.queues import QUEUE, queue_of
+
+Object = dict[str, Any]
+MESSAGE_CHARACTERS = 8000
+"""Of a refusal as a whole: a terminal should hold it."""
+INVALID = 422
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A review: may `job` be stored, in place of `old` if there is one?"""
+
+    uid: str
+    namespace: str
+    job: Mapping[str, Any]
+    old: Mapping[str, Any] | None = None
+
+
+def asked(review: Any) -> Asked:
+    """What a body asks; PeerError for anything but a review of a job."""
+    request = review.get("request") if isinstance(review, Mapping) else None
+    if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
+        raise PeerError("the body is no AdmissionReview with a request")
+    job, old = request.get("object"), request.get("oldObject")
+    if not isinstance(job, Mapping):
+        raise PeerError("the request has no object; only CREATE and UPDATE are answered")
+    namespace = str(request.get("namespace") or "default")
+    return Asked(request["uid"], namespace, job, old if isinstance(old, Mapping) else None)
+
+
+def judged(asked: Asked) -> tuple[Verdict, Parsed | None]:
+    """What can be said without asking anybody; and the job, where its pods are to be tried."""
+    metadata = asked.job.get("metadata")
+    if isinstance(metadata, Mapping) and metadata.get("deletionTimestamp"):
+        # Whoever takes a finalizer away must be able to, whatever the job says.
+        return Verdict(), None
+    parsed = parse_job(asked.job)
+    warnings = (*parsed.warnings, *rule_warnings(parsed.spec))
+    if asked.old is None:
+        return Verdict(parsed.problems, warnings), None if parsed.problems else parsed
+    before = parse_job(asked.old)
+    # A job that was stored before there was this webhook may be changed in other places.
+    problems = [one for one in parsed.problems if one not in before.problems]
+    problems += _immutable(asked.job, asked.old)
+    told = [one for one in warnings if one not in before.warnings]
+    is_new_shape = _templates(parsed) != _templates(before)
+    verdict = Verdict(tuple(problems), (*told, *_late(asked.job, asked.old, parsed, before)))
+    return verdict, parsed if is_new_shape and not problems else None
+
+
+def _templates(parsed: Parsed) -> list[object]:
+    return [one.template for one in parsed.spec.replica_specs]
+
+
+def _stands(job: Mapping[str, Any]) -> Standing | None:
+    status, _ = job_status_from(job.get("status"))
+    return standing(status.conditions)
+
+
+def _immutable(job: Mapping[str, Any], old: Mapping[str, Any]) -> list[Problem]:
+    """Changes that a running job cannot follow."""
+    if queue_of(job) == queue_of(old):
+        return []
+    if _stands(old) in (None, Standing.SUSPENDED, *ENDS):
+        return []
+    why = "the queue of a job that runs cannot be changed; suspend the job first"
+    return [Problem(f"metadata.labels[{QUEUE}]", f"Forbidden: {why}", "FieldValueForbidden")]
+
+
+def _late(
+    job: Mapping[str, Any], old: Mapping[str, Any], parsed: Parsed, before: Parsed
+) -> list[str]:
+    """Changes that do not take effect at once, or never."""
+    stands = _stands(old)
+    if parsed.spec == before.spec or stands in (None, Standing.SUSPENDED):
+        return []
+    if stands in ENDS:
+        return ["spec: the job has ended: a change does not start it again"]
+    new, last = ((one.spec.replica_specs, one.spec.nproc_per_node) for one in (parsed, before))
+    if new == last:
+        return []
+    if queue_of(job):
+        return ["spec.replicaSpecs: the job is stopped and waits in its queue anew"]
+    return ["spec.replicaSpecs: a change takes effect at the next full start of the job"]
+
+
+def template_problems(index: int, causes: Iterable[Mapping[str, Any]]) -> list[Problem]:
+    """What an API server has said of a pod made of a template, with the template's paths."""
+    path = f"spec.replicaSpecs[{index}].template"
+    return [
+        Problem(
+            f"{path}.{one.get('field')}" if one.get("field") else path,
+            str(one.get("message") or "is invalid"),
+            str(one.get("reason") or "FieldValueInvalid"),
+        )
+        for one in causes
+    ]
+
+
+def answered(asked: Asked, verdict: Verdict) -> Object:
+    """The review with its response."""
+    response: Object = {"uid": asked.uid, "allowed": not verdict.problems}
+    if verdict.warnings:
+        response["warnings"] = list(verdict.warnings)
+    if verdict.problems:
+        response["status"] = _status(asked, verdict.problems)
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+
+
+def _status(asked: Asked, problems: tuple[Problem, ...]) -> Object:
+    metadata = asked.job.get("metadata")
+    found = metadata if isinstance(metadata, Mapping) else {}
+    name = str(found.get("name") or found.get("generateName") or "")
+    text = "\n  ".join([f"{KIND} {shown(name)} is invalid:", *map(str, problems)])
+    causes = [{"reason": one.reason, "message": one.message, "field": one.path} for one in problems]
+    return {
+        "status": "Failure",
+        "code": INVALID,
+        "reason": "Invalid",
+        "message": text[:MESSAGE_CHARACTERS],
+        "details": {"name": name, "group": GROUP, "kind": KIND, "causes": causes},
+    }

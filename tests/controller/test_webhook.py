@@ -1,0 +1,164 @@
+"""What is said to an AdmissionReview, and the certificate that it is said with."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from cryptography import x509
+
+from controller.conftest import job
+from unbroken.controller.webhook import WebhookOptions, configuration, service_of
+from unbroken.controller.webhook_certificates import (
+    DAY,
+    Certificates,
+    kept,
+    renewed,
+    secret_data,
+)
+from unbroken.controller.webhook_review import answered, asked, judged
+from unbroken.errors import PeerError, SpecError
+
+Object = dict[str, Any]
+QUEUE = "kueue.x-k8s.io/queue-name"
+NAMES = ["127.0.0.1"]
+
+
+def changed(job: Object, path: str, value: Any) -> Object:
+    """The job with something else at a path."""
+    made = copy.deepcopy(job)
+    *parents, last = path.split("/")
+    place = made
+    for part in parents:
+        place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
+    place[last] = value
+    return made
+
+
+def stands(job: Object, type: str) -> Object:
+    """The job with a condition."""
+    condition = {"type": type, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    return changed(job, "status/conditions", [condition])
+
+
+def review(new: Object, old: Object | None = None) -> Object:
+    """The response to a review."""
+    request: Object = {"uid": "u1", "namespace": "ns", "object": new, "oldObject": old}
+    question = asked({"request": request})
+    verdict, _ = judged(question)
+    response: Object = answered(question, verdict)["response"]
+    assert response["uid"] == "u1"
+    return response
+
+
+BAD = changed(job(), "spec/nprocPerNode", "all")
+
+
+def test_every_problem_is_named_with_its_path() -> None:
+    worse = changed(BAD, "metadata/annotations", {"unbroken.dev/oops": "1"})
+    response = review(worse)
+    assert response["allowed"] is False
+    status = response["status"]
+    assert (status["code"], status["reason"]) == (422, "Invalid")
+    fields = [one["field"] for one in status["details"]["causes"]]
+    assert fields == ["spec.nprocPerNode", "metadata.annotations[unbroken.dev/oops]"]
+    assert all(field in status["message"] for field in fields)
+
+
+def test_a_good_job_is_allowed_with_warnings() -> None:
+    response = review(changed(job(), "spec/nprocPerNode", 4))
+    assert response["allowed"] is True
+    assert response["warnings"][0].startswith("spec.nprocPerNode: sagemaker-hyperpod 3.12")
+
+
+def test_a_job_that_was_bad_before_can_be_changed_elsewhere_and_can_go() -> None:
+    assert review(changed(BAD, "metadata/labels", {"a": "b"}), BAD)["allowed"]
+    assert not review(changed(BAD, "spec/nprocPerNode", "x"), BAD)["allowed"]
+    leaving = changed(BAD, "metadata/deletionTimestamp", "2026-01-01T00:00:00Z")
+    assert review(leaving, job())["allowed"]
+
+
+@pytest.mark.parametrize(
+    ("state", "is_allowed"),
+    [("Running", False), ("Created", False), ("Suspended", True), ("Failed", True)],
+)
+def test_the_queue_of_a_running_job_stays(state: str, is_allowed: bool) -> None:
+    old = stands(changed(job(), "metadata/labels", {QUEUE: "a"}), state)
+    response = review(changed(old, "metadata/labels", {QUEUE: "b"}), old)
+    assert response["allowed"] is is_allowed
+    if not is_allowed:
+        (cause,) = response["status"]["details"]["causes"]
+        assert cause["field"] == f"metadata.labels[{QUEUE}]"
+
+
+def test_what_takes_effect_later_or_never_is_warned_of() -> None:
+    running = stands(job(), "Running")
+    more = changed(running, "spec/replicaSpecs/0/replicas", 3)
+    assert "next full start" in review(more, running)["warnings"][0]
+    queued = changed(running, "metadata/labels", {QUEUE: "a"})
+    assert (
+        "waits in its queue anew"
+        in review(changed(queued, "spec/replicaSpecs/0/replicas", 3), queued)["warnings"][0]
+    )
+    ended = stands(job(), "Completed")
+    late = review(changed(ended, "spec/replicaSpecs/0/replicas", 3), ended)
+    assert "has ended" in late["warnings"][0]
+    assert "warnings" not in review(changed(running, "metadata/labels", {"a": "b"}), running)
+
+
+@pytest.mark.parametrize(
+    "body", [None, [], {}, {"request": {"uid": 1}}, {"request": {"uid": "u", "object": "x"}}]
+)
+def test_what_is_no_review_is_told_so(body: object) -> None:
+    with pytest.raises(PeerError):
+        asked(body)
+
+
+# --- certificates
+
+
+def trusted(found: Certificates) -> list[x509.Certificate]:
+    """What the API server is to trust."""
+    return x509.load_pem_x509_certificates(found.trusted)
+
+
+def test_a_certificate_is_renewed_long_before_its_end_and_the_old_one_stays_trusted() -> None:
+    now = 1_800_000_000.0
+    first = renewed(None, NAMES, now)
+    assert renewed(first, NAMES, now + 59 * DAY) == first
+    second = renewed(first, NAMES, now + 61 * DAY)
+    assert second.certificate != first.certificate
+    assert trusted(second) == [*trusted(second)[:1], *trusted(first)]
+    third = renewed(second, NAMES, now + 122 * DAY)
+    assert len(trusted(third)) == 2, "the first has ended"
+    assert trusted(first)[0] not in trusted(third)
+
+
+def test_a_certificate_is_for_the_names_that_the_api_server_uses() -> None:
+    first = renewed(None, NAMES, 1_800_000_000.0)
+    other = renewed(first, ["webhook.ns.svc"], 1_800_000_000.0)
+    names = trusted(other)[0].extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    assert names.value.get_values_for_type(x509.DNSName) == ["webhook.ns.svc"]
+
+
+def test_what_a_secret_keeps_is_taken_only_if_it_fits_together() -> None:
+    first, second = (renewed(None, NAMES, 1_800_000_000.0) for _ in range(2))
+    assert kept(secret_data(first)) == first
+    mixed = {**secret_data(first), "tls.key": secret_data(second)["tls.key"]}
+    untrusted = {**secret_data(first), "ca.crt": secret_data(second)["ca.crt"]}
+    for data in (None, {}, {"tls.crt": "?"}, mixed, untrusted, {**mixed, "tls.crt": "YQ=="}):
+        assert kept(data) is None
+
+
+def test_the_webhook_is_reached_by_its_service_or_on_loopback() -> None:
+    local = configuration(WebhookOptions(), 1234, b"pem")["webhooks"][0]["clientConfig"]
+    assert local["url"] == "https://127.0.0.1:1234/validate"
+    options = WebhookOptions(9443, service_of("ns/hook"))
+    (webhook,) = configuration(options, 9443, b"pem")["webhooks"]
+    service = {"namespace": "ns", "name": "hook", "path": "/validate", "port": 443}
+    assert webhook["clientConfig"]["service"] == service
+    assert (options.host, options.names()) == ("0.0.0.0", ["hook.ns.svc"])
+    for text in ("hook", "ns/", "/hook", "a/b/c"):
+        with pytest.raises(SpecError, match="NAMESPACE/NAME"):
+            service_of(text)
