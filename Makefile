@@ -3,8 +3,10 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
+# Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check lock bench bench-gpu clean sim e2e scoreboard
+.PHONY: setup demo test check lock bench bench-gpu clean sim chaos e2e e2e-kube scoreboard
 
 setup: $(VENV)/.done
 
@@ -20,7 +22,17 @@ test: check
 
 # What takes both cores for long: the recovery benchmark, storms of faults.
 e2e: setup
-	@$(BIN)/python -m pytest -m heavy
+	@$(BIN)/python -m pytest -m heavy --ignore tests/realnodes
+
+# On real nodes, kubelets with containerd, beside a real control plane; needs root (CONTRIBUTING.md).
+e2e-kube: setup
+	@$(BIN)/python -m pytest tests/realnodes
+
+# A real control plane whose parts are killed and frozen while a job fails; ROUNDS=10 runs as many seeds.
+SEED ?= 0
+ROUNDS ?= 1
+chaos: setup
+	@UNBROKEN_CHAOS=$(SEED):$$(($(SEED) + $(ROUNDS))) $(BIN)/python -m pytest -m heavy tests/chaos/test_storms.py
 
 check: setup
 	@$(BIN)/ruff check src tests tools benchmarks examples
@@ -40,6 +52,7 @@ bench: setup
 	@$(BIN)/python benchmarks/api.py
 	@$(BIN)/python benchmarks/recovery.py --quick
 	@$(BIN)/python benchmarks/agent.py
+	@$(BIN)/python benchmarks/node_faults.py --quick
 
 # Restarts, snapshots and hangs on the GPUs of this machine; $(GPU_PYTHON) has this package and a CUDA torch.
 GPU_PYTHON ?= $(BIN)/python

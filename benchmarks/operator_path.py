@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from unbroken.agent_http.reports import read_answer
 from unbroken.core.events import (
     AgentReported,
     Effect,
@@ -76,7 +77,9 @@ class Cluster:
 
     def take(self, pod: int, frame: str) -> list[str]:
         """One frame in, the frames that it makes the operator send."""
-        return self.hear(pod, decode_report(frame))
+        report = read_answer(frame)
+        assert isinstance(report, AgentReport)
+        return self.hear(pod, report)
 
     def hear(self, pod: int, report: AgentReport) -> list[str]:
         """The same with a report that the link has decoded before: a heartbeat."""

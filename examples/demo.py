@@ -112,7 +112,8 @@ class Demo:
         self.call("kubectl", "apply", "-f", str(HERE / "train_lm.yaml"))
         training = Training(self.environment)
         try:
-            training.wait("training", training.steps_after(6), 90)
+            # By then a process for a new rank waits, with its imports done.
+            training.wait("training", training.steps_after(16), 90)
             self.call("kubectl", "get", "pods", "-o", "wide")
             title("A worker is killed")
             self.hurt(training, "kill-worker", rank=3)

@@ -11,7 +11,7 @@ import signal
 import sys
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,14 +212,16 @@ def job(
     replicas: int = 2,
     nproc: int = 2,
     program: Path = GANG,
+    options: str = "",
+    environment: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> Iterator[Job]:
     """Run a job until the block ends, and check then what must hold of any job."""
     name = f"job-{uuid.uuid4().hex[:6]}"
     made = Job(api_of(cluster), name, directory, replicas, nproc)
-    environment = {"EVENTS": made.events.name, "PLAN": json.dumps(plan)}
-    words = f"{program} {directory}"
-    wanted = manifest(name, words, environment, replicas=replicas, nproc=nproc, **spec)
+    whole = {"EVENTS": made.events.name, "PLAN": json.dumps(plan), **(environment or {})}
+    words = f"{options} {program} {directory}"
+    wanted = manifest(name, words, whole, replicas=replicas, nproc=nproc, **spec)
     made.api.post(JOBS, wanted).done()
     try:
         yield made

@@ -80,6 +80,7 @@ def annotate(cluster: Cluster, text: str, node: str = "node-0") -> None:
 
 def test_a_node_without_power_dies_in_silence_and_comes_back(cluster: Cluster) -> None:
     handles = [os.pidfd_open(pid) for pid in start(cluster, f"power-{os.getpid()}")]
+    boot = cluster.get("node", "node-0")["status"]["nodeInfo"]["bootID"]
     annotate(cluster, "power=off")
     all_end(handles)
     cluster.wait("node/node-0", "condition=Ready=Unknown", seconds=15)
@@ -96,6 +97,7 @@ def test_a_node_without_power_dies_in_silence_and_comes_back(cluster: Cluster) -
     annotate(cluster, "power-")
     cluster.wait("node/node-0", "condition=Ready")
     node = cluster.get("node", "node-0")
+    assert node["status"]["nodeInfo"]["bootID"] != boot
     assert "unbroken.dev/fence" not in node["metadata"].get("annotations", {})
     keys = [taint["key"] for taint in node["spec"].get("taints", ())]
     assert "node.kubernetes.io/out-of-service" not in keys
@@ -116,6 +118,7 @@ def test_a_fenced_node_is_emptied_and_comes_back_by_itself(cluster: Cluster) -> 
     assert not cluster.get("node", "node-0")["spec"].get("taints")
 
 
+@pytest.mark.heavy
 def test_a_pod_of_a_node_that_gets_power_again_starts_anew(cluster: Cluster) -> None:
     mark = f"again-{os.getpid()}"
     handles = [os.pidfd_open(pid) for pid in start(cluster, mark)]
@@ -131,6 +134,7 @@ def test_a_pod_of_a_node_that_gets_power_again_starts_anew(cluster: Cluster) -> 
     assert status["lastState"]["terminated"]["exitCode"] == 137
 
 
+@pytest.mark.heavy
 def test_with_fewer_nodes_the_others_are_gone_with_their_pods(cluster: Cluster) -> None:
     handles = [os.pidfd_open(pid) for pid in start(cluster, f"fewer-{os.getpid()}", "node-1")]
     kill(cluster.up_pid)

@@ -50,9 +50,10 @@ class Cluster:
         scope = f"namespaces/{inside}/" if inside and collection != NODES else ""
         return f"{prefix}/{scope}{plural}" + (f"/{name}" if name else "")
 
-    async def get(self, collection: Collection, name: str) -> Object:
+    async def get(self, collection: Collection, name: str, namespace: str | None = None) -> Object:
         """One object; ApiRefusal 404 where it is not there."""
-        return _decoded(await self.client.raw("GET", self.path(collection, name)))
+        path = self.path(collection, name, namespace)
+        return _decoded(await self.client.raw("GET", path))
 
     async def select(
         self, collection: Collection, labels: str = "", namespace: str | None = None

@@ -31,8 +31,10 @@ def command(
         print(f"no cluster in {paths.directory}")
         return
     from unbroken.embedded.node import stop_pods  # slow to load
+    from unbroken.embedded.scripts import stop_scripts
 
     # A cluster that was killed has left its pods running; a stopped one has none.
+    asyncio.run(stop_scripts(paths.nodes))
     asyncio.run(stop_pods(paths.nodes))
     paths.state.unlink(missing_ok=True)
     print(f"stopped the cluster of {paths.directory}" if found else "no cluster was running")

@@ -29,8 +29,16 @@ COMMANDS = {
     "down": "down:command",
     "status": "status:command",
     "operator": "operator:command",
+    "cluster-api": "cluster_api:command",
+    "nodes": "nodes:app",
+    "check": "check:command",
+    "doctor": "doctor:command",
+    "cluster": "cluster_commands:app",
+    "hyperpod": "hyperpod:app",
     "chaos": "chaos:app",
     "rules": "rules:app",
+    "faults": "faults:app",
+    "node-daemon": "node_daemon:command",
 }
 """In the order of the help: module of this package, and a function or an app of several."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 from pathlib import Path
@@ -11,10 +12,53 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .place import Context, Embedded, find
+from .check_options import CheckImage, CheckLogs
+from .nodes_options import NodeCommand, NodeRecovery, Provider, RepairDryRun, RepairShare
+from .operator_parts import Part, Without
+from .place import Context, Embedded, cluster_of
+from .webhook_options import WebhookPort, WebhookService, webhook_options
 
 if TYPE_CHECKING:
+    from unbroken.cluster_api.driver import ClusterApiOptions
     from unbroken.controller.driver import OperatorOptions
+    from unbroken.controller.metrics import MetricsPlace
+    from unbroken.controller.webhook import WebhookOptions
+    from unbroken.kube.client import KubeClient
+
+log = logging.getLogger(__name__)
+
+COLLECT = (50_000, 20, 100)
+"""New objects before each generation is searched for garbage.  With Python's own 700 a quarter of
+the time of a recovery of 4,000 agents went there (benchmarks/operator_path.py)."""
+DEFAULT_SHARE = 0.2
+"""Of the nodes under repair at once (docs/design/nodes.md)."""
+
+Port = Annotated[
+    int | None,
+    typer.Option("--cluster-api-port", min=1, max=65535, help="Serve the cluster API, too."),
+]
+Credentials = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster-api-credentials",
+        help="Keys that may call the cluster API, in the form of ~/.aws/credentials; "
+        "needed on any address but loopback.",
+    ),
+]
+
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="Serve metrics for Prometheus; 0: none.",
+        show_default="8081, if it is free",
+    ),
+]
+MetricsHost = Annotated[
+    str, typer.Option("--metrics-host", help="Address that metrics are served at.")
+]
 
 
 def command(
@@ -31,30 +75,79 @@ def command(
     lease_namespace: Annotated[
         str, typer.Option("--lease-namespace", help="Where operators agree on who acts.")
     ] = "kube-system",
+    cluster_api_port: Port = None,
+    cluster_api_host: Annotated[
+        str, typer.Option("--cluster-api-host", help="Address that the cluster API listens on.")
+    ] = "127.0.0.1",
+    cluster_api_credentials: Credentials = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = "127.0.0.1",
+    node_recovery: NodeRecovery = None,
+    node_provider: Provider = None,
+    node_command: NodeCommand = None,
+    repair_share: RepairShare = None,
+    repair_dry_run: RepairDryRun = None,
+    check_image: CheckImage = "",
+    check_logs: CheckLogs = None,
+    without: Without = None,
+    webhook_port: WebhookPort = None,
+    webhook_service: WebhookService = None,
 ) -> None:
     """Run the operator in the foreground. Of several on one cluster, one acts.
+
+    Each of several serves the cluster API, which remembers nothing.
 
     An embedded cluster has its own, unless it was started with --no-operator.
     """
     # Here, because it loads the whole operator: other commands answer faster without.
+    from unbroken.cluster_api.driver import ClusterApiOptions
     from unbroken.controller.driver import OperatorOptions
     from unbroken.controller.election import LeaderTerms
+    from unbroken.controller.node_checks_pods import CheckerOptions
+    from unbroken.controller.node_repair import options_of
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    file: Path | str | None = kubeconfig
-    if kubeconfig is None and (directory is not None or context is None):
-        place = find(directory, context)
-        file, context = place.kubeconfig, place.context
-    options = OperatorOptions(namespace, LeaderTerms(namespace=lease_namespace))
-    asyncio.run(_run(file, context, options))
+    gc.set_threshold(*COLLECT)
+    file, context = cluster_of(kubeconfig, context, directory)
+    repair = options_of(
+        node_recovery or "Automatic",
+        node_provider or "none",
+        node_command or "",
+        DEFAULT_SHARE if repair_share is None else repair_share,
+        bool(repair_dry_run),
+    )
+    terms = LeaderTerms(namespace=lease_namespace)
+    checks = CheckerOptions(image=check_image, log_directory=check_logs)
+    metrics = _metrics(metrics_host, metrics_port)
+    parts = [part not in (without or ()) for part in Part]
+    options = OperatorOptions(namespace, terms, checks, repair, metrics, *parts)
+    serving = None
+    if cluster_api_port is not None:
+        serving = ClusterApiOptions(cluster_api_host, cluster_api_port, cluster_api_credentials)
+    asked = webhook_options(webhook_port, webhook_service, lease_namespace)
+    asyncio.run(_run(file, context, options, serving, asked))
 
 
-async def _run(file: Path | str | None, context: str | None, options: OperatorOptions) -> None:
-    from unbroken.controller.driver import run_operator
+def _metrics(host: str, port: int | None) -> MetricsPlace | None:
+    from unbroken.controller.metrics import MetricsPlace
+
+    if port is None:
+        # Another operator on this machine may have it; one that waits need not be scraped.
+        return MetricsPlace(host, is_needed=False)
+    return MetricsPlace(host, port) if port else None
+
+
+async def _run(
+    file: Path | str | None,
+    context: str | None,
+    options: OperatorOptions,
+    serving: ClusterApiOptions | None,
+    asked: WebhookOptions | None,
+) -> None:
     from unbroken.kube.client import connect
 
     client = connect(file, context=context, manager="unbroken-operator")
-    running = asyncio.ensure_future(run_operator(client, None, options))
+    running = asyncio.ensure_future(_work(client, options, serving, asked))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.cancel)
@@ -63,3 +156,24 @@ async def _run(file: Path | str | None, context: str | None, options: OperatorOp
             await running
     finally:
         await client.close()
+
+
+async def _work(
+    client: KubeClient,
+    options: OperatorOptions,
+    serving: ClusterApiOptions | None,
+    asked: WebhookOptions | None,
+) -> None:
+    from unbroken.cluster_api.driver import serve_cluster_api
+    from unbroken.controller.driver import run_operator
+
+    async with contextlib.AsyncExitStack() as stack:
+        if serving is not None:
+            address = await stack.enter_async_context(serve_cluster_api(client, serving))
+            log.info("cluster_api=%s", address)
+        if asked is not None:
+            from unbroken.controller.webhook import serve_webhook
+
+            address = await stack.enter_async_context(serve_webhook(client, asked))
+            log.info("webhook=%s", address)
+        await run_operator(client, None, options)

@@ -88,3 +88,18 @@ def find(directory: Path | None, context: str | None) -> Place:
         return Place(None, context, paths)
     paths = state.Paths(resolve(directory or DEFAULT))
     return Place(str(paths.kubeconfig), None, paths)
+
+
+def cluster_of(
+    kubeconfig: Path | None, context: str | None, directory: Path | None
+) -> tuple[Path | str | None, str | None]:
+    """Kubeconfig and context for a program that may run in a pod of the cluster it is about.
+
+    Without a file the Kubernetes client finds its own, in a pod that of its service account.
+    """
+    if kubeconfig is not None:
+        return kubeconfig, context
+    if directory is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        return None, context
+    place = find(directory, context)
+    return place.kubeconfig, place.context

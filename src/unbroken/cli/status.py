@@ -31,6 +31,7 @@ def command(
     report: dict[str, Any] = {"directory": str(paths.directory), "running": found is not None}
     if found is not None:
         report.update(pid=found.pid, url=found.url, kubeconfig=found.kubeconfig, since=found.since)
+        report.update(clusterApi=found.cluster_api, metrics=found.metrics)
         report["nodes"] = asyncio.run(_nodes(found.kubeconfig))
     if output is Output.JSON:
         print_json(report)
@@ -74,6 +75,8 @@ def _show(report: dict[str, Any]) -> None:
         return
     print(f"cluster of {report['directory']} runs (pid {report['pid']}) at {report['url']}")
     print(f"export KUBECONFIG={report['kubeconfig']}")
+    print(f"export AWS_ENDPOINT_URL_SAGEMAKER={report['clusterApi']}")
+    print(f"metrics: {report['metrics']}")
     table = Table(box=None, pad_edge=False)
     for title in ("NODE", "READY", "PODS", "CPU", "MEMORY", "GPU"):
         table.add_column(title)

@@ -7,14 +7,26 @@ import secrets
 from dataclasses import dataclass, field
 
 import aiohttp
+from prometheus_client import CollectorRegistry
 
 from unbroken.kube.client import KubeClient
-from unbroken.kube.clock import steady_clock
+from unbroken.kube.clock import steady_clock, wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
+from unbroken.kube.mandate import Mandate
+from unbroken.kube.observed import observing
 
-from . import definitions
+from . import definitions, node_repair
+from .auto_resume import run_auto_resume
+from .clusters import Clusters
 from .election import Election, LeaderTerms, identity
+from .job_metrics import watch_jobs
+from .kueue import Queues
+from .metrics import MetricsPlace, OperatorMetrics
+from .node_checks import Checker
+from .node_checks_pods import CheckerOptions
+from .node_metrics import watch_nodes
+from .node_repair import NodeRepair, RepairOptions
 from .operator import Operator, Watches
 from .runner import Surroundings
 
@@ -31,24 +43,65 @@ class OperatorOptions:
     namespace: str | None = None
     """Look after the jobs of this one only; None: all."""
     terms: LeaderTerms = field(default_factory=LeaderTerms)
+    checks: CheckerOptions = field(default_factory=CheckerOptions)
+    repair: RepairOptions = field(default_factory=RepairOptions)
+    metrics: MetricsPlace | None = None
+    """Where metrics are served; None: nowhere, or by the caller."""
+    defines: bool = True
+    """Install the definitions of our kinds; else they are somebody else's."""
+    nodes: bool = True
+    """Repair and check nodes, and look after clusters."""
+    resumes: bool = True
+    """Resume PyTorchJobs that ask for it."""
+    queues: bool = True
+    """Let jobs wait in Kueue's queues, wherever there is a Kueue."""
 
 
 async def run_operator(
     client: KubeClient,
     informers: Informers | None = None,
     options: OperatorOptions | None = None,
+    metrics: OperatorMetrics | None = None,
 ) -> None:
     """Install our kinds and run the operator until cancelled, whenever it leads.
 
-    `informers`: shared ones, which the caller runs; None: of its own.
+    `informers`: shared ones, which the caller runs; None: of its own.  `metrics`: those of the
+    caller, who observes what runs; None: of its own.
     """
+    if metrics is None:
+        with observing() as found:
+            await run_operator(client, informers, options, OperatorMetrics(found))
+        return
     options = options or OperatorOptions()
-    await definitions.install(client)
+    await (definitions.install if options.defines else definitions.served)(client)
     election = Election(client, options.terms, identity())
-    await election.lead(lambda: _lead(client, informers, options.namespace))
+
+    async def lead(mandate: Mandate) -> None:
+        with metrics.leading() as registry:
+            told = _Told(metrics, registry)
+            await _lead(client, informers, options, told, mandate)
+
+    async with metrics.serving(options.metrics):
+        await election.lead(lead)
 
 
-async def _lead(client: KubeClient, informers: Informers | None, namespace: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Whom one leadership tells of what it knows."""
+
+    metrics: OperatorMetrics
+    registry: CollectorRegistry
+
+
+async def _lead(
+    client: KubeClient,
+    informers: Informers | None,
+    options: OperatorOptions,
+    told: _Told,
+    mandate: Mandate,
+) -> None:
+    namespace = options.namespace
+    client = client.guarded(mandate.is_given)
     async with asyncio.TaskGroup() as tasks:
         if informers is None:
             watches = Watches.own(client, namespace)
@@ -56,8 +109,23 @@ async def _lead(client: KubeClient, informers: Informers | None, namespace: str 
                 tasks.create_task(informer.run())
         else:
             watches = Watches.shared(informers)
+        watch_jobs(watches, told.registry, wall())
         recorder = EventRecorder(client, COMPONENT)
         tasks.create_task(recorder.run())
+        if options.resumes:
+            tasks.create_task(run_auto_resume(client, informers, recorder, namespace))
+        if namespace is None and options.nodes:
+            # Nodes belong to no namespace.
+            if informers is None:
+                informers = Informers(client)
+                tasks.create_task(informers.run())
+            watch_nodes(informers, told.registry, wall())
+            tasks.create_task(Checker(client, informers, recorder, options.checks).run())
+            repairs = EventRecorder(client, node_repair.COMPONENT)
+            tasks.create_task(repairs.run())
+            repair = NodeRepair(client, informers, repairs, options.repair)
+            tasks.create_task(repair.run())
+            tasks.create_task(Clusters(client, informers).run())
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
             around = Surroundings(
@@ -67,5 +135,10 @@ async def _lead(client: KubeClient, informers: Informers | None, namespace: str 
                 clock=steady_clock(),
                 new_token=lambda: secrets.token_urlsafe(TOKEN_BYTES),
                 slots=asyncio.Semaphore(ORDERS_MAX),
+                permit=mandate,
             )
-            await Operator(around, watches).run()
+            queues = Queues(client, recorder, watches.jobs, watches.pods, namespace)
+            queues.is_on = options.queues
+            operator = Operator(around, watches, queues)
+            told.metrics.tell_of(operator)
+            await operator.run()

@@ -26,18 +26,41 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     """Per node, as a Kubernetes quantity; empty: what the machine has."""
     gpus: int = 0
     """Per node, as nvidia.com/gpu."""
+    instance_type: str = ""
+    """What every node offers where nothing else says; empty: what the machine has."""
     resources: dict[str, str] = {}
     """Per node, further resources by name, as Kubernetes quantities; nothing stands behind them."""
     labels: dict[str, str] = {}
     port: int = 0
     operator: bool = True
     """Run the operator too; False: somebody runs it as a process of its own."""
+    pytorchjobs: bool = True
+    """Run Kubeflow's PyTorchJobs too; False: their own operator does, or nobody."""
     heartbeat_seconds: float = 1.0
     """How often each node says that it lives."""
     grace_seconds: float = 4.0
     """A node that was silent for so long is not ready.  Far below Kubernetes' 40 s: nodes, API
     server and controllers share one event loop, so only its own standstill could delay a sign of
     life, and that is told from silence (controllers/node_lifecycle)."""
+
+    node_recovery: str = "Automatic"
+    """Or None: what the operator does about bad nodes whose cluster does not say."""
+    node_provider: str = "machines"
+    """Who resets, reboots and replaces nodes (controller/providers)."""
+    node_command: str = ""
+    """Of the provider `command`."""
+    repair_share: float = 0.2
+    """Of all nodes, how many may be under repair at once."""
+    repair_dry_run: bool = False
+    lifecycle_sources: dict[str, str] = {}
+    """Addresses of lifecycle scripts (`s3://bucket/prefix`) and directories that stand for them."""
+
+    cluster_api_port: int = 0
+    """Of the cluster API on the loopback address; 0: any."""
+    cluster_api_credentials: str = ""
+    """File of the keys that may call it; empty: nobody is asked for one."""
+    metrics_port: int = 0
+    """Where Prometheus reads metrics, on the loopback address; 0: any."""
 
     def for_nodes(self) -> tuple[float, float]:
         """Heartbeat and grace; longer where many nodes would keep one machine busy with them."""
@@ -56,6 +79,10 @@ class State(msgspec.Struct, frozen=True):
     kubeconfig: str
     since: float
     """Seconds since the epoch."""
+    cluster_api: str = ""
+    """Address of the cluster API, as `--endpoint-url` of the aws CLI takes it."""
+    metrics: str = ""
+    """Where Prometheus reads them; empty: of an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +95,7 @@ class Paths:
     lock: Path = field(init=False)
     log: Path = field(init=False)
     nodes: Path = field(init=False)
+    logs: Path = field(init=False)
     kubeconfig: Path = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +105,7 @@ class Paths:
             ("lock", "up.lock"),
             ("log", "up.log"),
             ("nodes", "nodes"),
+            ("logs", "logs"),
             ("kubeconfig", "kubeconfig"),
         ):
             object.__setattr__(self, name, self.directory / file)

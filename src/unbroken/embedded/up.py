@@ -11,35 +11,41 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 
+from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
 from unbroken.controller import definitions
-from unbroken.controller.driver import run_operator
+from unbroken.controller.driver import OperatorOptions, run_operator
+from unbroken.controller.metrics import OperatorMetrics
+from unbroken.controller.node_checks_pods import CheckerOptions
+from unbroken.controller.node_metrics import watch_nodes
+from unbroken.controller.node_repair import options_of
 from unbroken.embedded.apiserver.driver import Serving, serving
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import wall
 from unbroken.kube.informers import Informers
+from unbroken.kube.observed import observing
+from unbroken.observe.server import serving_metrics
 
-from . import networks
+from . import networks, pytorchjobs
 from .admissions import ADMISSIONS
 from .controllers import ControllerOptions, run_controllers
-from .node import NodeOptions, stop_pods
+from .machine_objects import MachineRequests
+from .machine_options import maker
+from .node import stop_pods
 from .node.addresses import NODES_MAX
-from .power import NodePower, retire
+from .node_daemons import daemon_beside
+from .pool import MachinePool, PoolOptions
 from .scheduler import run_scheduler
+from .scripts import stop_scripts
 from .state import ClusterOptions, Paths, State, process_started
 
 log = logging.getLogger(__name__)
-
-HYPERPOD_LABELS = {
-    "sagemaker.amazonaws.com/node-health-status": "Schedulable",
-    "sagemaker.amazonaws.com/compute-type": "hyperpod",
-}
-"""What a healthy node of HyperPod has and manifests written for it select by."""
 
 
 @contextmanager
@@ -71,9 +77,12 @@ async def run(paths: Paths, options: ClusterOptions, on_ready: Callable[[State],
         paths.options.write_bytes(msgspec.json.encode(options))
         try:
             async with serving(paths.directory, options.port, ADMISSIONS) as server:
-                await _run_parts(paths, options, server, stopped, on_ready)
+                with observing() as found:
+                    metrics = OperatorMetrics(found)
+                    await _run_parts(paths, options, server, metrics, stopped, on_ready)
         finally:
             paths.state.unlink(missing_ok=True)
+            await stop_scripts(paths.nodes)
             await stop_pods(paths.nodes)
 
 
@@ -81,30 +90,36 @@ async def _run_parts(
     paths: Paths,
     options: ClusterOptions,
     server: Serving,
+    metrics: OperatorMetrics,
     stopped: asyncio.Event,
     on_ready: Callable[[State], None],
 ) -> None:
     client = connect(server.internal_kubeconfig)
     started = process_started(os.getpid())
     assert started is not None
-    state = State(os.getpid(), started, server.url, str(server.kubeconfig), wall())
     informers = Informers(client)
-    first_index = networks.claim(paths.directory) * NODES_MAX
-    nodes = {
-        name: _node_options(paths, options, server, first_index + index, name)
-        for index, name in enumerate(f"node-{number}" for number in range(options.nodes))
-    }
-    power = NodePower(client, informers, nodes)
     try:
-        # With fewer nodes than last time, the others are gone, and with them their pods.
-        await retire(client, [path for path in paths.nodes.glob("*") if path.name not in nodes])
-        async with asyncio.TaskGroup() as parts:
-            first = [parts.create_task(informers.run()), parts.create_task(power.run())]
-            # Those that judge nodes come after: after a restart, no node is late because of it.
-            await power.settled()
+        async with (
+            serve_cluster_api(client, _cluster_api(options)) as address,
+            serving_metrics(metrics.registry, "127.0.0.1", options.metrics_port) as told_at,
+            asyncio.TaskGroup() as parts,
+        ):
+            state = State(
+                *(os.getpid(), started, server.url, str(server.kubeconfig), wall()),
+                cluster_api=address,
+                metrics=told_at,
+            )
+            first = [parts.create_task(informers.run())]
             await definitions.install(client)
+            if not options.operator:
+                watch_nodes(informers, metrics.registry, state.since)
+            if options.pytorchjobs:
+                await pytorchjobs.install(client)
+            first.append(await _start_machines(parts, paths, options, server, client, informers))
+            # Those that judge nodes come after: after a restart, no node is late because of it.
             others = [
-                parts.create_task(part) for part in _programs(paths, options, client, informers)
+                parts.create_task(part)
+                for part in _programs(paths, options, client, informers, metrics)
             ]
             paths.state.write_bytes(msgspec.json.encode(state))
             on_ready(state)
@@ -115,8 +130,48 @@ async def _run_parts(
         await client.close()
 
 
+def _cluster_api(options: ClusterOptions) -> ClusterApiOptions:
+    keys = options.cluster_api_credentials
+    return ClusterApiOptions(
+        port=options.cluster_api_port, credentials=Path(keys) if keys else None
+    )
+
+
+async def _start_machines(
+    parts: asyncio.TaskGroup,
+    paths: Paths,
+    options: ClusterOptions,
+    server: Serving,
+    client: KubeClient,
+    informers: Informers,
+) -> asyncio.Task[None]:
+    """Run the machines; returns when those that there are to be have joined."""
+    requests = MachineRequests(client)
+    wanted = await requests.ensure(options.nodes)
+    pool_options = PoolOptions(
+        nodes=paths.nodes,
+        logs=paths.logs,
+        first_index=networks.claim(paths.directory) * NODES_MAX,
+        make=maker(paths, options, server.kubelet_token),
+        sources=options.lifecycle_sources,
+        companions=(daemon_beside(paths.logs),),
+    )
+    pool = MachinePool(client, informers, pool_options)
+    running = parts.create_task(pool.run())
+    await pool.settled()
+    if wanted.blocked:
+        # Their names are free now.
+        wanted = await requests.ensure(options.nodes)
+        await pool.settled(wanted.create)
+    return running
+
+
 def _programs(
-    paths: Paths, options: ClusterOptions, client: KubeClient, informers: Informers
+    paths: Paths,
+    options: ClusterOptions,
+    client: KubeClient,
+    informers: Informers,
+    metrics: OperatorMetrics,
 ) -> Iterator[Coroutine[None, None, None]]:
     """What runs beside the API server and the nodes."""
     controllers = ControllerOptions(
@@ -124,30 +179,17 @@ def _programs(
     )
     yield run_controllers(client, controllers, informers)
     yield run_scheduler(client, informers)
+    if options.pytorchjobs:
+        yield pytorchjobs.run_pytorchjobs(client, informers)
     if options.operator:
-        yield run_operator(client, informers)
-
-
-def _node_options(
-    paths: Paths, options: ClusterOptions, server: Serving, index: int, name: str
-) -> NodeOptions:
-    machine = machine_size()
-    return NodeOptions(
-        name=name,
-        directory=paths.nodes / name,
-        index=index,
-        cpu=options.cpu or machine["cpu"],
-        memory=options.memory or machine["memory"],
-        gpus=options.gpus,
-        resources=options.resources,
-        labels=options.labels,
-        first_labels=HYPERPOD_LABELS,
-        kubelet_token=server.kubelet_token,
-        heartbeat_seconds=options.for_nodes()[0],
-    )
-
-
-def machine_size() -> Mapping[str, str]:
-    """CPUs and memory of this machine as quantities."""
-    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return {"cpu": str(os.cpu_count() or 1), "memory": f"{pages * page_bytes // 1024}Ki"}
+        repair = options_of(
+            options.node_recovery,
+            options.node_provider,
+            options.node_command,
+            options.repair_share,
+            options.repair_dry_run,
+        )
+        checks = CheckerOptions(log_directory=paths.logs)
+        yield run_operator(
+            client, informers, OperatorOptions(checks=checks, repair=repair), metrics
+        )

@@ -1,0 +1,38 @@
+"""What the commands about checks show of a result.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+TITLES = ("NODE", "TEST", "OUTCOME", "MEASURED", "EXPECTED", "MESSAGE")
+ORDER = {"fail": 0, "unknown": 1, "pass": 2}
+
+
+def amount_text(result: Mapping[str, Any]) -> str:
+    """What was measured, with its unit; empty: nothing was."""
+    return _number(result.get("measured"), str(result.get("unit", "")))
+
+
+def expected_text(result: Mapping[str, Any]) -> str:
+    """The limit that it was held against; empty: none is known."""
+    return _number(result.get("expected"), str(result.get("unit", "")))
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "" if value is None else f"{value:g} {unit}".rstrip()
+
+
+def result_rows(results: Iterable[Mapping[str, Any]]) -> list[Sequence[str]]:
+    """A row for each result: nodes by name, of each its faults first."""
+    listed = sorted(results, key=lambda one: (one["node"], ORDER.get(one["outcome"], 3)))
+    return [_row(one) for one in listed]
+
+
+def _row(one: Mapping[str, Any]) -> Sequence[str]:
+    peer = f" with {one['peer']}" if one.get("peer") else ""
+    measured, expected = amount_text(one) or "-", expected_text(one) or "-"
+    return (
+        *(one["node"], f"{one['test']}{peer}", one["outcome"], measured, expected),
+        one.get("message", ""),
+    )

@@ -1,0 +1,60 @@
+"""What `unbroken cluster` shows of the API's answers.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from unbroken.spec.times import time_text
+
+Object = Mapping[str, Any]
+CLUSTER_TITLES = ("NAME", "STATUS", "CREATED", "ARN")
+GROUP_TITLES = ("GROUP", "TYPE", "STATUS", "CURRENT", "TARGET", "CHECKS")
+
+
+def cluster_row(summary: Object) -> tuple[str, ...]:
+    """A cluster in a table."""
+    return (
+        summary["ClusterName"],
+        summary["ClusterStatus"],
+        time_text(summary["CreationTime"]),
+        summary["ClusterArn"],
+    )
+
+
+def facts(cluster: Object) -> Iterator[tuple[str, str]]:
+    """Name and value of what is worth a line."""
+    yield "Name", cluster["ClusterName"]
+    yield "ARN", cluster["ClusterArn"]
+    yield "Status", cluster["ClusterStatus"]
+    if cluster.get("FailureMessage"):
+        yield "Failure", cluster["FailureMessage"]
+    yield "Created", time_text(cluster["CreationTime"])
+    yield "Node recovery", cluster["NodeRecovery"]
+    yield "Provisioning", cluster.get("NodeProvisioningMode") or "all or nothing"
+
+
+def group_rows(cluster: Object) -> Iterator[tuple[object, ...]]:
+    """The groups of a cluster in a table."""
+    for one in cluster["InstanceGroups"]:
+        types = [detail["InstanceType"] for detail in one.get("InstanceTypeDetails") or ()]
+        yield (
+            one["InstanceGroupName"],
+            ",".join(types),
+            one["Status"],
+            one["CurrentCount"],
+            one["TargetCount"],
+            ",".join(one.get("OnStartDeepHealthChecks") or ()) or "-",
+        )
+
+
+def progress(cluster: Object) -> dict[str, str]:
+    """A line for the cluster and for each group, by what it is about."""
+    name = cluster["ClusterName"]
+    failure = f": {cluster['FailureMessage']}" if cluster.get("FailureMessage") else ""
+    lines = {"": f"{name}: {cluster['ClusterStatus']}{failure}"}
+    for one in cluster["InstanceGroups"]:
+        group = one["InstanceGroupName"]
+        count = f"{one['CurrentCount']} of {one['TargetCount']}"
+        lines[group] = f"{name}/{group}: {one['Status']}, {count} up"
+    return lines

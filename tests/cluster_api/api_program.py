@@ -1,0 +1,246 @@
+"""The cluster API and its controller beside a test, over the embedded API server.
+
+The test stands for the provider of machines: `Hands` makes a node of each machine, as it is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lightkube.resources.core_v1 import Node
+
+from apiclient import Api, Object
+from apiservers import Cluster
+from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
+from unbroken.controller import definitions
+from unbroken.controller.clusters import Clusters
+from unbroken.controller.kinds import MachineObject
+from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.clock import pause, rfc3339, wall
+from unbroken.kube.informers import Informers
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK
+from watching import PATIENCE_SECONDS
+
+MERGE = {"Content-Type": "application/merge-patch+json"}
+PATHS = {"clusters": CLUSTER.path, "machines": MACHINE.path, "nodechecks": NODE_CHECK.path}
+JSON = "application/x-amz-json-1.1"
+
+
+@dataclass
+class Answer:
+    """What the server said."""
+
+    status: int
+    body: Any
+    headers: dict[str, str]
+
+    @property
+    def code(self) -> str:
+        """Of an error; empty for a success."""
+        return "" if self.status == 200 else str(self.body["__type"])
+
+    @property
+    def message(self) -> str:
+        """Of an error."""
+        return str(self.body["message"])
+
+
+@dataclass
+class Hands:
+    """The provider: whether machines come up, and which fail."""
+
+    fails: set[str] = field(default_factory=set)
+    """Groups whose machines cannot come up."""
+
+
+class Running:
+    """A running cluster API; requests are plain."""
+
+    def __init__(self, api: Api) -> None:
+        self.cluster = api.cluster
+        self.api = api
+        self.endpoint = ""
+        self.hands = Hands()
+
+    def send(
+        self,
+        target: str,
+        body: bytes,
+        *,
+        method: str = "POST",
+        path: str = "/",
+        **headers: str,
+    ) -> Answer:
+        """One request as it is given."""
+        place = urlsplit(self.endpoint)
+        assert place.hostname is not None
+        connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
+        sent = {"Content-Type": JSON, "X-Amz-Target": target}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(method, path, body, sent)
+            response = connection.getresponse()
+            said = response.read()
+        finally:
+            connection.close()
+        found = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, json.loads(said), found)
+
+    def call(self, operation: str, **members: Any) -> Answer:
+        """An operation."""
+        return self.send(f"SageMaker.{operation}", json.dumps(members).encode())
+
+    def ok(self, operation: str, **members: Any) -> Any:
+        """The answer of an operation that must succeed."""
+        answer = self.call(operation, **members)
+        assert answer.status == 200, answer
+        return answer.body
+
+    def until(self, what: Callable[[], Any], holds: Callable[[Any], object]) -> Any:
+        """What is asked for, once it holds."""
+
+        async def ask() -> Any:
+            found = None
+            try:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    while not holds(found := await asyncio.to_thread(what)):
+                        await pause(0.05)
+            except TimeoutError:
+                raise AssertionError(f"not in time: {found}") from None
+            return found
+
+        return asyncio.run(ask())
+
+    def until_phase(self, name: str, phase: str) -> Any:
+        """The description of a cluster, once it is in the phase."""
+        return self.until(
+            lambda: self.ok("DescribeCluster", ClusterName=name),
+            lambda found: found["ClusterStatus"] == phase,
+        )
+
+    def gone(self, name: str) -> None:
+        """Delete a cluster and wait until it is gone."""
+        self.ok("DeleteCluster", ClusterName=name)
+        self.until(
+            lambda: self.call("DescribeCluster", ClusterName=name),
+            lambda found: found.code == "ResourceNotFound",
+        )
+
+    def objects(self, plural: str) -> list[Object]:
+        """Objects of a kind of ours, or nodes."""
+        path = PATHS.get(plural, f"api/v1/{plural}")
+        items: list[Object] = self.api.get(f"/{path}").made["items"]
+        return items
+
+
+@contextmanager
+def running_api(cluster: Cluster, options: ClusterApiOptions) -> Iterator[Running]:
+    """The programs, in a thread of their own, until the block ends."""
+    ready = threading.Event()
+    stop: list[Callable[[], None]] = []
+    with closing(Api(cluster)) as api, ThreadPoolExecutor(1, "cluster-api") as pool:
+        found = Running(api)
+        program = pool.submit(asyncio.run, _serve(found, options, ready, stop))
+        program.add_done_callback(lambda _: ready.set())
+        try:
+            ready.wait()
+            if not program.done():
+                yield found
+        finally:
+            for one in stop:
+                one()
+            program.result()
+
+
+async def _serve(
+    found: Running,
+    options: ClusterApiOptions,
+    ready: threading.Event,
+    stop: list[Callable[[], None]],
+) -> None:
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    async with connect(found.cluster.kubeconfig) as client:
+        await definitions.install(client)
+        informers = Informers(client)
+        async with serve_cluster_api(client, options) as endpoint, asyncio.TaskGroup() as tasks:
+            programs = [informers.run(), Clusters(client, informers).run()]
+            programs.append(_provide(client, informers, found.hands))
+            started = [tasks.create_task(one) for one in programs]
+            found.endpoint = endpoint
+            stop.append(lambda: loop.call_soon_threadsafe(stopped.set))
+            ready.set()
+            await stopped.wait()
+            for one in started:
+                one.cancel()
+
+
+async def _provide(client: KubeClient, informers: Informers, hands: Hands) -> None:
+    """Bring each machine up as a ready node, and take nodes of machines away that are gone."""
+    machines, nodes = informers.of(MachineObject), informers.of(Node)
+
+    async def work(name: str) -> None:
+        machine = machines.get(name)
+        if machine is None:
+            if nodes.get(name) is not None:
+                await client.raw("DELETE", f"api/v1/nodes/{name}")
+            return
+        spec, _ = MACHINE.spec_of(machine)
+        is_failed = spec.instance_group in hands.fails
+        phase = "Failed" if is_failed else "Running"
+        if (machine.get("status") or {}).get("phase") == phase:
+            return
+        if not is_failed:
+            await _join(client, name, spec.labels, [_taint(one) for one in spec.taints])
+        status = {"phase": phase, **({"message": "OnCreate ended with 1"} if is_failed else {})}
+        path = f"{MACHINE.path}/{name}/status"
+        await client.raw("PATCH", path, body={"status": status}, headers=MERGE)
+
+    queue: WorkQueue[str] = WorkQueue("provider", work)
+    await informers.synced()
+    machines.subscribe(lambda old, new: queue.add((new or old)["metadata"]["name"]))  # type: ignore[index]
+    nodes.subscribe(lambda old, new: queue.add((new or old).metadata.name))  # type: ignore[union-attr,arg-type]
+    await queue.run()
+
+
+def _taint(taint: Any) -> Object:
+    return {"key": taint.key, "value": taint.value, "effect": taint.effect}
+
+
+async def _join(client: KubeClient, name: str, labels: Any, taints: list[Object]) -> None:
+    body = {"metadata": {"name": name, "labels": dict(labels)}, "spec": {"taints": taints}}
+    try:
+        await client.raw("POST", "api/v1/nodes", body=body)
+    except ApiRefusal as error:
+        if error.reason != "AlreadyExists":
+            raise
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "Up",
+        "lastTransitionTime": rfc3339(wall()),
+    }
+    status = {
+        "conditions": [condition],
+        "addresses": [{"type": "InternalIP", "address": "10.9.8.7"}],
+    }
+    await client.raw("PATCH", f"api/v1/nodes/{name}/status", body={"status": status}, headers=MERGE)
+
+
+def credentials_file(folder: Path) -> Path:
+    """Keys that may call."""
+    path = folder / "credentials"
+    path.write_text(
+        "[default]\naws_access_key_id = AKIDEXAMPLE\naws_secret_access_key = secret/of+it\n"
+    )
+    return path

@@ -1,0 +1,106 @@
+"""`unbroken operator --cluster-api-port --metrics-port`: the cluster API and metrics anywhere."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from api_program import Running
+
+from apiclient import Api
+from apiservers import Cluster
+from cli_calls import UNBROKEN, Cli, read_until
+
+pytestmark = pytest.mark.slow
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def test_the_operator_serves_the_cluster_api_and_metrics(
+    clusters: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    cluster = clusters("embedded")
+    command = ["operator", "--kubeconfig", str(cluster.kubeconfig), "--cluster-api-port"]
+    metrics = str(free_port())
+    process = subprocess.Popen(
+        [*UNBROKEN, *command, str(free_port()), "--metrics-port", metrics],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        # It leads once our kinds are installed, which the API needs as well.
+        lines = read_until(process, lambda line: "operator=running" in line)
+        [address] = [line.partition("cluster_api=")[2] for line in lines if "cluster_api=" in line]
+        api = Api(cluster)
+        running = Running(api)
+        running.endpoint = address
+        assert running.call("DescribeCluster", ClusterName="nobody").code == "ResourceNotFound"
+        api.close()
+        with urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=30) as answer:
+            assert b'unbroken_nodes{ready="true"} 0.0' in answer.read()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "Traceback" not in said
+
+
+def test_the_cluster_api_runs_without_an_operator(
+    clusters: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    cluster = clusters("embedded")
+    process = subprocess.Popen(
+        [
+            *(*UNBROKEN, "cluster-api", "--kubeconfig", str(cluster.kubeconfig)),
+            *("--port", str(free_port())),
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        [line] = read_until(process, lambda line: "cluster_api=" in line)
+        with closing(Api(cluster)) as api:
+            running = Running(api)
+            running.endpoint = line.partition("cluster_api=")[2]
+            found = running.call("DescribeCluster", ClusterName="nobody")
+        assert found.code == "ResourceNotFound"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in said) == (0, False), said
+
+
+def test_without_keys_it_serves_this_machine_only(
+    clusters: Callable[[str], Cluster], tmp_path: Path
+) -> None:
+    kubeconfig = str(clusters("embedded").kubeconfig)
+    done = Cli(tmp_path / "none", tmp_path).call(
+        *("operator", "--kubeconfig", kubeconfig, "--cluster-api-port", str(free_port())),
+        *("--cluster-api-host", "0.0.0.0"),
+        code=1,
+    )
+    assert done.stderr.splitlines()[-1] == (
+        "error: the cluster API at 0.0.0.0 needs credentials: --cluster-api-credentials FILE"
+    )
+
+
+def test_up_refuses_keys_that_it_cannot_read(tmp_path: Path) -> None:
+    cli = Cli(tmp_path / "cluster", tmp_path)
+    done = cli.call("up", "--detach", "--cluster-api-credentials", "absent", code=1)
+    assert "cannot read the credentials of the cluster API" in done.stderr

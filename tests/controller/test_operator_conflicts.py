@@ -1,0 +1,105 @@
+"""An operator whose objects others write all the time, and one whose API server is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from apiservers import Cluster
+from controller.conftest import Place, conditions, job
+from fault_proxy import READS, Call, Fault, FaultProxy
+from unbroken.controller import definitions
+from unbroken.kube.client import connect
+
+JOB = "hyperpodpytorchjobs/lm"
+STORM = 50
+
+
+@asynccontextmanager
+async def operated(
+    cluster: Cluster, folder: Path, name: str
+) -> AsyncIterator[tuple[Place, FaultProxy]]:
+    """A namespace whose operator comes by a proxy."""
+    async with (
+        FaultProxy(cluster).serve() as proxy,
+        connect(proxy.kubeconfig(folder / "kubeconfig")) as behind,
+        connect(cluster.kubeconfig) as client,
+    ):
+        await client.raw("POST", "api/v1/namespaces", body={"metadata": {"name": name}})
+        async with Place(behind, name).operator():
+            yield Place(client, name), proxy
+
+
+def writes(proxy: FaultProxy) -> list[Call]:
+    """What the operator wrote, but its lease and its lists of what it may do."""
+    calls = [call for call in proxy.calls if call.method not in READS]
+    return [c for c in calls if "/leases" not in c.path and "/events" not in c.path]
+
+
+def test_who_writes_the_same_objects_all_the_time_makes_no_work(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Labels and annotations of others are no reason to write; a change that matters is seen."""
+
+    async def check() -> None:
+        async with operated(cluster, tmp_path, "conflicts") as (here, proxy):
+            await here.post("hyperpodpytorchjobs", job())
+            await here.until("pods/lm-pods-1", lambda pod: pod)
+            await here.until(JOB, conditions)
+            before = len(writes(proxy))
+            for number in range(STORM):
+                mark = {"metadata": {"annotations": {"other": str(number)}}}
+                await here.merge(JOB, mark)
+                await here.merge("pods/lm-pods-0", mark)
+            old = await here.get("pods/lm-pods-1")
+            assert old is not None
+            await here.delete("pods/lm-pods-1", gracePeriodSeconds=0)
+            uid = old["metadata"]["uid"]
+            await here.until("pods/lm-pods-1", lambda pod: pod["metadata"]["uid"] != uid)
+            made = writes(proxy)[before:]
+            assert len(made) < STORM / 5, [(call.method, call.path) for call in made]
+
+    asyncio.run(check())
+
+
+def test_operators_that_start_together_install_the_definitions_together(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Another has made one since this one was told that it is not there."""
+
+    async def check() -> None:
+        async with (
+            FaultProxy(cluster).serve() as proxy,
+            connect(proxy.kubeconfig(tmp_path / "kubeconfig")) as client,
+            connect(cluster.kubeconfig) as other,
+        ):
+            await definitions.install(other)
+            proxy.faults = [Fault(lambda call: call.method == "PATCH", status=404)]
+            await definitions.install(client)
+            posted = [call for call in proxy.calls if call.method == "POST"]
+            assert [call.status for call in posted] == [409]
+
+    asyncio.run(check())
+
+
+@pytest.mark.heavy
+def test_a_server_that_takes_two_seconds_for_a_write_is_enough(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Pods are made beside each other, and each once."""
+
+    async def check() -> None:
+        async with operated(cluster, tmp_path, "slow") as (here, proxy):
+            slow = Fault(lambda call: call.method not in READS, times=None, slow_seconds=2.0)
+            proxy.faults.append(slow)
+            await here.post("hyperpodpytorchjobs", job(replicas=4))
+            await here.until("pods", lambda listed: len(listed["items"]) == 4)
+            posted = [call for call in writes(proxy) if call.path.endswith("/pods")]
+            assert len(posted) == 4
+            assert max(c.at for c in posted) - min(c.at for c in posted) < 2.0
+
+    asyncio.run(check())

@@ -1,0 +1,38 @@
+"""Every job that the guide shows in full is one that would be accepted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from unbroken.embedded.admissions import ADMISSIONS
+
+GUIDE = Path(__file__).parents[2] / "docs/guide"
+KINDS = {
+    "HyperPodPyTorchJob": "hyperpodpytorchjobs.sagemaker.amazonaws.com",
+    "PyTorchJob": "pytorchjobs.kubeflow.org",
+}
+
+
+def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Page and number of each, and its manifest."""
+    for page in sorted(GUIDE.glob("*.md")):
+        for number, text in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.S)):
+            for found in yaml.safe_load_all(text):
+                if isinstance(found, dict) and found.get("kind") in KINDS and "spec" in found:
+                    yield f"{page.stem}-{number}", found
+
+
+def test_the_guide_has_jobs_of_both_kinds() -> None:
+    assert {found["kind"] for _, found in jobs()} == set(KINDS)
+
+
+@pytest.mark.parametrize("found", [pytest.param(found, id=name) for name, found in jobs()])
+def test_a_job_of_the_guide_is_accepted(found: dict[str, Any]) -> None:
+    verdict = ADMISSIONS[KINDS[found["kind"]]](found)
+    assert [str(problem) for problem in verdict.problems] == []
