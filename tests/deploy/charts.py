@@ -1,0 +1,80 @@
+"""The chart as the tests render and install it, by Helm's own engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import helm_python
+import yaml
+
+from apiservers import ROOT
+
+Object = dict[str, Any]
+CHART = ROOT / "deploy/helm/unbroken"
+NAMESPACE = "aws-hyperpod"
+EVERYTHING: Object = {
+    "clusterApi": {"enabled": True, "credentialsSecret": "keys"},
+    "checks": {"image": "checks:1"},
+    "nodeDaemon": {"table": "version = 1\n"},
+    "networkPolicy": {"enabled": True, "jobNamespaces": ["team-a", "team-b"]},
+    "kueue": {"enabled": True},
+    "metrics": {
+        "serviceMonitor": {"enabled": True},
+        "prometheusRule": {"enabled": True},
+        "dashboards": {"enabled": True},
+    },
+}
+"""Values that turn on whatever can be turned on."""
+
+
+def render(
+    values: Mapping[str, Any] | None = None, name: str = "unbroken", namespace: str = NAMESPACE
+) -> list[Object]:
+    """Every object that the chart makes of values."""
+    with helm_python.Chart.load(CHART) as chart:
+        rendered = chart.render(dict(values or {}), name=name, namespace=namespace)
+    return list(objects(rendered))
+
+
+def objects(rendered: Mapping[str, str]) -> Iterator[Object]:
+    """The objects in rendered templates."""
+    for name, text in sorted(rendered.items()):
+        if not name.endswith("NOTES.txt"):
+            yield from (one for one in yaml.safe_load_all(text) if one)
+
+
+def of_kind(found: list[Object], kind: str, name: str | None = None) -> list[Object]:
+    """Those of a kind, and of a name."""
+    return [one for one in found if one["kind"] == kind and name in (None, one["metadata"]["name"])]
+
+
+def one_of(found: list[Object], kind: str, name: str) -> Object:
+    """The one of a kind and a name."""
+    (one,) = of_kind(found, kind, name)
+    return one
+
+
+def pod_of(workload: Object) -> Object:
+    """The pod's spec of a Deployment or DaemonSet."""
+    spec: Object = workload["spec"]["template"]["spec"]
+    return spec
+
+
+def arguments(found: list[Object], name: str = "unbroken-operator") -> list[str]:
+    """What the program of a Deployment is started with, without its own name."""
+    (container,) = pod_of(one_of(found, "Deployment", name))["containers"]
+    return [*container["command"][1:], *container["args"]]
+
+
+def tool(name: str) -> Any:
+    """A program of `tools/` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,252 @@
+"""What the chart makes of values, and which values it refuses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import helm_python
+import pytest
+import typer
+import yaml
+
+from deploy.charts import (
+    CHART,
+    EVERYTHING,
+    NAMESPACE,
+    Object,
+    arguments,
+    of_kind,
+    one_of,
+    pod_of,
+    render,
+    tool,
+)
+from unbroken.cli.main import app
+from unbroken.spec.schema import definitions
+
+SIXTY_FOUR = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING, {"operator": {"namespace": "team-a"}}])
+def test_it_is_without_a_fault_to_helm(values: Object) -> None:
+    report = helm_python.lint(CHART, values, strict=True, kube_version="v1.33.0")
+    assert report["errors"] == []
+    # That an icon is recommended.
+    assert [one["path"] for one in report["messages"] if one["severity"] >= 1] == ["Chart.yaml"]
+
+
+def test_definitions_are_those_of_the_source_and_outlive_the_release() -> None:
+    found = of_kind(render(), "CustomResourceDefinition")
+    assert {one["metadata"]["name"]: one["spec"] for one in found} == {
+        one["metadata"]["name"]: one["spec"] for one in definitions()
+    }
+    for one in found:
+        assert one["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert not of_kind(render({"crds": {"install": False}}), "CustomResourceDefinition")
+
+
+def test_the_node_daemon_without_helm_is_the_same() -> None:
+    made = tool("node_daemon_manifest")
+    assert made.FILE.read_text() == made.text(), f"run {sys.executable} tools/{made.__name__}.py"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"replicas": 3}, "additional properties 'replicas' not allowed"),
+        ({"operator": {"replicas": "two"}}, "at '/operator/replicas': got string, want integer"),
+        ({"operator": {"namespace": "Team_A"}}, "at '/operator/namespace': 'Team_A' does not"),
+        ({"image": {"repository": "unbroken:1"}}, "at '/image/repository': 'unbroken:1' does not"),
+        ({"image": {"digest": "sha256:12"}}, "at '/image/digest': 'sha256:12' does not match"),
+        (
+            {"nodes": {"provider": "aws"}},
+            "at '/nodes/provider': value must be one of 'none', 'machines', 'cluster-api', 'karp",
+        ),
+        ({"nodes": {"share": 20}}, "at '/nodes/share': maximum: got 20, want 1"),
+        ({"metrics": {"port": 80}}, "at '/metrics/port': minimum: got 80, want 1,024"),
+        ({"nodes": {"provider": "command"}}, "say which in nodes.command"),
+        ({"nodes": {"command": "reboot"}}, "only called by nodes.provider command, which is none"),
+        ({"clusterApi": {"enabled": True}}, "clusterApi.credentialsSecret a Secret whose key"),
+        (
+            {"clusterApi": EVERYTHING["clusterApi"], "nodes": {"enabled": False}},
+            "an operator with nodes.enabled and without operator.namespace",
+        ),
+        ({"nodeDaemon": {"namespace": NAMESPACE}}, "is the release's own, aws-hyperpod"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_with_their_place(values: Object, said: str) -> None:
+    with pytest.raises(helm_python.HelmError) as refused:
+        render(values)
+    assert said in str(refused.value)
+
+
+def test_every_value_is_described_and_has_a_default() -> None:
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    described = {path: one for path, one in leaves(schema) if path != "global"}
+    assert set(described) == set(defaults(values, set(described)))
+    assert all(described.values())
+
+
+def leaves(schema: Object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Values that are no group of others, with their descriptions."""
+    for key, one in schema["properties"].items():
+        inner = f"{path}.{key}".lstrip(".")
+        if "description" in one:
+            yield inner, one["description"]
+        else:
+            yield from leaves(one, inner)
+
+
+def defaults(values: Object, known: set[str], path: str = "") -> Iterator[str]:
+    """Paths of the values in `known`, and of those that should be."""
+    for key, one in values.items():
+        inner = f"{path}.{key}".lstrip(".")
+        if inner in known or not isinstance(one, dict):
+            yield inner
+        else:
+            yield from defaults(one, known, inner)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"operator": {"namespace": "team-a"}, "metrics": {"enabled": False}},
+        {"nodes": {"enabled": False}, "pytorchjobs": {"enabled": False}},
+        {
+            "nodes": {"provider": "command", "command": "fix {node} {action}", "dryRun": True},
+            "checks": {"image": "checks:1"},
+            "operator": {"extraArgs": ["--check-logs=/tmp/checks"]},
+        },
+        EVERYTHING,
+    ],
+)
+def test_programs_know_the_arguments_that_they_are_given(values: Object) -> None:
+    found = render(values)
+    for deployment in of_kind(found, "Deployment"):
+        words = arguments(found, deployment["metadata"]["name"])
+        context = click.Context(typer.main.get_command(app))
+        command = typer.main.get_command(app).get_command(context, words[0])  # type: ignore[attr-defined]
+        assert command is not None
+        command.make_context(words[0], words[1:])
+
+
+@pytest.mark.parametrize("name", ["unbroken-operator", "unbroken-cluster-api"])
+def test_pods_meet_the_restricted_standard(name: str) -> None:
+    """Kubernetes' Pod Security Standards, `restricted`."""
+    pod = pod_of(one_of(render(EVERYTHING), "Deployment", name))
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    allowed = {"configMap", "emptyDir", "secret", "projected", "downwardAPI"}
+    assert all(set(volume) - {"name"} <= allowed for volume in pod["volumes"])
+    for container in pod["containers"]:
+        security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["readOnlyRootFilesystem"] is True
+
+
+def test_only_the_operator_and_the_cluster_api_hold_a_token_and_only_the_daemon_is_privileged() -> (
+    None
+):
+    found = render(EVERYTHING)
+    accounts = of_kind(found, "ServiceAccount")
+    assert [one["automountServiceAccountToken"] for one in accounts] == [False] * 3
+    levels = {
+        one["metadata"]["name"]: one["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        for one in of_kind(found, "Namespace")
+    }
+    assert levels == {"unbroken-system": "privileged", "unbroken-checks": "privileged"}
+    daemon = one_of(found, "DaemonSet", "node-daemon")
+    assert daemon["metadata"]["namespace"] == "unbroken-system"
+
+
+def test_no_rule_has_a_wildcard_and_none_can_widen_itself() -> None:
+    for role in (*of_kind(render(EVERYTHING), "ClusterRole"), *of_kind(render(EVERYTHING), "Role")):
+        for rule in role["rules"]:
+            words = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+            assert "*" not in words, role["metadata"]["name"]
+            assert not words & {"escalate", "bind", "impersonate", "rbac.authorization.k8s.io"}
+
+
+def test_hyp_finds_the_operators_pods() -> None:
+    """Namespace and label key of `hyp get-operator-logs` (stock client 3.12)."""
+    deployment = one_of(render(), "Deployment", "unbroken-operator")
+    assert deployment["metadata"]["namespace"] == "aws-hyperpod"
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert "hp-training-control-plane" in labels
+
+
+def test_selectors_find_what_they_are_about() -> None:
+    found = render(EVERYTHING)
+    workloads = [*of_kind(found, "Deployment"), *of_kind(found, "DaemonSet")]
+    pods = [one["spec"]["template"]["metadata"]["labels"].items() for one in workloads]
+    for one in workloads:
+        wanted = one["spec"]["selector"]["matchLabels"].items()
+        assert wanted <= one["spec"]["template"]["metadata"]["labels"].items()
+        assert sum(wanted <= labels for labels in pods) == 1
+    budget = one_of(found, "PodDisruptionBudget", "unbroken-operator")
+    services = [one["spec"]["selector"] for one in of_kind(found, "Service")]
+    assert len(services) == 3
+    for wanted in (budget["spec"]["selector"]["matchLabels"], *services):
+        assert sum(wanted.items() <= labels for labels in pods) == 1
+
+
+def test_what_is_off_leaves_no_right_and_no_option() -> None:
+    found = render({"nodes": {"enabled": False}, "pytorchjobs": {"enabled": False}})
+    (role,) = of_kind(found, "ClusterRole", "unbroken-operator")
+    kinds = {resource for rule in role["rules"] for resource in rule["resources"]}
+    assert not kinds & {"machines", "nodechecks", "clusters", "pytorchjobs"}
+    assert "customresourcedefinitions" not in kinds
+    given = arguments(found)
+    assert {"--without=nodes", "--without=pytorchjobs"} <= set(given)
+    assert not [one for one in given if one.startswith(("--node-", "--repair-", "--check-"))]
+
+
+def test_queues_are_left_alone_unless_kueue_is_named() -> None:
+    found, queued = render({}), render({"kueue": {"enabled": True}})
+    assert "--without=queues" in arguments(found)
+    assert "--without=queues" not in arguments(queued)
+    for rendered, is_asked in ((found, False), (queued, True)):
+        (role,) = of_kind(rendered, "ClusterRole", "unbroken-operator")
+        groups = {group for rule in role["rules"] for group in rule["apiGroups"]}
+        assert ("kueue.x-k8s.io" in groups) is is_asked
+
+
+def test_an_operator_of_one_namespace_has_rights_to_jobs_there_only() -> None:
+    found = render({"operator": {"namespace": "team-a"}})
+    (role,) = of_kind(found, "ClusterRole", "unbroken-operator")
+    kinds = {resource for rule in role["rules"] for resource in rule["resources"]}
+    assert kinds == {"nodes", "customresourcedefinitions"}
+    assert not [one for one in arguments(found) if one.startswith("--webhook")]
+    assert one_of(found, "Role", "unbroken-operator")["metadata"]["namespace"] == "team-a"
+    assert one_of(found, "Role", "unbroken-operator-lease")["metadata"]["namespace"] == "team-a"
+
+
+def test_an_image_is_named_by_tag_or_digest() -> None:
+    def image(values: Object) -> str:
+        (container,) = pod_of(one_of(render(values), "Deployment", "unbroken-operator"))[
+            "containers"
+        ]
+        named: str = container["image"]
+        return named
+
+    assert image({}) == "unbroken:0.1.0"
+    assert image({"image": {"repository": "r.example:5000/unbroken", "tag": "2"}}) == (
+        "r.example:5000/unbroken:2"
+    )
+    digest = f"sha256:{SIXTY_FOUR}"
+    assert image({"image": {"tag": "2", "digest": digest}}) == f"unbroken@{digest}"
+
+
+def test_a_packed_chart_holds_all_that_it_reads(tmp_path: Path) -> None:
+    archive = helm_python.package(CHART, destination=tmp_path)
+    with helm_python.Chart.load(archive) as chart:
+        rendered = chart.render(EVERYTHING, name="unbroken", namespace=NAMESPACE)
+    assert rendered["unbroken/templates/crds.yaml"].count("kind: CustomResourceDefinition") == 6

@@ -1,0 +1,90 @@
+"""Alerts and dashboards ask for metrics that there are, and each alert has its remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from apiservers import ROOT
+from deploy.charts import EVERYTHING, Object, of_kind, one_of, render, tool
+
+GUIDE = ROOT / "docs/guide"
+NAME = re.compile(r"\b(?:unbroken|hyperpod|training)_[a-z_]+[a-z]")
+ROW = re.compile(r"^\| `([a-z_]+)` \| ([^|]*)\|", re.MULTILINE)
+MATCHER = re.compile(r"[{,]([a-zA-Z_]+)=")
+GROUPED = re.compile(r" by \(([^)]*)\)")
+
+
+def documented() -> dict[str, set[str]]:
+    """Metrics and their labels, by the guide that is compared with what is served."""
+    rows = ROW.findall((GUIDE / "metrics.md").read_text())
+    return {name: set(re.findall(r"[A-Za-z_]+", labels)) for name, labels in rows}
+
+
+def rules() -> list[Object]:
+    """The alerts."""
+    (group,) = one_of(render(EVERYTHING), "PrometheusRule", "unbroken")["spec"]["groups"]
+    found: list[Object] = group["rules"]
+    return found
+
+
+def dashboards() -> Iterator[Object]:
+    """As Grafana's sidecar finds them."""
+    for one in of_kind(render(EVERYTHING), "ConfigMap"):
+        if one["metadata"]["labels"].get("grafana_dashboard") == "1":
+            (text,) = one["data"].values()
+            yield json.loads(text)
+
+
+def expressions() -> Iterator[str]:
+    """All that Prometheus is asked."""
+    yield from (rule["expr"] for rule in rules())
+    for board in dashboards():
+        yield from (target["expr"] for panel in board["panels"] for target in panel["targets"])
+
+
+def test_they_ask_for_metrics_and_labels_that_are_served() -> None:
+    known = documented()
+    assert len(list(expressions())) > 20
+    for expression in expressions():
+        names = {
+            re.sub(r"_(bucket|sum|count)$", "", name)
+            if re.sub(r"_(bucket|sum|count)$", "", name) in known
+            else name
+            for name in NAME.findall(expression)
+        }
+        prefixes = {one for one in names if any(name.startswith(one + "_") for name in known)}
+        assert names <= set(known) | prefixes, expression
+        labels = set(MATCHER.findall(expression)) - {"__name__"}
+        for group in GROUPED.findall(expression):
+            labels |= {one.strip() for one in group.split(",")} - {"le"}
+        assert labels <= set().union(*(known.get(name, set()) for name in names)), expression
+
+
+def test_every_alert_says_what_to_do() -> None:
+    text = (GUIDE / "alerts.md").read_text()
+    told = re.findall(r"^### (\w+)$", text, re.MULTILINE)
+    assert told == [rule["alert"] for rule in rules()]
+    for rule in rules():
+        assert rule["annotations"]["runbook_url"].endswith(f"alerts.md#{rule['alert'].lower()}")
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        used = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert used <= set().union(*(documented()[name] for name in NAME.findall(rule["expr"])))
+
+
+def test_dashboards_are_what_the_tool_writes() -> None:
+    for path, text in tool("dashboards").files().items():
+        assert path.read_text() == text, "run tools/dashboards.py"
+    assert [one["uid"] for one in dashboards()] == ["unbroken-nodes", "unbroken-training"]
+
+
+def test_prometheus_finds_the_metrics_by_the_documented_name() -> None:
+    found = render(EVERYTHING)
+    monitor = one_of(found, "ServiceMonitor", "hyperpod-training-operator")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    service = one_of(found, "Service", "unbroken-operator-metrics")
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    assert wanted <= service["metadata"]["labels"].items()
+    assert endpoint["port"] in [one["name"] for one in service["spec"]["ports"]]
+    assert endpoint["interval"] == "15s"

@@ -1,0 +1,494 @@
+"""Each program lives with the chart's rights, and uses each of them: the audit log is the proof."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster_api.api_program import Running
+from cluster_logs import assert_no_errors
+from controller.kueue_definitions import definitions
+from controller.pytorchjobs import DEFINITION, pytorchjob
+from controller.realkube import Node
+from controller.trained_jobs import Job, kill, until
+from deploy.charts import NAMESPACE, Object, arguments, render
+from deploy.hands import FAILS, MACHINES, hands
+from deploy.planes import Plane, ended
+from deploy.rights import Right, granted, refused, used
+from e2e.clusters import UNBROKEN, Cluster
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.heavy,
+    pytest.mark.realkube,
+    pytest.mark.timeout(600),
+]
+
+OPERATOR, CLUSTER_API = "unbroken-operator", "unbroken-cluster-api"
+DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+OURS = "/apis/unbroken.dev/v1"
+INCIDENTS = f"{OURS}/namespaces/default/incidents"
+LONG_AGO = "2020-01-01T00:00:00Z"
+KEPT = 52
+"""Incidents that are two more than an operator keeps of a job (core/incidents)."""
+JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
+PYTORCHJOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
+NODES = "/api/v1/nodes"
+ROLE = "arn:aws:iam::123456789012:role/worker"
+
+UNSEEN = {
+    (
+        "hyperpodpytorchjobs/finalizers.sagemaker.amazonaws.com",
+        "update",
+    ): "asked for by the admission plugin of owner references, inside the server",
+    (
+        "incidents.unbroken.dev",
+        "create",
+    ): "asked for by the server itself where an apply finds no object",
+}
+"""Rights that no request names, and who asks for them."""
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that the chart has started, and a job of real processes."""
+
+    plane: Plane
+    job: Job
+    api: Running
+    operators: list[Program]
+
+    def leader(self) -> Program:
+        """The operator that holds the lease."""
+        lease = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/unbroken-operator"
+        holder = self.plane.wait(lease, lambda one: one["spec"]["holderIdentity"])
+        pid = int(holder["spec"]["holderIdentity"].split("/")[-2])
+        (found,) = (one for one in self.operators if one.process.pid == pid)
+        return found
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of the chart, started with the token of its ServiceAccount."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def said(self, text: str) -> None:
+        """Return once it has logged a text."""
+        until(lambda: text in self.log.read_text(), text)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@contextmanager
+def started(plane: Plane, account: str, words: list[str], number: int = 0) -> Iterator[Program]:
+    """Run a program; it ends well unless the block has killed it."""
+    kubeconfig, log = plane.account(account), plane.folder / f"{account}-{number}.log"
+    with log.open("wb") as output:
+        command = [*UNBROKEN, *words, "--kubeconfig", str(kubeconfig)]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield Program(process, log)
+    finally:
+        assert ended(process) in (0, -signal.SIGKILL), log.read_text()[-3000:]
+        assert_no_errors(log)
+
+
+@pytest.fixture(scope="module")
+def world(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """The chart with all its parts; its programs run here, as there is no image."""
+    port = free_port()
+    values: Object = {
+        "nodes": {"provider": "machines", "share": 1},
+        "checks": {"image": "checks:1"},
+        "clusterApi": {"enabled": True, "credentialsSecret": "keys", "port": port},
+        "kueue": {"enabled": True},
+        "metrics": {"enabled": False},
+    }
+    plane.install(values)
+    for one in (yaml.safe_load(DEFINITION.read_text()), *definitions("v1beta2")):
+        plane.api.post(DEFINITIONS, one).done()
+    found = render(values)
+    with ExitStack() as stack:
+        cluster = _nodes(plane, stack)
+        stack.enter_context(hands(plane.cluster))
+        words = [one for one in arguments(found) if not one.startswith("--webhook-port")]
+        operators = []
+        for number in range(2):
+            # Two pods have an address each, two programs of one host have not.
+            given = [*words, f"--webhook-port={free_port()}"]
+            operators.append(stack.enter_context(started(plane, OPERATOR, given, number)))
+        # Beside the tests anybody may call it who reaches it: no keys.
+        words = [one for one in arguments(found, CLUSTER_API) if "--credentials" not in one]
+        words = [one.replace("0.0.0.0", "127.0.0.1") for one in words]
+        stack.enter_context(started(plane, CLUSTER_API, words)).said("cluster_api=")
+        api = Running(plane.api)
+        api.endpoint = f"http://127.0.0.1:{port}"
+        yield World(plane, Job(cluster, "lm", tmp_path_factory.mktemp("job")), api, operators)
+
+
+def _nodes(plane: Plane, stack: ExitStack) -> Cluster:
+    """Three nodes of processes, for jobs."""
+    kubectl = shutil.which("kubectl", path=Path(sys.executable).parent) or shutil.which("kubectl")
+    assert kubectl, "kubectl is missing; `make setup` installs it"
+    cluster = Cluster(plane.folder / "state", str(kubectl))
+    cluster.directory.mkdir()
+    (cluster.directory / "kubeconfig").symlink_to(plane.cluster.kubeconfig)
+    for number in range(3):
+        stack.enter_context(Node(cluster, number))
+    for number in range(3):
+        cluster.kubectl("wait", "--for=create", f"node/n{number}", "--timeout=60s")
+        cluster.wait(f"node/n{number}", "condition=Ready", seconds=60)
+    return cluster
+
+
+def merged(world: World, path: str, body: Object) -> Object:
+    """What a merge patch makes of an object."""
+    return world.plane.api.patch("merge", path, body).made
+
+
+def label(world: World, node: str, health: str) -> None:
+    """Say of a node what its daemon would."""
+    labels = {"sagemaker.amazonaws.com/node-health-status": health}
+    merged(world, f"{NODES}/{node}", {"metadata": {"labels": labels}})
+
+
+# --- jobs
+
+
+def test_a_job_recovers_changes_operators_and_is_taken_away(world: World) -> None:
+    job, plane = world.job, world.plane
+    # Somebody else's pod is in the way until it is gone.
+    plane.api.within("default").post("pods", stray("lm-pods-0")).done()
+    job.apply(replicas=2, nproc=1)
+    until(lambda: ("pods", "get") in seen(world), "the operator looks at what is in its way")
+    plane.api.within("default").delete("pods/lm-pods-0", gracePeriodSeconds=0).done()
+    first = job.started(0, size=2)
+    kill(first[1].pid)
+    job.started(1, size=2)
+    job.incident(1)
+
+    # A pod moves off a node that is said to be bad, and gets the token that the agents know.
+    secret = "/api/v1/namespaces/default/secrets/lm-agent"
+    merged(world, secret, {"data": {"token": "bm90IGl0"}})
+    label(
+        world,
+        job.cluster.get("pod", "lm-pods-1")["spec"]["nodeName"],
+        "UnschedulablePendingReplacement",
+    )
+    job.started(2, size=2)
+    job.incident(2)
+    assert plane.api.get(secret).made["data"]["token"] != "bm90IGl0"
+
+    # A change that cannot be is refused twice in the same words: one event, counted.
+    bad = {"name": "bad", "logPattern": "("}
+    for count in (1, 2):
+        for rules in ([bad], []):
+            policy = {"logMonitoringConfiguration": rules}
+            merged(world, f"{JOBS}/lm", {"spec": {"runPolicy": policy}})
+        until(partial(has_refused, world, count), f"{count} refusals are told")
+
+    # An operator that takes over finds more incidents than are kept.
+    old = plane.api.get(f"{INCIDENTS}/lm-1").made
+    for number in range(3, 3 + KEPT):
+        plane.api.post(INCIDENTS, numbered(old, number)).done()
+    merged(world, f"{JOBS}/lm", {"spec": {"runPolicy": {"jobMaxRetryCount": 1000}}})
+    # And the record of a node that has been gone for years.
+    record = {"apiVersion": "unbroken.dev/v1", "kind": "NodeRecord"}
+    record |= {"metadata": {"name": "long-gone"}, "spec": {"clearedAt": LONG_AGO}}
+    plane.api.post(f"{OURS}/noderecords", record).done()
+    first_leader = world.leader()
+    first_leader.process.kill()
+    (other,) = (one for one in world.operators if one is not first_leader)
+    other.said("operator=running")
+    assert not job.workers(3), "the job was touched"
+    kill(job.workers(2)[0].pid)
+    job.started(3, size=2)
+    plane.gone(f"{INCIDENTS}/lm-1")
+    plane.gone(f"{OURS}/noderecords/long-gone")
+    plane.wait(f"{JOBS}/lm", lambda one: "unbroken.dev/ledger" in str(one["metadata"]))
+
+    job.finish()
+    job.wait("Completed")
+    merged(world, f"{JOBS}/lm", {"spec": {"runPolicy": {"ttlSecondsAfterFinished": 1}}})
+    plane.gone(f"{JOBS}/lm")
+
+
+def stray(name: str) -> Object:
+    """A pod that no node will run."""
+    container = {"name": "main", "image": "any"}
+    return {
+        "metadata": {"name": name},
+        "spec": {"containers": [container], "schedulerName": "nobody"},
+    }
+
+
+def has_refused(world: World, count: int) -> bool:
+    """Whether the job was told so often that a change of it is not taken, by its one event."""
+    listed = world.plane.api.within("default").get("events").made["items"]
+    told = [one["count"] for one in listed if "the change is not taken" in one["message"]]
+    return told == [count]
+
+
+def seen(world: World, account: str = OPERATOR) -> set[Right]:
+    """Rights that a program has used so far."""
+    return used(world.plane.audited(f"{NAMESPACE}:{account}"), known(world, account))
+
+
+def known(world: World, account: str) -> set[Right]:
+    """Rights of a program, as Helm has installed them."""
+    manifest = str(world.plane.helm.status("unbroken")["manifest"])
+    return granted([one for one in yaml.safe_load_all(manifest) if one], account)
+
+
+def numbered(incident: Object, number: int) -> Object:
+    """The same incident as another one of its job."""
+    kept = {
+        key: incident["metadata"][key]
+        for key in ("ownerReferences", "labels")
+        if key in incident["metadata"]
+    }
+    return {
+        **{key: incident[key] for key in ("apiVersion", "kind")},
+        "metadata": {"name": f"lm-{number}", **kept},
+        "spec": {**incident["spec"], "number": number},
+    }
+
+
+# --- nodes
+
+
+def machine(world: World, name: str) -> None:
+    """A machine, and its node."""
+    body = {
+        "apiVersion": "unbroken.dev/v1",
+        "kind": "Machine",
+        "metadata": {"name": name, "finalizers": ["unbroken.dev/machine"]},
+        "spec": {},
+    }
+    world.plane.api.post(MACHINES, body).done()
+    world.plane.wait(f"{NODES}/{name}", lambda one: one["status"].get("nodeInfo"))
+
+
+def order(world: World, node: str, action: str) -> None:
+    """A person's order."""
+    merged(world, f"{NODES}/{node}", {"metadata": {"annotations": {"unbroken.dev/repair": action}}})
+
+
+def test_nodes_are_repaired_and_tested(world: World) -> None:
+    plane = world.plane
+    machine(world, "m0")
+    machine(world, "m1")
+    order(world, "m0", "reboot")
+    plane.wait(f"{MACHINES}/m0", lambda one: one["spec"].get("boots") == 1)
+    pods = "/api/v1/namespaces/unbroken-checks/pods"
+    found = plane.wait(pods, lambda listed: listed["items"])["items"][0]["metadata"]["name"]
+    merged(world, f"{pods}/{found}/status", {"status": {"phase": "Succeeded"}})
+    until(lambda: ("pods/log@unbroken-checks", "get") in seen(world), "it reads what was found")
+
+    order(world, "m1", "replace")
+    plane.gone(f"{MACHINES}/m1")
+    plane.wait(MACHINES, lambda listed: len(listed["items"]) == 2)
+
+
+def test_the_webhook_keeps_its_registration(world: World) -> None:
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/unbroken-jobs"
+    found = world.plane.wait(path)
+    place = found["webhooks"][0]["clientConfig"]["service"]
+    name = f"/api/v1/namespaces/{place['namespace']}/services/{place['name']}"
+    service = world.plane.api.get(name).made
+    assert [one["port"] for one in service["spec"]["ports"]] == [place["port"]]
+    changed = {**found["webhooks"][0], "timeoutSeconds": 1}
+    merged(world, path, {"webhooks": [changed]})
+    world.plane.wait(path, lambda one: one["webhooks"][0]["timeoutSeconds"] != 1)
+
+
+def test_a_check_that_is_long_over_is_deleted(world: World) -> None:
+    plane = world.plane
+    check = {
+        "apiVersion": "unbroken.dev/v1",
+        "kind": "NodeCheck",
+        "metadata": {"name": "long-over"},
+        "spec": {"nodes": ["long-gone"], "kinds": ["Basic"]},
+    }
+    plane.api.post(f"{OURS}/nodechecks", check).done()
+    path = f"{OURS}/nodechecks/long-over"
+    # There is no such node, which is soon found out.
+    plane.wait(path, lambda one: one.get("status", {}).get("endedAt"))
+    merged(world, f"{path}/status", {"status": {"endedAt": LONG_AGO}})
+    plane.gone(path)
+
+
+# --- PyTorchJobs
+
+
+def test_a_pytorchjob_is_resumed(world: World) -> None:
+    plane = world.plane
+    job = plane.api.post(PYTORCHJOBS, pytorchjob("kf", workers=1)).made
+    machine(world, "m2")
+    metadata = job["metadata"]
+    owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "controller": True}
+    labels = {
+        "training.kubeflow.org/job-name": "kf",
+        "training.kubeflow.org/replica-type": "worker",
+        "training.kubeflow.org/replica-index": "0",
+    }
+    pod = {
+        "metadata": {
+            "name": "kf-worker-0",
+            "labels": labels,
+            "ownerReferences": [{**owner, "name": "kf", "uid": metadata["uid"]}],
+        },
+        "spec": {"nodeName": "m2", "containers": [{"name": "pytorch", "image": "any"}]},
+    }
+    plane.api.within("default").post("pods", pod).done()
+    merged(
+        world,
+        "/api/v1/namespaces/default/pods/kf-worker-0/status",
+        {"status": {"phase": "Running"}},
+    )
+    label(world, "m2", "UnschedulablePendingReboot")
+    plane.wait(
+        "/api/v1/namespaces/default/pods/kf-worker-0",
+        lambda one: one["metadata"].get("deletionTimestamp"),
+    )
+    plane.wait(f"{PYTORCHJOBS}/kf", lambda one: len(one["metadata"]["annotations"]) > 2)
+
+
+# --- queues
+
+
+def queued(name: str, labels: Object, **pod: object) -> Object:
+    """A job that waits in a queue."""
+    container = {"name": "main", "image": "any", "command": ["unbrokenrun", "train.py"]}
+    template = {"spec": {"containers": [container], **pod}}
+    return {
+        "apiVersion": "sagemaker.amazonaws.com/v1",
+        "kind": "HyperPodPyTorchJob",
+        "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "team-a", **labels}},
+        "spec": {
+            "nprocPerNode": "1",
+            "replicaSpecs": [{"name": "pods", "replicas": 1, "template": template}],
+        },
+    }
+
+
+def test_jobs_wait_in_queues(world: World) -> None:
+    api, wait = world.plane.api, world.plane.wait
+    for job in (
+        queued("q0", {}),
+        queued("q1", {"kueue.x-k8s.io/priority-class": "none"}),
+        queued("q2", {}, priorityClassName="none"),
+    ):
+        api.post(JOBS, job).done()
+    (made,) = wait(WORKLOADS, lambda listed: listed["items"])["items"]
+    path = f"{WORKLOADS}/{made['metadata']['name']}"
+    merged(world, f"{JOBS}/q0", {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-b"}}})
+    wait(path, lambda one: one["spec"]["queueName"] == "team-b")
+    admitted = {
+        "admission": {
+            "clusterQueue": "cluster",
+            "podSetAssignments": [{"name": "pods", "flavors": {}}],
+        },
+        "conditions": [condition("QuotaReserved"), condition("Admitted")],
+    }
+    merged(world, f"{path}/status", {"status": admitted})
+    until(lambda: ("workloads/status.kueue.x-k8s.io", "update") in seen(world), "it reports")
+    for name in ("q0", "q1", "q2"):
+        merged(world, f"{JOBS}/{name}", {"spec": {"runPolicy": {"suspend": True}}})
+    world.plane.gone(path)
+
+
+def condition(type: str) -> Object:
+    """One that Kueue sets."""
+    told = {"type": type, "status": "True", "reason": type, "message": "by the test"}
+    return {**told, "lastTransitionTime": LONG_AGO}
+
+
+# --- clusters
+
+
+def group(name: str, count: int) -> Object:
+    """An instance group."""
+    return {
+        "InstanceGroupName": name,
+        "InstanceType": "ml.p5.48xlarge",
+        "InstanceCount": count,
+        "ExecutionRole": ROLE,
+    }
+
+
+def test_clusters_are_made_changed_and_deleted(world: World) -> None:
+    api, name = world.api, "Rights"
+    api.ok("CreateCluster", ClusterName=name, InstanceGroups=[group("workers", 2)])
+    api.until_phase(name, "InService")
+    assert [one["ClusterName"] for one in api.ok("ListClusters")["ClusterSummaries"]] == [name]
+    # All or nothing: what cannot be had is taken back.
+    api.ok("UpdateCluster", ClusterName=name, InstanceGroups=[group(FAILS, 1)])
+    api.until(
+        lambda: ("clusters.unbroken.dev", "update") in seen(world), lambda has_changed: has_changed
+    )
+    api.until_phase(name, "InService")
+    nodes = api.ok("ListClusterNodes", ClusterName=name)["ClusterNodeSummaries"]
+    ids = [one["InstanceId"] for one in nodes if one["InstanceGroupName"] == "workers"]
+    api.ok("DescribeClusterNode", ClusterName=name, NodeId=ids[0])
+    api.ok("BatchDeleteClusterNodes", ClusterName=name, NodeIds=[ids[1]])
+    api.until_phase(name, "InService")
+    api.ok("BatchRebootClusterNodes", ClusterName=name, NodeIds=[ids[0]])
+    api.ok(
+        "StartClusterHealthCheck",
+        ClusterName=name,
+        DeepHealthCheckConfigurations=[
+            {"InstanceGroupName": "workers", "DeepHealthChecks": ["InstanceStress"]}
+        ],
+    )
+    world.plane.wait(f"{OURS}/nodechecks", lambda listed: listed["items"])
+    api.gone(name)
+    world.plane.gone(f"{OURS}/clusters/{name.lower()}")
+
+
+def test_a_node_that_never_joined_is_replaced(world: World) -> None:
+    api, name = world.api, "Broken"
+    given = {"InstanceGroups": [group(FAILS, 1)], "NodeProvisioningMode": "Continuous"}
+    api.ok("CreateCluster", ClusterName=name, **given)
+
+    def failed() -> list[str]:
+        nodes = api.ok("ListClusterNodes", ClusterName=name)["ClusterNodeSummaries"]
+        return [n["InstanceId"] for n in nodes if n["InstanceStatus"]["Status"] == "Failure"]
+
+    ids = api.until(failed, bool)
+    api.ok("BatchReplaceClusterNodes", ClusterName=name, NodeIds=ids)
+    api.until(failed, lambda now: ids[0] not in now)
+    api.gone(name)
+
+
+# --- the proof
+
+
+@pytest.mark.parametrize("account", [OPERATOR, CLUSTER_API])
+def test_no_right_is_missing_and_none_is_idle(world: World, account: str) -> None:
+    entries = world.plane.audited(f"{NAMESPACE}:{account}")
+    assert refused(entries) == []
+    rights = known(world, account)
+    assert set(UNSEEN) <= known(world, OPERATOR)
+    assert seen(world, account) - rights == set()
+    assert rights - seen(world, account) - set(UNSEEN) == set()
