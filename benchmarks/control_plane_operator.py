@@ -1,0 +1,81 @@
+"""`unbroken operator` for `control_plane.py`: counts its requests, and is profiled if asked.
+
+Started by it with the operator's own arguments.  A SIGUSR1 writes the counts to the file in
+CONTROL_PLANE_COUNTS; with CONTROL_PLANE_PROFILE a SIGUSR2 starts the profiler, and a second one
+ends it and writes its figures there.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from unbroken.kube.transport import AiohttpTransport
+
+COUNTS: Counter[str] = Counter()
+_NAMES = re.compile(r"(?<=/pods/)[^/]+|(?<=/leases/)[^/]+|(?<=incidents/)[^/]+|(?<=jobs/)[^/]+")
+
+
+class CountingTransport(AiohttpTransport):
+    """Counts requests by verb and kind of object."""
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Count, and send."""
+        verb = "WATCH" if "watch=true" in str(request.url) else request.method
+        COUNTS[f"{verb} {_NAMES.sub('*', request.url.path)}"] += 1
+        return await super().handle_async_request(request)
+
+
+def write_counts(*_: Any) -> None:
+    """What has been asked so far, by verb and path."""
+    target = Path(os.environ["CONTROL_PLANE_COUNTS"])
+    part = target.with_suffix(".part")
+    part.write_text(json.dumps(COUNTS))
+    part.rename(target)
+
+
+class Profile:
+    """Runs between two signals."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._running: cProfile.Profile | None = None
+
+    def toggle(self, *_: Any) -> None:
+        """Begin, or end and write."""
+        if self._running is None:
+            self._running = cProfile.Profile()
+            self._running.enable()
+            return
+        self._running.disable()
+        part = Path(self._target).with_suffix(".part")
+        self._running.dump_stats(part)
+        part.rename(self._target)
+        self._running = None
+
+
+def main() -> None:
+    """Run the operator."""
+    import unbroken.kube.client as client
+
+    client.AiohttpTransport = CountingTransport  # type: ignore[misc]
+    signal.signal(signal.SIGUSR1, write_counts)
+    if "CONTROL_PLANE_PROFILE" in os.environ:
+        signal.signal(signal.SIGUSR2, Profile(os.environ["CONTROL_PLANE_PROFILE"]).toggle)
+    from unbroken.cli.main import run
+
+    sys.argv[1:1] = ["operator"]
+    run()
+
+
+if __name__ == "__main__":
+    main()

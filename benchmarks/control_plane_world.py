@@ -1,0 +1,242 @@
+"""What `control_plane.py` runs its operator against: an API server, pods without nodes, agents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from control_plane_agents import PORT, address
+from lightkube.resources.core_v1 import Pod
+
+from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.informer import Informer
+from unbroken.spec.job import GROUP, KIND, PLURAL, VERSION
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+from apiservers import embedded_cluster, real_cluster  # noqa: E402
+
+JOB, REPLICA = "big", "w"
+JOBS = f"apis/{GROUP}/{VERSION}/namespaces/default/{PLURAL}"
+PATCHES_MAX = 32
+TICKS = os.sysconf("SC_CLK_TCK")
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+def manifest(agents: int, nproc: int) -> dict[str, Any]:
+    """The job: it may restart as often as it is hurt."""
+    port = {"name": "AGENT_PORT", "value": str(PORT)}
+    container = {"name": "pytorch", "image": "none", "env": [port]}
+    template = {"spec": {"containers": [container]}}
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "metadata": {"name": JOB, "namespace": "default"},
+        "spec": {
+            "nprocPerNode": str(nproc),
+            "replicaSpecs": [{"name": REPLICA, "replicas": agents, "template": template}],
+            "runPolicy": {"jobMaxRetryCount": 1_000_000},
+        },
+    }
+
+
+class Kubelet:
+    """Says of every new pod that it runs, at its agent's address."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+        self._waiting: asyncio.Queue[Pod] = asyncio.Queue()
+        self._pods = Informer(client, Pod, namespace="default", on_change=self._changed)
+
+    def _changed(self, old: Pod | None, new: Pod | None) -> None:
+        if old is None and new is not None:
+            self._waiting.put_nowait(new)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._pods.run())
+            for _ in range(PATCHES_MAX):
+                tasks.create_task(self._work())
+
+    async def _work(self) -> None:
+        while True:
+            pod = await self._waiting.get()
+            assert pod.metadata is not None
+            name = pod.metadata.name or ""
+            at = address(int(name.rpartition("-")[2]))
+            container = {
+                "name": "pytorch", "image": "none", "imageID": "none", "ready": True,
+                "restartCount": 0, "started": True,
+                "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}},
+            }  # fmt: skip
+            status = {
+                "phase": "Running", "podIP": at, "podIPs": [{"ip": at}],
+                "containerStatuses": [container],
+            }  # fmt: skip
+            path = f"api/v1/namespaces/default/pods/{name}/status"
+            try:
+                await self._client.raw("PATCH", path, body={"status": status}, headers=MERGE)
+            except ApiRefusal as error:
+                print(f"pod {name}: {error}", file=sys.stderr)
+
+
+class Agents:
+    """The processes that the agents live in."""
+
+    def __init__(self, processes: list[asyncio.subprocess.Process], share: int) -> None:
+        self._processes = processes
+        self._share = share
+
+    async def _ask(self, process: asyncio.subprocess.Process, order: object) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        answer: dict[str, Any] = json.loads(await process.stdout.readline())
+        return answer
+
+    async def fail(self, index: int) -> float:
+        """Let a worker of the agent die; when that was, on the monotonic clock."""
+        found = await self._ask(self._processes[index // self._share], {"fail": index})
+        return float(found["failed_at"])
+
+    async def state(self) -> dict[str, Any]:
+        """What has reached all of them together."""
+        found = [await self._ask(process, {}) for process in self._processes]
+        whole: dict[str, Any] = {
+            key: sum(one[key] for one in found) for key in ("linked", "running")
+        }
+        tallies: dict[int, list[float]] = {}
+        for one in found:
+            for attempt, (stops, last_stop, starts, last_start) in one["tallies"].items():
+                sums = tallies.setdefault(int(attempt), [0, 0.0, 0, 0.0])
+                tallies[int(attempt)] = [
+                    sums[0] + stops, max(sums[1], last_stop),
+                    sums[2] + starts, max(sums[3], last_start),
+                ]  # fmt: skip
+        whole["tallies"] = tallies
+        return whole
+
+    def cpu_seconds(self) -> float:
+        """Of all of them, so far."""
+        return sum(cpu_seconds(process.pid) for process in self._processes)
+
+
+@asynccontextmanager
+async def agents(count: int, nproc: int, processes: int, has_steps: bool) -> AsyncIterator[Agents]:
+    """Agents that listen, and end with the block."""
+    share = -(-count // processes)
+    started: list[asyncio.subprocess.Process] = []
+    try:
+        for first in range(0, count, share):
+            options = {
+                "first": first, "count": min(share, count - first), "nproc": nproc,
+                "steps": has_steps,
+            }  # fmt: skip
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, str(HERE / "control_plane_agents.py"), json.dumps(options),
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            )  # fmt: skip
+            started.append(process)
+        for process in started:
+            assert process.stdout is not None
+            await process.stdout.readline()
+        yield Agents(started, share)
+    finally:
+        for process in started:
+            # It ends by itself when its stdin does.
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator's process."""
+
+    pid: int
+    counts: Path
+
+    async def requests(self) -> dict[str, int]:
+        """What it has asked of the API server so far, by verb and path."""
+        self.counts.unlink(missing_ok=True)
+        os.kill(self.pid, signal.SIGUSR1)
+        await until_exists(self.counts)
+        found: dict[str, int] = json.loads(self.counts.read_text())
+        return found
+
+    def profile(self) -> None:
+        """Begin to profile it, or end that."""
+        os.kill(self.pid, signal.SIGUSR2)
+
+    def rss_mebibytes(self) -> tuple[float, float]:
+        """Now, and at most so far."""
+        text = Path(f"/proc/{self.pid}/status").read_text()
+        fields = dict(line.split(":", 1) for line in text.splitlines())
+        now, most = (int(fields[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
+        return now, most
+
+
+@contextmanager
+def operator(
+    kubeconfig: Path, folder: Path, extra: list[str], profile: str | None = None
+) -> Iterator[Operator]:
+    """An operator that ends with the block; what it logs is in `folder`."""
+    counts = folder / "counts.json"
+    command = [
+        sys.executable, str(HERE / "control_plane_operator.py"), "--kubeconfig", str(kubeconfig),
+        *extra,
+    ]  # fmt: skip
+    environment = {**os.environ, "CONTROL_PLANE_COUNTS": str(counts)}
+    if profile:
+        environment["CONTROL_PLANE_PROFILE"] = profile
+    with open(folder / "operator.log", "w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        yield Operator(process.pid, counts)
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def server(kind: str) -> Iterator[tuple[Path, Path]]:
+    """An API server (`real` or `embedded`) in a folder of its own."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="control-plane-")))
+        place = folder / "plane"
+        place.mkdir()
+        start = real_cluster if kind == "real" else embedded_cluster
+        found = stack.enter_context(start(place))
+        yield found.kubeconfig, folder
+
+
+async def until_exists(file: Path) -> None:
+    """Return once somebody has made the file."""
+    for _ in range(6000):
+        if file.exists():  # noqa: ASYNC240
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError(f"{file.name} is not written")
+
+
+def client_of(kubeconfig: Path) -> KubeClient:
+    """The harness's own."""
+    return connect(kubeconfig, manager="control-plane-benchmark")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS

@@ -1,0 +1,32 @@
+"""`unbroken operator` with terms of the test's own: KUBECONFIG SECONDS RENEW_SECONDS OUTAGES."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+from unbroken.controller.driver import OperatorOptions, run_operator
+from unbroken.controller.election import LeaderTerms
+from unbroken.kube.client import connect
+
+
+async def main() -> None:
+    """Run until SIGTERM."""
+    kubeconfig, seconds, renew, outages = sys.argv[1:]
+    terms = LeaderTerms(
+        duration_seconds=int(seconds),
+        renew_seconds=float(renew),
+        acts_in_outages=outages == "acts",
+    )
+    async with connect(kubeconfig, manager="unbroken-operator") as client:
+        running = asyncio.ensure_future(run_operator(client, None, OperatorOptions(terms=terms)))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
+        await asyncio.wait([running])
+        if not running.cancelled():
+            running.result()
+
+
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+asyncio.run(main())

@@ -1,0 +1,118 @@
+"""A controller that knows no more of agents than HyperPod's documented protocol says.
+
+It does what the reference tells of the stock operator's pod manager: it polls `/status`, takes a
+200 for "received" and nothing else, starts all when all are ready, stops all when one is faulted,
+counts `faultCount` up, sends rules and addresses with each start, and hands the newest checkpoint
+that every agent has back.  Plain HTTP, without a token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
+POLL_SECONDS = 0.05
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class DocumentedController:
+    """Drives the agents at these ports of this machine, whose order is their rank."""
+
+    ports: Sequence[int]
+    rules: list[Object] = field(default_factory=list)
+    fault_count: int = 0
+    master_port: int = 0
+    """Of the present attempt."""
+    faults: list[Object] = field(default_factory=list)
+    """The status of the first agent that was found faulted, for each fault."""
+
+    def request(self, port: int, method: str, path: str, body: Object | None = None) -> bytes:
+        """One request, which must be answered with 200."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        with contextlib.closing(connection):
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read()
+            assert answer.status == 200, f"{method} {path}: {answer.status} {text!r}"
+            return text
+
+    def status(self, port: int) -> Object:
+        """What the agent says of itself."""
+        found: Object = json.loads(self.request(port, "GET", "/status"))
+        return found
+
+    def until(self, *states: str) -> list[Object]:
+        """Poll until each agent is in one of these states, or some agent is faulted."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            found = [self.status(port) for port in self.ports]
+            faulted = [one for one in found if one["status"] == "faulted"]
+            if all(one["status"] in states for one in found) or (faulted and "ready" not in states):
+                return found
+            assert time.monotonic() < until, found
+            time.sleep(POLL_SECONDS)
+
+    def start(self) -> None:
+        """Start all with what they need to find each other, once all are ready."""
+        ready = self.until("ready")
+        version = f"v{self.fault_count}"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.master_port = free.getsockname()[1]
+        for rank, port in enumerate(self.ports):
+            body = self._rendezvous(rank, version)
+            self.request(port, "POST", "/start", {**body, "progress": self._progress(ready)})
+        for rank, port in enumerate(self.ports):
+            while self.status(port).get("ipversion") != version:
+                self.request(port, "POST", "/update", self._rendezvous(rank, version))
+
+    def stop(self, **how: Any) -> None:
+        """Stop all, and wait until nothing of them runs."""
+        for port in self.ports:
+            self.request(port, "POST", "/stop", {"restart_mode": "process_level_restart", **how})
+        self.until("ready")
+
+    def run(self) -> None:
+        """Train to the end, over every fault."""
+        self.start()
+        while True:
+            found = self.until("completed")
+            faulted = [one for one in found if one["status"] == "faulted"]
+            if not faulted:
+                break
+            self.faults += faulted[:1]
+            self.stop()
+            self.fault_count += 1
+            self.start()
+        for port in self.ports:
+            self.request(port, "POST", "/shutdown")
+
+    def _rendezvous(self, rank: int, version: str) -> Object:
+        ips = [{"rank": other, "ip": "127.0.0.1"} for other in range(len(self.ports))]
+        return {
+            "rank": rank,
+            "nnodes": len(self.ports),
+            "faultCount": self.fault_count,
+            "master_addr": "127.0.0.1",
+            "master_port": str(self.master_port),
+            "log_monitoring_configuration": self.rules,
+            "ipVersion": version,
+            "rankIps": ips,
+            "spare": False,
+        }
+
+    def _progress(self, found: Sequence[Object]) -> Object:
+        """Of each prefix the oldest checkpoint, if every agent has one: all have that."""
+        told = [one.get("progress") or {} for one in found]
+        prefixes = set(told[0]).intersection(*told[1:])
+        return {
+            p: min((t[p] for t in told), key=lambda o: int(o["progressCount"])) for p in prefixes
+        }

@@ -1,0 +1,29 @@
+"""A real Kubernetes with real nodes, started once for each file of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from apiservers import CannotStartError
+from realnodes.plane import RealCluster, real_cluster
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[RealCluster]:
+    """A control plane with as many nodes as the file's `NODES` says."""
+    try:
+        with real_cluster(request.module.NODES) as made:
+            yield made
+    except CannotStartError as error:
+        pytest.skip(str(error))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show what tests have measured."""
+    for report in terminalreporter.getreports("passed"):
+        if report.when == "call" and report.user_properties:
+            terminalreporter.section(f"measured by {report.nodeid.rpartition('::')[2]}")
+            for name, value in report.user_properties:
+                terminalreporter.write_line(f"{name}: {value}")

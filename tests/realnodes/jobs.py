@@ -1,0 +1,192 @@
+"""Jobs of real nodes, and what their workers wrote down while they lived."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any
+
+from realnodes.machines import IMAGE
+from realnodes.plane import RealCluster, until
+
+Object = dict[str, Any]
+
+PLAIN = """
+import json, os, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+names = ("JOB_RESTART_COUNT", "RANK", "WORLD_SIZE", "UNBROKEN_POD", "NODE")
+facts = {name: os.environ[name] for name in names}
+own = folder / f"{facts['JOB_RESTART_COUNT']}-{facts['RANK']}-{time.time_ns()}"
+with own.open("w", buffering=1) as diary:
+    diary.write(json.dumps(facts) + "\\n")
+    print("started", flush=True)  # an incident waits for a sign of progress before it ends
+    while not (folder / "finish").exists():
+        diary.write(f"{time.time()}\\n")
+        time.sleep(0.05)
+"""
+"""A worker writes down who it is, and then that it lives."""
+
+GLOO = """
+import json, os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+folder = Path(sys.argv[1])
+names = ("JOB_RESTART_COUNT", "RANK", "WORLD_SIZE", "UNBROKEN_POD", "NODE")
+facts = {name: os.environ[name] for name in names}
+own = folder / f"{facts['JOB_RESTART_COUNT']}-{facts['RANK']}-{time.time_ns()}"
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+with own.open("w", buffering=1) as diary:
+    diary.write(json.dumps(facts) + "\\n")
+    print("started", flush=True)  # an incident waits for a sign of progress before it ends
+    while True:
+        # All leave at one step: the sum says whether anybody has seen the file.
+        both = torch.tensor([float(rank + 1), float((folder / "finish").exists())])
+        dist.all_reduce(both)
+        assert both[0].item() == size * (size + 1) / 2
+        diary.write(f"{time.time()}\\n")
+        if both[1].item():
+            break
+        time.sleep(0.05)
+dist.destroy_process_group()
+"""
+"""The same, and each line is a sum over all ranks."""
+
+
+@dataclass(frozen=True)
+class Life:
+    """What one worker wrote down."""
+
+    attempt: int
+    rank: int
+    pod: str
+    node: str
+    began_at: float
+    ended_at: float
+    """When it wrote last."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of one worker a pod and one pod a node, which runs until `finish`."""
+
+    cluster: RealCluster
+    name: str
+    replicas: int = 2
+    script: str = PLAIN
+    spares: int = 0
+
+    def apply(self, **more: Any) -> None:
+        """Create it; `more` is of its pods' specification."""
+        folder = self.cluster.shared / self.name
+        folder.mkdir()
+        (folder / "train.py").write_text(self.script)
+        arguments = ["--nproc-per-node=1", "--nnodes=$(NNODES)", f"{folder}/train.py", str(folder)]
+        rules = {
+            "labelSelector": {"matchLabels": {"HPJob": self.name}},
+            "topologyKey": "kubernetes.io/hostname",
+        }
+        node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+        container = {
+            "name": "pytorch",
+            "image": IMAGE,
+            "command": ["unbrokenrun", *arguments],
+            "env": [node],
+            "volumeMounts": [{"name": "shared", "mountPath": str(folder)}],
+        }
+        pod = {
+            "terminationGracePeriodSeconds": 2,
+            "affinity": {
+                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rules]}
+            },
+            "containers": [container],
+            "volumes": [{"name": "shared", "hostPath": {"path": str(folder)}}],
+            **more,
+        }
+        replica = {
+            "name": "pods",
+            "replicas": self.replicas,
+            "spares": self.spares,
+            "template": {"spec": pod},
+        }
+        policy = {"cleanPodPolicy": "None", "jobMaxRetryCount": 20}
+        self.cluster.apply(
+            {
+                "apiVersion": "sagemaker.amazonaws.com/v1",
+                "kind": "HyperPodPyTorchJob",
+                "metadata": {"name": self.name},
+                "spec": {"nprocPerNode": "1", "runPolicy": policy, "replicaSpecs": [replica]},
+            }
+        )
+
+    def lives(self) -> list[Life]:
+        """Of all workers so far, in the order in which they began."""
+        found = []
+        for path in (self.cluster.shared / self.name).glob("*-*-*"):
+            first, *rest = path.read_text().splitlines() or [""]
+            beats = [float(line) for line in rest if "." in line]
+            if not beats:
+                continue
+            facts = json.loads(first)
+            numbers = int(facts["JOB_RESTART_COUNT"]), int(facts["RANK"])
+            own = facts["UNBROKEN_POD"], facts["NODE"]
+            found.append(Life(*numbers, *own, beats[0], beats[-1]))
+        return sorted(found, key=lambda one: one.began_at)
+
+    def newest(self) -> int:
+        """The newest attempt that any worker has written of."""
+        return max((one.attempt for one in self.lives()), default=-1)
+
+    def running(self, after: int = -1) -> dict[int, Life]:
+        """All ranks of an attempt newer than `after`, once they work."""
+        found: dict[int, Life] = {}
+
+        def is_complete() -> bool:
+            found.clear()
+            newest = self.newest()
+            found.update({one.rank: one for one in self.lives() if one.attempt == newest})
+            return newest > after and sorted(found) == list(range(self.replicas))
+
+        until(is_complete, f"job {self.name}: an attempt after {after} runs")
+        return found
+
+    def goes_on(self, since: float) -> bool:
+        """Whether every rank of the newest attempt has written after a moment."""
+        newest = self.newest()
+        last = {one.rank: one.ended_at for one in self.lives() if one.attempt == newest}
+        return len(last) == self.replicas and min(last.values()) > since
+
+    def object(self) -> Object:
+        """The job as the API has it."""
+        return self.cluster.get("hyperpodpytorchjobs", self.name)
+
+    def incident(self, number: int) -> Object:
+        """An incident, once it has ended."""
+        what = f"incidents/{self.name}-{number}"
+        self.cluster.wait(what, "jsonpath={.spec.outcome}=recovered", seconds=55)
+        spec: Object = self.cluster.get("incidents", f"{self.name}-{number}")["spec"]
+        return spec
+
+    def finish(self) -> None:
+        """Let the workers end well, and see that no two attempts were alive at once."""
+        (self.cluster.shared / self.name / "finish").touch()
+        self.cluster.wait(f"hyperpodpytorchjobs/{self.name}", "condition=Completed", seconds=55)
+        assert_apart(self.lives())
+        self.cluster.kubectl("delete", "hyperpodpytorchjobs", self.name, "--timeout=55s")
+
+
+def assert_apart(lives: Iterable[Life]) -> None:
+    """No worker of an attempt lived when one of the next began, and no rank twice in one."""
+    ordered = sorted(lives, key=lambda one: (one.attempt, one.rank))
+    attempts = [list(group) for _, group in groupby(ordered, lambda one: one.attempt)]
+    for group in attempts:
+        ranks = [one.rank for one in group]
+        assert len(ranks) == len(set(ranks)), f"a rank twice in one attempt: {group}"
+    for before, after in pairwise(attempts):
+        last = max(before, key=lambda one: one.ended_at)
+        first = min(after, key=lambda one: one.began_at)
+        assert last.ended_at < first.began_at, f"{last} and {first} were alive at once"

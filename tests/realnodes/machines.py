@@ -1,0 +1,222 @@
+"""Machines of a real cluster: kubelet and containerd in namespaces of their own, and their power.
+
+They are started by `../shared/envtest/node` from a folder, the room, that its `start` has made.
+Two programs are put before those that it starts: containerd is told to mount this host's programs
+into every container, so that an image with nothing in it runs Python and this package; kubelet is
+given a boot ID of its machine's own, for all share this host's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import unbroken
+from apiservers import envtest_folder, unpacked
+
+IMAGE = "unbroken:0.1.0"
+"""As deploy/node-daemon.yaml names it."""
+SOURCE = Path(unbroken.__file__).parent.parent
+PROGRAMS = ("unbroken", "unbrokenrun", "python3")
+"""Of this virtual environment; in containers they are first on the PATH that `image` gives."""
+START_SECONDS = 180
+GONE_SECONDS = 30
+CGROUPS = Path("/sys/fs/cgroup")
+
+CONTAINERD = """#!/usr/bin/env bash
+# Started as `containerd -c FILE`; the file was just written, and ends in containerd's own table.
+cat >> "$2" <<C
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    base_runtime_spec = "{room}/container.json"
+C
+# As systemd has it: pods may see what is mounted later (mountPropagation).
+mount --make-rshared /
+exec {program} "$@"
+"""
+KUBELET = """#!/usr/bin/env bash
+exec {program} --boot-id-file="$PWD/boot_id" "$@"
+"""
+
+
+def equip(room: Path) -> None:
+    """Make what the nodes of a room are started with."""
+    (room / "bin").mkdir(exist_ok=True)
+    (room / "wrapped").mkdir(exist_ok=True)
+    containerd = shutil.which("containerd")
+    _write_program(room / "wrapped/containerd", CONTAINERD.format(room=room, program=containerd))
+    _write_program(room / "bin/kubelet", KUBELET.format(program=unpacked("kubelet")))
+    (room / "programs").mkdir()
+    for name in PROGRAMS:
+        # No link: Python finds its virtual environment by the path that it was called by.
+        text = f'#!/bin/sh\nexec {sys.prefix}/bin/{name} "$@"\n'
+        _write_program(room / "programs" / name, text)
+    (room / "container.json").write_text(json.dumps(_container(room / "programs")))
+    subprocess.run([envtest_folder() / "image", IMAGE, room / "image.tar"], check=True)
+
+
+def _write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def _container(programs: Path) -> dict[str, Any]:
+    """What every container has: runc's usual, this host's programs, and the way to them."""
+    made = subprocess.run(["ctr", "oci", "spec"], check=True, capture_output=True, text=True)
+    spec: dict[str, Any] = json.loads(made.stdout)
+    own = ["/usr", "/bin", "/sbin", "/lib", "/lib64", sys.base_prefix, sys.prefix, str(SOURCE)]
+    places = {one: os.path.realpath(one) for one in own}
+    places["/usr/local/bin"] = str(programs)
+    spec["mounts"] += [
+        {"destination": one, "source": source, "type": "bind", "options": ["rbind", "ro"]}
+        for one, source in places.items()
+    ]
+    # Torch asks for the user's name, of which a container without /etc/passwd knows nothing.
+    spec["process"]["env"] = ["USER=root", "HOME=/root", f"PYTHONPATH={SOURCE}"]
+    return spec
+
+
+def switch_on(room: Path, name: str, number: int) -> None:
+    """Boot a machine, with another boot ID than before; returns when its node is Ready."""
+    folder = room / name
+    folder.mkdir(exist_ok=True)
+    (folder / "number").write_text(str(number))
+    (folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
+    command = [envtest_folder() / "node", room, name, str(number), room / "image.tar"]
+    path = f"{room / 'wrapped'}:{os.environ['PATH']}"
+    with open(folder / "boot.log", "ab") as log:
+        subprocess.run(
+            command, check=True, stdout=log, stderr=log, timeout=START_SECONDS,
+            env={**os.environ, "PATH": path},
+        )  # fmt: skip
+
+
+def number_of(room: Path, name: str) -> int:
+    """Of a machine: its link on this host is `un-NUMBER`."""
+    return int((room / name / "number").read_text())
+
+
+def names(room: Path) -> list[str]:
+    """Machines that there are, on or off."""
+    return sorted(path.parent.name for path in room.glob("*/number"))
+
+
+def next_number(room: Path) -> int:
+    """One that no machine of the room has."""
+    return max((number_of(room, name) for name in names(room)), default=0) + 1
+
+
+def discard(room: Path, name: str) -> None:
+    """Throw a machine away that is off, with its disk."""
+    for group in CGROUPS.glob(f"*/un-{name}"):
+        for folder, _, _ in os.walk(group, topdown=False):
+            os.rmdir(folder)
+    shutil.rmtree(room / name)
+
+
+def switch_off(room: Path, name: str) -> None:
+    """End a machine as a loss of power would: every process of it, at once and without a word."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while pids := set(_processes(room, name)):
+        for pid in pids:
+            _kill(pid)
+        assert time.monotonic() < deadline, f"{name}: {pids} outlive SIGKILL"
+        time.sleep(0.05)
+    number = number_of(room, name)
+    quiet = {"capture_output": True, "check": False}
+    subprocess.run(["ip", "link", "del", f"un-{number}"], **quiet)
+    subprocess.run(["ip", "netns", "del", f"un-{name}"], **quiet)
+    folder = room / name
+    # What would lie in memory.
+    shutil.rmtree(folder / "state", ignore_errors=True)
+    (folder / "containerd.sock").unlink(missing_ok=True)
+
+
+def freeze(room: Path, name: str, *, is_frozen: bool) -> None:
+    """SIGSTOP, or SIGCONT, to the kubelet of a machine; what runs there goes on."""
+    os.kill(kubelet_pid(room, name), signal.SIGSTOP if is_frozen else signal.SIGCONT)
+
+
+def cut_off(room: Path, name: str, *, is_cut: bool) -> None:
+    """Pull a machine's network cable, or put it back."""
+    link = f"un-{number_of(room, name)}"
+    subprocess.run(["ip", "link", "set", link, "down" if is_cut else "up"], check=True)
+
+
+def kubelet_pid(room: Path, name: str) -> int:
+    """Of a machine that is on."""
+    return int((room / name / "pids").read_text().split()[1])
+
+
+def pods_processes(name: str) -> Iterator[int]:
+    """Pids of what runs in a machine's containers."""
+    root = CGROUPS / "pids" / f"un-{name}"
+    for path in root.rglob("cgroup.procs"):
+        try:
+            yield from map(int, path.read_text().split())
+        except OSError:
+            continue  # the group has just gone
+
+
+def find(name: str, word: str) -> list[int]:
+    """Pids of a machine's workers: processes of its containers with such a script as an argument,
+    and none that has started another."""
+    found = {}
+    for pid in pods_processes(name):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue  # it has ended
+        if any(Path(one).name == word for one in words):
+            found[pid] = int(parent)
+    return sorted(set(found) - set(found.values()))
+
+
+def send(pid: int, number: int) -> None:
+    """A signal to a process of a container."""
+    os.kill(pid, number)
+
+
+def _processes(room: Path, name: str) -> Iterator[int]:
+    """Those of its containers, and whoever was started for the machine's folder."""
+    yield from (pid for pid in pods_processes(name) if _lives(pid))
+    folder = f"{room / name}"
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it has ended
+        if any(word == folder or word.startswith(f"{folder}/") for word in words):
+            pid = int(path.parent.name)
+            if not _is_ours(words) and _lives(pid):
+                yield pid
+
+
+def _is_ours(words: list[str]) -> bool:
+    """A test, or what it calls, rather than a part of the machine."""
+    return Path(words[0]).name.startswith(("python", "pytest"))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,286 @@
+"""A real Kubernetes: the control plane of ../shared/envtest on a bridge, with real nodes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from apiservers import ROOT, CannotStartError, envtest_folder, unpacked
+from cluster_logs import assert_no_errors
+from e2e.clusters import UNBROKEN, Cluster
+from realnodes import machines
+from unbroken.spec.node_keys import FAULT_DETAILS, HEALTH
+
+Object = dict[str, Any]
+
+PROGRAMS = ("containerd", "runc", "ctr", "ip", "iptables", "nsenter", "gcc", "kubectl")
+BRIDGE = "unbr0"
+LOCK = Path(tempfile.gettempdir()) / "unbroken-realnodes.lock"
+"""The bridge has one address: one such cluster at a time on a machine."""
+PATIENCE_SECONDS = 150.0
+"""Real kubelets take their time, and two processors run three of them."""
+SYSTEM = "unbroken-system"
+
+CONTROLLERS = """#!/usr/bin/env bash
+# Gives every service account the authority of the API server's certificate.
+exec {program} --root-ca-file=certs/apiserver.crt "$@"
+"""
+
+
+@dataclass(frozen=True)
+class RealCluster(Cluster):
+    """The control plane, its machines and its operator."""
+
+    restarted: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """API servers that are children of ours."""
+
+    @property
+    def shared(self) -> Path:
+        """A folder that jobs see under the same path."""
+        return self.directory / "shared"
+
+    def join(self, name: str) -> None:
+        """Switch a new machine on."""
+        machines.switch_on(self.directory, name, machines.next_number(self.directory))
+
+    def write_kernel_log(self, node: str, line: str) -> float:
+        """Say something as a machine's kernel; returns when it was said."""
+        with open(self.directory / "kernel" / node / "kernel.log", "a") as file:
+            file.write(f"{line}\n")
+        return time.time()
+
+    def deploy_daemon(self) -> None:
+        """The DaemonSet as it is delivered, and what it needs because the nodes share a kernel."""
+        for name in machines.names(self.directory):
+            (self.directory / "kernel" / name).mkdir(parents=True, exist_ok=True)
+            (self.directory / "kernel" / name / "kernel.log").touch()
+        text = (ROOT / "deploy/node-daemon.yaml").read_text()
+        documents = [one for one in yaml.safe_load_all(text) if one]
+        for one in documents:
+            if one["kind"] == "DaemonSet":
+                self._fit(one["spec"]["template"]["spec"])
+        self.apply(*documents)
+        rollout = f"daemonset/{documents[-1]['metadata']['name']}"
+        self.kubectl("-n", SYSTEM, "rollout", "status", rollout, "--timeout=55s")
+
+    def _fit(self, pod: Object) -> None:
+        """A file for each node's kernel log, and the API server's own address: there is no
+        kube-proxy that would make a service's."""
+        [container] = pod["containers"]
+        container["command"] += ["--kernel-log", "/kernel/kernel.log"]
+        address, _, port = self.server.removeprefix("https://").partition(":")
+        container["env"] += [
+            {"name": "KUBERNETES_SERVICE_HOST", "value": address},
+            {"name": "KUBERNETES_SERVICE_PORT", "value": port},
+        ]
+        for mount in container["volumeMounts"]:
+            if mount["name"] == "kernel-log":
+                mount.update(mountPath="/kernel", subPathExpr="$(NODE_NAME)")
+        for volume in pod["volumes"]:
+            if volume["name"] == "kernel-log":
+                volume["hostPath"] = {"path": str(self.directory / "kernel")}
+            elif volume["name"] == "logs":
+                volume["hostPath"]["path"] = str(self.directory / "logs")
+
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        config = yaml.safe_load((self.directory / "kubeconfig").read_text())
+        return str(config["clusters"][0]["cluster"]["server"])
+
+    @property
+    def api_server_pid(self) -> int:
+        """Of kube-apiserver; `start` writes etcd's before it."""
+        return int((self.directory / "pids").read_text().split()[1])
+
+    def orders(self) -> list[str]:
+        """Repairs that the hook was called for, by their identities."""
+        return sorted(path.name for path in (self.directory / "orders").glob("*"))
+
+    def condition(self, node: str, type: str) -> str:
+        """Status of a node's condition; empty: it has none of the type."""
+        conditions = self.get("node", node)["status"]["conditions"]
+        return next((one["status"] for one in conditions if one["type"] == type), "")
+
+    @contextmanager
+    def api_server_stopped(self) -> Iterator[None]:
+        """kube-apiserver is killed, and started again as it was after the block."""
+        pid = self.api_server_pid
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
+        os.kill(pid, signal.SIGKILL)
+        try:
+            yield
+        finally:
+            with open(self.directory / "apiserver.log", "ab") as log:
+                process = subprocess.Popen(
+                    command, cwd=self.directory, stdout=log, stderr=log, start_new_session=True
+                )
+            self.restarted.append(process)
+            pids = self.directory / "pids"
+            pids.write_text(pids.read_text().replace(f"{pid}\n", f"{process.pid}\n", 1))
+            until(
+                lambda: self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0,
+                "the API server is back",
+            )
+
+
+@contextmanager
+def real_cluster(count: int) -> Iterator[RealCluster]:
+    """A control plane with `count` nodes, n1 and on; CannotStartError says what is missing."""
+    missing = [name for name in PROGRAMS if not shutil.which(name)]
+    if missing:
+        raise CannotStartError(f"not on the PATH: {', '.join(missing)}")
+    if os.getuid() != 0:
+        raise CannotStartError("real nodes need root, for namespaces and a bridge")
+    if not (machines.CGROUPS / "pids").exists():
+        raise CannotStartError("real nodes need cgroup v1, with the controller `pids`")
+    if machines.SOURCE.is_relative_to("/tmp"):
+        raise CannotStartError(f"the node daemon's pod has a /tmp of its own: {machines.SOURCE}")
+    envtest = envtest_folder()
+    with ExitStack() as stack:
+        lock = stack.enter_context(open(LOCK, "w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        room = Path(tempfile.mkdtemp(prefix="unbroken-room-"))
+        cluster = RealCluster(room, str(shutil.which("kubectl")))
+        stack.callback(_clear, cluster)
+        machines.equip(room)
+        for name in ("kube-apiserver", "kube-scheduler"):
+            (room / "bin" / name).symlink_to(unpacked(name))
+        manager = room / "bin/kube-controller-manager"
+        manager.write_text(CONTROLLERS.format(program=unpacked(manager.name)))
+        manager.chmod(0o755)
+        with open(room / "start.log", "wb") as log:
+            command = [envtest / "start", room, "--bridge"]
+            subprocess.run(command, check=True, stdout=log, stderr=log, timeout=120)
+        for folder in ("shared", "logs", "kernel"):
+            (room / folder).mkdir()
+        for number in range(count):
+            cluster.join(f"n{number + 1}")
+        yield cluster
+
+
+def _clear(cluster: RealCluster) -> None:
+    room = cluster.directory
+    for name in machines.names(room):
+        machines.switch_off(room, name)
+    pids = room / "pids"
+    if pids.exists():
+        # `stop` kills by number: only those that are still what `start` made.
+        own = [pid for pid in pids.read_text().split() if _works_in(pid, room)]
+        pids.write_text("".join(f"{pid}\n" for pid in own))
+        subprocess.run([envtest_folder() / "stop", room], check=True, capture_output=True)
+        for pid in own:
+            if _works_in(pid, room):  # an API server waits for its etcd when it is to end
+                os.kill(int(pid), signal.SIGKILL)
+        until(lambda: not any(_works_in(pid, room) for pid in own), "the control plane has ended")
+        for process in cluster.restarted:
+            process.wait(timeout=10)
+    for name in machines.names(room):
+        machines.discard(room, name)
+    mounted = [line for line in Path("/proc/mounts").read_text().splitlines() if str(room) in line]
+    assert not mounted, f"still mounted: {mounted}"
+    shutil.rmtree(room)
+
+
+def _works_in(pid: str, room: Path) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/cwd").startswith(str(room))
+    except OSError:
+        return False
+
+
+class Operator:
+    """`unbroken operator` as a process of this host; its log is in the cluster's folder."""
+
+    def __init__(self, cluster: RealCluster, *options: str) -> None:
+        self._cluster = cluster
+        self._options = options
+        self.log = cluster.directory / "operator.log"
+        self._start()
+
+    def _start(self) -> None:
+        kubeconfig = str(self._cluster.directory / "kubeconfig")
+        command = [*UNBROKEN, "operator", "--kubeconfig", kubeconfig, *self._options]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self, *options: str) -> None:
+        """Start another one after `kill` or `stop`; with other options where some are given."""
+        self._options = options or self._options
+        self._start()
+
+    def stop(self) -> None:
+        """End it in order."""
+        self.process.terminate()
+        self.process.wait(timeout=30)
+
+
+@contextmanager
+def operator(cluster: RealCluster, *options: str) -> Iterator[Operator]:
+    """An operator that leads and whose kinds are served; its log must hold no error."""
+    (cluster.directory / "operator.log").unlink(missing_ok=True)
+    running = Operator(cluster, *options)
+    try:
+        kind = "crd/hyperpodpytorchjobs.sagemaker.amazonaws.com"
+        until(
+            lambda: "True" in cluster.kubectl(
+                "get", kind, "-o", "jsonpath={.status.conditions[?(@.type=='Established')].status}",
+                check=False,
+            ).stdout,
+            "the operator's kinds are served",
+        )  # fmt: skip
+        yield running
+    finally:
+        running.stop()
+    assert_no_errors(running.log, cluster.allowed_errors)
+
+
+def repair_options(cluster: RealCluster) -> list[str]:
+    """Of an operator that has machines repaired by the hook of the tests."""
+    hook = Path(__file__).with_name("repair_hook.py")
+    command = f"{sys.executable} {hook} {cluster.directory} {{node}} {{action}} {{order_id}}"
+    return [
+        *("--node-provider", "command", "--node-command", command),
+        *("--check-image", machines.IMAGE),
+    ]
+
+
+def until(holds: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Return once something holds that no event tells of."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, f"not in {seconds:.0f} s: {what}"
+        time.sleep(0.1)
+
+
+def health(node: Object) -> tuple[str, bool]:
+    """Of a node: the label that says of its health, and whether there is the taint."""
+    taints = node["spec"].get("taints") or ()
+    label = (node["metadata"].get("labels") or {}).get(HEALTH, "")
+    return label, any(one["key"] == HEALTH for one in taints)
+
+
+def details(node: Object) -> list[Object]:
+    """What a node's annotation tells of its faults."""
+    annotations = node["metadata"].get("annotations") or {}
+    found: list[Object] = json.loads(annotations.get(FAULT_DETAILS, "[]"))
+    return found

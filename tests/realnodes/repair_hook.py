@@ -1,0 +1,54 @@
+"""What `unbroken operator --node-command` calls here: it reboots machines, or puts others in place.
+
+    repair_hook.py ROOM NODE ACTION ORDER_ID
+
+Does an order once, however often it is called, as docs/guide/node-repair.md asks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from realnodes import machines
+
+MARK = "UNBROKEN_REPAIR_CALL"
+"""Whatever carries it is killed when the call is over; the machine is to outlive it."""
+
+
+def main(room: Path, node: str, action: str, order_id: str) -> None:
+    """Carry out an order, or say again that it was."""
+    with open(room / "orders.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = room / "orders"
+        done.mkdir(exist_ok=True)
+        record = done / order_id.replace("/", "_")
+        if not record.exists():
+            answer = _carry_out(room, node, action)
+            record.write_text(f"{action} {node}\n{answer}")
+        sys.stdout.write(record.read_text().partition("\n")[2] + "\n")
+
+
+def _carry_out(room: Path, node: str, action: str) -> str:
+    """What is to be said of it: the node that takes the place, where it is another."""
+    os.environ.pop(MARK, None)
+    machines.switch_off(room, node)
+    if action != "replace":
+        machines.switch_on(room, node, machines.number_of(room, node))
+        return ""
+    # The machine goes for good, with all that it has kept, and its node with it.
+    kubectl = ["kubectl", f"--kubeconfig={room / 'kubeconfig'}", "delete", "node", node]
+    subprocess.run(kubectl, check=True, stdout=subprocess.DEVNULL)
+    number = machines.next_number(room)
+    machines.discard(room, node)
+    machines.switch_on(room, f"n{number}", number)
+    return f"replacement=n{number}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,0 +1,64 @@
+"""The check of links between real nodes: a slow one is found, and its node named; none, none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from e2e.clusters import UNBROKEN
+from realnodes import machines
+from realnodes.plane import RealCluster, operator, repair_options
+
+NODES = 3
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.heavy,
+    pytest.mark.realkube,
+    pytest.mark.timeout(900),
+]
+
+CHECK = ["check", "--kind", "InstanceConnectivity", "--seconds", "2", "-o", "json"]
+RATE = ["tbf", "rate", "80mbit", "burst", "64kb", "latency", "100ms"]
+"""10 MB/s; the bridge makes hundreds."""
+
+
+@contextmanager
+def slow_link(cluster: RealCluster, node: str) -> Iterator[None]:
+    """What a node receives comes slowly."""
+    link = f"un-{machines.number_of(cluster.directory, node)}"
+    subprocess.run(["tc", "qdisc", "add", "dev", link, "root", *RATE], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["tc", "qdisc", "del", "dev", link, "root"], check=True)
+
+
+def check(cluster: RealCluster) -> tuple[int, dict[str, Any]]:
+    """`unbroken check` of all nodes: its exit code, and what it says."""
+    done = subprocess.run(
+        [*UNBROKEN, *CHECK], env=cluster.environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode in (0, 1, 2), done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_node_behind_a_slow_link_is_named_and_without_one_none(
+    cluster: RealCluster, record_property: Callable[[str, object], None]
+) -> None:
+    # None: a node that fails is shown, and left as it is for the second look.
+    with operator(cluster, *repair_options(cluster), "--node-recovery", "None"):
+        code, said = check(cluster)
+        assert (code, said["phase"], said.get("faulty") or []) == (0, "Passed", []), said
+        with slow_link(cluster, "n2"):
+            code, said = check(cluster)
+        assert (code, said["phase"], said["faulty"]) == (1, "Failed", ["n2"]), said
+        [slow] = [one for one in said["results"] if one["outcome"] == "fail"]
+        assert slow["node"] == "n2"
+        assert slow["measured"] < slow["expected"]
+        record_property("usual, at least half of it", f"{slow['expected']:.2f} GB/s")
+        record_property("behind 80 Mbit/s", f"{slow['measured']:.3f} GB/s")

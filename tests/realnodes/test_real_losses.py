@@ -1,0 +1,153 @@
+"""What real nodes lose: a pod, the network, a kubelet, their power; and the cluster its programs.
+
+After each a job goes on or recovers, and no two attempts of it are ever alive at once: workers
+write down when they lived (`jobs.assert_apart`, when the job ends).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from realnodes import machines
+from realnodes.jobs import Job
+from realnodes.plane import Operator, RealCluster, operator, until
+
+NODES = 3
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+OUTAGE_SECONDS = 60.0
+CUT_SECONDS = 20.0
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.heavy,
+    pytest.mark.realkube,
+    pytest.mark.timeout(900),
+]
+
+
+@pytest.fixture(scope="module")
+def running(cluster: RealCluster) -> Iterator[Operator]:
+    with operator(cluster) as found:
+        yield found
+
+
+@pytest.fixture
+def job(cluster: RealCluster, running: Operator, request: pytest.FixtureRequest) -> Job:
+    """A job that runs on two of the three nodes."""
+    made = Job(cluster, request.param)
+    made.apply()
+    made.running()
+    return made
+
+
+def named(name: str) -> pytest.MarkDecorator:
+    """The job of a test has this name."""
+    return pytest.mark.parametrize("job", [name], indirect=True, ids=[""])
+
+
+def kill_worker(node: str) -> None:
+    """SIGKILL to the only worker that runs on a node."""
+    [pid] = machines.find(node, "train.py")
+    machines.send(pid, signal.SIGKILL)
+
+
+def stays(job: Job, attempt: int, since: float) -> None:
+    """All ranks of this attempt have worked on since then."""
+    until(lambda: job.goes_on(since), f"all ranks of attempt {attempt} go on")
+    assert job.newest() == attempt
+
+
+@named("pod")
+def test_a_deleted_pod_is_made_anew(job: Job) -> None:
+    pod = job.running()[1].pod
+    before = job.cluster.get("pod", pod)["metadata"]["uid"]
+    job.cluster.kubectl("delete", "pod", pod, "--wait=false")
+    assert job.running(after=0)[1].pod == pod
+    assert job.cluster.get("pod", pod)["metadata"]["uid"] != before
+    assert job.incident(1)["remedy"] == "pod"
+    job.finish()
+
+
+@named("operator")
+def test_a_job_goes_on_without_its_operator_and_recovers_with_the_next(
+    job: Job, running: Operator
+) -> None:
+    running.kill()
+    kill_worker(job.running()[0].node)
+    running.restart()
+    job.running(after=0)
+    running.kill()
+    said = len(running.log.read_text())
+    running.restart()
+    until(
+        lambda: running.log.read_text()[said:].count(" up id=") == job.replicas,
+        "the new operator has heard of every agent",
+    )
+    stays(job, 1, time.time())
+    job.finish()
+
+
+@named("silent")
+def test_a_job_works_and_recovers_while_the_api_server_is_stopped(job: Job) -> None:
+    with job.cluster.api_server_stopped():
+        kill_worker(job.running()[1].node)
+        began = time.time()
+        job.running(after=0)
+        # The job is to work through the outage: it lasts as long as it lasts.
+        until(
+            lambda: time.time() - began >= OUTAGE_SECONDS, "the outage is over", OUTAGE_SECONDS * 2
+        )
+        stays(job, 1, time.time())
+    until(lambda: job.object()["status"]["restartCount"] == 1, "the restart is written down")
+    stays(job, 1, time.time())
+    assert job.incident(1)["outcome"] == "recovered"
+    job.finish()
+
+
+@named("frozen")
+def test_a_frozen_kubelet_is_no_fault_of_the_job(job: Job) -> None:
+    cluster, node = job.cluster, job.running()[1].node
+    machines.freeze(cluster.directory, node, is_frozen=True)
+    try:
+        until(lambda: cluster.condition(node, "Ready") == "Unknown", f"{node} is missed")
+        stays(job, 0, time.time())
+    finally:
+        machines.freeze(cluster.directory, node, is_frozen=False)
+    until(lambda: cluster.condition(node, "Ready") == "True", f"{node} is back")
+    stays(job, 0, time.time())
+    job.finish()
+
+
+@named("cut")
+def test_nothing_starts_beside_the_workers_of_a_node_that_is_cut_off(job: Job) -> None:
+    cluster, node = job.cluster, job.running()[1].node
+    machines.cut_off(cluster.directory, node, is_cut=True)
+    try:
+        until(lambda: cluster.condition(node, "Ready") == "Unknown", f"{node} is missed")
+        since = time.time()
+        until(lambda: time.time() - since >= CUT_SECONDS, "it was cut off for a while")
+        assert job.newest() == 0, "its workers may live, and others have begun"
+    finally:
+        machines.cut_off(cluster.directory, node, is_cut=False)
+    job.running(after=0)
+    job.finish()
+
+
+@named("power")
+def test_the_rank_of_a_dead_node_goes_to_another_once_it_is_fenced(job: Job) -> None:
+    cluster, node = job.cluster, job.running()[1].node
+    machines.switch_off(cluster.directory, node)
+    until(lambda: cluster.condition(node, "Ready") == "Unknown", f"{node} is missed")
+    cluster.kubectl("taint", "node", node, OUT_OF_SERVICE)
+    second = job.running(after=0)
+    assert node not in {one.node for one in second.values()}
+    number = machines.number_of(cluster.directory, node)
+    machines.switch_on(cluster.directory, node, number)
+    cluster.kubectl("taint", "node", node, f"{OUT_OF_SERVICE}-")
+    until(lambda: not list(machines.find(node, "train.py")), "what ran there is gone")
+    stays(job, 1, time.time())
+    assert not [one for one in job.lives() if one.node == node and one.attempt > 0]
+    job.finish()
