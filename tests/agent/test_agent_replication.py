@@ -179,12 +179,13 @@ def test_nothing_is_sent_at_a_rate_of_nothing(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def have_agreed(agent: Running) -> bool:
-    """Whether it knows of a step that all nodes hold: from then on there always is one.
+def has_agreed(agent: Running, ranks: tuple[int, int], buddy: Running) -> bool:
+    """Whether it knows of a step that all nodes hold of all ranks: from then on there always is one.
 
-    Ranks that nothing holds together may pass one another's steps before."""
-    summary = json.loads(agent.request("GET", "/v1/snapshots")[1])
-    return summary["common"].get(NAME) is not None
+    Ranks that nothing holds together may pass one another's steps before, and a node agrees on
+    those of one rank while the other has not saved at all."""
+    step = json.loads(agent.request("GET", "/v1/snapshots")[1])["common"].get(NAME)
+    return step is not None and all(Copy(0, step) in copies(buddy, rank) for rank in ranks)
 
 
 def at_one_moment(agent: Running, ranks: tuple[int, int]) -> list[set[Copy]]:
@@ -210,7 +211,8 @@ def test_whoever_is_killed_whenever_only_whole_steps_are_left(
         ):
             operator.send(begin(0, 0, buddy=address(second)))
             other.send(begin(0, 1, buddy=address(first)))
-            await until(lambda: have_agreed(first) and have_agreed(second))
+            await until(lambda: has_agreed(first, (0, 1), second))
+            await until(lambda: has_agreed(second, (2, 3), first))
             # Any moment of the transfers that go on and on.
             await asyncio.sleep(drawn.random())
             if victim == "worker":

@@ -222,13 +222,16 @@ def test_commands_run_inside_and_die_with_the_container(tmp_path: Path) -> None:
     async def story(host: Host) -> None:
         run = await host.alive("c", "sleep", "1000")
         request = {
-            "argv": ["sh", "-c", f"echo ${MARKER} > seen; exec sleep 1000"],
+            "argv": ["sh", "-c", f"echo ${MARKER} > seen; echo begun; exec sleep 1000"],
             "cwd": str(tmp_path / "c"),
             "join": run.main,
             "isolation": host.launcher.isolation.value,
         }
-        null = os.open(os.devnull, os.O_RDWR)
-        command = await host.launcher.command(request, [null, null, null])
+        null, (out, into) = os.open(os.devnull, os.O_RDWR), os.pipe()
+        command = await host.launcher.command(request, [null, into, null])
+        os.close(into)
+        with open(out) as told:
+            assert await asyncio.to_thread(told.readline) == "begun\n"
         quick = await host.launcher.command({**request, "argv": ["sh", "-c", "exit 4"]}, [null] * 3)
         os.close(null)
         assert await quick.ended() == 4
