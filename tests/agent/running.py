@@ -224,6 +224,11 @@ class Operator:
             self.news.clear()
             await self.news.wait()
 
+    async def more(self, count: int) -> None:
+        """Wait until so many more reports have come."""
+        wanted = len(self.reports) + count
+        await self.until(lambda: len(self.reports) >= wanted)
+
     async def report(self, holds: Callable[[AgentReport], bool]) -> AgentReport:
         """Wait for a newest report of which it holds."""
         await self.until(lambda: bool(self.reports) and holds(self.reports[-1]))

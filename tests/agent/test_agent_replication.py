@@ -180,7 +180,7 @@ def test_nothing_is_sent_at_a_rate_of_nothing(tmp_path: Path) -> None:
 
 
 def has_agreed(agent: Running, ranks: tuple[int, int], buddy: Running) -> bool:
-    """Whether it knows of a step that all nodes hold of all ranks: from then on there always is one.
+    """Whether it knows of a step that all nodes hold of all ranks: there is one from then on.
 
     Ranks that nothing holds together may pass one another's steps before, and a node agrees on
     those of one rank while the other has not saved at all."""

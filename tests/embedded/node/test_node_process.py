@@ -230,8 +230,8 @@ def test_commands_run_inside_and_die_with_the_container(tmp_path: Path) -> None:
         null, (out, into) = os.open(os.devnull, os.O_RDWR), os.pipe()
         command = await host.launcher.command(request, [null, into, null])
         os.close(into)
-        with open(out) as told:
-            assert await asyncio.to_thread(told.readline) == "begun\n"
+        assert await asyncio.to_thread(os.read, out, 100) == b"begun\n"
+        os.close(out)
         quick = await host.launcher.command({**request, "argv": ["sh", "-c", "exit 4"]}, [null] * 3)
         os.close(null)
         assert await quick.ended() == 4
