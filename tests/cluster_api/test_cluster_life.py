@@ -139,6 +139,51 @@ def test_an_update_that_fails_is_rolled_back(running: Running, hands: Hands) -> 
     running.gone("rolls")
 
 
+def own_taints(node: Any) -> list[tuple[str, str]]:
+    """Key and effect of all but those that Kubernetes puts on a node."""
+    found = [(one["key"], one["effect"]) for one in node["spec"].get("taints") or ()]
+    return [one for one in found if not one[0].startswith("node.kubernetes.io/")]
+
+
+def test_nodes_follow_the_labels_and_taints_of_their_group(running: Running) -> None:
+    def workers(labels: dict[str, str], *taints: tuple[str, str]) -> dict[str, Any]:
+        asked = [{"Key": key, "Value": "x", "Effect": effect} for key, effect in taints]
+        return group(count=1, KubernetesConfig={"Labels": labels, "Taints": asked})
+
+    first = workers({"team": "a", "tier": "1"}, ("dedicated", "NoSchedule"))
+    running.ok("CreateCluster", ClusterName="dress", InstanceGroups=[first])
+    running.until_phase("dress", "InService")
+    [node] = [one for one in running.objects("nodes") if one["metadata"]["labels"].get("tier")]
+    path = f"/api/v1/nodes/{node['metadata']['name']}"
+    mine = {"key": "mine", "effect": "NoExecute"}
+    taints = [mine, *node["spec"]["taints"]]
+    own = {"metadata": {"labels": {"own": "kept"}}, "spec": {"taints": taints}}
+    running.api.patch("merge", path, own).done()
+
+    second = workers({"team": "b", "zone": "z"}, ("dedicated", "NoExecute"))
+    running.ok("UpdateCluster", ClusterName="dress", InstanceGroups=[second])
+    [shown] = running.until(
+        lambda: running.ok("DescribeCluster", ClusterName="dress")["InstanceGroups"],
+        lambda found: found[0]["KubernetesConfig"]["CurrentLabels"] == {"team": "b", "zone": "z"},
+    )
+    config = shown["KubernetesConfig"]
+    assert config["DesiredLabels"] == config["CurrentLabels"]
+    assert config["DesiredTaints"] == config["CurrentTaints"]
+    now = running.api.get(path).made
+    labels = {key: now["metadata"]["labels"].get(key) for key in ("team", "tier", "zone", "own")}
+    assert labels == {"team": "b", "tier": None, "zone": "z", "own": "kept"}
+    assert own_taints(now) == [("mine", "NoExecute"), ("dedicated", "NoExecute")]
+
+    running.ok("UpdateCluster", ClusterName="dress", InstanceGroups=[group(count=1)])
+    bare = running.until(
+        lambda: running.api.get(path).made,
+        lambda found: own_taints(found) == [("mine", "NoExecute")],
+    )
+    assert bare["metadata"]["labels"].keys().isdisjoint(("team", "zone"))
+    assert bare["metadata"]["labels"]["sagemaker.amazonaws.com/instance-group-name"] == "workers"
+    running.gone("dress")
+
+
 def test_an_update_waits_for_the_one_before(running: Running, hands: Hands) -> None:
     hands.fails.add("slow")
     running.ok("CreateCluster", ClusterName="waits", InstanceGroups=[group("slow", 1)])

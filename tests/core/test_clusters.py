@@ -7,6 +7,7 @@ from typing import Any
 
 from unbroken.core.cluster_draft import (
     CheckView,
+    Configure,
     CreateCheck,
     CreateMachine,
     Decision,
@@ -20,7 +21,7 @@ from unbroken.core.cluster_draft import (
     Retarget,
     World,
 )
-from unbroken.core.cluster_groups import retargeted
+from unbroken.core.cluster_groups import NodeConfig, node_config, retargeted
 from unbroken.core.cluster_state import (
     EVENTS_MAX,
     CheckRequest,
@@ -106,7 +107,11 @@ class Bench:
             case CreateMachine(name, wanted):
                 assert name not in self.machines
                 self.machines[name] = MachineView(
-                    name, wanted.logical_id, wanted.instance_group, created_at=self.now
+                    name,
+                    wanted.logical_id,
+                    wanted.instance_group,
+                    created_at=self.now,
+                    config=node_config(wanted),
                 )
                 self.nodes[name] = NodeView(
                     name,
@@ -124,6 +129,9 @@ class Bench:
                     health=labels.get(HEALTH, node.health) or "",
                     deep_check=labels.get(DEEP_CHECK, node.deep_check) or "",
                 )
+            case Configure(name, was, wanted):
+                assert self.machines[name].config == was
+                self.machines[name] = replace(self.machines[name], config=wanted)
             case Retarget(targets):
                 self.spec = retargeted(self.spec, targets)
             case ReplaceNode() | Release():
@@ -200,6 +208,28 @@ def test_each_place_gets_a_machine_with_the_labels_of_its_group() -> None:
     assert worker.life_cycle.on_create == "on_create.sh"
     assert all(len(one.name) == len("hyperpod-i-") + 17 for one in machines)
     assert made.phase is ClusterPhase.CREATING
+
+
+def test_nodes_that_are_there_follow_changed_labels_and_taints() -> None:
+    def workers(**labels: str) -> dict[str, Any]:
+        return {"workers": (2, {"KubernetesConfig": {"Labels": labels}, **DEEP})}
+
+    bench = Bench(spec(groups=workers(team="a")))
+    bench.rest()
+    up, coming = bench.machines
+    bench.come_up(up)
+    bench.spec = spec(groups=workers(team="b"))
+    bench.step()
+    change = Configure(up, NodeConfig({"team": "a"}), NodeConfig({"team": "b"}))
+    assert [one for one in bench.effects if isinstance(one, Configure)] == [change]
+    # One that comes up may still register with what its machine said first.
+    bench.rest()
+    assert bench.machines[coming].config == NodeConfig({"team": "a"})
+    bench.come_up()
+    bench.rest()
+    assert all(one.config == NodeConfig({"team": "b"}) for one in bench.machines.values())
+    bench.step()
+    assert not bench.effects
 
 
 def test_a_cluster_is_in_service_when_all_run() -> None:

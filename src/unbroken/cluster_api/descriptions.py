@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unbroken.core.cluster_groups import instance_types
+from unbroken.core.cluster_groups import instance_types, node_config
 from unbroken.core.cluster_state import GroupPhase, GroupState, OperationStatus, OperationType
-from unbroken.spec.node_keys import HEALTH, INSTANCE_TYPES, PREFIX
 
 from .calls import Call, Object
 from .pages import Key, is_between, page
@@ -109,7 +108,7 @@ def _add_operations(found: Object, stored: Stored, name: str) -> None:
 
 
 def kubernetes_details(config: Mapping[str, Any], machine: StoredMachine | None) -> Object:
-    """A KubernetesConfig as groups and nodes show it: what they have and what new ones will have.
+    """A KubernetesConfig as groups and nodes show it: what they have and what they are to have.
 
     `machine`: the one whose labels and taints are the current ones; None: there is none.
     """
@@ -120,17 +119,12 @@ def kubernetes_details(config: Mapping[str, Any], machine: StoredMachine | None)
         found["DesiredTaints"] = config["Taints"]
     if machine is None:
         return found
-    labels = {
-        key: value
-        for key, value in machine.spec.labels.items()
-        if not key.startswith(PREFIX) and key not in INSTANCE_TYPES
-    }
+    own = node_config(machine.spec)
     taints = [
         {"Key": one.key, "Effect": one.effect, **({"Value": one.value} if one.value else {})}
-        for one in machine.spec.taints
-        if one.key != HEALTH
+        for one in own.taints
     ]
-    current = {"CurrentLabels": labels, "CurrentTaints": taints}
+    current = {"CurrentLabels": own.labels, "CurrentTaints": taints}
     return {**{key: one for key, one in current.items() if one}, **found}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from lightkube.resources.core_v1 import Node
 
 from unbroken.core.cluster_draft import CheckView, MachineView, NodeView, World
+from unbroken.core.cluster_groups import node_config
 from unbroken.core.cluster_state import ClusterPhase, ClusterState, read_state
 from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK
 from unbroken.spec.node_keys import DEEP_CHECK, HEALTH, REPAIR
@@ -62,6 +63,7 @@ def machine_view(machine: Object) -> MachineView:
         status.message,
         bool(metadata.get("deletionTimestamp")),
         time_seconds(metadata["creationTimestamp"]) if metadata.get("creationTimestamp") else 0.0,
+        node_config(spec),
     )
 
 

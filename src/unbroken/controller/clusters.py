@@ -12,6 +12,7 @@ import msgspec
 from lightkube.resources.core_v1 import Node
 
 from unbroken.core.cluster_draft import (
+    Configure,
     CreateCheck,
     CreateMachine,
     Decision,
@@ -151,6 +152,8 @@ class Clusters:
                 await self._create(NODE_CHECK.path, body)
             case LabelNode():
                 await self._label(effect)
+            case Configure():
+                await self._configure(effect)
             case ReplaceNode(name):
                 annotations = {REPAIR: Action.REPLACE.value}
                 await self._patch(f"api/v1/nodes/{quote(name)}", {"annotations": annotations})
@@ -167,21 +170,49 @@ class Clusters:
                 raise
 
     async def _label(self, effect: LabelNode) -> None:
-        path = f"api/v1/nodes/{quote(effect.name)}"
+        def change(node: Object) -> Object:
+            body: Object = {"metadata": {"labels": dict(effect.labels)}}
+            if effect.untaint:
+                taints = node["spec"].get("taints") or ()
+                body["spec"] = {"taints": [one for one in taints if one["key"] != HEALTH] or None}
+            return body
+
+        await self._change(f"api/v1/nodes/{quote(effect.name)}", change)
+
+    async def _configure(self, effect: Configure) -> None:
+        labels = {**dict.fromkeys(effect.was.labels), **effect.wanted.labels}
+        taken = {(one.key, one.effect) for one in (*effect.was.taints, *effect.wanted.taints)}
+        added = [write_record(one) for one in effect.wanted.taints]
+
+        def taints(spec: Object) -> list[Object]:
+            others = spec.get("taints") or ()
+            return [*(one for one in others if (one["key"], one["effect"]) not in taken), *added]
+
+        def change_node(node: Object) -> Object:
+            return {
+                "metadata": {"labels": labels},
+                "spec": {"taints": taints(node["spec"]) or None},
+            }
+
+        def change_machine(machine: Object) -> Object:
+            return {"spec": {"labels": labels, "taints": taints(machine["spec"])}}
+
+        # The machine says what its node has been brought to: it comes last.
+        await self._change(f"api/v1/nodes/{quote(effect.name)}", change_node)
+        await self._change(f"{MACHINE.path}/{quote(effect.name)}", change_machine)
+
+    async def _change(self, path: str, change: Callable[[Object], Object]) -> None:
+        """Patch an object as it is now, if it is there.
+
+        Lists are replaced as a whole: never what was added meanwhile.
+        """
         found = await _unless_gone(lambda: self._client.raw("GET", path))
         if found is None:
             return
-        node: Object = msgspec.json.decode(found)
-        body: Object = {
-            "metadata": {
-                "labels": dict(effect.labels),
-                # Taints are replaced as a whole: never those that were added meanwhile.
-                "resourceVersion": node["metadata"]["resourceVersion"],
-            }
-        }
-        if effect.untaint:
-            taints = node["spec"].get("taints") or ()
-            body["spec"] = {"taints": [one for one in taints if one["key"] != HEALTH] or None}
+        seen: Object = msgspec.json.decode(found)
+        body = change(seen)
+        version = {"resourceVersion": seen["metadata"]["resourceVersion"]}
+        body["metadata"] = {**body.get("metadata", {}), **version}
         await _unless_gone(lambda: self._client.raw("PATCH", path, body=body, headers=MERGE))
 
     async def _patch(self, path: str, metadata: Object) -> None:

@@ -10,7 +10,7 @@ from unbroken.spec.cluster import ClusterSpec
 from unbroken.spec.machine import MachinePhase, MachineSpec
 from unbroken.spec.node_check import CheckKind, CheckPhase
 
-from .cluster_groups import Group, groups_of, is_continuous
+from .cluster_groups import Group, NodeConfig, groups_of, is_continuous
 from .cluster_state import (
     EVENTS_MAX,
     OPERATIONS_MAX,
@@ -39,6 +39,8 @@ class MachineView:
     message: str = ""
     is_deleting: bool = False
     created_at: float = 0.0
+    config: NodeConfig = field(default_factory=NodeConfig)
+    """Its spec's, which is what its node was brought to last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,18 @@ class LabelNode:
 
 
 @dataclass(frozen=True, slots=True)
+class Configure:
+    """Bring a node, then the machine of the same name, from some labels and taints to others.
+
+    What anyone else has put on the node stays.
+    """
+
+    name: str
+    was: NodeConfig
+    wanted: NodeConfig
+
+
+@dataclass(frozen=True, slots=True)
 class ReplaceNode:
     """Order of the repairer that the node be replaced."""
 
@@ -141,7 +155,16 @@ class Release:
     """Nothing of the cluster is left: let its object go."""
 
 
-Effect = CreateMachine | DeleteMachine | CreateCheck | LabelNode | ReplaceNode | Retarget | Release
+Effect = (
+    CreateMachine
+    | DeleteMachine
+    | CreateCheck
+    | LabelNode
+    | Configure
+    | ReplaceNode
+    | Retarget
+    | Release
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from unbroken.spec.cluster import ClusterSpec
@@ -17,11 +17,20 @@ from unbroken.spec.node_keys import (
     HEALTH,
     INSTANCE_GROUP,
     INSTANCE_TYPES,
+    PREFIX,
     TAINT_EFFECT,
     TAINT_VALUE,
     DeepCheck,
     Health,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Labels and taints of a group's KubernetesConfig, without those that we put on nodes."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[MachineTaint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +127,13 @@ def machine_spec(spec: ClusterSpec, object_name: str, group: Group, logical_id: 
             scripts.get("OnInitComplete") or "",
         ),
     )
+
+
+def node_config(spec: MachineSpec) -> NodeConfig:
+    """What of a machine's labels and taints came from its group's KubernetesConfig."""
+    labels = {
+        key: value
+        for key, value in spec.labels.items()
+        if not key.startswith(PREFIX) and key not in INSTANCE_TYPES
+    }
+    return NodeConfig(labels, tuple(one for one in spec.taints if one.key != HEALTH))

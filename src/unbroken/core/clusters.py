@@ -13,6 +13,7 @@ from unbroken.spec.node_keys import DeepCheck
 
 from . import cluster_checks, cluster_operations
 from .cluster_draft import (
+    Configure,
     CreateMachine,
     Decision,
     DeleteMachine,
@@ -24,7 +25,7 @@ from .cluster_draft import (
     Retarget,
     World,
 )
-from .cluster_groups import Group, machine_spec
+from .cluster_groups import Group, machine_spec, node_config
 from .cluster_state import (
     ClusterPhase,
     ClusterState,
@@ -55,6 +56,7 @@ def decide(world: World, state: ClusterState, now: float) -> Decision:
         return draft.decision()
     cluster_operations.open_scaling(draft)
     _fill_places(draft)
+    _configure(draft)
     cluster_checks.check_new_nodes(draft)
     for group in draft.groups:
         _judge_group(draft, group)
@@ -199,6 +201,22 @@ def _try_again(draft: Draft, now: InstanceState) -> None:
         draft.do(DeleteMachine(now.machine))
     else:
         draft.wake(due)
+
+
+def _configure(draft: Draft) -> None:
+    """Bring nodes that are there to the labels and taints that their group has by now.
+
+    One that is still coming up may register with what its machine said before: it waits.
+    """
+    world = draft.world
+    for place in draft.places:
+        machine = place.machine
+        if machine is None or place.now.phase not in UP:
+            continue
+        spec = machine_spec(world.spec, world.name, place.group, place.logical_id)
+        wanted = node_config(spec)
+        if wanted != machine.config:
+            draft.do(Configure(machine.name, machine.config, wanted))
 
 
 # --- groups
