@@ -15,7 +15,7 @@ from unbroken.controller.metrics import MetricsPlace, OperatorMetrics
 from unbroken.controller.node_metrics import watch_nodes
 from unbroken.errors import WorldError
 from unbroken.kube.informers import Informers
-from unbroken.observe.server import serving_metrics
+from unbroken.observe.server import HEALTH_PATH, serving_metrics
 from unbroken.spec.kinds import NODE_RECORD
 from unbroken.spec.node_keys import HEALTH, Action
 from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
@@ -62,6 +62,18 @@ def test_a_node_and_its_repair_are_scraped(place: Any) -> None:
                 await scraped(url, lines)
                 await here.client.raw("DELETE", f"api/v1/nodes/{name}")
                 await here.client.raw("DELETE", f"{NODE_RECORD.path}/{name}")
+
+    asyncio.run(check())
+
+
+def test_an_operator_that_waits_is_healthy() -> None:
+    async def check() -> None:
+        async with (
+            serving_metrics(OperatorMetrics(set()).registry, "127.0.0.1", 0) as url,
+            aiohttp.ClientSession() as session,
+            session.get(url.replace("/metrics", HEALTH_PATH)) as answer,
+        ):
+            assert (answer.status, await answer.text()) == (200, "ok\n")
 
     asyncio.run(check())
 

@@ -25,6 +25,7 @@ from deploy.charts import (
     tool,
 )
 from unbroken.cli.main import app
+from unbroken.observe.server import HEALTH_PATH
 from unbroken.spec.schema import definitions
 
 SIXTY_FOUR = "0123456789abcdef" * 4
@@ -133,6 +134,17 @@ def test_programs_know_the_arguments_that_they_are_given(values: Object) -> None
         command = typer.main.get_command(app).get_command(context, words[0])  # type: ignore[attr-defined]
         assert command is not None
         command.make_context(words[0], words[1:])
+
+
+def test_a_kubelet_asks_the_operator_where_it_answers() -> None:
+    [container] = pod_of(one_of(render({}), "Deployment", "unbroken-operator"))["containers"]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"] == {"path": HEALTH_PATH, "port": "metrics"}
+    assert f"--metrics-port={ports['metrics']}" in container["args"]
+    silent = render({"metrics": {"enabled": False}})
+    [container] = pod_of(one_of(silent, "Deployment", "unbroken-operator"))["containers"]
+    assert "livenessProbe" not in container
 
 
 @pytest.mark.parametrize("name", ["unbroken-operator", "unbroken-cluster-api"])

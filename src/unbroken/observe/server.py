@@ -1,4 +1,4 @@
-"""Serves a registry of metrics over HTTP, for Prometheus to read."""
+"""Serves a registry of metrics over HTTP for Prometheus, and says that the program lives."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from prometheus_client.exposition import choose_encoder
 from unbroken.errors import WorldError
 
 PATH = "/metrics"
+HEALTH_PATH = "/healthz"
+"""Answered while the program's event loop turns, for the probes of a kubelet."""
 PORT = 8081
 """Of the training operator's metrics, as documented."""
 
@@ -21,6 +23,7 @@ async def serving_metrics(registry: CollectorRegistry, host: str, port: int) -> 
     """Serve for the time of the block; gives the address.  `port` 0: any.  WorldError."""
     app = web.Application()
     app.router.add_get(PATH, _handler(registry))
+    app.router.add_get(HEALTH_PATH, _healthy)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
@@ -33,6 +36,10 @@ async def serving_metrics(registry: CollectorRegistry, host: str, port: int) -> 
         yield f"http://{host}:{bound}{PATH}"
     finally:
         await runner.cleanup()
+
+
+async def _healthy(_: web.Request) -> web.StreamResponse:
+    return web.Response(text="ok\n")
 
 
 def _handler(
