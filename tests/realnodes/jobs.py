@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
+from realnodes import machines
 from realnodes.machines import IMAGE
 from realnodes.plane import RealCluster, until
 
@@ -153,6 +156,15 @@ class Job:
 
         until(is_complete, f"job {self.name}: an attempt after {after} runs")
         return found
+
+    def workers(self, node: str) -> list[int]:
+        """Pids of its workers on a node: who keeps a diary, and not who waits to become one."""
+        return machines.writers(node, self.cluster.shared / self.name)
+
+    def kill_worker(self, node: str) -> None:
+        """SIGKILL to the only worker that runs on a node."""
+        [pid] = self.workers(node)
+        os.kill(pid, signal.SIGKILL)
 
     def goes_on(self, since: float) -> bool:
         """Whether every rank of the newest attempt has written after a moment."""

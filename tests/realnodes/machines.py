@@ -167,24 +167,17 @@ def pods_processes(name: str) -> Iterator[int]:
             continue  # the group has just gone
 
 
-def find(name: str, word: str) -> list[int]:
-    """Pids of a machine's workers: processes of its containers with such a script as an argument,
-    and none that has started another."""
-    found = {}
+def writers(name: str, folder: Path) -> list[int]:
+    """Pids of a machine's containers that have a file of a folder open."""
+    found = []
     for pid in pods_processes(name):
         try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+            opened = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]
         except OSError:
             continue  # it has ended
-        if any(Path(one).name == word for one in words):
-            found[pid] = int(parent)
-    return sorted(set(found) - set(found.values()))
-
-
-def send(pid: int, number: int) -> None:
-    """A signal to a process of a container."""
-    os.kill(pid, number)
+        if any(Path(one).parent == folder for one in opened):
+            found.append(pid)
+    return sorted(found)
 
 
 def _processes(room: Path, name: str) -> Iterator[int]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 
 import pytest
 
-from realnodes import machines
 from realnodes.jobs import GLOO, Job
 from realnodes.plane import Operator, RealCluster, operator
 
@@ -26,12 +24,6 @@ def running(cluster: RealCluster) -> Iterator[Operator]:
         yield found
 
 
-def kill_worker(node: str) -> None:
-    """SIGKILL to the only worker that runs on a node."""
-    [pid] = machines.find(node, "train.py")
-    machines.send(pid, signal.SIGKILL)
-
-
 @pytest.mark.usefixtures("running")
 def test_gloo_workers_of_two_nodes_train_recover_from_a_killed_one_and_end(
     cluster: RealCluster,
@@ -40,7 +32,7 @@ def test_gloo_workers_of_two_nodes_train_recover_from_a_killed_one_and_end(
     job.apply()
     first = job.running()
     assert {one.node for one in first.values()} == {"n1", "n2"}
-    kill_worker("n2")
+    job.kill_worker("n2")
     second = job.running(after=0)
     assert {one.pod for one in second.values()} == {one.pod for one in first.values()}
     assert job.incident(1)["remedy"] == "process"

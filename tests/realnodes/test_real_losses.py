@@ -1,12 +1,12 @@
 """What real nodes lose: a pod, the network, a kubelet, their power; and the cluster its programs.
 
-After each a job goes on or recovers, and no two attempts of it are ever alive at once: workers
-write down when they lived (`jobs.assert_apart`, when the job ends).
+The operators are the chart's pods.  After each loss a job goes on or recovers, and no two attempts
+of it are ever alive at once: workers write down when they lived (`jobs.assert_apart`, when the job
+ends).
 """
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
 
@@ -14,12 +14,14 @@ import pytest
 
 from realnodes import machines
 from realnodes.jobs import Job
-from realnodes.plane import Operator, RealCluster, operator, until
+from realnodes.plane import SYSTEM, RealCluster, until
+from realnodes.releases import Release, released
 
 NODES = 3
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 OUTAGE_SECONDS = 60.0
 CUT_SECONDS = 20.0
+STANDING_SECONDS = 5.0
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.heavy,
@@ -29,15 +31,15 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def running(cluster: RealCluster) -> Iterator[Operator]:
-    with operator(cluster) as found:
+def release(cluster: RealCluster) -> Iterator[Release]:
+    with released(cluster) as found:
         yield found
 
 
 @pytest.fixture
-def job(cluster: RealCluster, running: Operator, request: pytest.FixtureRequest) -> Job:
+def job(release: Release, request: pytest.FixtureRequest) -> Job:
     """A job that runs on two of the three nodes."""
-    made = Job(cluster, request.param)
+    made = Job(release.cluster, request.param)
     made.apply()
     made.running()
     return made
@@ -48,16 +50,24 @@ def named(name: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("job", [name], indirect=True, ids=[""])
 
 
-def kill_worker(node: str) -> None:
-    """SIGKILL to the only worker that runs on a node."""
-    [pid] = machines.find(node, "train.py")
-    machines.send(pid, signal.SIGKILL)
+def recovers(job: Job) -> None:
+    """A killed worker is replaced, and that is the first thing that has happened to the job."""
+    job.kill_worker(job.running()[0].node)
+    assert job.running(after=0)[0].attempt == 1
+    assert job.incident(1)["remedy"] == "process"
 
 
 def stays(job: Job, attempt: int, since: float) -> None:
     """All ranks of this attempt have worked on since then."""
     until(lambda: job.goes_on(since), f"all ranks of attempt {attempt} go on")
     assert job.newest() == attempt
+
+
+def test_two_operators_on_two_nodes_of_which_one_leads(release: Release) -> None:
+    assert len(set(release.operators().values())) == 2
+    assert release.leader()
+    daemons = release.cluster.get("-n", SYSTEM, "pods")["items"]
+    assert sorted(one["spec"]["nodeName"] for one in daemons) == ["n1", "n2", "n3"]
 
 
 @named("pod")
@@ -71,29 +81,48 @@ def test_a_deleted_pod_is_made_anew(job: Job) -> None:
     job.finish()
 
 
-@named("operator")
-def test_a_job_goes_on_without_its_operator_and_recovers_with_the_next(
-    job: Job, running: Operator
+@named("deleted")
+def test_a_job_does_not_feel_that_its_operator_is_deleted(release: Release, job: Job) -> None:
+    leader = release.leader()
+    release.delete(leader)
+    until(lambda: release.leader() not in ("", leader), "another operator leads")
+    recovers(job)
+    job.finish()
+    release.rolled_out()
+
+
+@named("alone")
+def test_a_job_goes_on_without_operators_and_recovers_with_the_next(
+    release: Release, job: Job
 ) -> None:
-    running.kill()
-    kill_worker(job.running()[0].node)
-    running.restart()
+    release.scale(0)
+    until(lambda: not release.operators(), "there is no operator")
+    stays(job, 0, time.time())
+    job.kill_worker(job.running()[0].node)
+    release.scale(2)
     job.running(after=0)
-    running.kill()
-    said = len(running.log.read_text())
-    running.restart()
-    until(
-        lambda: running.log.read_text()[said:].count(" up id=") == job.replicas,
-        "the new operator has heard of every agent",
-    )
     stays(job, 1, time.time())
+    job.finish()
+
+
+@named("upgraded")
+def test_a_job_does_not_feel_that_the_release_is_upgraded(release: Release, job: Job) -> None:
+    before = release.operators().keys()
+    release.upgrade(podAnnotations={"round": "2"})
+    until(lambda: not release.operators().keys() & before, "the old operators are gone")
+    until(lambda: release.leader(), "a new operator leads")
+    since = time.time()
+    until(lambda: time.time() - since >= STANDING_SECONDS, "it had the time to do harm")
+    until(lambda: job.goes_on(since), "the job goes on")
+    assert job.newest() == 0
+    recovers(job)
     job.finish()
 
 
 @named("silent")
 def test_a_job_works_and_recovers_while_the_api_server_is_stopped(job: Job) -> None:
     with job.cluster.api_server_stopped():
-        kill_worker(job.running()[1].node)
+        job.kill_worker(job.running()[1].node)
         began = time.time()
         job.running(after=0)
         # The job is to work through the outage: it lasts as long as it lasts.
@@ -147,7 +176,7 @@ def test_the_rank_of_a_dead_node_goes_to_another_once_it_is_fenced(job: Job) -> 
     number = machines.number_of(cluster.directory, node)
     machines.switch_on(cluster.directory, node, number)
     cluster.kubectl("taint", "node", node, f"{OUT_OF_SERVICE}-")
-    until(lambda: not list(machines.find(node, "train.py")), "what ran there is gone")
+    until(lambda: not job.workers(node), "what ran there is gone")
     stays(job, 1, time.time())
     assert not [one for one in job.lives() if one.node == node and one.attempt > 0]
     job.finish()
