@@ -2,7 +2,7 @@
 
 The culprit is the first cause by time.  That a peer was lost never is one, nor that a worker was
 told to stop while something else is known; a rank that ended early beats the errors of those who
-waited for it.
+waited for it.  That an agent cannot be reached may only be how the loss of its pod was heard first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from unbroken.wire.agent import FaultKind
 
 from .events import Effect, NodeName, WriteIncident
 from .incident_bounds import SIGNALS_MAX, writable
+from .signals import AGENT_LOST, POD_LOSSES
 
 RESTART_REQUESTED = "RestartRequested"
 OPERATOR_RESTARTED = "OperatorRestarted"
@@ -39,7 +40,11 @@ def _weight(signal: Signal) -> tuple[int, float]:
 
 def culprit(signals: Sequence[Signal]) -> Signal:
     """The first cause among signs of one fault."""
-    return min(signals, key=_weight)
+    first = min(signals, key=_weight)
+    if first.fault != AGENT_LOST:
+        return first
+    losses = [one for one in signals if one.pod == first.pod and one.fault in POD_LOSSES]
+    return min(losses, key=_weight, default=first)
 
 
 class Incidents:
