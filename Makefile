@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check lock bench bench-gpu clean sim chaos e2e e2e-kube scoreboard
+.PHONY: setup demo test check lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
 
 setup: $(VENV)/.done
 
@@ -27,6 +27,12 @@ e2e: setup
 # On real nodes, kubelets with containerd, beside a real control plane; needs root (CONTRIBUTING.md).
 e2e-kube: setup
 	@$(BIN)/python -m pytest tests/realnodes
+	@UNBROKEN_E2E=real $(BIN)/python -m pytest -m "not heavy" $(JOB_PATH)
+
+# The tests of jobs that also run on a real control plane, whose nodes are processes of ours; e2e-kube-short in CI.
+JOB_PATH := $(foreach name,control hangs inprocess pods scripts torch workers,tests/e2e/test_job_$(name).py)
+e2e-kube-short: setup
+	@UNBROKEN_E2E=real $(BIN)/python -m pytest -m "not heavy" tests/e2e/test_job_workers.py
 
 # A real control plane whose parts are killed and frozen while a job fails; ROUNDS=10 runs as many seeds.
 SEED ?= 0

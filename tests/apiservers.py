@@ -133,7 +133,7 @@ def real_cluster(folder: Path, options: Sequence[str] = ()) -> Iterator[Cluster]
         _wait_ready(url, process, folder / "apiserver.log")
         ca = (folder / "certs/apiserver.crt").read_text()
         kubeconfig = folder / "kubeconfig"
-        kubeconfig.write_text(_kubeconfig(url, ca, TOKEN))
+        kubeconfig.write_text(kubeconfig_of(url, ca, TOKEN))
         yield Cluster("real", url, TOKEN, ca, kubeconfig, 20, process, store)
 
 
@@ -198,7 +198,8 @@ def _apiserver_command(binary: Path, folder: Path, etcd: int, port: int) -> list
     ]
 
 
-def _kubeconfig(url: str, ca: str, token: str) -> str:
+def kubeconfig_of(url: str, ca: str, token: str) -> str:
+    """Text of a kubeconfig."""
     authority = base64.b64encode(ca.encode()).decode()
     return yaml.safe_dump(
         {

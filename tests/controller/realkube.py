@@ -46,13 +46,14 @@ def program(command: list[str]) -> Iterator[None]:
 class Node:
     """A node of ours as a process of its own; all of it ends with the block."""
 
-    def __init__(self, cluster: Cluster, number: int) -> None:
-        directory = cluster.directory / f"n{number}"
+    def __init__(self, cluster: Cluster, number: int, name: str = "", *options: str) -> None:
+        name = name or f"n{number}"
+        directory = cluster.directory / name
         directory.mkdir()
         index = networks.claim(cluster.directory) * NODES_MAX + number
-        module = [sys.executable, "-m", "unbroken.embedded.node", "--name", f"n{number}"]
+        module = [sys.executable, "-m", "unbroken.embedded.node", "--name", name]
         self._command = [*module, "--dir", str(directory), "--index", str(index), "--cpu", "8"]
-        self._command += ["--kubeconfig", str(cluster.directory / "kubeconfig")]
+        self._command += ["--kubeconfig", str(cluster.directory / "kubeconfig"), *options]
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> None:

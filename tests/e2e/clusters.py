@@ -76,9 +76,18 @@ class Cluster:
 
     @property
     def up_pid(self) -> int:
-        """The process of `unbroken up`."""
+        """The process that serves the API: `unbroken up`."""
         pid: int = json.loads((self.directory / "up.json").read_text())["pid"]
         return pid
+
+    @property
+    def operator_options(self) -> tuple[str, ...]:
+        """Which cluster an operator of its own is for."""
+        return ("--dir", str(self.directory))
+
+    def restart(self) -> None:
+        """Start again what served the API and was killed."""
+        self.unbroken("up", "--detach")
 
 
 def pod(name: str, *command: str, **spec: Any) -> dict[str, Any]:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from apiservers import CannotStartError
 from e2e.clusters import Cluster
+from e2e.planes import real_cluster
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +43,30 @@ def make_cluster(tmp_path: Path, kubectl_path: str) -> Iterator[Callable[..., Cl
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
     """One cluster of two nodes for the tests of a module."""
-    found = Cluster(tmp_path_factory.mktemp("cluster") / "state", kubectl_path)
-    found.unbroken("up", "--detach", "--nodes", "2", "--gpu-per-node", "4", "--cpu-per-node", "8")
+    with two_nodes(tmp_path_factory.mktemp("cluster"), kubectl_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
+    """The same without an operator."""
+    with two_nodes(tmp_path_factory.mktemp("alone"), kubectl_path, "--no-operator") as found:
+        yield found
+
+
+@contextmanager
+def two_nodes(folder: Path, kubectl_path: str, *options: str) -> Iterator[Cluster]:
+    """An embedded cluster; with UNBROKEN_E2E=real, a real control plane."""
+    if os.environ.get("UNBROKEN_E2E") == "real":
+        with ExitStack() as stack:
+            try:
+                real = real_cluster(folder, kubectl_path, is_led=not options)
+                yield stack.enter_context(real)
+            except CannotStartError as error:
+                pytest.skip(str(error))
+        return
+    found = Cluster(folder / "state", kubectl_path)
+    sizes = ("--nodes", "2", "--gpu-per-node", "4", "--cpu-per-node", "8")
+    found.unbroken("up", "--detach", *sizes, *options)
     yield found
     found.take_away()

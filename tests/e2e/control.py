@@ -52,7 +52,7 @@ class Operator:
 
     def start(self) -> None:
         """Start it and wait until it leads."""
-        command = [*UNBROKEN, "operator", "--dir", str(self._cluster.directory)]
+        command = [*UNBROKEN, "operator", *self._cluster.operator_options]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         mark = f"/{self._process.pid}/"

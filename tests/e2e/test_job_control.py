@@ -22,15 +22,6 @@ from e2e.jobs import job, standing
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
-    """A cluster without an operator."""
-    found = Cluster(tmp_path_factory.mktemp("alone") / "state", kubectl_path)
-    found.unbroken("up", "--detach", "--nodes", "2", "--no-operator")
-    yield found
-    found.take_away()
-
-
 @pytest.fixture
 def operator(alone: Cluster, tmp_path: Path) -> Iterator[Operator]:
     """The operator of that cluster."""
@@ -163,7 +154,7 @@ def test_a_killed_api_server_is_not_missed_and_comes_back(
         one.kill(starts[3])
         after = one.steps(1)
         one.api.close()
-        alone.unbroken("up", "--detach")
+        alone.restart()
         assert one.steps(1, 20) == after
         one.until(lambda found: standing(found) == "Running" and found["status"]["restartCount"])
         one.kill(after[0])

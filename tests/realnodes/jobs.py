@@ -179,6 +179,7 @@ class Job:
     def incident(self, number: int) -> Object:
         """An incident, once it has ended."""
         what = f"incidents/{self.name}-{number}"
+        self.cluster.wait(what, "create", seconds=55)
         self.cluster.wait(what, "jsonpath={.spec.outcome}=recovered", seconds=55)
         spec: Object = self.cluster.get("incidents", f"{self.name}-{number}")["spec"]
         return spec

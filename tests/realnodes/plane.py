@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -13,40 +12,31 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from apiservers import ROOT, CannotStartError, envtest_folder, unpacked
+from apiservers import ROOT, CannotStartError, envtest_folder
 from cluster_logs import assert_no_errors
-from e2e.clusters import UNBROKEN, Cluster
+from e2e.clusters import UNBROKEN
+from e2e.planes import Plane
+from e2e.planes import RealCluster as PlaneCluster
 from realnodes import machines
 from unbroken.spec.node_keys import FAULT_DETAILS, HEALTH
 
 Object = dict[str, Any]
 
 PROGRAMS = ("containerd", "runc", "ctr", "ip", "iptables", "nsenter", "gcc", "kubectl")
-BRIDGE = "unbr0"
-LOCK = Path(tempfile.gettempdir()) / "unbroken-realnodes.lock"
-"""The bridge has one address: one such cluster at a time on a machine."""
 PATIENCE_SECONDS = 150.0
 """Real kubelets take their time, and two processors run three of them."""
 SYSTEM = "unbroken-system"
 
-CONTROLLERS = """#!/usr/bin/env bash
-# Gives every service account the authority of the API server's certificate.
-exec {program} --root-ca-file=certs/apiserver.crt "$@"
-"""
-
 
 @dataclass(frozen=True)
-class RealCluster(Cluster):
+class RealCluster(PlaneCluster):
     """The control plane, its machines and its operator."""
-
-    restarted: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    """API servers that are children of ours."""
 
     @property
     def shared(self) -> Path:
@@ -82,7 +72,7 @@ class RealCluster(Cluster):
         kube-proxy that would make a service's."""
         [container] = pod["containers"]
         container["command"] += ["--kernel-log", "/kernel/kernel.log"]
-        address, _, port = self.server.removeprefix("https://").partition(":")
+        address, _, port = self.plane.server.removeprefix("https://").partition(":")
         container["env"] += [
             {"name": "KUBERNETES_SERVICE_HOST", "value": address},
             {"name": "KUBERNETES_SERVICE_PORT", "value": port},
@@ -96,17 +86,6 @@ class RealCluster(Cluster):
             elif volume["name"] == "logs":
                 volume["hostPath"]["path"] = str(self.directory / "logs")
 
-    @property
-    def server(self) -> str:
-        """URL of the API server."""
-        config = yaml.safe_load((self.directory / "kubeconfig").read_text())
-        return str(config["clusters"][0]["cluster"]["server"])
-
-    @property
-    def api_server_pid(self) -> int:
-        """Of kube-apiserver; `start` writes etcd's before it."""
-        return int((self.directory / "pids").read_text().split()[1])
-
     def orders(self) -> list[str]:
         """Repairs that the hook was called for, by their identities."""
         return sorted(path.name for path in (self.directory / "orders").glob("*"))
@@ -119,23 +98,11 @@ class RealCluster(Cluster):
     @contextmanager
     def api_server_stopped(self) -> Iterator[None]:
         """kube-apiserver is killed, and started again as it was after the block."""
-        pid = self.api_server_pid
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")[:-1]
-        os.kill(pid, signal.SIGKILL)
+        os.kill(self.plane.api_pid, signal.SIGKILL)
         try:
             yield
         finally:
-            with open(self.directory / "apiserver.log", "ab") as log:
-                process = subprocess.Popen(
-                    command, cwd=self.directory, stdout=log, stderr=log, start_new_session=True
-                )
-            self.restarted.append(process)
-            pids = self.directory / "pids"
-            pids.write_text(pids.read_text().replace(f"{pid}\n", f"{process.pid}\n", 1))
-            until(
-                lambda: self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0,
-                "the API server is back",
-            )
+            self.restart()
 
 
 @contextmanager
@@ -150,22 +117,13 @@ def real_cluster(count: int) -> Iterator[RealCluster]:
         raise CannotStartError("real nodes need cgroup v1, with the controller `pids`")
     if machines.SOURCE.is_relative_to("/tmp"):
         raise CannotStartError(f"the node daemon's pod has a /tmp of its own: {machines.SOURCE}")
-    envtest = envtest_folder()
+    envtest_folder()
     with ExitStack() as stack:
-        lock = stack.enter_context(open(LOCK, "w"))
-        fcntl.flock(lock, fcntl.LOCK_EX)
         room = Path(tempfile.mkdtemp(prefix="unbroken-room-"))
-        cluster = RealCluster(room, str(shutil.which("kubectl")))
+        cluster = RealCluster(room, str(shutil.which("kubectl")), plane=Plane(room))
         stack.callback(_clear, cluster)
         machines.equip(room)
-        for name in ("kube-apiserver", "kube-scheduler"):
-            (room / "bin" / name).symlink_to(unpacked(name))
-        manager = room / "bin/kube-controller-manager"
-        manager.write_text(CONTROLLERS.format(program=unpacked(manager.name)))
-        manager.chmod(0o755)
-        with open(room / "start.log", "wb") as log:
-            command = [envtest / "start", room, "--bridge"]
-            subprocess.run(command, check=True, stdout=log, stderr=log, timeout=120)
+        cluster.plane.start("--bridge")
         for folder in ("shared", "logs", "kernel"):
             (room / folder).mkdir()
         for number in range(count):
@@ -177,30 +135,12 @@ def _clear(cluster: RealCluster) -> None:
     room = cluster.directory
     for name in machines.names(room):
         machines.switch_off(room, name)
-    pids = room / "pids"
-    if pids.exists():
-        # `stop` kills by number: only those that are still what `start` made.
-        own = [pid for pid in pids.read_text().split() if _works_in(pid, room)]
-        pids.write_text("".join(f"{pid}\n" for pid in own))
-        subprocess.run([envtest_folder() / "stop", room], check=True, capture_output=True)
-        for pid in own:
-            if _works_in(pid, room):  # an API server waits for its etcd when it is to end
-                os.kill(int(pid), signal.SIGKILL)
-        until(lambda: not any(_works_in(pid, room) for pid in own), "the control plane has ended")
-        for process in cluster.restarted:
-            process.wait(timeout=10)
+    cluster.plane.stop()
     for name in machines.names(room):
         machines.discard(room, name)
     mounted = [line for line in Path("/proc/mounts").read_text().splitlines() if str(room) in line]
     assert not mounted, f"still mounted: {mounted}"
     shutil.rmtree(room)
-
-
-def _works_in(pid: str, room: Path) -> bool:
-    try:
-        return os.readlink(f"/proc/{pid}/cwd").startswith(str(room))
-    except OSError:
-        return False
 
 
 class Operator:

@@ -70,7 +70,7 @@ class Release:
 @contextmanager
 def released(cluster: RealCluster) -> Iterator[Release]:
     """The chart, installed; the logs of its operators must hold no error."""
-    address, _, port = cluster.server.removeprefix("https://").rpartition(":")
+    address, _, port = cluster.plane.server.removeprefix("https://").rpartition(":")
     # Nothing here makes services' addresses reachable, as a kube-proxy would: not the API server's
     # for pods, nor the webhook's for the API server.
     places = [

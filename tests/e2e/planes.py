@@ -1,0 +1,173 @@
+"""A real control plane under the end-to-end tests of jobs: etcd, API server, scheduler and
+controller manager of Kubernetes, with nodes of ours and the operator as processes of their own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from apiservers import envtest_folder, kubeconfig_of, unpacked
+from controller.realkube import Node
+from controller.trained_jobs import until
+from e2e.clusters import UNBROKEN, Cluster
+from e2e.control import Operator
+
+LOCK = Path(tempfile.gettempdir()) / "unbroken-plane.lock"
+"""Scheduler and controller manager have ports of their own, the bridge has one address: one control
+plane at a time on a machine."""
+TOKEN = "admin-token"
+"""Of whom `start` lets do everything."""
+JOBS = "crd/hyperpodpytorchjobs.sagemaker.amazonaws.com"
+
+CONTROLLERS = """#!/usr/bin/env bash
+# Gives every service account the authority of the API server's certificate.
+exec {program} --root-ca-file=certs/apiserver.crt "$@"
+"""
+
+
+class Plane:
+    """The processes that `../shared/envtest/start` makes, in a folder of theirs."""
+
+    def __init__(self, room: Path) -> None:
+        self._room = room
+        self._lock = ExitStack()
+        self._command: list[str] = []
+        """Of kube-apiserver."""
+        self._restarted: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *options: str) -> None:
+        """Start them, when no other test has any; returns when the API server is ready."""
+        fcntl.flock(self._lock.enter_context(LOCK.open("w")), fcntl.LOCK_EX)
+        (self._room / "bin").mkdir(exist_ok=True)
+        for name in ("kube-apiserver", "kube-scheduler"):
+            (self._room / "bin" / name).symlink_to(unpacked(name))
+        manager = self._room / "bin/kube-controller-manager"
+        manager.write_text(CONTROLLERS.format(program=unpacked(manager.name)))
+        manager.chmod(0o755)
+        command = [envtest_folder() / "start", self._room, *options]
+        with open(self._room / "start.log", "wb") as log:
+            subprocess.run(command, check=True, stdout=log, stderr=log, timeout=120)
+        started = Path(f"/proc/{self.api_pid}/cmdline").read_bytes().decode()
+        self._command = started.split("\0")[:-1]
+
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        config = yaml.safe_load((self._room / "kubeconfig").read_text())
+        return str(config["clusters"][0]["cluster"]["server"])
+
+    @property
+    def api_pid(self) -> int:
+        """Of kube-apiserver; `start` writes etcd's before it."""
+        return int((self._room / "pids").read_text().split()[1])
+
+    def restart_api(self) -> None:
+        """Start kube-apiserver again, which was killed."""
+        killed = self.api_pid
+        with open(self._room / "apiserver.log", "ab") as log:
+            process = subprocess.Popen(
+                self._command, cwd=self._room, stdout=log, stderr=log, start_new_session=True
+            )
+        self._restarted.append(process)
+        pids = self._room / "pids"
+        pids.write_text(pids.read_text().replace(f"{killed}\n", f"{process.pid}\n", 1))
+
+    def stop(self) -> None:
+        """End them all."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
+        pids = self._room / "pids"
+        if not pids.exists():
+            return
+        # `stop` kills by number: only those that are still what `start` made.
+        own = [pid for pid in pids.read_text().split() if self._works_here(pid)]
+        pids.write_text("".join(f"{pid}\n" for pid in own))
+        subprocess.run([envtest_folder() / "stop", self._room], check=True, capture_output=True)
+        for pid in own:
+            if self._works_here(pid):  # an API server waits for its etcd when it is to end
+                os.kill(int(pid), signal.SIGKILL)
+        until(lambda: not any(map(self._works_here, own)), "the control plane has ended")
+        for process in self._restarted:
+            process.wait(timeout=10)
+
+    def _works_here(self, pid: str) -> bool:
+        try:
+            return os.readlink(f"/proc/{pid}/cwd").startswith(str(self._room))
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True)
+class RealCluster(Cluster):
+    """Such a cluster; its folder has the kubeconfig."""
+
+    plane: Plane = field(default_factory=lambda: Plane(Path()))
+
+    @property
+    def up_pid(self) -> int:
+        """The API server's."""
+        return self.plane.api_pid
+
+    @property
+    def operator_options(self) -> tuple[str, ...]:
+        """As for any cluster."""
+        return ("--kubeconfig", str(self.directory / "kubeconfig"))
+
+    def unbroken(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run the `unbroken` command on this cluster."""
+        command = [*UNBROKEN, *arguments]
+        return subprocess.run(
+            command, text=True, capture_output=True, check=check, timeout=60, env=self.environment
+        )
+
+    def restart(self) -> None:
+        """The API server, until it is ready."""
+        self.plane.restart_api()
+        until(
+            lambda: self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0,
+            "the API server is back",
+        )
+
+
+@contextmanager
+def real_cluster(folder: Path, kubectl_path: str, *, is_led: bool) -> Iterator[Cluster]:
+    """One with two nodes of four GPUs each, and with an operator if it is to be led.
+
+    CannotStartError says what is missing.
+    """
+    room = folder / "plane"
+    room.mkdir(parents=True)
+    plane = Plane(room)
+    cluster = RealCluster(folder / "state", kubectl_path, plane=plane)
+    cluster.directory.mkdir()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, room)
+        stack.callback(plane.stop)
+        plane.start()
+        ca = (room / "certs/apiserver.crt").read_text()
+        (cluster.directory / "kubeconfig").write_text(kubeconfig_of(plane.server, ca, TOKEN))
+        for number in range(2):
+            stack.enter_context(Node(cluster, number, f"node-{number}", "--gpus", "4"))
+        if is_led:
+            operator = Operator(cluster, folder / "operator.log")
+            operator.start()
+            stack.callback(operator.kill)
+            stack.callback(operator.assert_well)
+            cluster.kubectl("wait", "--for=create", JOBS, "--timeout=55s")
+            cluster.wait(JOBS, "condition=Established")
+        for number in range(2):
+            cluster.kubectl("wait", "--for=create", f"node/node-{number}", "--timeout=55s")
+            cluster.wait(f"node/node-{number}", "condition=Ready")
+        yield cluster
