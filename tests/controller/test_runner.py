@@ -6,6 +6,7 @@ The machine here is a script: it orders what a test gives it and keeps what it i
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -44,7 +45,7 @@ from unbroken.core.events import (
     WriteStatus,
 )
 from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.clock import steady_clock
+from unbroken.kube.clock import pause, steady_clock
 from unbroken.kube.events import EventRecorder
 from unbroken.spec.codec import incident_from
 from unbroken.spec.incident import Incident, Remedy, Signal
@@ -64,17 +65,21 @@ class Script:
         self.told: Watcher[Event] = Watcher()
         self.orders: list[Effect] = []
         self.runner: JobRunner
+        self.order: list[type[Event]] = []
+        """Of all that came, ticks too."""
+        self.due: float | None = None
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Keep the event; give the orders out."""
+        self.order.append(type(event))
         if not isinstance(event, Tick):
             self.told(event)
         orders, self.orders = self.orders, []
         return orders
 
     def deadline(self) -> float | None:
-        """At once, as the test may have new orders."""
-        return 0.05 + steady_clock()()
+        """At once, as the test may have new orders, unless it says when."""
+        return self.due or 0.05 + steady_clock()()
 
     async def until(self, kind: type[Event]) -> Any:
         """The first event of a kind."""
@@ -123,6 +128,25 @@ def test_a_pod_ordered_twice_is_there_once_and_is_told_of(scripted: Any) -> None
             found = await here.get("pods")
             assert [pod["metadata"]["uid"] for pod in found["items"]] == [seen.pod.uid]
             assert not any(isinstance(event, PodRefused) for event in script.told.seen)
+
+    asyncio.run(check())
+
+
+def test_what_was_said_while_it_stood_still_comes_before_what_is_due(scripted: Any) -> None:
+    async def check() -> None:
+        async with scripted() as (_, script):
+            loop, told = asyncio.get_running_loop(), script.runner.tell
+            script.due = steady_clock()() + 0.5
+            script.order.clear()
+            while Tick not in script.order:  # it now waits for what is due
+                await pause(0)
+            script.order.clear()
+            # The whole loop stands still; what was said is then read, understood, and told.
+            time.sleep(0.8)  # noqa: ASYNC251
+            gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
+            loop.call_soon(loop.call_soon, loop.call_soon, told, gone)
+            await script.until(PodGone)
+            assert script.order == [PodGone]
 
     asyncio.run(check())
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import aiohttp
 from lightkube.resources.core_v1 import Pod
 
+from unbroken.agent_http.client import GLANCE_SECONDS
 from unbroken.agent_http.permit import Always, Permit
 from unbroken.agent_http.turns import Turns
 from unbroken.core.events import (
@@ -186,8 +187,10 @@ class JobRunner:
             self._links = links
             while True:
                 event = await self._next()
-                # What happens meanwhile waits, and comes before any deadline that has passed.
-                await permit.given()
+                if not permit.is_given():
+                    await permit.given()
+                    if isinstance(event, Tick):
+                        continue  # What was said meanwhile comes first.
                 await self._step(event, links)
 
     async def _token(self) -> str:
@@ -219,13 +222,19 @@ class JobRunner:
     async def _next(self) -> Event:
         if not self._inbox.empty():
             return self._inbox.get_nowait()
-        deadline = self._machine.deadline()
-        seconds = None if deadline is None else max(0.0, deadline - self._around.clock())
+        deadline, now = self._machine.deadline(), self._around.clock()
+        if deadline is None:
+            return await self._inbox.get()
+        due = max(now, deadline)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(due - now):
                 return await self._inbox.get()
         except TimeoutError:
-            return Tick()
+            pass
+        if self._around.clock() > due + GLANCE_SECONDS:
+            # Who was stopped, or starved, sees the time pass before it sees what was said.
+            await pause(GLANCE_SECONDS)
+        return Tick() if self._inbox.empty() else self._inbox.get_nowait()
 
     async def _step(self, event: Event, links: AgentLinks) -> None:
         match event:
