@@ -47,7 +47,7 @@ from unbroken.core.repair_events import (
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.kube.clock import steady_clock
+from unbroken.kube.clock import catch_up, steady_clock
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
@@ -181,12 +181,16 @@ class NodeRepair:
     async def _keep_time(self) -> None:
         while True:
             self._wake.clear()
-            due = self._repairer.deadline()
-            seconds = None if due is None else max(0.0, due - self._clock())
+            deadline, now = self._repairer.deadline(), self._clock()
+            if deadline is None:
+                await self._wake.wait()
+                continue
+            due = max(now, deadline)
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(due - now):
                     await self._wake.wait()
             except TimeoutError:
+                await catch_up(due, self._clock)
                 self._take(Tick())
 
     # What the API says.

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import aiohttp
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.agent_http.client import GLANCE_SECONDS
 from unbroken.agent_http.permit import Always, Permit
 from unbroken.agent_http.turns import Turns
 from unbroken.core.events import (
@@ -50,7 +49,7 @@ from unbroken.core.events import (
 from unbroken.core.kueue import Admission
 from unbroken.errors import UnbrokenError
 from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.kube.clock import pause
+from unbroken.kube.clock import catch_up, pause
 from unbroken.kube.events import EventRecorder
 from unbroken.observe.job_records import JobName
 from unbroken.observe.program_metrics import JobHealth
@@ -231,9 +230,7 @@ class JobRunner:
                 return await self._inbox.get()
         except TimeoutError:
             pass
-        if self._around.clock() > due + GLANCE_SECONDS:
-            # Who was stopped, or starved, sees the time pass before it sees what was said.
-            await pause(GLANCE_SECONDS)
+        await catch_up(due, self._around.clock)
         return Tick() if self._inbox.empty() else self._inbox.get_nowait()
 
     async def _step(self, event: Event, links: AgentLinks) -> None:
