@@ -50,10 +50,13 @@ def test_culprit(signals: list[Signal], expected: str) -> None:
     assert culprit(signals).pod == expected
 
 
-def test_the_loss_of_its_pod_is_why_an_agent_was_lost() -> None:
+def test_the_deletion_of_its_pod_is_why_an_agent_was_lost() -> None:
     incidents = opened(sign(1, "AgentLost", "a"), sign(1.5, "PeerLost", "b"))
     assert incidents.open is not None
     assert incidents.join([sign(2, "PodDeleted", "b")])
+    assert incidents.open.culprit.fault == "AgentLost"
+    # That may be what was done about the agent.
+    assert incidents.join([sign(2, "NodeLost", "a")])
     assert incidents.open.culprit.fault == "AgentLost"
     assert incidents.join([sign(3, "PodDeleted", "a")])
     assert (incidents.open.culprit.pod, incidents.open.culprit.fault) == ("a", "PodDeleted")

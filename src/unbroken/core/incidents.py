@@ -2,7 +2,8 @@
 
 The culprit is the first cause by time.  That a peer was lost never is one, nor that a worker was
 told to stop while something else is known; a rank that ended early beats the errors of those who
-waited for it.  That an agent cannot be reached may only be how the loss of its pod was heard first.
+waited for it.  That an agent cannot be reached may only be how the deletion of its pod was heard
+first.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from unbroken.wire.agent import FaultKind
 
 from .events import Effect, NodeName, WriteIncident
 from .incident_bounds import SIGNALS_MAX, writable
-from .signals import AGENT_LOST, POD_LOSSES
+from .signals import AGENT_LOST, POD_DELETED
 
 RESTART_REQUESTED = "RestartRequested"
 OPERATOR_RESTARTED = "OperatorRestarted"
@@ -43,8 +44,8 @@ def culprit(signals: Sequence[Signal]) -> Signal:
     first = min(signals, key=_weight)
     if first.fault != AGENT_LOST:
         return first
-    losses = [one for one in signals if one.pod == first.pod and one.fault in POD_LOSSES]
-    return min(losses, key=_weight, default=first)
+    deletions = [one for one in signals if (one.pod, one.fault) == (first.pod, POD_DELETED)]
+    return min(deletions, key=_weight, default=first)
 
 
 class Incidents:
