@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from unbroken.wire.agent import (
+    HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
     AgentReport,
     AgentState,
@@ -37,8 +38,9 @@ FIRST_NET = 224
 """Of the loopback addresses of agents; those of embedded clusters lie below."""
 WEBSOCKET = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 """RFC 6455, 1.3."""
-RESTATE_SECONDS = 0.8 * HEARTBEAT_SECONDS
+RESTATED = 0.8
 """As `agent_http.server`."""
+HEARTBEAT = re.compile(rb"\?" + HEARTBEAT_KEY.encode() + rb"=([\d.]+) ")
 TICK_SECONDS = 0.02
 UP = (AgentState.RUNNING, AgentState.FAULTED, AgentState.STOPPING)
 _SENTINEL = 7_000_000_000
@@ -137,6 +139,7 @@ class Agent:
     says: str = "idle"
     frame: bytes = b""
     sent_at: float = 0.0
+    restate_seconds: float = RESTATED * HEARTBEAT_SECONDS
     links: list[Link] = field(default_factory=list)
 
     def say(self, name: str) -> None:
@@ -228,6 +231,8 @@ class Link(asyncio.Protocol):
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
         )
+        asked = HEARTBEAT.search(head.split(b"\r\n")[0])
+        self._agent.restate_seconds = RESTATED * float(asked[1] if asked else HEARTBEAT_SECONDS)
         self._is_open = True
         self._agent.links.append(self)
         self._agent.say(self._agent.says)
@@ -298,9 +303,8 @@ class Home:
                 self._restate()
 
     def _restate(self) -> None:
-        due = self.now - RESTATE_SECONDS
         for agent in self.agents:
-            if agent.sent_at > due or not agent.links:
+            if agent.sent_at > self.now - agent.restate_seconds or not agent.links:
                 continue
             if self.has_steps and agent.says == "running":
                 agent.known["step"] += 1

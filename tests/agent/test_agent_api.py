@@ -355,3 +355,25 @@ def test_rubbish_on_the_link_changes_nothing(agent: Running) -> None:
             await operator.state(AgentState.READY)
 
     asyncio.run(story())
+
+
+def test_a_link_may_ask_for_slower_heartbeats(agent: Running) -> None:
+    async def frames(asked: str, count: int) -> list[float]:
+        headers, found = {"Authorization": f"Bearer {agent.token}"}, []
+        address = f"http://127.0.0.1:{agent.port}/v1/link?heartbeat={asked}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(address, headers=headers) as link,
+        ):
+            for _ in range(count):
+                await link.receive_str()
+                found.append(asyncio.get_running_loop().time())
+        return found
+
+    async def story() -> None:
+        first, second = await frames("1.5", 2)
+        assert second - first > 1.1
+        for rubbish in ("nan", "-1", "inf", "soon"):
+            assert await frames(rubbish, 1)
+
+    asyncio.run(story())

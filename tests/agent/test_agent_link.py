@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from running import SLEEPER, Operator, linked, program, running, start, stop
 
-from unbroken.agent_http.client import SILENCE_SECONDS
+from unbroken.agent_http.client import SILENCE_SECONDS, heartbeat_seconds
 from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentState, ShutdownCommand
 
 pytestmark = pytest.mark.slow
@@ -32,6 +32,11 @@ def test_a_healthy_agent_is_heard_within_each_heartbeat(tmp_path: Path) -> None:
                 assert operator.reports[-1] == operator.reports[-2]
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(("agents", "seconds"), [(0, 1.0), (4000, 1.0), (12_500, 3.1), (10**7, 60)])
+def test_many_agents_are_asked_for_fewer_heartbeats(agents: int, seconds: float) -> None:
+    assert heartbeat_seconds(agents) == seconds
 
 
 def test_a_command_waits_for_the_agent_and_the_newest_wins(tmp_path: Path) -> None:

@@ -143,6 +143,17 @@ def test_a_repeated_command_says_the_same() -> None:
     """)
 
 
+def test_many_agents_are_given_time_before_they_are_told_again() -> None:
+    script = Script(spec(3000))
+    script.up()
+    script.run("10 failed w-1 0")
+    assert len(stops(script)) == 3000
+    script.run("12.9 tick")
+    assert len(stops(script)) == 3000
+    script.run("13.1 tick")
+    assert len(stops(script)) == 6000
+
+
 def test_the_last_restart_of_the_budget_makes_all_pods_anew_or_ends_the_job() -> None:
     script = running(2, 0, "5 runs w-0 0 told=1")
     for attempt in range(3):

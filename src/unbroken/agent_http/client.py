@@ -22,7 +22,9 @@ from yarl import URL
 
 from unbroken.errors import PeerError
 from unbroken.wire.agent import (
+    HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
+    HEARTBEAT_SECONDS_MAX,
     LINK_PATH,
     AgentReport,
     Command,
@@ -47,8 +49,12 @@ from .turns import Turns
 
 logger = logging.getLogger(__name__)
 
-SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS
-"""After so long without a word the agent is lost, whatever its connection looks like."""
+MISSED_MAX = 3
+"""After so many heartbeats that did not come the agent is lost, whatever its connection looks
+like."""
+SILENCE_SECONDS = MISSED_MAX * HEARTBEAT_SECONDS
+HEARTBEATS_A_SECOND = 4000
+"""Of all agents of a process; each costs it 75 us (benchmarks/control_plane.py)."""
 GLANCE_SECONDS = 0.1
 """For what an agent said while we stood still ourselves, and which waits to be read; a look that
 comes so late was held up itself."""
@@ -95,6 +101,8 @@ class AgentLink:
         """Asked before each command leaves; may be replaced before `run`."""
         self.turns = Turns()
         """Of all links that share a process; likewise."""
+        self.heartbeat_seconds = HEARTBEAT_SECONDS
+        """Between two words of an agent that has nothing new to say; likewise."""
         self._base = URL.build(scheme="http", host=address, port=port)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._on_report = on_report
@@ -144,17 +152,18 @@ class AgentLink:
 
     async def _run(self, session: aiohttp.ClientSession) -> None:
         is_stock = False
-        while True:
-            broken = await (self._poll(session) if is_stock else self._link(session))
-            is_stock = broken.is_stock
-            self._return_unconfirmed()
-            if is_stock:
-                continue
-            self._failures += 1
-            # The first failure after a good time may be the connection's only: look again at once.
-            if self._failures > 1:
-                self._lose(broken.why)
-                await self._pause()
+        with self.turns.counted():
+            while True:
+                broken = await (self._poll(session) if is_stock else self._link(session))
+                is_stock = broken.is_stock
+                self._return_unconfirmed()
+                if is_stock:
+                    continue
+                self._failures += 1
+                # The first failure after a good time may be the connection's only: look at once.
+                if self._failures > 1:
+                    self._lose(broken.why)
+                    await self._pause()
 
     def _lose(self, why: str) -> None:
         if self._why != why:
@@ -198,7 +207,7 @@ class AgentLink:
         try:
             async with self.turns.turn(), asyncio.timeout(CONNECT_SECONDS):
                 socket = await session.ws_connect(
-                    self._base.with_path(LINK_PATH),
+                    self._base.with_path(LINK_PATH) % {HEARTBEAT_KEY: self.heartbeat_seconds},
                     headers=self._headers,
                     max_msg_size=FRAME_BYTES_MAX,
                     timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
@@ -221,16 +230,17 @@ class AgentLink:
     async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> str:
         """Take what the agent says until it says no more; why that is."""
         self._frame, self._report = "", None
+        silence = MISSED_MAX * self.heartbeat_seconds
         try:
-            async with _patience(SILENCE_SECONDS) as heard:
+            async with _patience(silence) as heard:
                 while self._take_message(await socket.receive()):
                     heard()
             return self._told("closed the link")
         except TimeoutError:
             self._failures += 1  # Three heartbeats are missing: no second look is needed.
-            return self._told(f"was silent for {SILENCE_SECONDS:g} s")
+            return self._told(f"was silent for {silence:g} s")
         except _ERRORS as error:
-            return self._told(_text(error, SILENCE_SECONDS))
+            return self._told(_text(error, silence))
 
     def _take_message(self, message: aiohttp.WSMessage) -> bool:
         """False: it is the end of the link.  PeerError."""
@@ -320,6 +330,12 @@ class AgentLink:
             if answer.status != 200:
                 raise PeerError(f"/status is answered with HTTP {answer.status}")
         return report_of_status(parse_json(body))
+
+
+def heartbeat_seconds(agents: int) -> float:
+    """Which heartbeat to ask of each of so many agents."""
+    fitting = agents / HEARTBEATS_A_SECOND
+    return min(HEARTBEAT_SECONDS_MAX, max(HEARTBEAT_SECONDS, round(fitting, 1)))
 
 
 def _request(command: Command) -> tuple[str, dict[str, object]]:

@@ -21,7 +21,9 @@ from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
 
 from unbroken.errors import PeerError, WorldError
 from unbroken.wire.agent import (
+    HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
+    HEARTBEAT_SECONDS_MAX,
     IMPORTS_MAX,
     IMPORTS_PATH,
     LINK_PATH,
@@ -58,7 +60,8 @@ CLOSE_SECONDS = 0.1
 """For whoever is linked or is being answered when the agent ends."""
 UNSENT_MILLISECONDS = 10_000
 """An operator's machine that acknowledges nothing for so long is gone (TCP_USER_TIMEOUT)."""
-_RESTATE_SECONDS = 0.8 * HEARTBEAT_SECONDS
+_RESTATED = 0.8
+"""Of a heartbeat: the rest is for the way."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -97,6 +100,8 @@ class Agent(Protocol):
 class _Unsent:
     """What one link has yet to be told."""
 
+    restate_seconds: float
+    """Without news it is told the same again."""
     change: asyncio.Event = field(default_factory=asyncio.Event)
     """There is news."""
     faults: str = ""
@@ -273,7 +278,7 @@ class AgentServer:
         )
         await channel.prepare(request)
         _bound_unsent(request)
-        unsent = self._links[channel] = _Unsent()
+        unsent = self._links[channel] = _Unsent(_RESTATED * _heartbeat_seconds(request))
         unsent.change.set()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -287,7 +292,7 @@ class AgentServer:
     async def _send_reports(self, channel: web.WebSocketResponse, unsent: _Unsent) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_RESTATE_SECONDS):
+                async with asyncio.timeout(unsent.restate_seconds):
                     await unsent.change.wait()
             unsent.change.clear()
             faults, unsent.faults = unsent.faults, ""
@@ -340,6 +345,16 @@ def listening_socket(host: str, port: int) -> socket.socket:
         ) from error
     listener.setblocking(False)
     return listener
+
+
+def _heartbeat_seconds(request: web.Request) -> float:
+    """Which one the link asks for."""
+    try:
+        asked = float(request.query.get(HEARTBEAT_KEY, HEARTBEAT_SECONDS))
+    except ValueError:
+        return HEARTBEAT_SECONDS
+    # Not a number is below and above nothing.
+    return min(asked, HEARTBEAT_SECONDS_MAX) if asked > HEARTBEAT_SECONDS else HEARTBEAT_SECONDS
 
 
 def _bound_unsent(request: web.Request) -> None:

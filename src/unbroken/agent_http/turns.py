@@ -7,8 +7,8 @@ agents at once, each would have run out of time long before its turn, and so wou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 TURNS_MAX = 64
 TURN_SECONDS = 0.25
@@ -21,6 +21,17 @@ class Turns:
 
     def __init__(self, most: int = TURNS_MAX) -> None:
         self._free = asyncio.Semaphore(most)
+        self.links = 0
+        """How many there are of the process, connected or not."""
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """There is one more during the block."""
+        self.links += 1
+        try:
+            yield
+        finally:
+            self.links -= 1
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

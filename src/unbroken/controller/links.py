@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from unbroken.agent_http.client import AgentLink
+from unbroken.agent_http.client import AgentLink, heartbeat_seconds
 from unbroken.agent_http.permit import Permit
 from unbroken.agent_http.turns import Turns
 from unbroken.core.events import (
@@ -46,6 +46,7 @@ class AgentLinks:
         tasks: asyncio.TaskGroup,
         permit: Permit,
         turns: Turns,
+        agents: Callable[[], int],
     ) -> None:
         self._session = session
         self._token = token
@@ -53,6 +54,8 @@ class AgentLinks:
         self._tasks = tasks
         self._permit = permit
         self._turns = turns
+        self._agents = agents
+        """How many the job has, or will have."""
         self._held: dict[PodUid, _Held] = {}
 
     def follow(self, pod: PodView, place: AgentPlace) -> None:
@@ -114,5 +117,6 @@ class AgentLinks:
             address, place.port, self._token, on_report, on_lost, self._session, on_evidence
         )
         link.permit, link.turns = self._permit, self._turns
+        link.heartbeat_seconds = heartbeat_seconds(max(self._turns.links, self._agents()))
         held = _Held(address, place, link, self._tasks.create_task(link.run()))
         self._held[uid] = held

@@ -182,7 +182,10 @@ class JobRunner:
             if token is not None:
                 self._tasks.create_task(self._keep_token(token))
             around, permit = self._around, self._around.permit
-            links = AgentLinks(around.session, token, self.tell, self._tasks, permit, around.turns)
+            links = AgentLinks(
+                *(around.session, token, self.tell, self._tasks, permit, around.turns),
+                lambda: self._seen.spec.nnodes if self._seen else 0,
+            )
             self._links = links
             while True:
                 event = await self._next()

@@ -32,6 +32,10 @@ from .buddies import Copies
 from .events import Effect, PodUid, StartWorkers, StopWorkers
 from .roster import Member, Roster, is_stock
 
+RESEND_SECONDS_EACH = 0.001
+"""Of a large job, for each pod: to send an order and hear what came of it takes the operator 0.3 ms
+(benchmarks/control_plane.py), and orders repeated before their answers were read are what it then
+does instead of reading them."""
 RESEND_SECONDS = 1.0
 
 
@@ -208,6 +212,9 @@ class Gang:
         member.asked = attempt
         return [StopWorkers(uid, StopCommand(attempt))]
 
+    def _resend_seconds(self) -> float:
+        return max(RESEND_SECONDS, RESEND_SECONDS_EACH * len(self._roster.members))
+
     def _ask_anew(self, uid: PodUid, now: float) -> None:
         del self.unclear[uid]
         self.unclear[uid] = now
@@ -235,7 +242,7 @@ class Gang:
                 mode = self.mode if _can_keep(member.report) else PROCESS_RESTART
                 effects.append(StopWorkers(uid, StopCommand(self.fence, mode, self._is_graceful)))
         if self._resend_at is None and self.unclear:
-            self._resend_at = now + RESEND_SECONDS
+            self._resend_at = now + self._resend_seconds()
         return effects
 
     def _start(self, now: float) -> list[Effect]:
@@ -257,7 +264,7 @@ class Gang:
             if member.report is not None and is_stock(member.report):
                 of_node = self._for_stock(of_node, member.report.restart_mode)
             effects.append(StartWorkers(uid, of_node))
-        self._resend_at = now + RESEND_SECONDS
+        self._resend_at = now + self._resend_seconds()
         return effects
 
     def _for_stock(self, command: StartCommand, mode: str) -> StartCommand:

@@ -22,7 +22,10 @@ IMPORTS_PATH = "/v1/imports"
 IMPORTS_MAX = 20_000
 WARM_PEERS_MAX = 3
 HEARTBEAT_SECONDS = 1.0
-"""Longest silence of a healthy agent on the link."""
+"""Longest silence of a healthy agent on the link, unless who opens it asks for another."""
+HEARTBEAT_KEY = "heartbeat"
+"""Of the link's query: seconds.  An agent that does not know it keeps to HEARTBEAT_SECONDS."""
+HEARTBEAT_SECONDS_MAX = 60.0
 PROCESS_RESTART, IN_PROCESS_RESTART = "process_level_restart", "in_process_restart"
 """`StopCommand.restart_mode`: no process lives on; or those do that can leave their training."""
 

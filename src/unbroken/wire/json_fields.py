@@ -21,6 +21,7 @@ LINES_MAX = 64
 METRICS_MAX = 64
 TEXT_MAX = 16 * 1024
 _REQUIRED = ("agent_id", "state")
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -39,7 +40,7 @@ def load(frame: str | bytes) -> Mapping[str, Any]:
 
 def dump(value: Mapping[str, Any]) -> str:
     """A frame."""
-    return json.dumps(value, separators=(",", ":"))
+    return _ENCODE(value)
 
 
 def plain(value: dict[str, Any]) -> dict[str, Any]:
