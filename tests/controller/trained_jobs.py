@@ -116,6 +116,7 @@ class Job:
     def incident(self, number: int) -> Object:
         """An incident, once it has ended."""
         what = f"incidents/{self.name}-{number}"
+        self.cluster.wait(what, "create")  # it is written after the status
         self.cluster.wait(what, "jsonpath={.spec.outcome}=recovered")
         spec: Object = self.cluster.get("incidents", f"{self.name}-{number}")["spec"]
         return spec
