@@ -40,11 +40,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
             stack.enter_context(Node(cluster, number))
         operator = Operator(cluster)
         stack.callback(operator.close)
-        for what in ("node/n0", "node/n1", "crd/hyperpodpytorchjobs.sagemaker.amazonaws.com"):
-            cluster.kubectl("wait", "--for=create", what, "--timeout=60s")
         for name in ("n0", "n1"):
+            cluster.wait(f"node/{name}", "create", seconds=55)
             cluster.wait(f"node/{name}", "condition=Ready")
-        cluster.wait("crd/hyperpodpytorchjobs.sagemaker.amazonaws.com", "condition=Established")
+        cluster.wait_served()
         yield Job(cluster, "lm", tmp_path)
 
 

@@ -65,6 +65,12 @@ class Cluster:
         """`kubectl wait --for=CONDITION`."""
         self.kubectl("wait", what, f"--for={condition}", f"--timeout={seconds}s")
 
+    def wait_served(self) -> None:
+        """Return once an operator has seen to it that jobs can be created."""
+        kind = "crd/hyperpodpytorchjobs.sagemaker.amazonaws.com"
+        self.wait(kind, "create", seconds=55)
+        self.wait(kind, "condition=Established")
+
     def take_away(self) -> None:
         """Stop it, and fail if it said anything of an error or left a process behind."""
         self.unbroken("down", check=False)

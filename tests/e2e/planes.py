@@ -27,7 +27,6 @@ LOCK = Path(tempfile.gettempdir()) / "unbroken-plane.lock"
 plane at a time on a machine."""
 TOKEN = "admin-token"
 """Of whom `start` lets do everything."""
-JOBS = "crd/hyperpodpytorchjobs.sagemaker.amazonaws.com"
 
 CONTROLLERS = """#!/usr/bin/env bash
 # Gives every service account the authority of the API server's certificate.
@@ -165,9 +164,8 @@ def real_cluster(folder: Path, kubectl_path: str, *, is_led: bool) -> Iterator[C
             operator.start()
             stack.callback(operator.kill)
             stack.callback(operator.assert_well)
-            cluster.kubectl("wait", "--for=create", JOBS, "--timeout=55s")
-            cluster.wait(JOBS, "condition=Established")
+            cluster.wait_served()
         for number in range(2):
-            cluster.kubectl("wait", "--for=create", f"node/node-{number}", "--timeout=55s")
+            cluster.wait(f"node/node-{number}", "create", seconds=55)
             cluster.wait(f"node/node-{number}", "condition=Ready")
         yield cluster

@@ -143,55 +143,21 @@ def _clear(cluster: RealCluster) -> None:
     shutil.rmtree(room)
 
 
-class Operator:
-    """`unbroken operator` as a process of this host; its log is in the cluster's folder."""
-
-    def __init__(self, cluster: RealCluster, *options: str) -> None:
-        self._cluster = cluster
-        self._options = options
-        self.log = cluster.directory / "operator.log"
-        self._start()
-
-    def _start(self) -> None:
-        kubeconfig = str(self._cluster.directory / "kubeconfig")
-        command = [*UNBROKEN, "operator", "--kubeconfig", kubeconfig, *self._options]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
-        self.process.wait()
-
-    def restart(self, *options: str) -> None:
-        """Start another one after `kill` or `stop`; with other options where some are given."""
-        self._options = options or self._options
-        self._start()
-
-    def stop(self) -> None:
-        """End it in order."""
-        self.process.terminate()
-        self.process.wait(timeout=30)
-
-
 @contextmanager
-def operator(cluster: RealCluster, *options: str) -> Iterator[Operator]:
-    """An operator that leads and whose kinds are served; its log must hold no error."""
-    (cluster.directory / "operator.log").unlink(missing_ok=True)
-    running = Operator(cluster, *options)
+def operator(cluster: RealCluster, *options: str) -> Iterator[None]:
+    """`unbroken operator` as a process of this host, whose kinds are served; its log, which is in
+    the cluster's folder, must hold no error."""
+    log = cluster.directory / "operator.log"
+    with log.open("wb") as output:
+        command = [*UNBROKEN, "operator", *cluster.operator_options, *options]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        kind = "crd/hyperpodpytorchjobs.sagemaker.amazonaws.com"
-        until(
-            lambda: "True" in cluster.kubectl(
-                "get", kind, "-o", "jsonpath={.status.conditions[?(@.type=='Established')].status}",
-                check=False,
-            ).stdout,
-            "the operator's kinds are served",
-        )  # fmt: skip
-        yield running
+        cluster.wait_served()
+        yield
     finally:
-        running.stop()
-    assert_no_errors(running.log, cluster.allowed_errors)
+        process.terminate()
+        process.wait(timeout=30)
+    assert_no_errors(log, cluster.allowed_errors)
 
 
 def repair_options(cluster: RealCluster) -> list[str]:

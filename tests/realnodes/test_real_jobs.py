@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from realnodes.jobs import GLOO, Job
-from realnodes.plane import Operator, RealCluster, operator
+from realnodes.plane import RealCluster, operator
 
 NODES = 2
 pytestmark = [
@@ -19,9 +19,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def running(cluster: RealCluster) -> Iterator[Operator]:
-    with operator(cluster) as found:
-        yield found
+def running(cluster: RealCluster) -> Iterator[None]:
+    with operator(cluster):
+        yield
 
 
 @pytest.mark.usefixtures("running")
