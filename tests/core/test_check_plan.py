@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 from hypothesis import given
@@ -13,15 +13,17 @@ from unbroken.core.check_plan import Edge, Link, Verdict, edge, judge, next_pair
 ROUNDS_MAX = 60
 
 
-def play(nodes: Collection[str], link: Callable[[Edge], Link]) -> tuple[Verdict, list[list[Edge]]]:
+def play(
+    nodes: Collection[str], link: Callable[[Edge], Link], types: Mapping[str, str] | None = None
+) -> tuple[Verdict, list[list[Edge]]]:
     """Test what is planned until nothing is; who was found, and the rounds."""
     tested: dict[Edge, Link] = {}
     rounds = []
-    while pairs := next_pairs(nodes, tested):
+    while pairs := next_pairs(nodes, tested, types):
         met = [node for pair in pairs for node in pair]
         assert len(met) == len(set(met)), "a node in two pairs at once"
         assert not tested.keys() & set(pairs), "a pair that was tested already"
-        tested |= {pair: link(pair) for pair in pairs}
+        tested |= {both: link(pair) for pair in pairs for both in (pair, pair[::-1])}
         rounds.append(pairs)
         assert len(rounds) < ROUNDS_MAX
     return judge(nodes, tested), rounds
@@ -67,6 +69,29 @@ def test_one_bad_node_takes_two_rounds_three_with_an_odd_one(
     verdict, rounds = play(nodes, spoiled_by([bad]))
     assert verdict.bad == {bad}
     assert len(rounds) <= 2 + count % 2
+
+
+@given(st.lists(st.sampled_from("ABC"), min_size=3, max_size=15), st.data())
+def test_instance_types_change_nothing_of_who_is_named(
+    kinds: list[str], data: st.DataObject
+) -> None:
+    nodes = named(len(kinds))
+    types = dict(zip(nodes, kinds, strict=True))
+    bad = data.draw(st.sets(st.sampled_from(nodes), max_size=(len(nodes) - 1) // 2))
+    verdict, _ = play(nodes, spoiled_by(bad), types)
+    assert verdict == Verdict(frozenset(nodes) - bad, frozenset(bad), frozenset())
+
+
+@given(st.lists(st.sampled_from("ABC"), min_size=2, max_size=15))
+def test_nodes_meet_those_of_their_own_type_where_there_is_another(kinds: list[str]) -> None:
+    nodes = named(len(kinds))
+    types = dict(zip(nodes, kinds, strict=True))
+    _, rounds = play(nodes, spoiled_by([]), types)
+    met = {both for pairs in rounds for pair in pairs for both in (pair, pair[::-1])}
+    for node in nodes:
+        if kinds.count(types[node]) > 1:
+            others = {other for name, other in met if name == node}
+            assert types[node] in {types[other] for other in others}
 
 
 def test_two_nodes_of_which_one_is_bad_name_nobody() -> None:

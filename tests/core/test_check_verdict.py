@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.check_plan_steps import Step, next_steps, steps_done, total_steps
-from unbroken.core.check_verdict import RESULTS_MAX, RUN, compact, conclude, faults_of, usual
-from unbroken.core.check_verdict import Measured as Seen
+from unbroken.core.check_limits import RUN, Fleet
+from unbroken.core.check_plan_steps import Step, steps_done, total_steps
+from unbroken.core.check_plan_steps import next_steps as next_steps_with
+from unbroken.core.check_verdict import RESULTS_MAX, Conclusion, compact, faults_of
+from unbroken.core.check_verdict import conclude as conclude_with
 from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 BASIC, STRESS, PAIRS, TRAINING = CheckKind
@@ -35,6 +36,18 @@ def met(one: str, other: str, speed: float, outcome: Outcome = PASS) -> list[Che
             for test, amount in (("all-reduce-bandwidth", speed), ("all-reduce-latency", 200.0)):
                 found.append(CheckResult(node, PAIRS, test, PASS, 1.0, "", amount, peer=peer))
     return found
+
+
+def conclude(asked: NodeCheckSpec, results: Sequence[CheckResult]) -> Conclusion:
+    """Of nodes of which nothing is known beforehand."""
+    return conclude_with(asked, results, Fleet())
+
+
+def next_steps(
+    asked: NodeCheckSpec, results: Sequence[CheckResult], running: Collection[Step]
+) -> list[Step]:
+    """Of nodes of which nothing is known beforehand."""
+    return next_steps_with(asked, results, running, Fleet())
 
 
 def spec(*nodes: str, kinds: Sequence[CheckKind] = (BASIC,)) -> NodeCheckSpec:
@@ -122,20 +135,6 @@ def test_a_run_in_the_majority_is_never_named(weights: list[str]) -> None:
     for node, text in zip(nodes, weights, strict=True):
         if 2 * weights.count(text) >= len(weights):
             assert node not in found.faulty
-
-
-@pytest.mark.parametrize(("speeds", "expected"), [([5.0], None), ([1.0, 8.0], 4.0)])
-def test_what_is_usual_is_learned_from_two_pairs_or_more(
-    speeds: Iterable[float], expected: float | None
-) -> None:
-    pairs = {(f"a{n}", f"b{n}"): Seen(True, speed, 100.0) for n, speed in enumerate(speeds)}
-    assert usual(pairs).bandwidth == expected
-
-
-def test_a_busy_machines_latency_is_no_fault() -> None:
-    delays = enumerate((50.0, 60.0, 1900.0))
-    limits = usual({(f"a{n}", f"b{n}"): Seen(True, 1.0, delay) for n, delay in delays})
-    assert limits.latency == 2000.0
 
 
 def test_a_slow_node_that_meets_everybody_does_not_make_slow_usual() -> None:

@@ -120,7 +120,7 @@ def defaults(values: Object, known: set[str], path: str = "") -> Iterator[str]:
         {"nodes": {"enabled": False}, "pytorchjobs": {"enabled": False}},
         {
             "nodes": {"provider": "command", "command": "fix {node} {action}", "dryRun": True},
-            "checks": {"image": "checks:1"},
+            "checks": {"image": "checks:1", "linkBandwidth": {"ml.p5.48xlarge": 30}},
             "operator": {"extraArgs": ["--check-logs=/tmp/checks"]},
         },
         EVERYTHING,

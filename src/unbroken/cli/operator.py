@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .check_options import CheckImage, CheckLogs
+from .check_options import CheckImage, CheckLink, CheckLogs, link_bandwidth
 from .nodes_options import NodeCommand, NodeRecovery, Provider, RepairDryRun, RepairShare
 from .operator_parts import Part, Without
 from .place import Context, Embedded, cluster_of
@@ -89,6 +89,7 @@ def command(
     repair_dry_run: RepairDryRun = None,
     check_image: CheckImage = "",
     check_logs: CheckLogs = None,
+    check_link: CheckLink = None,
     without: Without = None,
     webhook_port: WebhookPort = None,
     webhook_service: WebhookService = None,
@@ -117,7 +118,8 @@ def command(
         bool(repair_dry_run),
     )
     terms = LeaderTerms(namespace=lease_namespace)
-    checks = CheckerOptions(image=check_image, log_directory=check_logs)
+    least = link_bandwidth(check_link or ())
+    checks = CheckerOptions(check_image, log_directory=check_logs, link_bandwidth=least)
     metrics = _metrics(metrics_host, metrics_port)
     parts = [part not in (without or ()) for part in Part]
     options = OperatorOptions(namespace, terms, checks, repair, metrics, *parts)

@@ -13,8 +13,15 @@ from typing import Any
 
 from lightkube.resources.core_v1 import Node, Pod
 
+from unbroken.core.check_limits import Fleet
 from unbroken.core.check_plan_steps import Step, next_steps, steps_done, total_steps
-from unbroken.core.check_verdict import Conclusion, compact, conclude, faults_of
+from unbroken.core.check_verdict import (
+    Conclusion,
+    compact,
+    conclude,
+    faults_of,
+    speeds_shown,
+)
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
@@ -30,12 +37,12 @@ from unbroken.spec.node_check import (
     NodeCheckSpec,
     NodeCheckStatus,
 )
-from unbroken.spec.node_keys import INSTANCE_TYPES
 
 from . import node_checks_log as check_log
 from . import node_checks_nodes as holds
 from . import node_checks_pods as check_pods
 from .kinds import NodeCheckObject
+from .node_checks_fleet import SPEED, better, fleet_of, instance_type
 from .node_checks_pods import CheckerOptions, unmade
 from .node_checks_requests import CheckRequests
 
@@ -62,6 +69,7 @@ class Run:
     pods: dict[Step, list[Pod]]
     waits: list[str]
     """What is being waited for, in words."""
+    fleet: Fleet
 
     @property
     def name(self) -> str:
@@ -132,7 +140,8 @@ class Checker:
             for pod in pods:
                 await self._requests.delete_pod(pod)
             return await self._expire(name, status)
-        run = Run(check, spec, status, list(status.results), _by_step(pods), [])
+        known = fleet_of(list(self._nodes.items()), spec.nodes, self._options.link_bandwidth)
+        run = Run(check, spec, status, list(status.results), _by_step(pods), [], known)
         if problems or not spec.nodes:
             text = "; ".join(map(str, problems)) or "it names no node"
             await self._requests.write(check, _refusal(status, text))
@@ -212,7 +221,7 @@ class Checker:
                     run.results += _unmade(step, text)
 
     def _next(self, run: Run, running: Iterable[Step]) -> list[Step]:
-        return next_steps(run.spec, run.results, list(running))
+        return next_steps(run.spec, run.results, list(running), run.fleet)
 
     async def _begin(self, run: Run) -> bool:
         """Start what may be started; whether anything was, or was given up."""
@@ -295,7 +304,8 @@ class Checker:
         await self._requests.write(run.check, status)
 
     async def _conclude(self, run: Run) -> None:
-        found = conclude(run.spec, run.results)
+        found = conclude(run.spec, run.results, run.fleet)
+        await self._remember(run, found)
         await self._release(run.name, found.standing)
         done = steps_done(run.results)
         status = replace(
@@ -317,6 +327,16 @@ class Checker:
 
     def _known(self, names: Iterable[str]) -> list[Node]:
         return [node for name in names if (node := self._nodes.get(name)) is not None]
+
+    async def _remember(self, run: Run, found: Conclusion) -> None:
+        """Write on nodes that passed what their links have shown: others will be held to it."""
+        speeds = speeds_shown(run.results, run.fleet)
+        for node in self._known(run.spec.nodes):
+            name = key_of(node).name
+            text = better(node, speeds.get(name))
+            if text is not None and found.standing[name] is CheckPhase.PASSED:
+                patch = {"metadata": {"annotations": {SPEED: text}}}
+                await self._requests.patch_node(node, patch)
 
     async def _release(self, check: str, standing: Mapping[str, CheckPhase]) -> None:
         for node in list(self._nodes.items()):
@@ -348,7 +368,7 @@ class Checker:
         directory = self._options.log_directory
         if directory is None or not results:
             return
-        types = {key_of(node).name: _instance_type(node) for node in self._known(run.spec.nodes)}
+        types = {key_of(node).name: instance_type(node) for node in self._known(run.spec.nodes)}
         region, now = self._options.region, wall()
         lines = [
             (one, check_log.line(one, now, region, types.get(one.node, ""))) for one in results
@@ -392,8 +412,3 @@ def _fault_text(one: CheckResult) -> str:
     amount = "" if one.measured is None else f" {one.measured:g} {one.unit}".rstrip()
     least = "" if one.expected is None else f", expected {one.expected:g}"
     return f"{one.test}{amount}{least}: {one.message}"
-
-
-def _instance_type(node: Node) -> str:
-    labels = (node.metadata and node.metadata.labels) or {}
-    return next((labels[key] for key in INSTANCE_TYPES if key in labels), "")

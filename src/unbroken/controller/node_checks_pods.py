@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 
+from unbroken.core.check_limits import RUN
 from unbroken.core.check_plan_steps import Step
-from unbroken.core.check_verdict import RUN
 from unbroken.spec.node_check import CheckKind, CheckResult, Outcome
 from unbroken.spec.problems import Report
 from unbroken.spec.read import read_record
@@ -59,6 +59,8 @@ class CheckerOptions:
     """Where the documented log files are written; None: nowhere."""
     region: str = ""
     """Named in the log."""
+    link_bandwidth: Mapping[str, float] = field(default_factory=dict)
+    """GB/s that a link must reach by instance type; of others it is learned."""
 
 
 def pod_name(check: str, uid: str, step: Step, rank: int) -> str:

@@ -4,13 +4,17 @@ A pair that works proves both of its nodes good.  In the first round all nodes m
 each node of a pair that did not work meets one that is proven good: only a node that fails again
 is bad.  With fewer bad nodes than half of all a good pair is always found; without one
 nobody is named, for then the network, or what was expected of it, is at fault.
+
+Nodes meet those of their own instance type where they can: a link is as slow as its slower end.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import groupby
 
 Edge = tuple[str, str]
 TWICE = 2
@@ -20,12 +24,16 @@ TRIES = 2
 
 
 class Link(Enum):
-    """How a pair did."""
+    """What the test of a pair says of one of its nodes."""
 
     GOOD = "good"
     BAD = "bad"
     UNKNOWN = "unknown"
-    """It could not be tested: nothing is known of either because of it."""
+    """It could not be tested, or the other may be the slow one."""
+
+
+Tested = Mapping[Edge, Link]
+"""By (node, other): both orders of each pair that was tested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,59 +51,90 @@ def edge(one: str, other: str) -> Edge:
     return (one, other) if one < other else (other, one)
 
 
-def judge(nodes: Iterable[str], tested: Mapping[Edge, Link]) -> Verdict:
+def judge(nodes: Iterable[str], tested: Tested) -> Verdict:
     """Who is proven good, who is bad, and of whom nothing is known."""
     everybody = frozenset(nodes)
-    good = everybody & {node for pair, link in tested.items() if link is Link.GOOD for node in pair}
+    good = everybody & {node for (node, _), link in tested.items() if link is Link.GOOD}
     failed: dict[str, set[str]] = {name: set() for name in everybody - good}
-    for (one, other), link in tested.items():
-        if link is Link.BAD:
-            for node, partner in ((one, other), (other, one)):
-                if node in failed:
-                    failed[node].add(partner)
+    for (node, partner), link in tested.items():
+        if link is Link.BAD and node in failed:
+            failed[node].add(partner)
     bad = frozenset(
         node for node, partners in failed.items() if partners & good and len(partners) >= TWICE
     )
     return Verdict(good, bad, everybody - good - bad)
 
 
-def next_pairs(nodes: Iterable[str], tested: Mapping[Edge, Link]) -> list[Edge]:
+def next_pairs(
+    nodes: Iterable[str], tested: Tested, types: Mapping[str, str] | None = None
+) -> list[Edge]:
     """Pairs to test at the same time now; none: there is nothing more to learn.
 
-    Each node is in one pair at most: two tests at once would slow each other down.
+    `types`: the instance type of each node, where it is known.  Each node is in one pair at most:
+    two tests at once would slow each other down.
     """
-    names = sorted(set(nodes))
-    first = [edge(one, other) for one, other in zip(names[::2], names[1::2], strict=False)]
+    names, kinds = sorted(set(nodes)), types or {}
+    alike, mixed = _first(names, kinds)
     if not tested:
-        return first
+        return alike or mixed
     verdict = judge(names, tested)
     if verdict.good:
-        return _meet(sorted(verdict.open), sorted(verdict.good), tested)
-    return _search(names, first, tested)
+        return _meet(sorted(verdict.open), sorted(verdict.good), tested, kinds)
+    if not any(pair in tested for pair in mixed):
+        return mixed or _search(names, alike, tested)
+    return _search(names, alike + mixed, tested)
 
 
-def _search(names: Sequence[str], first: Sequence[Edge], tested: Mapping[Edge, Link]) -> list[Edge]:
-    """Look for a good pair where the first round had none.
+def _first(names: Sequence[str], types: Mapping[str, str]) -> tuple[list[Edge], list[Edge]]:
+    """Pairs within each instance type, and of those who are left over."""
+    alike: list[Edge] = []
+    left: list[str] = []
+    for _, group in groupby(sorted(names, key=lambda one: (types.get(one, ""), one)), types.get):
+        members = list(group)
+        alike += _by_twos(members)
+        left += members[len(members) // 2 * 2 :]
+    return alike, _by_twos(left)
+
+
+def _by_twos(names: Sequence[str]) -> list[Edge]:
+    return [edge(one, other) for one, other in zip(names[::2], names[1::2], strict=False)]
+
+
+def _search(names: Sequence[str], first: Sequence[Edge], tested: Tested) -> list[Edge]:
+    """Look for a good pair where the first rounds had none.
 
     If fewer than half of the nodes are bad, each of these pairs has one bad node and one good, and
     the node that was left over is good: it works with one of the first pair.
     """
     broken = [pair for pair in first if tested.get(pair) is Link.BAD]
-    if len(names) % 2 == 0 or not broken:
+    met = {node for pair in first for node in pair}
+    left = [node for node in names if node not in met]
+    if not left or not broken:
         return []
-    left = names[-1]
-    return [edge(left, node) for node in broken[0] if edge(left, node) not in tested][:1]
+    return [pair for node in broken[0] if (pair := edge(left[0], node)) not in tested][:1]
 
 
-def _meet(suspects: Sequence[str], good: Sequence[str], tested: Mapping[Edge, Link]) -> list[Edge]:
-    """Each suspect with a good node that it has not met, as many as there are good ones."""
-    free, pairs = list(good), []
+def _meet(
+    suspects: Sequence[str], good: Sequence[str], tested: Tested, types: Mapping[str, str]
+) -> list[Edge]:
+    """Each suspect with a good node that it has not met, as many as there are good ones.
+
+    One of its own type, though it has to be waited for.
+    """
+    tries = Counter(node for (node, _), link in tested.items() if link is Link.UNKNOWN)
+    free = dict.fromkeys(good)
+    alike: dict[str | None, list[str]] = {}
+    for one in good:
+        alike.setdefault(types.get(one), []).append(one)
+    pairs = []
     for suspect in suspects:
-        tries = [link for pair, link in tested.items() if suspect in pair]
-        if tries.count(Link.UNKNOWN) >= TRIES:
+        if tries[suspect] >= TRIES:
             continue
-        partner = next((one for one in free if edge(suspect, one) not in tested), None)
+        own = [one for one in alike.get(types.get(suspect), ()) if (suspect, one) not in tested]
+        partner = next(
+            (one for one in own or free if one in free and (suspect, one) not in tested), None
+        )
         if partner is not None:
-            free.remove(partner)
+            del free[partner]
             pairs.append(edge(suspect, partner))
     return pairs

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from unbroken.spec.node_check import CheckKind, CheckResult, NodeCheckSpec, Outcome
 
+from .check_limits import RUN, Fleet, limits_of, links, measured_pairs
 from .check_plan import next_pairs
-from .check_verdict import RUN, links
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -25,7 +25,7 @@ class Step:
 
 
 def next_steps(
-    spec: NodeCheckSpec, results: Sequence[CheckResult], running: Collection[Step]
+    spec: NodeCheckSpec, results: Sequence[CheckResult], running: Collection[Step], fleet: Fleet
 ) -> list[Step]:
     """Steps that may begin now, one a node at most; none while nothing may, or all is done.
 
@@ -45,16 +45,20 @@ def next_steps(
     )
     if wanted or is_open or busy or CheckKind.CONNECTIVITY not in spec.kinds:
         return wanted
-    return _pairs(spec, results, bad)
+    return _pairs(spec, results, bad, fleet)
 
 
-def _pairs(spec: NodeCheckSpec, results: Sequence[CheckResult], bad: Collection[str]) -> list[Step]:
+def _pairs(
+    spec: NodeCheckSpec, results: Sequence[CheckResult], bad: Collection[str], fleet: Fleet
+) -> list[Step]:
     # Who could not be tested alone cannot meet anybody either.
     lost = {one.node for one in results if one.test == RUN and not one.peer}
     fit = [node for node in spec.nodes if node not in bad and node not in lost]
     if len(fit) < 2:
         return []
-    return [Step(pair, CheckKind.CONNECTIVITY) for pair in next_pairs(fit, links(results))]
+    pairs = measured_pairs(results)
+    tested = links(pairs, limits_of(pairs, fleet))
+    return [Step(pair, CheckKind.CONNECTIVITY) for pair in next_pairs(fit, tested, fleet.types)]
 
 
 def total_steps(spec: NodeCheckSpec) -> int:

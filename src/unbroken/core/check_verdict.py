@@ -10,143 +10,83 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
-from .check_plan import Edge, Link, edge, judge
+from .check_limits import (
+    BANDWIDTH,
+    RUN,
+    SUM,
+    Fleet,
+    Limits,
+    Measured,
+    best_of,
+    limits_of,
+    links,
+    measured_pairs,
+)
+from .check_plan import Link, edge, judge
 
-SLOW_SHARE = 0.5
-"""Of the usual bandwidth of the pairs: a link below it is bad.  HyperPod's own example is stricter:
-30 GB/s where 80 are asked for (reference section 2.5)."""
-LATENCY_TIMES, LATENCY_LEAST = 10.0, 2000.0
-"""A link whose latency is so many times the usual and above so many microseconds is bad: less than
-that a busy machine does by itself (judgement)."""
-PAIRS_LEAST = 2
-"""Fewer say nothing about what is usual."""
 MAJORITY_LEAST = 3
 """Nodes that ran the same training: of two that disagree either may be right."""
 RESULTS_MAX = 4000
 """Of about 200 bytes each: etcd takes objects of 1.5 MiB (its `--max-request-bytes`)."""
-RUN = "run"
-"""Name of the result that says why tests could not be made, or not to their end."""
-SUM, BANDWIDTH, LATENCY = "all-reduce", "all-reduce-bandwidth", "all-reduce-latency"
 CONNECTIVITY, TRAINING = "connectivity", "training-compared"
 TRAINED = re.compile(r"loss=(\S+) weights=(\S+) (torch=\S+ cpu=[^\s;]+)")
 """What `nodes/checks/training` says of a run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What was seen of one pair; None: nothing."""
-
-    is_right: bool | None = None
-    """Whether the two could sum, and did so rightly."""
-    bandwidth: float | None = None
-    """GB/s, the lesser of what both measured."""
-    latency: float | None = None
-    """Microseconds, the greater."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What pairs must reach; None: not known."""
-
-    bandwidth: float | None = None
-    latency: float | None = None
-
-
-def measured_pairs(results: Iterable[CheckResult]) -> dict[Edge, Measured]:
-    """What both ends of each pair said, put together."""
-    said: dict[Edge, list[CheckResult]] = {}
-    for one in results:
-        if one.kind is CheckKind.CONNECTIVITY and one.peer:
-            said.setdefault(edge(one.node, one.peer), []).append(one)
-    return {pair: _measured(found) for pair, found in said.items()}
-
-
-def _measured(said: Sequence[CheckResult]) -> Measured:
-    sums = [one.outcome for one in said if one.test == SUM]
-    if any(one.test == RUN for one in said) or not sums or Outcome.UNKNOWN in sums:
-        return Measured()
-    if Outcome.FAIL in sums:
-        return Measured(is_right=False)
-    speeds = [one.measured for one in said if one.test == BANDWIDTH and one.measured is not None]
-    delays = [one.measured for one in said if one.test == LATENCY and one.measured is not None]
-    return Measured(True, min(speeds, default=None), max(delays, default=None))
-
-
-def usual(pairs: Mapping[Edge, Measured]) -> Limits:
-    """Limits learned from the pairs themselves: most nodes of a cluster are good.
-
-    What counts of each node is the best that it has shown: a bad one that meets several others
-    would else make its own slowness usual.  Of an even number of nodes the better of the two in
-    the middle counts: one bad pair of two is found.
-    """
-    speeds: dict[str, float] = {}
-    delays: dict[str, float] = {}
-    found = {pair: one for pair, one in pairs.items() if one.is_right}
-    for pair, one in found.items():
-        for node in pair:
-            speeds[node] = max(speeds.get(node, 0.0), one.bandwidth or 0.0)
-            delays[node] = min(delays.get(node, inf), inf if one.latency is None else one.latency)
-    if len(found) < PAIRS_LEAST:
-        return Limits()
-    bandwidth = sorted(speeds.values())[len(speeds) // 2] * SLOW_SHARE
-    latency = sorted(delays.values())[(len(delays) - 1) // 2] * LATENCY_TIMES
-    is_known = latency < inf
-    return Limits(round(bandwidth, 4), max(latency, LATENCY_LEAST) if is_known else None)
-
-
-def link_of(one: Measured, limits: Limits) -> Link:
-    """Whether a pair is as it should be."""
-    if one.is_right is None:
-        return Link.UNKNOWN
-    is_slow = limits.bandwidth is not None and (one.bandwidth or 0.0) < limits.bandwidth
-    is_late = limits.latency is not None and (one.latency or 0.0) > limits.latency
-    return Link.BAD if not one.is_right or is_slow or is_late else Link.GOOD
-
-
-def links(results: Iterable[CheckResult]) -> dict[Edge, Link]:
-    """How each pair did that was tested, by what is usual among them."""
-    pairs = measured_pairs(results)
-    limits = usual(pairs)
-    return {pair: link_of(one, limits) for pair, one in pairs.items()}
-
-
-def compare_pairs(nodes: Iterable[str], results: Sequence[CheckResult]) -> list[CheckResult]:
+def compare_pairs(
+    nodes: Iterable[str], results: Sequence[CheckResult], fleet: Fleet
+) -> list[CheckResult]:
     """A result of each node that took part in pairs: who is proven good, who is bad."""
     pairs = measured_pairs(results)
-    limits = usual(pairs)
-    states = {pair: link_of(one, limits) for pair, one in pairs.items()}
+    limits = limits_of(pairs, fleet)
+    states = links(pairs, limits)
     verdict = judge(nodes, states)
+    best = best_of(pairs)
     found = []
-    for node in sorted({name for pair in pairs for name in pair} & set(nodes)):
-        mine = {pair: one for pair, one in pairs.items() if node in pair}
-        broken = [pair for pair in mine if states[pair] is Link.BAD]
-        text = "; ".join(_trouble(node, pair, pairs[pair], limits) for pair in sorted(broken))
-        best = max((one.bandwidth or 0.0 for one in mine.values()), default=0.0)
+    for node in sorted({name for name, _ in states} & set(nodes)):
+        others = sorted(other for name, other in states if name == node)
+        broken = [other for other in others if states[node, other] is Link.BAD]
+        seen = {other: pairs[edge(node, other)] for other in others}
+        text = "; ".join(_trouble(node, other, seen[other], limits) for other in broken)
+        test = CONNECTIVITY
         if node in verdict.bad:
             outcome = Outcome.FAIL
         elif node in verdict.good:
             outcome, text = Outcome.PASS, "works with other nodes"
         else:
             outcome = Outcome.UNKNOWN
-            text = f"{text}; no node is proven good, so either may be at fault" if text else ""
-        amount = (best, limits.bandwidth, "GB/s") if best else (None, None, "")
-        found.append(
-            CheckResult(node, CheckKind.CONNECTIVITY, CONNECTIVITY, outcome, 0.0, text, *amount)
-        )
+            if broken:
+                text += "; no node is proven good, so either may be at fault"
+            elif right := [other for other in others if seen[other].is_right]:
+                # As good as can be said with no node of its type to meet: it is not held back.
+                test, text = BANDWIDTH, _trouble(node, right[0], seen[right[0]], limits)
+                text += "; nothing is known of what that one's type can"
+        speed = best.get(node)
+        amount = (speed, limits.of(node), "GB/s") if speed else (None, None, "")
+        found.append(CheckResult(node, CheckKind.CONNECTIVITY, test, outcome, 0.0, text, *amount))
     return found
 
 
-def _trouble(node: str, pair: Edge, one: Measured, limits: Limits) -> str:
-    other = pair[0] if pair[1] == node else pair[1]
-    if not one.is_right:
+def _trouble(node: str, other: str, seen: Measured, limits: Limits) -> str:
+    if not seen.is_right:
         return f"with {other}: no connection, or sums that are wrong"
-    if limits.bandwidth is not None and (one.bandwidth or 0.0) < limits.bandwidth:
-        return f"with {other}: {one.bandwidth} GB/s, expected {limits.bandwidth}"
-    return f"with {other}: {one.latency} us, expected at most {limits.latency}"
+    if limits.is_late(seen):
+        return f"with {other}: {seen.latency} us, expected at most {limits.latency}"
+    return f"with {other}: {seen.bandwidth} GB/s, expected {limits.of_pair(node, other)}"
+
+
+def speeds_shown(results: Iterable[CheckResult], fleet: Fleet) -> Mapping[str, float]:
+    """The most GB/s that each node has shown with another of its instance type."""
+    pairs = measured_pairs(results)
+    alike = {
+        (one, other): seen
+        for (one, other), seen in pairs.items()
+        if fleet.types.get(one) == fleet.types.get(other)
+    }
+    return best_of(alike)
 
 
 def compare_training(results: Iterable[CheckResult]) -> list[CheckResult]:
@@ -190,9 +130,9 @@ class Conclusion:
     """Of each node: PASSED, FAILED, or UNKNOWN where it could not be tested."""
 
 
-def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult]) -> Conclusion:
+def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) -> Conclusion:
     """Everything that the results amount to.  To be asked once, when the last test has ended."""
-    compared = [*results, *compare_pairs(spec.nodes, results), *compare_training(results)]
+    compared = [*results, *compare_pairs(spec.nodes, results, fleet), *compare_training(results)]
     if CheckKind.CONNECTIVITY in spec.kinds and not any(one.peer for one in results):
         compared += [_alone(node) for node in spec.nodes]
     final = tuple(_own(one) for one in compared)

@@ -26,6 +26,9 @@
 {{- with .Values.checks.image }}
 - --check-image={{ . }}
 {{- end }}
+{{- range $type, $speed := .Values.checks.linkBandwidth }}
+- --check-link={{ $type }}={{ $speed }}
+{{- end }}
 {{- else if not .Values.operator.namespace }}
 - --without=nodes
 {{- end }}
