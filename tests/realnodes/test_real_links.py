@@ -13,6 +13,8 @@ import pytest
 from e2e.clusters import UNBROKEN
 from realnodes import machines
 from realnodes.plane import RealCluster, operator, repair_options
+from unbroken.controller.node_checks_fleet import SPEED
+from unbroken.spec.node_keys import INSTANCE_TYPES
 
 NODES = 3
 pytestmark = [
@@ -38,10 +40,11 @@ def slow_link(cluster: RealCluster, node: str) -> Iterator[None]:
         subprocess.run(["tc", "qdisc", "del", "dev", link, "root"], check=True)
 
 
-def check(cluster: RealCluster) -> tuple[int, dict[str, Any]]:
-    """`unbroken check` of all nodes: its exit code, and what it says."""
+def check(cluster: RealCluster, *nodes: str) -> tuple[int, dict[str, Any]]:
+    """`unbroken check` of these nodes, or of all: its exit code, and what it says."""
+    command = [*UNBROKEN, *CHECK, *nodes]
     done = subprocess.run(
-        [*UNBROKEN, *CHECK], env=cluster.environment, capture_output=True, text=True, timeout=600
+        command, env=cluster.environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode in (0, 1, 2), done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -62,3 +65,23 @@ def test_a_node_behind_a_slow_link_is_named_and_without_one_none(
         assert slow["measured"] < slow["expected"]
         record_property("usual, at least half of it", f"{slow['expected']:.2f} GB/s")
         record_property("behind 80 Mbit/s", f"{slow['measured']:.3f} GB/s")
+
+
+def test_what_a_type_has_shown_is_asked_of_two_that_meet_alone(cluster: RealCluster) -> None:
+    for number in range(1, NODES + 1):
+        kind = f"{INSTANCE_TYPES[0]}=ml.c5.large"
+        cluster.kubectl("label", "node", f"n{number}", "--overwrite", kind)
+    with operator(cluster, *repair_options(cluster), "--node-recovery", "None"):
+        code, said = check(cluster)
+        assert (code, said["phase"]) == (0, "Passed"), said
+        shown = [one["metadata"]["annotations"][SPEED] for one in cluster.get("nodes")["items"]]
+        assert min(map(float, shown)) > 0.0
+        with slow_link(cluster, "n2"):
+            code, said = check(cluster, "n1", "n2")
+        # Nobody has met a third: either may be the slow one, but neither has passed.
+        assert (code, said["phase"], said.get("faulty") or []) == (2, "Unknown", []), said
+        assert any("either may be at fault" in one["message"] for one in said["results"]), said
+        after = [one["metadata"]["annotations"][SPEED] for one in cluster.get("nodes")["items"]]
+        assert after == shown
+        code, said = check(cluster, "n1", "n2")
+        assert (code, said["phase"]) == (0, "Passed"), said
