@@ -58,6 +58,8 @@ def test_explain_tells_it_in_words() -> None:
     assert "reset-gpu: jobs leave the node, then its GPUs are reset" in text
     assert "after that repair: replace" in text
     assert "XID 94: restart-job" in text
+    assert "system: disk-space below 5%" in call("explain", "DiskSpace").stdout
+    assert "system: blocked-process for 60 s" in call("explain", "BlockedProcess").stdout
 
 
 def test_a_file_of_the_user_s_has_the_last_word(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from unbroken.core.node_signals import (
+    Blocked,
     CounterFinding,
     GpuFinding,
     GpuReading,
@@ -117,6 +118,34 @@ def test_a_clock_that_was_never_synchronised_is_no_fault() -> None:
     good, bad = HostSample(is_clock_good=True), HostSample(is_clock_good=False)
     assert host_signs(bad, bad) == host_signs(good, HostSample()) == []
     assert len(host_signs(good, bad)) == 1
+
+
+def blocked_for(*looks: tuple[float, Blocked], limit: float | None = 60.0) -> list[str]:
+    """What is told at looks at these times; the last is made twice."""
+    watch = HostWatch(None, {}, limit)
+    told: list[str] = []
+    for now, one in [*looks, looks[-1]]:
+        found = watch.look(HostSample(blocked=(one,)), now)
+        told += [one.text for one in found if isinstance(one, HostFinding)]
+    return told
+
+
+def test_a_process_that_does_not_wake_up_in_the_kernel_is_told_once() -> None:
+    one = Blocked(41, 900, "python3", 7, "nfs_wait_bit_killable", "uid-1")
+    assert blocked_for((0.0, one), (30.0, one), (59.0, one)) == []
+    assert blocked_for((0.0, one), (30.0, one), (60.0, one), (90.0, one)) == [
+        "python3 41 cannot be interrupted: it waits in the kernel (nfs_wait_bit_killable) for 60 s"
+    ]
+    assert blocked_for((0.0, one), (90.0, one), limit=None) == []
+
+
+def test_a_process_that_goes_on_or_is_another_is_not_blocked() -> None:
+    one = Blocked(41, 900, "python3", 7)
+    assert blocked_for((0.0, one), (90.0, replace(one, switches=8))) == []
+    assert blocked_for((0.0, one), (90.0, replace(one, start=901))) == []
+    watch = HostWatch(None, {}, 60.0)
+    looks = [(0.0, (one,)), (30.0, ()), (70.0, (one,))]
+    assert not [found for now, some in looks for found in watch.look(HostSample(blocked=some), now)]
 
 
 def test_counters_are_held_against_their_rate() -> None:

@@ -28,7 +28,7 @@ from .node_health_object import (
     read_memory,
     severest,
 )
-from .node_signals import GpuSample, GpuWatch, HostSample, HostWatch
+from .node_signals import GpuSample, GpuWatch, HostSample
 from .node_signals_table import Sign, SignTable
 
 SETTLE_SECONDS = 5.0
@@ -179,7 +179,7 @@ class NodeHealth:
         self._xids: dict[str, deque[tuple[float, int]]] = {}
         """Which XIDs each GPU has had lately, and when."""
         self._gpu_watch = GpuWatch()
-        self._host_watch = HostWatch(table.space_limit, table.counter_limits)
+        self._host_watch = table.host_watch()
         self._uptime_seconds: float | None = None
         self._cursor = ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from unbroken.spec.fault_table import GpuSign, HostSign
 
@@ -54,6 +55,22 @@ class GpuSample:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocked:
+    """An agent or a worker that waits in the kernel and cannot be interrupted."""
+
+    pid: int
+    start: int
+    """When it began, in clock ticks after the boot: with the pid it is of this process alone."""
+    name: str
+    switches: int
+    """How often it has begun to wait so far: if that grows, it goes on."""
+    where: str = ""
+    """Function of the kernel; empty: not told."""
+    pod: str = ""
+    """UID of its pod; empty: not told."""
+
+
+@dataclass(frozen=True, slots=True)
 class HostSample:
     """The system at one time; what could not be read is left out."""
 
@@ -65,6 +82,7 @@ class HostSample:
     is_clock_good: bool | None = None
     counters: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(device and port, file) -> its value."""
+    blocked: tuple[Blocked, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +200,20 @@ class HostWatch:
     """Share of a file system that must be free; None: not looked at."""
     counter_limits: Mapping[str, float]
     """File of a counter -> what it may grow a second; 0: not at all."""
+    blocked_limit: float | None = None
+    """Seconds for which a process may wait without an end; None: not looked at."""
     before: HostSample | None = None
     before_at: float = 0.0
     full: set[str] = field(default_factory=set)
+    blocked: dict[Blocked, float] = field(default_factory=dict)
+    """Since when; infinite: it is told of."""
 
     def look(self, sample: HostSample, now: float) -> Iterator[HostFinding | CounterFinding]:
         """Signs of a sample, against the one before."""
         before, since = self.before, now - self.before_at
         self.before, self.before_at = sample, now
         yield from self._space(sample)
+        yield from self._blocked(sample, now)
         if before is None or since <= 0:
             return
         for mount, is_read_only in sample.read_only.items():
@@ -209,6 +232,16 @@ class HostWatch:
                 self.full.add(mount)
                 text = f"{free:.1%} of the file system at {mount} is free"
                 yield HostFinding(HostSign.DISK_SPACE, mount, text)
+
+    def _blocked(self, sample: HostSample, now: float) -> Iterator[HostFinding]:
+        self.blocked = {one: self.blocked.get(one, now) for one in sample.blocked}
+        for one, since in self.blocked.items():
+            if self.blocked_limit is not None and now - since >= self.blocked_limit:
+                self.blocked[one] = inf
+                where = f" ({one.where})" if one.where else ""
+                text = f"{one.name} {one.pid} cannot be interrupted: it waits in the kernel{where}"
+                part = f"pod {one.pod}" if one.pod else f"process {one.pid}"
+                yield HostFinding(HostSign.BLOCKED, part, f"{text} for {now - since:.0f} s")
 
     def _counters(
         self, sample: HostSample, before: HostSample, since: float

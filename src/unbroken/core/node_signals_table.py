@@ -19,7 +19,7 @@ from unbroken.spec.problems import ManifestError, Report
 
 from .kernel_log import Xid, read_sxid, read_xid
 from .log_patterns import Pattern, PatternSet, compile_pattern
-from .node_signals import CounterFinding, GpuFinding, HostFinding
+from .node_signals import CounterFinding, GpuFinding, HostFinding, HostWatch
 
 UNKNOWN_XID = "the table knows no such XID"
 
@@ -72,16 +72,20 @@ class SignTable:
             self._host[entry.host] = name
         self._counters.update(dict.fromkeys(entry.counter, name))
 
-    @property
-    def space_limit(self) -> float | None:
-        """Share of a file system that must be free."""
-        name = self._host.get(HostSign.DISK_SPACE)
+    def limit_of(self, sign: HostSign) -> float | None:
+        """From where on what the system shows is a sign; None: it is turned off."""
+        name = self._host.get(sign)
         return None if name is None else self.table.entries[name].limit
 
     @property
     def counter_limits(self) -> dict[str, float]:
         """What counters may grow a second."""
         return {key: self.table.entries[name].limit for key, name in self._counters.items()}
+
+    def host_watch(self) -> HostWatch:
+        """What looks at the system with the limits of this table."""
+        space, blocked = (self.limit_of(one) for one in (HostSign.DISK_SPACE, HostSign.BLOCKED))
+        return HostWatch(space, self.counter_limits, blocked)
 
     def of_line(self, text: str) -> list[Sign]:
         """Signs in a message of the kernel."""

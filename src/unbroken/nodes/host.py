@@ -1,4 +1,4 @@
-"""One look at the system: disks, mounts, clock, counters of network devices.
+"""One look at the system: disks, mounts, clock, counters of network devices, agents.
 
 Everything is below `root`, where a container has the node's file system; what cannot be read is
 left out, for a missing tool is unknown.
@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from unbroken.core.node_signals import HostSample
+
+from .agents import blocked
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 """File systems of disks: asking one of a network could take for ever."""
@@ -47,6 +49,7 @@ def look(root: Path, counters: Collection[str]) -> HostSample:
         read_only={f"{device} at {mount}": is_read_only for device, mount, is_read_only in mounts},
         is_clock_good=_is_clock_good(),
         counters=dict(_counters(root, counters)),
+        blocked=tuple(blocked(root)),
     )
 
 

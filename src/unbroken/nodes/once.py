@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unbroken.core.node_health_object import NODE_ACTIONS
-from unbroken.core.node_signals import GpuWatch, HostWatch
+from unbroken.core.node_signals import GpuWatch
 from unbroken.core.node_signals_table import Sign, SignTable
 
 from . import host
@@ -49,7 +49,7 @@ async def look_once(
     finally:
         reader.close()
     system = await asyncio.to_thread(host.look, root, tuple(table.counter_limits))
-    for finding in HostWatch(table.space_limit, {}).look(system, 0.0):
+    for finding in table.host_watch().look(system, 0.0):
         found.signs += table.of_finding(finding)
     sample = await GpuEyes(root, library).look()
     if sample.problem:

@@ -81,6 +81,8 @@ class HostSign(Enum):
     """A file system that could be written before."""
     CLOCK = "clock-unsynchronized"
     """The clock was synchronised before."""
+    BLOCKED = "blocked-process"
+    """An agent or a worker cannot be interrupted for `limit` seconds."""
 
 
 class Severity(Enum):
@@ -130,7 +132,7 @@ class FaultEntry:
     counter: tuple[str, ...] = ()
     """Files of the network devices in /sys."""
     limit: Annotated[float, Limits(minimum=0)] = 0.0
-    """Of a counter, each second; of `disk-space`, the share that must be free."""
+    """Of a counter, each second; of `disk-space`, the share that is free; of a process, seconds."""
     condition: str = ""
     """Of the node; empty: by the class."""
     after_repair: Action = Action.REPLACE
@@ -263,8 +265,11 @@ def symptom_text(entry: FaultEntry) -> str:
     if entry.nvml:
         return f"NVML: {entry.nvml.value}{recovery}"
     if entry.host:
-        limit = f" below {entry.limit:.0%}" if entry.limit else ""
-        return f"system: {entry.host.value}{limit}"
+        limits = {
+            HostSign.DISK_SPACE: f" below {entry.limit:.0%}",
+            HostSign.BLOCKED: f" for {entry.limit:g} s",
+        }
+        return f"system: {entry.host.value}{limits.get(entry.host, '')}"
     if entry.counter:
         rate = f"more than {entry.limit:g}/s" if entry.limit else "any"
         return f"counters {', '.join(entry.counter)}: {rate}"

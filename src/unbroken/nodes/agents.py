@@ -1,0 +1,82 @@
+"""Processes of jobs on this node that wait in the kernel and cannot be interrupted.
+
+Found by name below `root`/proc: agents (`unbrokenrun`, HyperPod's `hyperpodrun`) and all below.
+Of a process only what the kernel tells by itself is read: `cmdline` and `environ` wait for a lock
+that such a process may hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.core.node_signals import Blocked
+
+AGENTS = ("unbrokenrun", "hyperpodrun")
+UNINTERRUPTIBLE = "D"
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
+"""In a control group's path, with the drivers cgroupfs and systemd (kubelet)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """Of /proc/PID/stat (proc(5))."""
+
+    pid: int
+    name: str
+    state: str
+    parent: int
+    start: int
+    """Clock ticks after the boot: with the pid it is of this process alone."""
+
+
+def blocked(root: Path) -> Iterator[Blocked]:
+    """Agents and workers that cannot be interrupted now."""
+    found = {one.pid: one for one in _processes(root / "proc")}
+    below: dict[int, list[int]] = {}
+    for one in found.values():
+        below.setdefault(one.parent, []).append(one.pid)
+    tree = [pid for pid, one in found.items() if one.name in AGENTS]
+    seen = set(tree)
+    for pid in tree:
+        new = [child for child in below.get(pid, ()) if child not in seen]
+        seen.update(new)
+        tree += new
+    for pid in tree:
+        if found[pid].state == UNINTERRUPTIBLE:
+            yield _blocked(root / f"proc/{pid}", found[pid])
+
+
+def _processes(proc: Path) -> Iterator[_Process]:
+    for path in proc.glob("[0-9]*/stat"):
+        head, _, tail = _read(path).rpartition(")")
+        pid, _, name = head.partition(" (")
+        fields = tail.split()
+        if pid.isdecimal() and len(fields) > 19:
+            yield _Process(int(pid), name, fields[0], int(fields[1]), int(fields[19]))
+
+
+def _blocked(place: Path, process: _Process) -> Blocked:
+    status = dict(
+        line.split(":", 1) for line in _read(place / "status").splitlines() if ":" in line
+    )
+    switches = status.get("voluntary_ctxt_switches", "").strip()
+    where = _read(place / "wchan").strip()
+    pod = _POD.search(_read(place / "cgroup"))
+    return Blocked(
+        process.pid,
+        process.start,
+        process.name,
+        int(switches) if switches.isdecimal() else 0,
+        "" if where == "0" else where,
+        pod[1].replace("_", "-") if pod else "",
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
