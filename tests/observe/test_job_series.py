@@ -69,6 +69,10 @@ def test_an_incident_is_counted_once_when_it_has_ended() -> None:
         labels = {"stage": stage, "remedy": "process"}
         name = "unbroken_recovery_stage_seconds_sum"
         assert told.value(name, labels) == pytest.approx(seconds)
+    told.metrics.incident(NAME, "1", replace(ENDED, number=2, examined_at=1010.25))
+    for stage, seconds in {"examine": 0.05, "stop": 0.1 + 0.05}.items():
+        labels = {"stage": stage, "remedy": "process"}
+        assert told.value(name, labels) == pytest.approx(seconds)
 
 
 def test_an_incident_told_before_its_job_counts_when_the_job_is_known() -> None:

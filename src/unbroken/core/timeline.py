@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from unbroken.spec.codec import lost_since, seconds_lost
@@ -53,6 +53,25 @@ def lost_steps(incident: Incident) -> int | None:
 def redo_seconds(incident: Incident) -> float:
     """What making them again takes, by the pace before the fault."""
     return _sane((lost_steps(incident) or 0) * _sane(incident.step_seconds or 0.0))
+
+
+def stages(incident: Incident) -> Iterator[tuple[str, float, float]]:
+    """(stage, from, to) of what an incident went through, in order; seconds since the epoch."""
+    before = incident.culprit.at
+    for stage, at in (
+        ("detect", incident.detected_at),
+        ("examine", incident.examined_at),
+        ("stop", incident.stopped_at),
+        ("ready", incident.ready_at),
+        ("start", incident.started_at),
+        ("progress", incident.progress_at),
+    ):
+        if at is not None:
+            # Clocks of several nodes tell the times, and a worker may write before the last runs.
+            yield stage, min(before, at), at
+            before = at
+        elif stage != "examine":
+            return
 
 
 def settle(ledger: Ledger, incident: Incident) -> Ledger:

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from unbroken.core.conditions import Standing, standing
-from unbroken.core.timeline import lost_seconds, lost_steps
+from unbroken.core.timeline import lost_seconds, lost_steps, stages
 from unbroken.spec.incident import Incident
 
 from .hyperpod_metrics import documented
@@ -37,9 +37,10 @@ class JobMetrics(Collector):
         self._records = JobRecords(since, clock, self._ended)
         self._stages = Histogram(
             "unbroken_recovery_stage_seconds",
-            "Length of the stages of incidents that have ended: detect (from the first sign), stop "
-            "(until no worker of the attempt lives), ready (until every agent can start), start "
-            "(until every agent runs the next attempt), progress (until a worker's first output).",
+            "Length of the stages of incidents that have ended: detect (from the first sign), "
+            "examine (until every rank was looked at, where there was doubt), stop (until no "
+            "worker of the attempt lives), ready (until every agent can start), start (until "
+            "every agent runs the next attempt), progress (until a worker's first output).",
             ("stage", "remedy"),
             buckets=BUCKETS,
             registry=registry,
@@ -81,8 +82,8 @@ class JobMetrics(Collector):
 
     def _ended(self, incident: Incident) -> None:
         remedy = incident.remedy.value
-        for stage, seconds in stages(incident):
-            self._stages.labels(stage, remedy).observe(seconds)
+        for stage, start, end in stages(incident):
+            self._stages.labels(stage, remedy).observe(end - start)
         self._lost.labels(remedy).observe(lost_seconds(incident) or 0.0)
         steps = lost_steps(incident)
         if steps is not None:
@@ -101,22 +102,6 @@ class JobMetrics(Collector):
         yield _incidents(records)
         yield from _gauges([one for one in records if one.now is not None], now)
         yield from documented(records, now)
-
-
-def stages(incident: Incident) -> Iterator[tuple[str, float]]:
-    """(stage, seconds) of what an incident went through, in order."""
-    before: float | None = incident.culprit.at
-    for stage, at in (
-        ("detect", incident.detected_at),
-        ("stop", incident.stopped_at),
-        ("ready", incident.ready_at),
-        ("start", incident.started_at),
-        ("progress", incident.progress_at),
-    ):
-        if at is None or before is None:
-            return
-        yield stage, max(at - before, 0.0)
-        before = at
 
 
 def _standings(records: Iterable[JobRecord]) -> Metric:
