@@ -9,7 +9,7 @@ from typing import Any
 from unbroken.core.timeline import lost_steps
 from unbroken.core.wording import counted
 from unbroken.spec.codec import incident_from, job_status_from, seconds_lost
-from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.incident import RECOVERED, Incident, Remedy, Signal
 from unbroken.spec.job import KIND
 from unbroken.spec.times import time_seconds
 
@@ -27,7 +27,6 @@ WORDS = {
     Remedy.FAIL: ("give up", "gave up"),
 }
 """What a remedy is, and how it is told once it has been done."""
-RECOVERED = "recovered"
 LACKING = re.compile(r"Insufficient ([\w./-]*\w)")
 OPTIONS = {
     "cpu": "--cpu-per-node N",

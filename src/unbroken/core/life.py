@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass, replace
 
 from unbroken.spec import detectors
-from unbroken.spec.incident import Remedy
+from unbroken.spec.incident import RECOVERED, Remedy
 from unbroken.spec.job import CleanPodPolicy, RunPolicy
 from unbroken.spec.log_rule_ranks import RANKS_KEY, watch_of
 from unbroken.spec.write import write_record
@@ -373,7 +373,7 @@ class Life:
 
     def _recovered(self, now: float) -> None:
         self._progress_by = None
-        self._state.close_incident("recovered", now)
+        self._state.close_incident(RECOVERED, now)
 
     def _finish(self, now: float) -> None:
         state, verdict = self._state, self.verdict
@@ -447,4 +447,4 @@ def pod_trouble(name: PodName, reason: str, message: str) -> str:
 def _outcome(verdict: Verdict) -> str:
     if verdict.standing is Standing.SUSPENDED:
         return "suspended"
-    return "recovered" if verdict.standing is Standing.COMPLETED else verdict.reason
+    return RECOVERED if verdict.standing is Standing.COMPLETED else verdict.reason

@@ -10,6 +10,8 @@ from typing import Annotated
 from .fields import Limits
 
 GROUP, VERSION, KIND, PLURAL = "unbroken.dev", "v1", "Incident", "incidents"
+RECOVERED = "recovered"
+"""Outcome of an incident after which the job went on, or completed."""
 
 Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 """Seconds since the epoch; RFC 3339 in microseconds on the wire."""
