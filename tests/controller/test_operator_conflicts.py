@@ -13,7 +13,9 @@ from apiservers import Cluster
 from controller.conftest import Place, conditions, job
 from fault_proxy import READS, Call, Fault, FaultProxy
 from unbroken.controller import definitions
+from unbroken.controller.requests import MERGE
 from unbroken.kube.client import connect
+from unbroken.spec.schema import MADE_BY
 
 JOB = "hyperpodpytorchjobs/lm"
 STORM = 50
@@ -78,12 +80,39 @@ def test_operators_that_start_together_install_the_definitions_together(
             connect(cluster.kubeconfig) as other,
         ):
             await definitions.install(other)
-            proxy.faults = [Fault(lambda call: call.method == "PATCH", status=404)]
+            proxy.faults = [Fault(lambda call: call.method == "GET", status=404)]
             await definitions.install(client)
             posted = [call for call in proxy.calls if call.method == "POST"]
             assert [call.status for call in posted] == [409]
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize(("theirs", "is_kept"), [("99.0.1", True), ("0.0.9", False), ("", False)])
+def test_a_definition_of_a_later_version_stays(
+    cluster: Cluster, theirs: str, is_kept: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator that waits to lead may be older than the one that does."""
+    path = f"{definitions.PATH}/nodechecks.unbroken.dev"
+
+    async def check() -> str:
+        async with connect(cluster.kubeconfig) as client:
+            await definitions.install(client)
+            changed = {
+                "metadata": {"annotations": {MADE_BY: theirs}},
+                "spec": {"names": {"shortNames": ["later"]}},
+            }
+            await client.raw("PATCH", path, body=changed, headers=MERGE)
+            await definitions.install(client)
+            found = (await client.raw("GET", path)).decode()
+            await client.raw(
+                "PATCH", path, body={"metadata": {"annotations": {MADE_BY: None}}}, headers=MERGE
+            )
+            await definitions.install(client)
+            return found
+
+    assert ('"later"' in asyncio.run(check())) is is_kept
+    assert (f"kept_of_version={theirs}" in caplog.text) is is_kept
 
 
 @pytest.mark.heavy

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import re
 from functools import partial
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
 
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.spec import incident, job
 from unbroken.spec.kinds import OWN_KINDS
-from unbroken.spec.schema import definitions
+from unbroken.spec.schema import MADE_BY, definitions
 
 from .kinds import INCIDENTS, JOBS
 from .requests import CONFLICT, MERGE, NOT_FOUND, persist
@@ -25,7 +28,9 @@ FORBIDDEN = 403
 async def install(client: KubeClient) -> None:
     """Apply the definitions of our kinds, and wait until the API serves them.
 
-    Where that is not allowed, what somebody else has installed will do; SpecError if nobody has.
+    Those of a later version stay: an operator that waits to lead may be older than the one that
+    does.  Where applying is not allowed, what somebody else has installed will do; SpecError if
+    nobody has.
     """
     for definition in definitions():
         name = definition["metadata"]["name"]
@@ -51,7 +56,19 @@ async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
     path = f"{PATH}/{quote(definition['metadata']['name'])}"
     try:
         try:
-            await client.raw("PATCH", path, body={"spec": definition["spec"]}, headers=MERGE)
+            found = msgspec.json.decode(await client.raw("GET", path))
+            mark = definition["metadata"]["annotations"]
+            theirs = (found["metadata"].get("annotations") or {}).get(MADE_BY, "")
+            if _parts(theirs) > _parts(mark[MADE_BY]):
+                name = definition["metadata"]["name"]
+                log.warning("definition=%s kept_of_version=%s", name, theirs)
+                return
+            metadata = {
+                "resourceVersion": found["metadata"]["resourceVersion"],
+                "annotations": mark,
+            }
+            body = {"metadata": metadata, "spec": definition["spec"]}
+            await client.raw("PATCH", path, body=body, headers=MERGE)
         except ApiRefusal as error:
             if error.code != NOT_FOUND:
                 raise
@@ -61,6 +78,11 @@ async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
             raise
         # Another operator does the same: the replicas of a new installation start together.
         raise WorldError(str(error), 0.0) from error
+
+
+def _parts(version: str) -> list[int]:
+    """Numbers to compare versions by; a text without any is before all."""
+    return [int(one) for one in re.findall(r"\d+", version)[:3]]
 
 
 async def _serve(client: KubeClient, path: str) -> None:

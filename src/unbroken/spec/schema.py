@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from unbroken import __version__
+
 from . import incident as incidents
 from . import job as jobs
 from .codec import OTHER, SECONDS
@@ -139,6 +141,10 @@ RULES: dict[type, list[dict[str, str]]] = {
 }
 
 
+MADE_BY = "unbroken.dev/version"
+"""Annotation of a definition: the version of this project that it is of."""
+
+
 def definitions() -> tuple[dict[str, Any], ...]:
     """All definitions that the operator needs."""
     return job_definition(), incident_definition(), *map(own_definition, OWN_KINDS)
@@ -261,7 +267,7 @@ def _definition(
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
+        "metadata": {"name": f"{plural}.{group}", "annotations": {MADE_BY: __version__}},
         "spec": {
             "group": group,
             "scope": "Namespaced",
