@@ -71,7 +71,7 @@ scoreboard: setup
 
 # Rewrites requirements.lock from pyproject.toml; torch stays out of it (setup installs the CPU build).
 lock: setup
-	@$(BIN)/pip-compile -q --extra dev --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host -o requirements.lock pyproject.toml
+	@$(BIN)/pip-compile -q --extra dev --extra otel --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host -o requirements.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from dataclasses import dataclass, field
 
@@ -15,11 +16,13 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.mandate import Mandate
 from unbroken.kube.observed import observing
+from unbroken.observe.traces import Send, sending
 
 from . import definitions, node_repair
 from .auto_resume import run_auto_resume
 from .clusters import Clusters
 from .election import Election, LeaderTerms, identity
+from .incident_traces import IncidentTraces
 from .job_metrics import watch_jobs
 from .kueue import Queues
 from .metrics import MetricsPlace, OperatorMetrics
@@ -78,10 +81,10 @@ async def run_operator(
 
     async def lead(mandate: Mandate) -> None:
         with metrics.leading() as registry:
-            told = _Told(metrics, registry)
+            told = _Told(metrics, registry, send)
             await _lead(client, informers, options, told, mandate)
 
-    async with metrics.serving(options.metrics):
+    async with metrics.serving(options.metrics), sending(os.environ) as send:
         await election.lead(lead)
 
 
@@ -91,6 +94,8 @@ class _Told:
 
     metrics: OperatorMetrics
     registry: CollectorRegistry
+    send: Send | None
+    """Takes traces; None: nobody wants any."""
 
 
 async def _lead(
@@ -110,6 +115,8 @@ async def _lead(
         else:
             watches = Watches.shared(informers)
         watch_jobs(watches, told.registry, wall())
+        if told.send is not None:
+            tasks.create_task(IncidentTraces(watches.incidents, told.send).run())
         recorder = EventRecorder(client, COMPONENT)
         tasks.create_task(recorder.run())
         if options.resumes:

@@ -1,0 +1,146 @@
+"""Sends traces to a collector by OTLP over HTTP, with OpenTelemetry's library: the extra `otel`.
+
+Where to, with which headers, in what batches: the library reads its standard variables.  It sends
+in a thread of its own, from a queue that drops what is too much.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import Status, StatusCode, set_span_in_context
+
+from unbroken.core.spans import Span, Trace
+
+log = logging.getLogger(__name__)
+
+SERVICE = "unbroken-operator"
+"""Unless OTEL_SERVICE_NAME says otherwise."""
+_LIBRARY = logging.getLogger("opentelemetry")
+_FULL = "Queue full"
+
+
+class Sender:
+    """Sends traces; a ValueError or RuntimeError where the library's variables make no sense."""
+
+    def __init__(self) -> None:
+        self._ids = _Ids()
+        self._losses = _Losses()
+        named = Resource.create({SERVICE_NAME: SERVICE}).merge(OTELResourceDetector().detect())
+        exporter = _Watched(OTLPSpanExporter(), self._losses)
+        # At the end of the program it would wait for the collector.
+        self._provider = TracerProvider(
+            resource=named, id_generator=self._ids, shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("unbroken")
+        _LIBRARY.addHandler(self._losses)
+        _LIBRARY.propagate = False
+
+    def send(self, trace: Trace) -> None:
+        """Have a trace sent; returns at once."""
+        self._ids.trace, self._ids.span = trace.id, trace.whole.id
+        whole = self._tracer.start_span(
+            trace.whole.name,
+            Context(),
+            attributes=trace.whole.attributes,
+            start_time=_nanoseconds(trace.whole.start),
+        )
+        within = set_span_in_context(whole, Context())
+        for stage in trace.stages:
+            self._send_stage(stage, within)
+        if trace.problem:
+            whole.set_status(Status(StatusCode.ERROR, trace.problem))
+        whole.end(_nanoseconds(trace.whole.end))
+
+    def close(self) -> None:
+        """Send what waits; blocks for half a minute if the collector does."""
+        self._provider.shutdown()
+        _LIBRARY.removeHandler(self._losses)
+        _LIBRARY.propagate = True
+
+    def _send_stage(self, stage: Span, within: Context) -> None:
+        self._ids.span = stage.id
+        span = self._tracer.start_span(
+            stage.name,
+            within,
+            attributes=stage.attributes,
+            start_time=_nanoseconds(stage.start),
+        )
+        span.end(_nanoseconds(stage.end))
+
+
+def _nanoseconds(at: float) -> int:
+    """Exactly the microseconds that an Incident object has."""
+    return round(at * 1e6) * 1000
+
+
+class _Ids(IdGenerator):
+    """Those that the next span is given."""
+
+    def __init__(self) -> None:
+        self.trace = self.span = 0
+
+    def generate_trace_id(self) -> int:
+        return self.trace
+
+    def generate_span_id(self) -> int:
+        return self.span
+
+
+class _Losses(logging.Handler):
+    """Says once that spans are lost, and once that they arrive again.
+
+    It hears what the library says, which is a line or more for each try.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._reason = ""
+        self._is_told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a line of the library."""
+        if record.levelno == logging.WARNING or not self._reason:
+            # Why a try has failed; the error after the last says nothing of it.
+            self._reason = record.getMessage()
+        if record.getMessage().startswith(_FULL):
+            self.lost()
+
+    def lost(self) -> None:
+        """Some are."""
+        if not self._is_told:
+            self._is_told = True
+            log.warning('traces=lost reason="%s"', self._reason)
+
+    def arrived(self) -> None:
+        """Some were taken."""
+        if self._is_told:
+            log.info("traces=sent")
+        self._is_told, self._reason = False, ""
+
+
+class _Watched(SpanExporter):
+    """An exporter whose losses are told."""
+
+    def __init__(self, exporter: SpanExporter, losses: _Losses) -> None:
+        self._exporter = exporter
+        self._losses = losses
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self._losses.arrived()
+        else:
+            self._losses.lost()
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()

@@ -1,0 +1,90 @@
+"""Traces of incidents, where OpenTelemetry's standard variables ask for them.
+
+Whatever is wrong with the collector, or with the variables, costs the traces and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from unbroken.core.spans import Trace
+
+if TYPE_CHECKING:
+    from .otlp import Sender
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[Trace], None]
+
+PROTOCOL = "http/protobuf"
+FLUSH_SECONDS = 3.0
+"""For what is not sent yet when the program ends."""
+CLOSING = "close-traces"
+"""Thread that waits for it."""
+
+
+@asynccontextmanager
+async def sending(environment: Mapping[str, str]) -> AsyncIterator[Send | None]:
+    """Gives what sends a trace, and never blocks, for the time of the block; None: off."""
+    sender = _sender() if is_wanted(environment) else None
+    if sender is None:
+        yield None
+        return
+    log.info("traces=on")
+    try:
+        yield sender.send
+    finally:
+        await _close(sender.close)
+
+
+def _sender() -> Sender | None:
+    try:
+        # Here, because it is an extra.
+        from .otlp import Sender
+
+        return Sender()
+    except ImportError as error:
+        log.warning('traces=off reason="%s; pip install unbroken[otel]"', error)
+    except (ValueError, RuntimeError) as error:
+        log.warning('traces=off reason="%s"', error)
+    return None
+
+
+def is_wanted(environment: Mapping[str, str]) -> bool:
+    """Whether the variables name a collector that can be had; says so where it cannot."""
+
+    def read(*names: str) -> str:
+        return next((environment[name] for name in names if environment.get(name)), "")
+
+    is_off = read("OTEL_SDK_DISABLED").lower() == "true" or read("OTEL_TRACES_EXPORTER") == "none"
+    prefix = "OTEL_EXPORTER_OTLP"
+    if is_off or not read(f"{prefix}_TRACES_ENDPOINT", f"{prefix}_ENDPOINT"):
+        return False
+    protocol = read(f"{prefix}_TRACES_PROTOCOL", f"{prefix}_PROTOCOL") or PROTOCOL
+    if protocol != PROTOCOL:
+        log.warning('traces=off reason="%s_PROTOCOL is %s, not %s"', prefix, protocol, PROTOCOL)
+    return protocol == PROTOCOL
+
+
+async def _close(close: Callable[[], None]) -> None:
+    """Call it, which may block for long, and wait for so long as we have."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def work() -> None:
+        close()
+        with contextlib.suppress(RuntimeError):  # nobody waits any more
+            loop.call_soon_threadsafe(done.set)
+
+    # Not one of the loop's threads: those are waited for at the end of the program.
+    threading.Thread(name=CLOSING, target=work, daemon=True).start()
+    try:
+        async with asyncio.timeout(FLUSH_SECONDS):
+            await done.wait()
+    except TimeoutError:
+        log.warning('traces=lost reason="the collector took more than %g s"', FLUSH_SECONDS)
