@@ -76,6 +76,8 @@ def test_the_node_daemon_without_helm_is_the_same() -> None:
             "an operator with nodes.enabled and without operator.namespace",
         ),
         ({"nodeDaemon": {"namespace": NAMESPACE}}, "is the release's own, aws-hyperpod"),
+        ({"traces": {"endpoint": "collector:4318"}}, "at '/traces/endpoint': 'collector:4318' d"),
+        ({"traces": {"headersSecret": "key"}}, "traces.headersSecret: say in traces.endpoint"),
     ],
 )
 def test_values_that_cannot_be_are_refused_with_their_place(values: Object, said: str) -> None:
@@ -229,6 +231,27 @@ def test_queues_are_left_alone_unless_kueue_is_named() -> None:
         (role,) = of_kind(rendered, "ClusterRole", "unbroken-operator")
         groups = {group for rule in role["rules"] for group in rule["apiGroups"]}
         assert ("kueue.x-k8s.io" in groups) is is_asked
+
+
+def test_traces_are_asked_for_by_opentelemetrys_variables() -> None:
+    def environment(values: Object) -> list[Object]:
+        [container] = pod_of(one_of(render(values), "Deployment", "unbroken-operator"))[
+            "containers"
+        ]
+        found: list[Object] = container.get("env", [])
+        return found
+
+    endpoint = {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4318"}
+    service = {"name": "OTEL_SERVICE_NAME", "value": "unbroken-operator"}
+    more = {"name": "OTEL_BSP_SCHEDULE_DELAY", "value": "1000"}
+    # A Secret that is not there costs the traces, not the operator.
+    key = {"secretKeyRef": {"name": "collector-key", "key": "headers", "optional": True}}
+    headers = {"name": "OTEL_EXPORTER_OTLP_HEADERS", "valueFrom": key}
+    assert environment({}) == []
+    assert environment({"operator": {"extraEnv": [more]}}) == [more]
+    traced: Object = {"traces": {"endpoint": endpoint["value"]}}
+    assert environment(traced | {"operator": {"extraEnv": [more]}}) == [endpoint, service, more]
+    assert environment(EVERYTHING) == [endpoint, service, headers]
 
 
 def test_an_operator_of_one_namespace_has_rights_to_jobs_there_only() -> None:

@@ -78,6 +78,9 @@ capabilities: {drop: [ALL]}
 {{- if and .Values.clusterApi.enabled (not (include "unbroken.nodes" .)) }}
 {{- fail "clusterApi.enabled: the work of clusters is done by an operator with nodes.enabled and without operator.namespace" }}
 {{- end }}
+{{- if and .Values.traces.headersSecret (not .Values.traces.endpoint) }}
+{{- fail "traces.headersSecret: say in traces.endpoint where to" }}
+{{- end }}
 {{- if and .Values.nodeDaemon.enabled (eq .Values.nodeDaemon.namespace .Release.Namespace) .Values.nodeDaemon.createNamespace }}
 {{- fail (printf "nodeDaemon.namespace is the release's own, %s: its pods are privileged and the operator's are not; name another, or set nodeDaemon.createNamespace=false" .Release.Namespace) }}
 {{- end }}

@@ -47,6 +47,22 @@
 {{- end }}
 {{- end }}
 
+{{- define "unbroken.operatorEnvironment" -}}
+{{- with .Values.traces }}
+{{- if .endpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ .endpoint | quote }}}
+- {name: OTEL_SERVICE_NAME, value: {{ .serviceName | quote }}}
+{{- with .headersSecret }}
+- name: OTEL_EXPORTER_OTLP_HEADERS
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: headers, optional: true}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with .Values.operator.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* Of jobs: in every namespace, or in the one that is looked after. */}}
 {{- define "unbroken.jobRules" -}}
 - apiGroups: [sagemaker.amazonaws.com]
