@@ -1,12 +1,13 @@
 """How long one operator takes to stop and start a large job, and what that costs.
 
     python benchmarks/control_plane.py [--agents 100,1000,5000,12500] [--server embedded,real]
-                                       [--incidents N] [--steps] [--json FILE]
+                                       [--jobs N] [--incidents N] [--steps] [--json FILE]
 
 The operator is a process of its own, and so is the API server; agents live in two other ones, each
 at an address of its own, with frames and repetitions of real ones and no workers.  One of them
-reports that a worker has died.  Measured from there: until the last agent has its stop, and until
-the last has its start.  All of it shares the machine's cores, agents and API server too.
+reports that a worker has died; with several jobs, which share the agents, one of each job at once.
+Measured from there: until the last agent has its stop, and until the last has its start.  All of
+it shares the machine's cores, agents and API server too.
 """
 
 from __future__ import annotations
@@ -60,14 +61,17 @@ async def until(
     raise TimeoutError(f"after {seconds:g} s: {found}")
 
 
-async def incident(number: int, count: int, running: Agents, one: Operator) -> dict[str, float]:
-    """Let a worker die; the figures of what followed."""
+async def incident(
+    number: int, count: int, jobs: int, running: Agents, one: Operator
+) -> dict[str, float]:
+    """Let a worker of each job die; the figures of what followed."""
     before, cpu, agents_cpu = (
         await one.requests(),
         cpu_seconds(one.pid),
         running.cpu_seconds(),
     )
-    failed_at = await running.fail(number * STEP % count)
+    size = count // jobs
+    failed_at = min([await running.fail(job * size + number * STEP % size) for job in range(jobs)])
 
     def fits(found: dict[str, Any]) -> bool:
         started = found["tallies"].get(number + 1, [0, 0, 0, 0])[2]
@@ -109,9 +113,11 @@ async def measure(kind: str, count: int, options: argparse.Namespace) -> dict[st
     with server(kind) as (kubeconfig, folder):
         client = client_of(kubeconfig)
         try:
+            if count % options.jobs:
+                sys.exit(f"{count} agents cannot be divided among {options.jobs} jobs")
             made = agents(count, options.nproc, options.processes, options.steps)
             async with made as running, asyncio.TaskGroup() as tasks:
-                kubelet = tasks.create_task(Kubelet(client).run())
+                kubelet = tasks.create_task(Kubelet(client, count // options.jobs).run())
                 with operator(kubeconfig, folder, options.operator, options.profile) as one:
                     found = await _measured(client, count, running, one, options)
                 kubelet.cancel()
@@ -126,7 +132,8 @@ async def _measured(
     client: Any, count: int, running: Agents, one: Operator, options: argparse.Namespace
 ) -> dict[str, Any]:
     began = time.monotonic()
-    await _create(client, manifest(count, options.nproc))
+    for job in range(options.jobs):
+        await _create(client, manifest(job, count // options.jobs, options.nproc))
     await until(running.state, START_SECONDS, lambda found: bool(found["running"] == count))
     created = time.monotonic() - began
     print(f"{count} run after {created:.1f} s", flush=True)
@@ -136,7 +143,7 @@ async def _measured(
     if options.profile:
         one.profile()
     for number in range(options.incidents):
-        seen.append(await incident(number, count, running, one))
+        seen.append(await incident(number, count, options.jobs, running, one))
         print(count, {key: value for key, value in seen[-1].items() if key != "asked"}, flush=True)
     if options.profile:
         one.profile()
@@ -181,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", default="100,1000,5000,12500")
     parser.add_argument("--server", default="embedded")
+    parser.add_argument("--jobs", type=int, default=1, help="that share the agents")
     parser.add_argument("--incidents", type=int, default=10)
     parser.add_argument("--nproc", type=int, default=8, help="workers of an agent")
     parser.add_argument("--processes", type=int, default=2, help="that the agents live in")

@@ -27,22 +27,22 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 
 from apiservers import embedded_cluster, real_cluster  # noqa: E402
 
-JOB, REPLICA = "big", "w"
+REPLICA = "w"
 JOBS = f"apis/{GROUP}/{VERSION}/namespaces/default/{PLURAL}"
 PATCHES_MAX = 32
 TICKS = os.sysconf("SC_CLK_TCK")
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
-def manifest(agents: int, nproc: int) -> dict[str, Any]:
-    """The job: it may restart as often as it is hurt."""
+def manifest(job: int, agents: int, nproc: int) -> dict[str, Any]:
+    """A job of so many agents: it may restart as often as it is hurt."""
     port = {"name": "AGENT_PORT", "value": str(PORT)}
     container = {"name": "pytorch", "image": "none", "env": [port]}
     template = {"spec": {"containers": [container]}}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
-        "metadata": {"name": JOB, "namespace": "default"},
+        "metadata": {"name": f"job-{job}", "namespace": "default"},
         "spec": {
             "nprocPerNode": str(nproc),
             "replicaSpecs": [{"name": REPLICA, "replicas": agents, "template": template}],
@@ -52,10 +52,11 @@ def manifest(agents: int, nproc: int) -> dict[str, Any]:
 
 
 class Kubelet:
-    """Says of every new pod that it runs, at its agent's address."""
+    """Says of every new pod that it runs, at its agent's address; `size`: agents of a job."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, size: int) -> None:
         self._client = client
+        self._size = size
         self._waiting: asyncio.Queue[Pod] = asyncio.Queue()
         self._pods = Informer(client, Pod, namespace="default", on_change=self._changed)
 
@@ -75,7 +76,8 @@ class Kubelet:
             pod = await self._waiting.get()
             assert pod.metadata is not None
             name = pod.metadata.name or ""
-            at = address(int(name.rpartition("-")[2]))
+            _, job, _, pod_index = name.split("-")
+            at = address(int(job) * self._size + int(pod_index))
             container = {
                 "name": "pytorch", "image": "none", "imageID": "none", "ready": True,
                 "restartCount": 0, "started": True,
