@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from opentelemetry import trace as otel
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
 from unbroken.core.spans import Span, Trace
 
@@ -46,18 +46,13 @@ class Sender:
 
     def send(self, trace: Trace) -> None:
         """Have a trace sent; returns at once."""
-        self._ids.trace, self._ids.span = trace.id, trace.whole.id
-        whole = self._tracer.start_span(
-            trace.whole.name,
-            Context(),
-            attributes=trace.whole.attributes,
-            start_time=_nanoseconds(trace.whole.start),
-        )
-        within = set_span_in_context(whole, Context())
+        self._ids.trace = trace.id
+        whole = self._started(trace.whole, Context())
+        within = otel.set_span_in_context(whole, Context())
         for stage in trace.stages:
-            self._send_stage(stage, within)
+            self._started(stage, within).end(_nanoseconds(stage.end))
         if trace.problem:
-            whole.set_status(Status(StatusCode.ERROR, trace.problem))
+            whole.set_status(otel.Status(otel.StatusCode.ERROR, trace.problem))
         whole.end(_nanoseconds(trace.whole.end))
 
     def close(self) -> None:
@@ -66,15 +61,12 @@ class Sender:
         _LIBRARY.removeHandler(self._losses)
         _LIBRARY.propagate = True
 
-    def _send_stage(self, stage: Span, within: Context) -> None:
-        self._ids.span = stage.id
-        span = self._tracer.start_span(
-            stage.name,
-            within,
-            attributes=stage.attributes,
-            start_time=_nanoseconds(stage.start),
+    def _started(self, span: Span, within: Context) -> otel.Span:
+        self._ids.span = span.id
+        start = _nanoseconds(span.start)
+        return self._tracer.start_span(
+            span.name, within, attributes=span.attributes, start_time=start
         )
-        span.end(_nanoseconds(stage.end))
 
 
 def _nanoseconds(at: float) -> int:
