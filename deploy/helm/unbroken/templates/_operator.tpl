@@ -48,14 +48,12 @@
 {{- end }}
 
 {{- define "unbroken.operatorEnvironment" -}}
-{{- with .Values.traces }}
-{{- if .endpoint }}
-- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ .endpoint | quote }}}
-- {name: OTEL_SERVICE_NAME, value: {{ .serviceName | quote }}}
-{{- with .headersSecret }}
+{{- if .Values.traces.endpoint }}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ .Values.traces.endpoint | quote }}}
+- {name: OTEL_SERVICE_NAME, value: {{ .Values.traces.serviceName | quote }}}
+{{- with .Values.traces.headersSecret }}
 - name: OTEL_EXPORTER_OTLP_HEADERS
   valueFrom: {secretKeyRef: {name: {{ . }}, key: headers, optional: true}}
-{{- end }}
 {{- end }}
 {{- end }}
 {{- with .Values.operator.extraEnv }}
