@@ -28,6 +28,7 @@ from unbroken.spec.node_keys import FAULT_DETAILS, HEALTH
 
 Object = dict[str, Any]
 
+NETWORK_PLUGIN = Path("/usr/lib/cni/bridge")
 PROGRAMS = ("containerd", "runc", "ctr", "ip", "iptables", "nsenter", "gcc", "kubectl")
 PATIENCE_SECONDS = 150.0
 """Real kubelets take their time, and two processors run three of them."""
@@ -111,6 +112,8 @@ def real_cluster(count: int) -> Iterator[RealCluster]:
     missing = [name for name in PROGRAMS if not shutil.which(name)]
     if missing:
         raise CannotStartError(f"not on the PATH: {', '.join(missing)}")
+    if not NETWORK_PLUGIN.exists():
+        raise CannotStartError(f"no {NETWORK_PLUGIN} (Debian: containernetworking-plugins)")
     if os.getuid() != 0:
         raise CannotStartError("real nodes need root, for namespaces and a bridge")
     if not (machines.CGROUPS / "pids").exists():
@@ -135,6 +138,9 @@ def _clear(cluster: RealCluster) -> None:
     room = cluster.directory
     for name in machines.names(room):
         machines.switch_off(room, name)
+    if (room / "namespaces").exists():
+        # As long as the lock is held; `stop` leaves a bridge that no node has joined.
+        subprocess.run(["ip", "link", "del", "unbr0"], check=False, capture_output=True)
     cluster.plane.stop()
     for name in machines.names(room):
         machines.discard(room, name)
