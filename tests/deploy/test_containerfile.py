@@ -87,6 +87,10 @@ def test_images_run_as_nobody_what_the_chart_calls() -> None:
     assert operator["securityContext"]["runAsUser"] == NOBODY
 
 
+def test_the_image_can_send_traces() -> None:
+    assert any("[otel]" in text for word, text in instructions() if word == "RUN")
+
+
 def test_torch_is_the_one_that_is_tested() -> None:
     (wanted,) = re.findall(r"torch==([\d.]+)", (ROOT / "tools/setup.sh").read_text())
     assert f"torch=={wanted}" in stages()["build-training"].of("RUN")[0]
