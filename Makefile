@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test check lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
+.PHONY: setup demo demo-kube test check lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
 
 setup: $(VENV)/.done
 
@@ -15,6 +15,10 @@ $(VENV)/.done: requirements.lock pyproject.toml tools/setup.sh
 
 demo: setup
 	@$(BIN)/python examples/demo.py
+
+# The same on a real Kubernetes with three nodes on this machine; needs what e2e-kube needs.
+demo-kube: setup
+	@$(BIN)/python examples/demo_kube.py
 
 # What CI runs: static checks, then every test.
 test: check

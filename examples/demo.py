@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ HERE = Path(__file__).parent
 UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
 JOB = "train-lm"
 LOSS = re.compile(r"step (\d+) loss ([\d.]+)")
+PREFIX = "[default0]:"
+"""Of each line of rank 0 in the log of its pod, as torchrun has it."""
 
 
 class DemoFailed(Exception):
@@ -34,12 +36,9 @@ class DemoFailed(Exception):
 class Training:
     """What rank 0 writes, as it comes."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
-            [*UNBROKEN, "logs", "-f", JOB, "--rank", "0"],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
+            command, stdout=subprocess.PIPE, text=True, env=environment
         )
         self._changed = threading.Condition()
         self.losses: list[tuple[int, float]] = []
@@ -49,15 +48,17 @@ class Training:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
+        is_new = False
+        for line in (one.rstrip().removeprefix(PREFIX) for one in self._process.stdout):
             found, is_resumption = LOSS.match(line), line.startswith("resumed at step")
             with self._changed:
                 self.resumptions += is_resumption
                 if found:
                     self.losses.append((int(found[1]), float(found[2])))
                 self._changed.notify_all()
-            if is_resumption or (found and int(found[1]) % 50 == 0):
-                print(f"  {line.rstrip()}", flush=True)
+            if is_resumption or (found and (is_new or int(found[1]) % 50 == 0)):
+                show(f"  {line}")
+                is_new = is_resumption
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float) -> None:
         """Return once it holds; DemoFailed if it does not in time."""
@@ -91,7 +92,7 @@ class Demo:
 
     def call(self, *words: str) -> None:
         """Show a command as a person would type it, and run it."""
-        print("$", " ".join(words), flush=True)
+        show(f"$ {' '.join(words)}")
         command = [*UNBROKEN, *words[1:]] if words[0] == "unbroken" else words
         subprocess.run(command, check=True, env=self.environment)
 
@@ -110,7 +111,7 @@ class Demo:
         script = HERE / "train_lm.py"
         self.call("kubectl", "create", "configmap", JOB, f"--from-file={script}")
         self.call("kubectl", "apply", "-f", str(HERE / "train_lm.yaml"))
-        training = Training(self.environment)
+        training = Training([*UNBROKEN, "logs", "-f", JOB, "--rank", "0"], self.environment)
         try:
             # By then a process for a new rank waits, with its imports done.
             training.wait("training", training.steps_after(16), 90)
@@ -133,7 +134,7 @@ class Demo:
         training.wait("recovery", lambda: training.resumptions > resumptions, 90)
         training.wait("training after it", training.steps_after(6), 90)
         for incident in self.described()["incidents"][before:]:
-            print(f"  {incident['summary']}", flush=True)
+            show(f"  {incident['summary']}")
 
     def tell(self, training: Training) -> None:
         """What happened, and whether it is what should have."""
@@ -150,9 +151,15 @@ class Demo:
             raise DemoFailed("the loss has not fallen")
 
 
+def show(text: str) -> None:
+    """Print lines whole, whoever else prints."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def title(text: str) -> None:
     """Say what comes next."""
-    print(f"\n\033[1m# {text}\033[0m" if sys.stdout.isatty() else f"\n# {text}", flush=True)
+    show(f"\n\033[1m# {text}\033[0m" if sys.stdout.isatty() else f"\n# {text}")
 
 
 def main() -> int:

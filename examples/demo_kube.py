@@ -1,0 +1,318 @@
+#!/usr/bin/env python3
+"""What `make demo-kube` shows: the training of `make demo` on a real Kubernetes, by kubectl alone.
+
+The control plane and the three nodes are those of the tests on real nodes: etcd, the programs of
+Kubernetes 1.20, and for each node a kubelet and a containerd in namespaces of their own; it needs
+what they need (CONTRIBUTING.md).  Every wait is for something that must happen; what does not
+happen fails the demo.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from demo import JOB, DemoFailed, Training, show, title
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from apiservers import ROOT, CannotStartError
+from deploy.charts import NAMESPACE
+from realnodes import machines
+from realnodes.plane import RealCluster, real_cluster, until
+from realnodes.releases import Release, released
+
+Object = dict[str, Any]
+
+SCRIPT, MANIFEST = ROOT / "examples/train_lm.py", ROOT / "examples/train_lm.yaml"
+NEEDED = (
+    "Linux with cgroup v1, root, ../shared/envtest, and apt-get install etcd-server zstd openssl "
+    "containerd runc containernetworking-plugins iproute2 iptables gcc; `make setup` has kubectl"
+)
+STEPS = 50_000
+"""More than are made until the demo ends."""
+FENCE = "{.metadata.annotations.unbroken\\.dev/fence}"
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+
+
+def now() -> float:
+    """Seconds since the epoch."""
+    return time.time()  # noqa: TID251
+
+
+def say(text: str) -> None:
+    """Tell what no command shows."""
+    show(textwrap.fill(text, 96, initial_indent="  ", subsequent_indent="  "))
+
+
+class Demo:
+    """One run on a cluster that is taken away at the end."""
+
+    def __init__(self, cluster: RealCluster, began: float) -> None:
+        self.cluster = cluster
+        self.began = began
+        self.incidents = 0
+
+    def title(self, text: str) -> None:
+        """Say what comes next, and how long all has taken so far."""
+        minutes, seconds = divmod(round(now() - self.began), 60)
+        title(f"{minutes}:{seconds:02}  {text}")
+
+    def call(self, command: str) -> str:
+        """Show a command as a person would type it, and what it says."""
+        show(f"$ {command}")
+        done = subprocess.run(
+            command,
+            shell=True,
+            check=True,
+            env=self.cluster.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        show(done.stdout.rstrip())
+        return done.stdout
+
+    def run(self, release: Release) -> None:
+        """The story."""
+        self.call(f"kubectl -n {NAMESPACE} get pods -o wide")
+        self.title("A training job: 2 pods of 2 ranks each, and a spare pod")
+        self.apply()
+        first = self.first_pod(0)
+        training = self.follow(first)
+        try:
+            training.wait("training", training.steps_after(8), 180)
+            self.call("kubectl get pods -o wide")
+            other = self.first_pod(3)
+            [spare] = {pod["metadata"]["name"] for pod in self.pods()} - {first, other}
+            self.kill_worker(training, other)
+            self.delete_pod(training, other)
+            self.delete_leader(training, release)
+            self.lose_node(training, spare)
+        finally:
+            training.close()
+        self.tell(training)
+
+    def apply(self) -> None:
+        """Create the job of `make demo`."""
+        (self.cluster.directory / "programs/hyperpodrun").symlink_to("unbrokenrun")
+        self.cluster.apply(volume(self.cluster.shared))
+        self.call(f"kubectl create configmap {JOB} --from-file={SCRIPT}")
+        changes = f"s|pytorch/pytorch|{machines.IMAGE}|; s|--steps=600|--steps={STEPS}|"
+        self.call(f"sed '{changes}' {MANIFEST} | kubectl apply -f -")
+
+    def follow(self, pod: str) -> Training:
+        """What is written in a pod."""
+        command = ["kubectl", "logs", "-f", pod]
+        show(f"$ {' '.join(command)}")
+        return Training(command, self.cluster.environment)
+
+    def pods(self) -> list[Object]:
+        """The job's."""
+        found: list[Object] = self.cluster.get("pods", "-l", f"HPJob={JOB}")["items"]
+        return found
+
+    def first_pod(self, rank: int) -> str:
+        """Where a rank has begun; later ones are told by who has lost it."""
+        look = f"grep -lszx RANK={rank} /proc/[0-9]*/environ"
+        found: list[str] = []
+
+        def is_found() -> bool:
+            for name in (pod["metadata"]["name"] for pod in self.pods()):
+                call = ("exec", name, "--", "sh", "-c", look)
+                if self.cluster.kubectl(*call, check=False).stdout:
+                    found.append(name)
+            return bool(found)
+
+        until(is_found, f"rank {rank} works")
+        return found[0]
+
+    def kill_worker(self, training: Training, pod: str) -> None:
+        """A process of the training ends."""
+        self.title("A worker is killed: rank 3")
+        look = f"kubectl exec {pod} -- sh -c 'grep -lszx RANK=3 /proc/[0-9]*/environ'"
+        pid = self.call(look).split("/")[2]
+        resumes = self.watched(training)
+        self.call(f"kubectl exec {pod} -- sh -c 'kill -9 {pid}'")
+        resumes()
+
+    def delete_pod(self, training: Training, pod: str) -> None:
+        """A pod of the training is taken away."""
+        self.title(f"A pod is deleted: {pod}, which has ranks 2 and 3")
+        resumes = self.watched(training)
+        self.call(f"kubectl delete pod {pod} --wait=false")
+        resumes()
+        until(self.are_whole, "the spare has a successor")
+        self.call("kubectl get pods -o wide")
+
+    def delete_leader(self, training: Training, release: Release) -> None:
+        """The operator that leads is taken away, and the training does not feel it."""
+        leader = release.leader()
+        self.title("The operator that leads is deleted")
+        self.call("kubectl -n kube-system get lease unbroken-operator")
+        resumptions, (step, _) = training.resumptions, training.losses[-1]
+        at = now()
+        self.call(f"kubectl -n {NAMESPACE} delete pod {leader} --wait=false")
+        until(lambda: release.leader() not in ("", leader), "another operator leads")
+        say(f"another leads after {now() - at:.1f} s")
+        self.call("kubectl -n kube-system get lease unbroken-operator")
+        training.wait("training without it", training.steps_after(4), 90)
+        if training.resumptions != resumptions:
+            raise DemoFailed("the training was restarted")
+        say(f"steps {step} to {training.losses[-1][0]} were made meanwhile, without a restart")
+        release.rolled_out()
+
+    def lose_node(self, training: Training, pod: str) -> None:
+        """The node of a pod is cut off, and comes back."""
+        cluster, room = self.cluster, self.cluster.directory
+        node = str(cluster.get("pod", pod)["spec"]["nodeName"])
+        number = machines.number_of(room, node)
+        self.title(f"The network of {node} is cut, where {pod} has ranks 2 and 3 now")
+        at, resumes = now(), self.watched(training)
+        self.call(f"ip link set un-{number} down")
+        until(lambda: cluster.condition(node, "Ready") == "Unknown", f"{node} is missed")
+        say(f"Kubernetes misses it after {now() - at:.1f} s")
+        until(lambda: self.asks_for_fence(node), f"the operator asks for a fence of {node}")
+        self.call("kubectl get nodes")
+        self.call(f"kubectl get node {node} -o jsonpath='{FENCE}{{\"\\n\"}}'")
+        say(
+            f"Whether the workers on {node} still run, nobody can know from here, and no two may"
+            " have one rank. So the operator asks for a fence: that somebody switches the machine"
+            " off, by its power supply or its cloud's API, and says so."
+        )
+        machines.switch_off(room, node)
+        say(f"(the machine of {node} is switched off)")
+        self.call(f"kubectl taint node {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute")
+        resumes()
+        self.bring_back(training, node, number)
+
+    def bring_back(self, training: Training, node: str, number: int) -> None:
+        """The node is there again, with the spare pod, and the training does not feel it."""
+        self.title(f"{node} is repaired and comes back")
+        at, resumptions = now(), training.resumptions
+        machines.switch_on(self.cluster.directory, node, number)
+        say(f"({node} is switched on, with its network, and Ready after {now() - at:.1f} s)")
+        self.call(f"kubectl taint node {node} {OUT_OF_SERVICE}-")
+        until(self.are_whole, f"{node} has the spare pod")
+        self.call("kubectl get pods -o wide")
+        training.wait("training after it", training.steps_after(2), 90)
+        if training.resumptions != resumptions:
+            raise DemoFailed("the training was restarted")
+
+    def asks_for_fence(self, node: str) -> bool:
+        """Whether the operator has asked for it."""
+        annotations = self.cluster.get("node", node)["metadata"].get("annotations") or {}
+        return "unbroken.dev/fence" in annotations
+
+    def are_whole(self) -> bool:
+        """Whether all pods of the job are ready, the spare too."""
+        ready = [
+            pod
+            for pod in self.pods()
+            if "deletionTimestamp" not in pod["metadata"]
+            for one in pod["status"].get("conditions") or ()
+            if (one["type"], one["status"]) == ("Ready", "True")
+        ]
+        return len(ready) == 3
+
+    def watched(self, training: Training) -> Callable[[], None]:
+        """Called before a fault; what is returned waits until training has gone on after it."""
+        at, resumptions = now(), training.resumptions
+
+        def resumes() -> None:
+            training.wait("recovery", lambda: training.resumptions > resumptions, 90)
+            training.wait("training after it", training.steps_after(2), 90)
+            self.incidents += 1
+            name = f"{JOB}-{self.incidents}"
+            self.cluster.wait(f"incident/{name}", "jsonpath={.spec.outcome}=recovered", seconds=55)
+            self.call(f"kubectl get incident {name}")
+            told = self.cluster.get("incident", name)["spec"]
+            seconds = datetime.fromisoformat(told["progressAt"]).timestamp() - at
+            say(f"the first step {seconds:.1f} s after the fault: {told['resumed']}")
+
+        return resumes
+
+    def tell(self, training: Training) -> None:
+        """What happened, and whether it is what should have."""
+        self.title("What happened")
+        self.call("kubectl get incidents")
+        self.call(f"kubectl get hpj {JOB}")
+        outcomes = [one["spec"].get("outcome") for one in self.cluster.get("incidents")["items"]]
+        if outcomes != ["recovered"] * self.incidents:
+            raise DemoFailed(f"the incidents ended as {outcomes}")
+        (_, first), (step, last) = training.losses[0], training.losses[-1]
+        show(f"\nfirst loss {first:.3f}, loss at step {step}: {last:.3f}")
+        if last > 0.6 * first:
+            raise DemoFailed("the loss has not fallen")
+
+
+def volume(folder: Path) -> Object:
+    """For the job's checkpoints: a folder that all nodes see."""
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteMany"],
+        "hostPath": {"path": str(folder)},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": JOB},
+        "spec": spec,
+    }
+
+
+def run() -> None:
+    """Start the cluster, tell the story, and take the cluster away."""
+    began = now()
+    title("A real Kubernetes on this machine: control plane and three nodes, in a minute")
+    with real_cluster(3) as cluster:
+        try:
+            demo = Demo(cluster, began)
+            demo.call("kubectl get nodes -o wide")
+            demo.title("unbroken is installed by its chart: two operators, a daemon on each node")
+            show(f"$ helm install unbroken deploy/helm/unbroken -n {NAMESPACE} --create-namespace")
+            with released(cluster) as release:
+                demo.run(release)
+        finally:
+            on_interrupt(signal.SIG_IGN)
+
+
+def on_interrupt(handler: Callable[[int, object], None] | signal.Handlers) -> None:
+    """What Ctrl-C does from now on."""
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, handler)
+
+
+def leave(number: int, _: object) -> None:
+    """End, and let nothing interrupt the end."""
+    on_interrupt(signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def main() -> int:
+    """Run the demo; the exit status says whether all went as it should."""
+    on_interrupt(leave)
+    # Last: programs of the system are preferred to those of `make setup`.
+    os.environ["PATH"] += f"{os.pathsep}{Path(sys.executable).parent}"
+    os.environ.pop("UNBROKEN_DIR", None)
+    try:
+        run()
+    except CannotStartError as error:
+        print(f"cannot run here: {error}. Needed: {NEEDED}", file=sys.stderr)
+        return 2
+    except (DemoFailed, AssertionError, subprocess.SubprocessError) as error:
+        print(f"\nfailed: {error}", file=sys.stderr)
+        return 1
+    show("the cluster is stopped and its folder removed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
