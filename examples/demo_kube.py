@@ -77,7 +77,8 @@ class Demo:
             stdout=subprocess.PIPE,
             text=True,
         )
-        show(done.stdout.rstrip())
+        if done.stdout:
+            show(done.stdout.rstrip())
         return done.stdout
 
     def run(self, release: Release) -> None:
