@@ -34,10 +34,10 @@ CheckLogs = Annotated[
 ]
 
 
-def link_bandwidth(texts: Iterable[str]) -> dict[str, float]:
+def link_bandwidth(texts: Iterable[str] | None) -> dict[str, float]:
     """GB/s by instance type, from `--check-link`; BadParameter names the first that is none."""
     found = {}
-    for text in texts:
+    for text in texts or ():
         kind, _, amount = text.partition("=")
         try:
             found[kind] = float(amount)

@@ -108,7 +108,6 @@ def command(
     from unbroken.controller.node_repair import options_of
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    gc.set_threshold(*COLLECT)
     file, context = cluster_of(kubeconfig, context, directory)
     repair = options_of(
         node_recovery or "Automatic",
@@ -118,7 +117,7 @@ def command(
         bool(repair_dry_run),
     )
     terms = LeaderTerms(namespace=lease_namespace)
-    least = link_bandwidth(check_link or ())
+    least = link_bandwidth(check_link)
     checks = CheckerOptions(check_image, log_directory=check_logs, link_bandwidth=least)
     metrics = _metrics(metrics_host, metrics_port)
     parts = [part not in (without or ()) for part in Part]
@@ -148,6 +147,7 @@ async def _run(
 ) -> None:
     from unbroken.kube.client import connect
 
+    gc.set_threshold(*COLLECT)
     client = connect(file, context=context, manager="unbroken-operator")
     running = asyncio.ensure_future(_work(client, options, serving, asked))
     loop = asyncio.get_running_loop()
