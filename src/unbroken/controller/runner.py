@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from lightkube.resources.core_v1 import Pod
 from unbroken.agent_http.permit import Always, Permit
 from unbroken.agent_http.turns import Turns
 from unbroken.core.events import (
+    AgentReported,
     CollectEvidence,
     CreatePod,
     DeleteIncident,
@@ -66,6 +67,8 @@ log = logging.getLogger(__name__)
 
 FINAL = frozenset({400, 422})
 """Refusals of an object that no waiting makes good."""
+TOGETHER_MAX = 200
+"""Reports that are taken at once: a few milliseconds of work."""
 TOKEN_RETRY_SECONDS = 5.0
 TOKEN_CHECK_SECONDS = 60.0
 """How often the Secret is looked after; new pods are another reason to."""
@@ -79,11 +82,11 @@ Commanded = StartWorkers | StopWorkers | WarmWorkers | CollectEvidence
 class Machine(Protocol):
     """What decides about a job."""
 
-    def step(self, event: Event, now: float) -> list[Effect]:
-        """What is to be done about an event."""
+    def steps(self, events: Sequence[Event], now: float) -> list[Effect]:
+        """What is to be done about events that came together: reports, and what came last."""
 
     def deadline(self) -> float | None:
-        """When to `step` a Tick if nothing happens before."""
+        """When a Tick is due if nothing happens before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +191,12 @@ class JobRunner:
             )
             self._links = links
             while True:
-                event = await self._next()
+                events = self._with_others(await self._next())
                 if not permit.is_given():
                     await permit.given()
-                    if isinstance(event, Tick):
+                    if isinstance(events[0], Tick):
                         continue  # What was said meanwhile comes first.
-                await self._step(event, links)
+                await self._step(events, links)
 
     async def _token(self) -> str:
         doing, new_token = f"job={self.title} read=token", self._around.new_token
@@ -236,8 +239,17 @@ class JobRunner:
         await catch_up(due, self._around.clock)
         return Tick() if self._inbox.empty() else self._inbox.get_nowait()
 
-    async def _step(self, event: Event, links: AgentLinks) -> None:
-        match event:
+    def _with_others(self, first: Event) -> list[Event]:
+        """With what came behind it: reports, and what follows these."""
+        events = [first]
+        while isinstance(events[-1], AgentReported) and len(events) < TOGETHER_MAX:
+            if self._inbox.empty():
+                break
+            events.append(self._inbox.get_nowait())
+        return events
+
+    async def _step(self, events: Sequence[Event], links: AgentLinks) -> None:
+        match events[-1]:
             case PodSeen(view):
                 links.follow(view, self._places[view.uid])
             case PodGone(_, uid):
@@ -248,8 +260,8 @@ class JobRunner:
                 self._unusable.discard(name)
             case _:
                 pass
-        effects = self._machine.step(event, self._around.clock())
-        self._taken += not isinstance(event, Tick)
+        effects = self._machine.steps(events, self._around.clock())
+        self._taken += sum(not isinstance(one, Tick) for one in events)
         commands = [e for e in effects if isinstance(e, Commanded)]
         for command in commands:
             self._command(command, links)

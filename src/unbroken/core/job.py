@@ -9,6 +9,7 @@ Here events become facts and signs; what is done about them is decided in `life`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
 
 from unbroken.spec.incident import Signal
@@ -101,10 +102,18 @@ class Job:
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event; return what must be done, in order."""
+        return self.steps((event,), now)
+
+    def steps(self, events: Sequence[Event], now: float) -> list[Effect]:
+        """Take events that came together, of which all but the last are AgentReported.
+
+        What follows from them is looked for once: half of the work with thousands.
+        """
         state = self.state
         if state.phase is Phase.DELETED:
             return []
-        self._take(event, now)
+        for event in events:
+            self._take(event, now)
         if self._is_awake():
             if self._adoption.go_on(now):
                 self._receipts.adopt(now)

@@ -219,6 +219,10 @@ class Checkers:
         truth = self._truth
         self.require(not self.is_over, "workers are started after the end", attempt)
         self._rank_ordered(pod, rank)
+        if truth.is_stock and not self._live:
+            # Stock agents tell no attempt: if an operator dies before it has written which one it
+            # started, and all of it is stopped, nobody can know.
+            self.newest = min(self.newest, attempt)
         self.require(attempt >= self.newest, "an older attempt is ordered", attempt)
         is_resumed = truth.is_by_user(attempt) and not truth.wants_suspension
         if attempt > self.newest:
@@ -310,10 +314,14 @@ class Checkers:
         )
 
     def _fence_asked(self, name: core.NodeName) -> None:
-        """Only a node that is not well, or was not a moment ago, is fenced."""
+        """Only a node that is not well, or was not a moment ago, is asked to be fenced.
+
+        What was ordered while the API was away is asked when it is back.
+        """
         node, view = self._cluster.machines[name], self._cluster.nodes.objects.get(name)
         since = node.is_repaired_at
-        is_long_well = since is None or self._schedule.now - since > STALE_SECONDS
+        latest = max(since or 0.0, self._cluster.answers_since)
+        is_long_well = self._schedule.now - latest > STALE_SECONDS
         is_well = node.is_up and view is not None and view.is_ready and is_long_well
         self.require(not is_well, "a healthy node is fenced", name)
 

@@ -109,6 +109,7 @@ class Cluster:
         self.machines: dict[NodeName, Node] = {}
         self.avoided: dict[PodUid, frozenset[NodeName]] = {}
         self.is_away = False
+        self.answers_since = 0.0
         self.evicting: Callable[[Node], None] = lambda node: None
         """Called when the pods of a lost node are marked for deletion."""
         for number in range(nodes):
@@ -182,6 +183,7 @@ class Cluster:
     def come_back(self) -> None:
         """It answers again; everybody looks anew."""
         self.is_away = False
+        self.answers_since = self._schedule.now
         for name in self.machines:
             self._wake(name)
 

@@ -35,8 +35,8 @@ SILENCE_SECONDS = 3.0
 class Machine(Protocol):
     """`core.job.Job`."""
 
-    def step(self, event: core.Event, now: float) -> list[core.Effect]:
-        """Take one event; return what must be done."""
+    def steps(self, events: Sequence[core.Event], now: float) -> list[core.Effect]:
+        """Take events that came together; return what must be done."""
 
     def deadline(self) -> float | None:
         """When `Tick` is due."""
@@ -76,6 +76,8 @@ class Control:
     ledger: Ledger = field(default_factory=Ledger)
     ambiguous: float = 0.0
     """How often a write is done, but its answer is lost."""
+    busy_seconds: float = 0.0
+    """For so long at most what agents say waits for the operator, which then takes it together."""
     refuses: Callable[[], core.PodRefused | None] = lambda: None
     """What the API says to a pod that it will not have."""
 
@@ -111,6 +113,7 @@ class Operator:
         self._is_writing = False
         self._machine: Machine | None = None
         self._job: core.JobSeen | None = None
+        self._waiting: list[core.AgentReported] = []
         self._watches: list[Watch[PodView] | Watch[core.NodeView] | Watch[core.JobSeen]] = []
 
     @property
@@ -178,16 +181,11 @@ class Operator:
         """One event, and what the machine orders for it."""
         if not self.is_alive or self._machine is None:
             return
-        is_training = getattr(self._machine, "phase", None) is Phase.TRAINING
-        effects = self._machine.step(event, self._schedule.now)
-        match event:
-            case core.AgentReported(_, report) if report.state is AgentState.FAULTED:
-                if is_training:
-                    self._control.judge.crashed(report, effects)
-            case _:
-                pass
+        events, self._waiting = [*self._waiting, event], []
+        effects = self._take(self._machine, events)
         if self._schedule.is_traced:
-            self._schedule.trace("operator", f"{event}")
+            for one in events:
+                self._schedule.trace("operator", f"{one}")
             for effect in effects:
                 self._schedule.trace("", f"   {effect}")
         for effect in effects:
@@ -198,6 +196,17 @@ class Operator:
                     return
             self._carry_out(effect)
         self._alarm.set(self._machine.deadline())
+
+    def _take(self, machine: Machine, events: Sequence[core.Event]) -> list[core.Effect]:
+        is_training = getattr(machine, "phase", None) is Phase.TRAINING
+        effects = machine.steps(events, self._schedule.now)
+        reports = [one.report for one in events if isinstance(one, core.AgentReported)]
+        if len(reports) > 1:
+            self._schedule.probes["taken_together"] += 1
+        for report in reports if is_training else ():
+            if report.state is AgentState.FAULTED:
+                self._control.judge.crashed(report, effects)
+        return effects
 
     def _carry_out(self, effect: core.Effect) -> None:
         self._control.judge.ordered(effect)
@@ -264,7 +273,9 @@ class Operator:
             case core.DeletePod(name, uid, _, force):
                 control.cluster.delete_pod(name, uid, force=force)
             case core.FenceNode(node):
-                control.cluster.fence(node)
+                view = control.cluster.nodes.objects.get(node)
+                if view is None or not view.is_ready:
+                    control.cluster.fence(node)
             case core.DeleteJob():
                 control.jobs.remove("job")
             case _:
@@ -346,7 +357,17 @@ class Operator:
 
     def _heard(self, pod: PodUid, report: AgentReport) -> None:
         self._peers[pod].is_up = True
-        self.give(core.AgentReported(pod, report))
+        event, busy = core.AgentReported(pod, report), self._control.busy_seconds
+        if not busy:
+            self.give(event)
+            return
+        self._waiting.append(event)
+        if len(self._waiting) == 1:
+            self._schedule.after(self._schedule.between(0.0, busy), self._catch_up)
+
+    def _catch_up(self) -> None:
+        if self._waiting:
+            self.give(self._waiting.pop())
 
     def _shown(self, pod: PodUid, evidence: Evidence) -> None:
         self._control.judge.shown(evidence)

@@ -37,6 +37,7 @@ REACHED = (
     "kept_again",
     "harder",
     "holder_is_known",
+    "taken_together",
     "receipts",
     "restored_from_buddy",
     "samples",

@@ -82,6 +82,10 @@ class Timed:
     """Of the attempt."""
 
 
+CALM_SEEDS = 3100
+"""Before this one no operator is busy, so that worlds that failed once are as they were."""
+
+
 @dataclass(frozen=True, slots=True)
 class Restartable:
     """How workers leave their training and wait for the next attempt."""
@@ -124,6 +128,8 @@ class Scenario:
     """None: no worker saves snapshots."""
     is_warm: bool = False
     """Agents import beforehand."""
+    busy_seconds: float = 0.0
+    """For so long at most the operator is busy before it takes what agents say."""
 
 
 def draw(seed: int) -> Scenario:
@@ -154,7 +160,8 @@ def draw(seed: int) -> Scenario:
     scenario = replace(scenario, **_members(random.Random(f"members of {seed}"), is_stock))
     scenario = replace(scenario, keeping=_keeping(seed, is_stock))
     is_warm = not is_stock and random.Random(f"warmth of {seed}").random() < 0.3
-    scenario = replace(scenario, is_warm=is_warm)
+    busy = 0.0 if seed < CALM_SEEDS else random.Random(f"load of {seed}").choice([0.0, 0.005, 0.1])
+    scenario = replace(scenario, is_warm=is_warm, busy_seconds=busy)
     if is_stock or rng.random() < 0.6:
         return scenario
     scenario.quality.is_beating = True

@@ -111,6 +111,7 @@ class World:
             lambda: bool(live),
             shape.lag,
             ambiguous=shape.ambiguous,
+            busy_seconds=shape.busy_seconds,
         )
         self.is_healed = False
         self._cuts: dict[PodUid, float] = {}
