@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from unbroken.controller.requests import JobRequests, status_patch
 from unbroken.controller.runner import JobRunner, Surroundings
 from unbroken.controller.writer import JobWriter
 from unbroken.core.events import (
+    AgentReported,
     CreatePod,
     DeleteIncident,
     DeleteJob,
@@ -52,6 +53,7 @@ from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.job import Condition, FaultyPods, JobStatus
 from unbroken.spec.ledger import ANNOTATION, Ledger, read_ledger
 from unbroken.spec.parse import parse_job
+from unbroken.wire.agent import AgentReport, AgentState
 from watching import Watcher, running
 
 Object = dict[str, Any]
@@ -67,13 +69,17 @@ class Script:
         self.runner: JobRunner
         self.order: list[type[Event]] = []
         """Of all that came, ticks too."""
+        self.together: list[int] = []
+        """How many came with each call."""
         self.due: float | None = None
 
-    def step(self, event: Event, now: float) -> list[Effect]:
-        """Keep the event; give the orders out."""
-        self.order.append(type(event))
-        if not isinstance(event, Tick):
-            self.told(event)
+    def steps(self, events: Sequence[Event], now: float) -> list[Effect]:
+        """Keep the events; give the orders out."""
+        self.order += map(type, events)
+        self.together.append(len(events))
+        for event in events:
+            if not isinstance(event, Tick):
+                self.told(event)
         orders, self.orders = self.orders, []
         return orders
 
@@ -151,6 +157,24 @@ def test_what_was_said_while_it_stood_still_comes_before_what_is_due(scripted: A
     asyncio.run(check())
 
 
+def test_reports_that_wait_are_taken_together_with_what_follows_them(scripted: Any) -> None:
+    async def check() -> None:
+        async with scripted() as (_, script):
+            await script.until(JobSeen)
+            script.order.clear()
+            script.together.clear()
+            script.due = steady_clock()() + 60.0
+            said = AgentReported(PodUid("u"), AgentReport("agent", AgentState.READY))
+            gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
+            for event in (said, said, gone, gone, said):
+                script.runner.tell(event)
+            await script.told.until(lambda told: script.runner.is_done and told[-1] == said)
+            assert script.order == [AgentReported, AgentReported, PodGone, PodGone, AgentReported]
+            assert script.together == [3, 1, 1]
+
+    asyncio.run(check())
+
+
 def test_a_pod_that_can_never_be_is_refused_for_good(scripted: Any) -> None:
     bad = job()
     bad["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]["name"] = "No_Name"
@@ -213,13 +237,21 @@ def test_pods_of_an_ended_job_are_deleted_once_its_end_is_stored(scripted: Any) 
 def test_a_fence_is_asked_for_and_a_job_deleted(scripted: Any) -> None:
     async def check() -> None:
         async with scripted() as (here, script):
-            name = f"node-of-{here.namespace}"
-            await here.client.raw("POST", "api/v1/nodes", body={"metadata": {"name": name}})
-            script.orders = [FenceNode(NodeName(name), "lost"), FenceNode(NodeName("none"), "x")]
+            name, back = f"node-of-{here.namespace}", f"back-of-{here.namespace}"
+            for one, ready in ((name, "Unknown"), (back, "True")):
+                made = {
+                    "metadata": {"name": one},
+                    "status": {"conditions": [{"type": "Ready", "status": ready}]},
+                }
+                await here.client.raw("POST", "api/v1/nodes", body=made)
+            asked = [FenceNode(NodeName(one), "lost") for one in (back, "none", name)]
+            script.orders = list(asked)
             node = await here.until(
                 f"nodes/{name}", lambda found: found["metadata"].get("annotations")
             )
             assert node["metadata"]["annotations"]["unbroken.dev/fence"] == "lost"
+            # It has come back since it was found lost.
+            assert not (await here.get(f"nodes/{back}"))["metadata"].get("annotations")
             script.orders = [DeleteJob("its time is over")]
             await here.absent(f"{JOBS}/lm")
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
-from lightkube.resources.core_v1 import Pod
+from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.events import DeletePod, FenceNode
 from unbroken.errors import PeerError, UnbrokenError, WorldError
@@ -28,6 +28,7 @@ from unbroken.spec.ledger import Ledger, write_ledger
 
 from .kinds import INCIDENTS, JOBS
 from .pods import TOKEN_KEY, JobIdentity, token_secret
+from .views import node_view
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +130,17 @@ class JobRequests:
         await self._delete(f"{self._incidents}/{quote(name)}", {})
 
     async def fence(self, order: FenceNode) -> None:
-        """Ask for the fence of a node; one that is gone runs nothing."""
+        """Ask for the fence of a node that is still not ready; one that is gone runs nothing.
+
+        It may have come back while the API server was away, and is then nobody's to be fenced.
+        """
         body = {"metadata": {"annotations": {FENCE: order.reason}}}
+        path = f"api/v1/nodes/{quote(order.node)}"
         try:
-            path = f"api/v1/nodes/{quote(order.node)}"
+            found = await self._client.raw("GET", path)
+            if node_view(msgspec.json.decode(found, type=Node)).is_ready:
+                log.info("node=%s fence=dropped reason=ready", order.node)
+                return
             await self._client.raw("PATCH", path, body=body, headers=MERGE)
         except ApiRefusal as error:
             if error.code != NOT_FOUND:
