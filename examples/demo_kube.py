@@ -223,6 +223,11 @@ class Demo:
         ]
         return len(ready) == 3
 
+    def incident(self, name: str) -> Object:
+        """What is told of an incident so far."""
+        found: Object = self.cluster.get("incident", name)["spec"]
+        return found
+
     def watched(self, training: Training) -> Callable[[], None]:
         """Called before a fault; what is returned waits until training has gone on after it."""
         at, resumptions = now(), training.resumptions
@@ -233,8 +238,9 @@ class Demo:
             self.incidents += 1
             name = f"{JOB}-{self.incidents}"
             self.cluster.wait(f"incident/{name}", "jsonpath={.spec.outcome}=recovered", seconds=55)
+            until(lambda: "resumed" in self.incident(name), f"{name} says where ranks went on")
             self.call(f"kubectl get incident {name}")
-            told = self.cluster.get("incident", name)["spec"]
+            told = self.incident(name)
             seconds = datetime.fromisoformat(told["progressAt"]).timestamp() - at
             say(f"the first step {seconds:.1f} s after the fault: {told['resumed']}")
 
