@@ -12,9 +12,11 @@ from realnodes.plane import RealCluster, real_cluster
 
 @pytest.fixture(scope="module")
 def cluster(request: pytest.FixtureRequest) -> Iterator[RealCluster]:
-    """A control plane with as many nodes as the file's `NODES` says."""
+    """A control plane with as many nodes as the file's `NODES` says, and with built images if it
+    has `IMAGES`."""
     try:
-        with real_cluster(request.module.NODES) as made:
+        has_images = getattr(request.module, "IMAGES", False)
+        with real_cluster(request.module.NODES, has_images=has_images) as made:
             yield made
     except CannotStartError as error:
         pytest.skip(str(error))

@@ -82,11 +82,13 @@ class Job:
     replicas: int = 2
     script: str = PLAIN
     spares: int = 0
+    image: str = IMAGE
 
     def apply(self, **more: Any) -> None:
         """Create it; `more` is of its pods' specification."""
         folder = self.cluster.shared / self.name
         folder.mkdir()
+        folder.chmod(0o777)  # images run as nobody
         (folder / "train.py").write_text(self.script)
         arguments = ["--nproc-per-node=1", "--nnodes=$(NNODES)", f"{folder}/train.py", str(folder)]
         rules = {
@@ -96,7 +98,7 @@ class Job:
         node = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
         container = {
             "name": "pytorch",
-            "image": IMAGE,
+            "image": self.image,
             "command": ["unbrokenrun", *arguments],
             "env": [node],
             "volumeMounts": [{"name": "shared", "mountPath": str(folder)}],

@@ -1,9 +1,10 @@
 """Machines of a real cluster: kubelet and containerd in namespaces of their own, and their power.
 
 They are started by `../shared/envtest/node` from a folder, the room, that its `start` has made.
-Two programs are put before those that it starts: containerd is told to mount this host's programs
-into every container, so that an image with nothing in it runs Python and this package; kubelet is
-given a boot ID of its machine's own, for all share this host's.
+Two programs are put before those that it starts.  containerd has the images that are built, or
+does without: then it mounts this host's programs into every container, so that an image with
+nothing in it runs Python and this package.  kubelet is given a boot ID of its machine's own, for
+all share this host's.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 
 import unbroken
 from apiservers import envtest_folder, unpacked
+from realnodes import images, services
 
 IMAGE = "unbroken:0.1.0"
 """As deploy/node-daemon.yaml names it."""
@@ -34,27 +36,44 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 CONTAINERD = """#!/usr/bin/env bash
 # Started as `containerd -c FILE`; the file was just written, and ends in containerd's own table.
-cat >> "$2" <<C
+{change}# Pods find services behind the bridge.
+sed -i 's#"ipam": {{#&"routes": [{{"dst": "{services}", "gw": "{gateway}"}}], #' cni/*.conflist
+# As systemd has it: pods may see what is mounted later (mountPropagation).
+mount --make-rshared /
+exec {program} "$@"
+"""
+WITH_IMAGES = """# `native` would copy a whole image for each container.
+sed -i 's/snapshotter = "native"/snapshotter = "overlayfs"/' "$2"
+"""
+WITHOUT_IMAGES = """cat >> "$2" <<C
   [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
     runtime_type = "io.containerd.runc.v2"
     base_runtime_spec = "{room}/container.json"
 C
-# As systemd has it: pods may see what is mounted later (mountPropagation).
-mount --make-rshared /
-exec {program} "$@"
 """
 KUBELET = """#!/usr/bin/env bash
 exec {program} --boot-id-file="$PWD/boot_id" "$@"
 """
 
 
-def equip(room: Path) -> None:
-    """Make what the nodes of a room are started with."""
+def equip(room: Path, *, has_images: bool = False) -> None:
+    """Make what the nodes of a room are started with: images, or this host's programs."""
     (room / "bin").mkdir(exist_ok=True)
     (room / "wrapped").mkdir(exist_ok=True)
-    containerd = shutil.which("containerd")
-    _write_program(room / "wrapped/containerd", CONTAINERD.format(room=room, program=containerd))
+    change = WITH_IMAGES if has_images else WITHOUT_IMAGES.format(room=room)
+    program = shutil.which("containerd")
+    places = {"services": services.NETWORK, "gateway": services.GATEWAY}
+    text = CONTAINERD.format(change=change, program=program, **places)
+    _write_program(room / "wrapped/containerd", text)
     _write_program(room / "bin/kubelet", KUBELET.format(program=unpacked("kubelet")))
+    if has_images:
+        (room / "store").symlink_to(images.store())
+    else:
+        _lend_programs(room)
+
+
+def _lend_programs(room: Path) -> None:
+    """An image with nothing in it, and this host's programs for its containers."""
     (room / "programs").mkdir()
     for name in PROGRAMS:
         # No link: Python finds its virtual environment by the path that it was called by.
@@ -91,7 +110,9 @@ def switch_on(room: Path, name: str, number: int) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "number").write_text(str(number))
     (folder / "boot_id").write_text(f"{uuid.uuid4()}\n")
-    command = [envtest_folder() / "node", room, name, str(number), room / "image.tar"]
+    if (room / "store").exists() and not (folder / "containerd").exists():
+        images.lend((room / "store").resolve(), folder / "containerd")
+    command = [envtest_folder() / "node", room, name, str(number), *room.glob("image.tar")]
     path = f"{room / 'wrapped'}:{os.environ['PATH']}"
     with open(folder / "boot.log", "ab") as log:
         subprocess.run(
@@ -165,6 +186,15 @@ def pods_processes(name: str) -> Iterator[int]:
             yield from map(int, path.read_text().split())
         except OSError:
             continue  # the group has just gone
+
+
+def mounts(pid: int) -> dict[str, str]:
+    """Where a process has something mounted, and of which type; empty: it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/mounts").read_text().splitlines()
+    except OSError:
+        return {}
+    return {place: type for _, place, type, *_ in (line.split() for line in lines)}
 
 
 def writers(name: str, folder: Path) -> list[int]:

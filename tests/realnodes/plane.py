@@ -21,9 +21,9 @@ import yaml
 from apiservers import ROOT, CannotStartError, envtest_folder
 from cluster_logs import assert_no_errors
 from e2e.clusters import UNBROKEN
-from e2e.planes import Plane
+from e2e.planes import TOKEN, Plane
 from e2e.planes import RealCluster as PlaneCluster
-from realnodes import machines
+from realnodes import machines, services
 from unbroken.spec.node_keys import FAULT_DETAILS, HEALTH
 
 Object = dict[str, Any]
@@ -69,15 +69,9 @@ class RealCluster(PlaneCluster):
         self.kubectl("-n", SYSTEM, "rollout", "status", rollout, "--timeout=55s")
 
     def _fit(self, pod: Object) -> None:
-        """A file for each node's kernel log, and the API server's own address: there is no
-        kube-proxy that would make a service's."""
+        """A file for each node's kernel log."""
         [container] = pod["containers"]
         container["command"] += ["--kernel-log", "/kernel/kernel.log"]
-        address, _, port = self.plane.server.removeprefix("https://").partition(":")
-        container["env"] += [
-            {"name": "KUBERNETES_SERVICE_HOST", "value": address},
-            {"name": "KUBERNETES_SERVICE_PORT", "value": port},
-        ]
         for mount in container["volumeMounts"]:
             if mount["name"] == "kernel-log":
                 mount.update(mountPath="/kernel", subPathExpr="$(NODE_NAME)")
@@ -107,8 +101,11 @@ class RealCluster(PlaneCluster):
 
 
 @contextmanager
-def real_cluster(count: int) -> Iterator[RealCluster]:
-    """A control plane with `count` nodes, n1 and on; CannotStartError says what is missing."""
+def real_cluster(count: int, *, has_images: bool = False) -> Iterator[RealCluster]:
+    """A control plane with `count` nodes, n1 and on, with our images or programs of this host.
+
+    CannotStartError says what is missing.
+    """
     missing = [name for name in PROGRAMS if not shutil.which(name)]
     if missing:
         raise CannotStartError(f"not on the PATH: {', '.join(missing)}")
@@ -125,8 +122,9 @@ def real_cluster(count: int) -> Iterator[RealCluster]:
         room = Path(tempfile.mkdtemp(prefix="unbroken-room-"))
         cluster = RealCluster(room, str(shutil.which("kubectl")), plane=Plane(room))
         stack.callback(_clear, cluster)
-        machines.equip(room)
         cluster.plane.start("--bridge")
+        machines.equip(room, has_images=has_images)
+        stack.enter_context(services.reachable(cluster.plane.server, TOKEN))
         for folder in ("shared", "logs", "kernel"):
             (room / folder).mkdir()
         for number in range(count):

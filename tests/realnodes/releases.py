@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +23,10 @@ class Release:
 
     cluster: RealCluster
     helm: helm_python.Config
-    values: Object
 
     def upgrade(self, **operator: Object) -> None:
         """Change values of the operator, and wait until only new pods run."""
-        merged = {**self.values, "operator": {**self.values["operator"], **operator}}
-        self.helm.upgrade(str(CHART), "unbroken", merged)
+        self.helm.upgrade(str(CHART), "unbroken", {"operator": operator})
         self.rolled_out()
 
     def rolled_out(self) -> None:
@@ -44,6 +43,12 @@ class Release:
             "-n", NAMESPACE, "scale", "deployment/unbroken-operator", f"--replicas={replicas}"
         )
 
+    def refuses(self, job: Object, *options: str) -> bool:
+        """Whether a job is refused at `kubectl apply`, and in our words."""
+        text = json.dumps(job)
+        done = self.cluster.kubectl("apply", "-f", "-", *options, stdin=text, check=False)
+        return done.returncode != 0 and "must be auto, cpu, gpu or a whole number" in done.stderr
+
     def delete(self, operator: str) -> None:
         """Delete an operator's pod, and give it no time."""
         now = ("--grace-period=0", "--force")
@@ -53,6 +58,10 @@ class Release:
         """The operators' pods, and the node of each."""
         pods = self.cluster.get(*OPERATORS)["items"]
         return {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in pods}
+
+    def run(self, operator: str, *command: str) -> str:
+        """What a command says in an operator's container."""
+        return self.cluster.kubectl("-n", NAMESPACE, "exec", operator, "--", *command).stdout
 
     def check_logs(self) -> None:
         """Fail if an operator that is there has said anything of an error."""
@@ -70,22 +79,10 @@ class Release:
 @contextmanager
 def released(cluster: RealCluster) -> Iterator[Release]:
     """The chart, installed; the logs of its operators must hold no error."""
-    address, _, port = cluster.plane.server.removeprefix("https://").rpartition(":")
-    # Nothing here makes services' addresses reachable, as a kube-proxy would: not the API server's
-    # for pods, nor the webhook's for the API server.
-    places = [
-        {"name": "KUBERNETES_SERVICE_HOST", "value": address},
-        {"name": "KUBERNETES_SERVICE_PORT", "value": port},
-    ]
-    values: Object = {
-        "operator": {"extraEnv": places},
-        "nodeDaemon": {"extraEnv": places},
-        "webhook": {"enabled": False},
-    }
     kubeconfig = cluster.directory / "kubeconfig"
     with helm_python.Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE) as helm:
-        helm.install(str(CHART), "unbroken", values, namespace=NAMESPACE, create_namespace=True)
-        made = Release(cluster, helm, values)
+        helm.install(str(CHART), "unbroken", namespace=NAMESPACE, create_namespace=True)
+        made = Release(cluster, helm)
         made.rolled_out()
         yield made
         made.check_logs()

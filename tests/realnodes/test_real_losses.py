@@ -1,23 +1,28 @@
 """What real nodes lose: a pod, the network, a kubelet, their power; and the cluster its programs.
 
-The operators are the chart's pods.  After each loss a job goes on or recovers, and no two attempts
-of it are ever alive at once: workers write down when they lived (`jobs.assert_apart`, when the job
-ends).
+Operators, node daemons and jobs run the images of deploy/Containerfile, as the chart is delivered.
+After each loss a job goes on or recovers, and no two attempts of it are ever alive at once: workers
+write down when they lived (`jobs.assert_apart`, when the job ends).
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-from realnodes import machines
-from realnodes.jobs import Job
+from apiservers import ROOT
+from controller.conftest import job as manifest
+from realnodes import images, machines
+from realnodes.jobs import GLOO, Job
 from realnodes.plane import SYSTEM, RealCluster, until
 from realnodes.releases import Release, released
 
 NODES = 3
+IMAGES = True
+TRAINING = images.NAMES["training"]
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 OUTAGE_SECONDS = 60.0
 CUT_SECONDS = 20.0
@@ -39,7 +44,7 @@ def release(cluster: RealCluster) -> Iterator[Release]:
 @pytest.fixture
 def job(release: Release, request: pytest.FixtureRequest) -> Job:
     """A job that runs on two of the three nodes."""
-    made = Job(release.cluster, request.param)
+    made = Job(release.cluster, request.param, image=TRAINING)
     made.apply()
     made.running()
     return made
@@ -68,6 +73,52 @@ def test_two_operators_on_two_nodes_of_which_one_leads(release: Release) -> None
     assert release.leader()
     daemons = release.cluster.get("-n", SYSTEM, "pods")["items"]
     assert sorted(one["spec"]["nodeName"] for one in daemons) == ["n1", "n2", "n3"]
+
+
+def test_gloo_workers_of_the_built_image_recover_and_have_its_files_only(release: Release) -> None:
+    job = Job(release.cluster, "gloo", script=GLOO, image=TRAINING)
+    job.apply()
+    first = job.running()
+    for node in machines.names(job.cluster.directory):
+        for pid in machines.pods_processes(node):
+            assert borrowed(machines.mounts(pid)) == set(), f"a process on {node} has the host's"
+    job.kill_worker(first[1].node)
+    second = job.running(after=0)
+    assert {one.pod for one in second.values()} == {one.pod for one in first.values()}
+    assert job.incident(1)["remedy"] == "process"
+    job.finish()
+
+
+def borrowed(mounted: Mapping[str, str]) -> set[str]:
+    """What a container has that is neither its image's nor of its pod's volumes."""
+    assert mounted.get("/", "overlay") == "overlay"
+    return {one for one in mounted if one.startswith(("/usr", "/bin", "/sbin", "/lib", "/opt"))}
+
+
+def test_the_operators_image_has_the_packages_of_the_lock_and_no_others(release: Release) -> None:
+    lock = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.M))
+    listed = release.run(
+        min(release.operators()), "sh", "-c", "ls /opt/unbroken/lib/*/site-packages"
+    )
+    found = re.findall(r"^(\S+)-([\w.]+)\.dist-info$", listed, re.M)
+    versions = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
+    assert {one for one in versions if versions[one] != lock.get(one)} == {"unbroken"}
+    assert not versions.keys() & {"pip", "setuptools"}
+
+
+def test_a_bad_job_is_refused_at_apply_by_whichever_operators_there_are(release: Release) -> None:
+    bad = manifest("bad")
+    bad["spec"]["nprocPerNode"] = "all"
+    until(lambda: release.refuses(bad, "--dry-run=server"), "the API server asks")
+    first = release.operators()
+    for name in first:
+        release.delete(name)
+        until(lambda: release.refuses(bad, "--dry-run=server"), "it asks who is left")
+        release.rolled_out()
+    assert not first.keys() & release.operators().keys()
+    until(lambda: release.refuses(bad, "--dry-run=server"), "it asks those that are new")
+    assert release.refuses(bad)
+    assert release.cluster.get("hyperpodpytorchjobs")["items"] == []
 
 
 @named("pod")

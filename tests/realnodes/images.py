@@ -1,0 +1,162 @@
+"""The images of deploy/Containerfile, built on this machine without a registry.
+
+buildah carries the file out on a base of Debian's own Python, in the place of the one that the file
+names.  pip in a build is told what pip on this machine is: settings, certificates, indexes on its
+disk.  What nodes get is the folder of a containerd that has the images already.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from apiservers import ROOT, CannotStartError
+
+NAMES = {"operator": "unbroken:0.1.0", "training": "unbroken-training:0.1.0"}
+"""By target, as deploy/Containerfile has them."""
+FILE = ROOT / "deploy/Containerfile"
+IGNORED = ROOT / "deploy/Containerfile.dockerignore"
+CACHE = Path.home() / ".cache/unbroken-images"
+PROGRAMS = ("buildah", "mmdebstrap")
+LENT = (
+    "io.containerd.content.v1.content/blobs/sha256",
+    "io.containerd.snapshotter.v1.overlayfs/snapshots",
+)
+"""Where a containerd has what it only reads of an image."""
+BASE = (
+    *("mmdebstrap", "--quiet", "--variant=minbase", "--include=python3.11-venv,ca-certificates"),
+    *("--customize-hook=ln -s python3.11 $1/usr/bin/python", "bookworm"),
+)
+"""What makes the base; the link is in images of python, too."""
+
+
+def store() -> Path:
+    """The folder of a containerd that has the images, unpacked for its snapshotter `overlayfs`.
+
+    Takes some minutes the first time, one or two after a change of the package, then none.  Only to
+    be called by who has the machine's control plane: what was built before goes.  CannotStartError
+    says what is missing.
+    """
+    missing = [name for name in PROGRAMS if not shutil.which(name)]
+    if missing:
+        raise CannotStartError(f"images cannot be built; not on the PATH: {', '.join(missing)}")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    folder = CACHE / f"built-{_digest()}"
+    if not folder.exists():
+        _build(folder)
+    return folder
+
+
+def lend(source: Path, target: Path) -> None:
+    """Make the folder of a containerd that has the images of another's, by links."""
+    lent = {str(source / name) for name in LENT}
+    shutil.copytree(source, target, ignore=lambda place, names: names if place in lent else ())
+    for name in LENT:
+        for path in (source / name).iterdir():
+            (target / name / path.name).symlink_to(path)
+
+
+def _digest() -> str:
+    """Of all that the images are made of."""
+    made = hashlib.sha256(repr(BASE).encode())
+    seen = [ROOT / line[1:] for line in IGNORED.read_text().splitlines() if line.startswith("!")]
+    for path in sorted([FILE, *_files(seen)]):
+        made.update(f"{path.relative_to(ROOT)} {path.stat().st_mode}\n".encode())
+        made.update(path.read_bytes())
+    return made.hexdigest()[:16]
+
+
+def _files(places: Iterable[Path]) -> Iterable[Path]:
+    for place in places:
+        found = place.rglob("*") if place.is_dir() else [place]
+        yield from (one for one in found if one.is_file() and "__pycache__" not in one.parts)
+
+
+def _build(folder: Path) -> None:
+    """Build all images into a folder that is complete once it is there."""
+    for old in CACHE.glob("built-*"):
+        shutil.rmtree(old)
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        made = Path(scratch) / "made"
+        options = ["--build-arg", f"PYTHON={_base(Path(scratch))}", *_pip(Path(scratch))]
+        # With a name of its own, torch outlives `--prune`, and need not be installed again.
+        for target, name in {"torch": "torch", **NAMES}.items():
+            where = ["--file", str(FILE), "--target", target, "--tag", f"localhost/{name}"]
+            _buildah("build", "--layers", "--isolation", "chroot", *options, *where, str(ROOT))
+        _buildah("rmi", "--prune")
+        archives = []
+        for target, name in NAMES.items():
+            archives.append(Path(scratch) / f"{target}.tar")
+            _buildah("push", f"localhost/{name}", f"docker-archive:{archives[-1]}:{name}")
+        _load(made, archives, Path(scratch))
+        made.rename(folder)
+
+
+def _base(scratch: Path) -> str:
+    """Name of the base, which is made if it is not there."""
+    name = f"localhost/python:{hashlib.sha256(repr(BASE).encode()).hexdigest()[:16]}"
+    if not _buildah("images", "--quiet", "--filter", f"reference={name}"):
+        context = scratch / "base"
+        context.mkdir()
+        subprocess.run([*BASE, context / "base.tar"], check=True, timeout=600)
+        (context / "Containerfile").write_text("FROM scratch\nADD base.tar /\n")
+        _buildah("build", "--tag", name, str(context))
+    return name
+
+
+def _pip(scratch: Path) -> list[str]:
+    """Options of a build with which pip in it does as pip here."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    settings: dict[str, str] = {}
+    for place in ("global", "install", ":env:"):  # each comes before the last
+        for name, value in re.findall(rf"^{place}\.([\w-]+)=(.*)$", listed, re.MULTILINE):
+            settings[name] = ast.literal_eval(value)
+    lines = [f"{name} = {' '.join(value.split())}\n" for name, value in settings.items()]
+    config = scratch / "pip.conf"
+    config.write_text("".join(["[global]\n", *lines]))
+    mounted = {"/etc/pip.conf": config}
+    for word in " ".join(settings.values()).split():
+        # What an index on the disk leads to lies beside it.
+        is_index, path = word.startswith("file://"), Path(word.removeprefix("file://"))
+        path = path.parent if is_index else path
+        if path.is_absolute() and path.exists():
+            mounted[str(path)] = path
+    return [f"--volume={source}:{target}:ro" for target, source in mounted.items()]
+
+
+def _buildah(*arguments: str) -> str:
+    """What it prints; what it says besides is in the cache's `buildah.log`."""
+    where = ["--root", CACHE / "storage", "--runroot", CACHE / "run", "--storage-driver", "overlay"]
+    with (CACHE / "buildah.log").open("ab") as log:
+        command = ["buildah", *where, *arguments]
+        done = subprocess.run(
+            command, check=False, stdout=subprocess.PIPE, stderr=log, timeout=1200
+        )
+    assert done.returncode == 0, f"buildah {' '.join(arguments)}: see {log.name}"
+    return done.stdout.decode()
+
+
+def _load(made: Path, archives: Iterable[Path], scratch: Path) -> None:
+    """Have a containerd of its own make the folder, with what is in archives."""
+    address, config = scratch / "containerd.sock", scratch / "containerd.toml"
+    config.write_text('version = 2\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n')
+    places = ["--config", config, "--root", made, "--state", scratch / "state"]
+    with (scratch / "containerd.log").open("wb") as log:
+        command = ["containerd", *places, "--address", address]
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        for archive in archives:
+            client = ["ctr", "--connect-timeout", "60s", "-a", address, "-n", "k8s.io"]
+            command = [*client, "images", "import", "--snapshotter", "overlayfs", archive]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
