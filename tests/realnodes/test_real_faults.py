@@ -138,18 +138,19 @@ def test_a_job_and_its_nodes_feel_of_each_fault_what_the_table_says(
         job.incident(len(remedies))
         incidents = [one["spec"] for one in watched.get("incidents", "-l", "HPJob=struck")["items"]]
         assert [one["remedy"] for one in incidents] == remedies, incidents
-        assert job.newest() == len(remedies), "what was no fault of the job has stopped it"
+        assert job.object()["status"]["restartCount"] == len(remedies)
         job.finish()
 
 
 def is_told_of(job: Job, fault: str) -> None:
-    """The node of rank 1 tells of a fault, and is as before in all else."""
-    cluster, node = job.cluster, job.running()[1].node
+    """The node of rank 1 tells of a fault; it is as before in all else, and so is the job."""
+    cluster, node, attempt = job.cluster, job.running()[1].node, job.newest()
     before = health(cluster.get("node", node))
     cluster.write_kernel_log(node, LINES[fault])
     until(lambda: fault in str(details(cluster.get("node", node))), f"{node} tells of {fault}")
     assert health(cluster.get("node", node)) == before
     assert cluster.condition(node, TABLE[fault].condition_type()) != "True"
+    assert job.newest() == attempt
 
 
 def restarts_in_place(job: Job, fault: str) -> None:
