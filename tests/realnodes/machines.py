@@ -25,7 +25,7 @@ import unbroken
 from apiservers import envtest_folder, unpacked
 from realnodes import images, services
 
-IMAGE = "unbroken:0.1.0"
+IMAGE = images.NAMES["operator"]
 """As deploy/node-daemon.yaml names it."""
 SOURCE = Path(unbroken.__file__).parent.parent
 PROGRAMS = ("unbroken", "unbrokenrun", "python3")
@@ -181,9 +181,9 @@ def kubelet_pid(room: Path, name: str) -> int:
 def pods_processes(name: str) -> Iterator[int]:
     """Pids of what runs in a machine's containers."""
     root = CGROUPS / "pids" / f"un-{name}"
-    for path in root.rglob("cgroup.procs"):
+    for folder, _, _ in os.walk(root):  # which, unlike rglob, goes on when a folder has just gone
         try:
-            yield from map(int, path.read_text().split())
+            yield from map(int, Path(folder, "cgroup.procs").read_text().split())
         except OSError:
             continue  # the group has just gone
 

@@ -11,8 +11,10 @@ import helm_python
 
 from cluster_logs import assert_no_errors
 from deploy.charts import CHART, NAMESPACE, Object
+from realnodes import images
 from realnodes.plane import SYSTEM, RealCluster
 
+VALUES: Object = {"checks": {"image": images.NAMES["training"]}}
 LEASE = ("-n", "kube-system", "lease", "unbroken-operator")
 OPERATORS = ("-n", NAMESPACE, "pods", "-l", "hp-training-control-plane=unbroken-operator")
 
@@ -26,7 +28,7 @@ class Release:
 
     def upgrade(self, **operator: Object) -> None:
         """Change values of the operator, and wait until only new pods run."""
-        self.helm.upgrade(str(CHART), "unbroken", {"operator": operator})
+        self.helm.upgrade(str(CHART), "unbroken", {**VALUES, "operator": operator})
         self.rolled_out()
 
     def rolled_out(self) -> None:
@@ -81,7 +83,7 @@ def released(cluster: RealCluster) -> Iterator[Release]:
     """The chart, installed; the logs of its operators must hold no error."""
     kubeconfig = cluster.directory / "kubeconfig"
     with helm_python.Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE) as helm:
-        helm.install(str(CHART), "unbroken", namespace=NAMESPACE, create_namespace=True)
+        helm.install(str(CHART), "unbroken", VALUES, namespace=NAMESPACE, create_namespace=True)
         made = Release(cluster, helm)
         made.rolled_out()
         yield made

@@ -21,6 +21,8 @@ Object = dict[str, Any]
 NETWORK = "10.96.0.0/16"
 """Of services, as ../shared/envtest/start has it."""
 BRIDGE, GATEWAY = "unbr0", "10.250.0.1"
+NOBODY = f"{GATEWAY}:1"
+"""Refuses connections, as is due where a service has nobody behind it."""
 CHAIN = "UNBROKEN-SERVICES"
 WAYS = ("PREROUTING", "OUTPUT")
 """Chains that pods and programs of this host come through."""
@@ -89,6 +91,7 @@ def _rules(services: list[Object], endpoints: list[Object]) -> Iterator[str]:
                 for ready in subset.get("addresses") or []
                 if target.get("name") == port.get("name")
             ]
+            places = places or [NOBODY]
             for number, place in enumerate(places):
                 share = f"-m statistic --mode random --probability {1 / (len(places) - number)}"
                 to = f"-d {address} -p tcp --dport {port['port']}"

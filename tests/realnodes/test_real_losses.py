@@ -19,6 +19,7 @@ from realnodes import images, machines
 from realnodes.jobs import GLOO, Job
 from realnodes.plane import SYSTEM, RealCluster, until
 from realnodes.releases import Release, released
+from realnodes.test_real_links import check
 
 NODES = 3
 IMAGES = True
@@ -119,6 +120,11 @@ def test_a_bad_job_is_refused_at_apply_by_whichever_operators_there_are(release:
     until(lambda: release.refuses(bad, "--dry-run=server"), "it asks those that are new")
     assert release.refuses(bad)
     assert release.cluster.get("hyperpodpytorchjobs")["items"] == []
+
+
+def test_the_built_image_tests_the_links_of_nodes(release: Release) -> None:
+    code, said = check(release.cluster)
+    assert (code, said["phase"], said.get("faulty") or []) == (0, "Passed", []), said
 
 
 @named("pod")
