@@ -32,6 +32,32 @@ def view(status: Object, **metadata: Any) -> PodView:
     return found
 
 
+STOPPED = {"exitCode": 0, "reason": "Completed"}
+
+
+@pytest.mark.parametrize(
+    ("state", "deleted", "ended"),
+    [
+        ({"terminated": STOPPED}, "2026-01-01T00:00:00Z", True),
+        ({"terminated": STOPPED}, None, False),
+        ({"running": {"startedAt": None}}, "2026-01-01T00:00:00Z", False),
+        ({"waiting": {"reason": "CrashLoopBackOff"}}, "2026-01-01T00:00:00Z", False),
+        (
+            {"terminated": {"exitCode": 137, "reason": "ContainerStatusUnknown"}},
+            "2026-01-01T00:00:00Z",
+            False,
+        ),
+        (None, "2026-01-01T00:00:00Z", False),
+    ],
+)
+def test_a_deleted_pod_has_ended_when_each_container_was_seen_to_end(
+    state: Object | None, deleted: str | None, ended: bool
+) -> None:
+    statuses = [] if state is None else [container(**state)]
+    found = view({"phase": "Running", "containerStatuses": statuses}, deletionTimestamp=deleted)
+    assert found.has_ended is ended
+
+
 def container(restarts: int = 0, **state: Object) -> Object:
     """The status of container `c`."""
     base = {"name": "c", "image": "", "imageID": "", "ready": False, "restartCount": restarts}

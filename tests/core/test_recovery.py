@@ -41,6 +41,21 @@ def test_spare_takes_the_rank_of_a_pod_that_is_gone() -> None:
     assert script.incidents[1].reason.startswith("lost j-w-1;")
 
 
+def test_a_pod_whose_containers_have_ended_is_not_waited_for() -> None:
+    script = running(2, 1)
+    script.run("""
+        10 pod w-1 deleting   -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0      ->
+        10.8 pod w-1 deleting ended -> start w-0 1 rank=0, start w-2 1 rank=1
+        11 runs w-0 1
+        11 runs w-2 1
+        17 gone w-1           -> create w-1
+    """)
+    assert script.job.attempt == 1
+    assert script.incidents[1].culprit.fault == "PodDeleted"
+    assert list(script.incidents) == [1]
+
+
 def test_without_a_spare_the_new_pod_is_waited_for() -> None:
     running().run("""
         10 gone w-0                 -> stop w-1 0, create w-0

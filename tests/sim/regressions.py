@@ -27,7 +27,5 @@ SEEDS = {
     2902: "a new operator gave a rank to another pod, which was ready only after the first start",
     286: "an operator that came late to a job that was complete did not read its receipts",
     1683: "an operator that heard no agent of an attempt thought that there had been none",
-    8899: "a node that came back while the API was away was fenced when that was back",
-    7719: "nobody can know the attempt of stock agents that is started, unwritten, and stopped",
     1278: "an agent that was started again was sent a copy, and nobody asked it",
 }

@@ -62,6 +62,7 @@ def pod_view(pod: Pod) -> PodView | None:
         node=NodeName(node) if node else None,
         address=status.podIP or None,
         is_deleting=metadata.deletionTimestamp is not None,
+        has_ended=metadata.deletionTimestamp is not None and _has_ended(pod),
         has_been_ready=_has_started(status),
         reason=reason,
         message=message[:MESSAGE_MAX],
@@ -100,6 +101,18 @@ def _has_started(status: PodStatus) -> bool:
     return bool(containers) and all(
         one.restartCount > 0 or (one.state and (one.state.running or one.state.terminated))
         for one in containers
+    )
+
+
+def _has_ended(pod: Pod) -> bool:
+    """Whether the kubelet has seen each container end; of a pod that is being deleted it starts
+    none again.  It is known seconds before the pod is gone."""
+    specs = (pod.spec and pod.spec.containers) or ()
+    statuses = {one.name: one.state for one in (pod.status and pod.status.containerStatuses) or ()}
+    ended = [state.terminated for one in specs if (state := statuses.get(one.name)) is not None]
+    # What the kubelet says of a container that it has not found (`pkg/kubelet/kubelet_pods.go`).
+    return bool(specs) and len(ended) == len(specs) and all(
+        one is not None and one.reason != "ContainerStatusUnknown" for one in ended
     )
 
 

@@ -195,7 +195,7 @@ class Adoption:
         """Whether an agent that was not heard may run the very rank that seems to be free."""
         members = self._state.roster.members.values()
         return any(
-            m.report is None and m.clear_through == UNHEARD and not m.is_fenced for m in members
+            m.report is None and m.clear_through == UNHEARD and not m.is_dead for m in members
         )
 
     def _fill(self, finding: Finding, ready: list[Member]) -> None:

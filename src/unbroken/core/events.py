@@ -47,6 +47,8 @@ class PodView:
     node: NodeName | None = None
     address: str | None = None
     is_deleting: bool = False
+    has_ended: bool = False
+    """It is being deleted, and its containers have ended: nothing lives in it, nor ever will."""
     has_been_ready: bool = False
     """Its containers have started at least once (kubelet's ContainersReady or a restart count)."""
     reason: str = ""

@@ -222,7 +222,7 @@ class Gang:
     def _is_clear(self, member: Member) -> bool:
         report = member.report
         waits = report is not None and report.state is AgentState.READY and bool(report.kept)
-        must_end = waits and self.mode == PROCESS_RESTART and not member.is_fenced
+        must_end = waits and self.mode == PROCESS_RESTART and not member.is_dead
         return self._roster.is_clear(member, self.fence) and not must_end
 
     def _is_ready(self, member: Member) -> bool:

@@ -70,6 +70,11 @@ class Member:
         return self.view.uid
 
     @property
+    def is_dead(self) -> bool:
+        """Whether it is proven that nothing lives here, nor will."""
+        return self.is_fenced or self.view.has_ended
+
+    @property
     def state(self) -> AgentState | None:
         return self.report.state if self.report else None
 
@@ -213,7 +218,7 @@ class Roster:
 
     def is_clear(self, member: Member, attempt: int) -> bool:
         """Whether no worker of `attempt` or of an earlier one can live in the pod."""
-        return member.clear_through >= attempt or member.is_fenced
+        return member.clear_through >= attempt or member.is_dead
 
     def _fence(self, name: NodeName) -> None:
         for member in self.on_node(name):

@@ -94,6 +94,8 @@ class Manners:
     collects_fenced: bool = True
     """Terminating pods of a fenced node are removed by the cluster itself."""
     restarts_containers: bool = True
+    removal: float = 0.0
+    """From the end of a deleted pod's containers to the end of its object."""
 
 
 class Cluster:
@@ -281,6 +283,12 @@ class Cluster:
 
     def _end(self, pod: PodView, local: Local | None) -> None:
         if local is None or local.process is None:
+            if local is not None and self.manners.removal and not pod.has_ended:
+                local.is_ending = True
+                self.pods.put(pod.name, replace(pod, has_ended=True))
+                self._schedule.probes["ended_before_gone"] += 1
+                self._schedule.after(self.manners.removal, self._wake, local.node.name)
+                return
             local = local and local.node.locals.pop(pod.uid)
             self.pods.remove(pod.name)
         elif not local.is_ending:

@@ -38,6 +38,7 @@ REACHED = (
     "harder",
     "holder_is_known",
     "taken_together",
+    "ended_before_gone",
     "receipts",
     "restored_from_buddy",
     "samples",

@@ -83,7 +83,8 @@ class Timed:
 
 
 CALM_SEEDS = 3100
-"""Before this one no operator is busy, so that worlds that failed once are as they were."""
+"""Before this one no operator is busy, and pods go with their containers, so that worlds that
+failed once are as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,9 @@ def draw(seed: int) -> Scenario:
     scenario = replace(scenario, **_members(random.Random(f"members of {seed}"), is_stock))
     scenario = replace(scenario, keeping=_keeping(seed, is_stock))
     is_warm = not is_stock and random.Random(f"warmth of {seed}").random() < 0.3
+    if seed >= CALM_SEEDS:
+        removal = random.Random(f"removal of {seed}").choice([0.0, 0.5, 8.0])
+        scenario = replace(scenario, manners=replace(scenario.manners, removal=removal))
     busy = 0.0 if seed < CALM_SEEDS else random.Random(f"load of {seed}").choice([0.0, 0.005, 0.1])
     scenario = replace(scenario, is_warm=is_warm, busy_seconds=busy)
     if is_stock or rng.random() < 0.6:
