@@ -56,6 +56,15 @@ def test_a_pod_whose_containers_have_ended_is_not_waited_for() -> None:
     assert list(script.incidents) == [1]
 
 
+def test_containers_that_had_ended_before_the_deletion_prove_nothing() -> None:
+    running(2, 1).run("""
+        10 pod w-1 deleting ended   -> stop w-0 0, stop w-1 0
+        10.1 ready w-0 0            ->
+        10.8 pod w-1 deleting ended ->
+        17 gone w-1                 -> start w-0 1 rank=0, start w-2 1 rank=1, create w-1
+    """)
+
+
 def test_without_a_spare_the_new_pod_is_waited_for() -> None:
     running().run("""
         10 gone w-0                 -> stop w-1 0, create w-0

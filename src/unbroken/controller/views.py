@@ -105,8 +105,8 @@ def _has_started(status: PodStatus) -> bool:
 
 
 def _has_ended(pod: Pod) -> bool:
-    """Whether the kubelet has seen each container end; of a pod that is being deleted it starts
-    none again.  It is known seconds before the pod is gone."""
+    """Whether each container has ended.  Of a pod that is being deleted the kubelet starts none
+    again; it says so seconds before the pod is gone."""
     specs = (pod.spec and pod.spec.containers) or ()
     statuses = {one.name: one.state for one in (pod.status and pod.status.containerStatuses) or ()}
     ended = [state.terminated for one in specs if (state := statuses.get(one.name)) is not None]

@@ -48,7 +48,7 @@ class PodView:
     address: str | None = None
     is_deleting: bool = False
     has_ended: bool = False
-    """It is being deleted, and its containers have ended: nothing lives in it, nor ever will."""
+    """It is being deleted, and the API says of each of its containers that it has ended."""
     has_been_ready: bool = False
     """Its containers have started at least once (kubelet's ContainersReady or a restart count)."""
     reason: str = ""

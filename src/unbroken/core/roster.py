@@ -64,6 +64,8 @@ class Member:
     """Not empty: why the pod must go."""
     is_fenced: bool = False
     """Its node was proven to run nothing while the pod was placed there."""
+    has_ended: bool = False
+    """Its containers were seen to end while it was being deleted."""
 
     @property
     def uid(self) -> PodUid:
@@ -72,7 +74,7 @@ class Member:
     @property
     def is_dead(self) -> bool:
         """Whether it is proven that nothing lives here, nor will."""
-        return self.is_fenced or self.view.has_ended
+        return self.is_fenced or self.has_ended
 
     @property
     def state(self) -> AgentState | None:
@@ -148,6 +150,9 @@ class Roster:
             is_back |= old.node is not None and old.node != view.node
             if is_back or _PHASE_ORDER[view.phase] < _PHASE_ORDER[old.phase]:
                 return None
+            # What was so when the deletion was first seen may be older than a container that was
+            # started since, on a node that reaches us and not the API server.
+            member.has_ended |= view.has_ended and old.is_deleting and not old.has_ended
             member.view = view
         if view.node is not None:
             self._placed.setdefault(view.node, {})[view.uid] = member
