@@ -20,11 +20,12 @@ from unbroken.core.check_limits import (
     limits_of,
     links,
     measured_pairs,
+    speeds_shown,
 )
 from unbroken.core.check_limits import Measured as Seen
 from unbroken.core.check_plan import Edge, Link
 from unbroken.core.check_plan_steps import next_steps
-from unbroken.core.check_verdict import Conclusion, conclude, faults_of, speeds_shown
+from unbroken.core.check_verdict import Conclusion, conclude, faults_of
 from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 PAIRS = CheckKind.CONNECTIVITY

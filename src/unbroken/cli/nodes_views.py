@@ -17,9 +17,9 @@ from unbroken.spec.node_keys import (
     HARDWARE_UNHEALTHY,
     HEALTH,
     INSTANCE_GROUP,
-    INSTANCE_TYPES,
     REPAIR,
     VERIFIED,
+    instance_type_of,
 )
 from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.times import time_text
@@ -51,7 +51,7 @@ def node_row(
         "schedulable": not _taints(node) and not (node.get("spec") or {}).get("unschedulable"),
         "health": labels.get(HEALTH, ""),
         "deepHealthCheck": labels.get(DEEP_CHECK, ""),
-        "instanceType": next((labels[key] for key in INSTANCE_TYPES if key in labels), ""),
+        "instanceType": instance_type_of(labels),
         "instanceGroup": labels.get(INSTANCE_GROUP, ""),
         "cluster": labels.get(CLUSTER_NAME, ""),
         "faultTypes": labels.get(FAULT_TYPES, ""),

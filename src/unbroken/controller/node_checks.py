@@ -13,15 +13,9 @@ from typing import Any
 
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.check_limits import Fleet
+from unbroken.core.check_limits import Fleet, speeds_shown
 from unbroken.core.check_plan_steps import Step, next_steps, steps_done, total_steps
-from unbroken.core.check_verdict import (
-    Conclusion,
-    compact,
-    conclude,
-    faults_of,
-    speeds_shown,
-)
+from unbroken.core.check_verdict import Conclusion, compact, conclude, faults_of
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
@@ -140,8 +134,7 @@ class Checker:
             for pod in pods:
                 await self._requests.delete_pod(pod)
             return await self._expire(name, status)
-        known = fleet_of(list(self._nodes.items()), spec.nodes, self._options.link_bandwidth)
-        run = Run(check, spec, status, list(status.results), _by_step(pods), [], known)
+        run = Run(check, spec, status, list(status.results), _by_step(pods), [], self._fleet(spec))
         if problems or not spec.nodes:
             text = "; ".join(map(str, problems)) or "it names no node"
             await self._requests.write(check, _refusal(status, text))
@@ -324,6 +317,11 @@ class Checker:
         self._tell_end(run, found)
 
     # --- nodes
+
+    def _fleet(self, spec: NodeCheckSpec) -> Fleet:
+        if CheckKind.CONNECTIVITY not in spec.kinds:
+            return Fleet()
+        return fleet_of(list(self._nodes.items()), spec.nodes, self._options.link_bandwidth)
 
     def _known(self, names: Iterable[str]) -> list[Node]:
         return [node for name in names if (node := self._nodes.get(name)) is not None]

@@ -9,7 +9,7 @@ from lightkube.resources.core_v1 import Node
 
 from unbroken.core.check_limits import Fleet, learn
 from unbroken.kube.cache import key_of
-from unbroken.spec.node_keys import INSTANCE_TYPES
+from unbroken.spec.node_keys import instance_type_of
 
 from .node_checks_pods import is_embedded
 
@@ -21,8 +21,7 @@ their types pretend."""
 
 def instance_type(node: Node) -> str:
     """As its labels say; empty: they do not."""
-    labels = (node.metadata and node.metadata.labels) or {}
-    return next((labels[key] for key in INSTANCE_TYPES if key in labels), "")
+    return instance_type_of((node.metadata and node.metadata.labels) or {})
 
 
 def fleet_of(nodes: Collection[Node], asked: Iterable[str], told: Mapping[str, float]) -> Fleet:

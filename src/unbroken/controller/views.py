@@ -111,8 +111,10 @@ def _has_ended(pod: Pod) -> bool:
     statuses = {one.name: one.state for one in (pod.status and pod.status.containerStatuses) or ()}
     ended = [state.terminated for one in specs if (state := statuses.get(one.name)) is not None]
     # What the kubelet says of a container that it has not found (`pkg/kubelet/kubelet_pods.go`).
-    return bool(specs) and len(ended) == len(specs) and all(
-        one is not None and one.reason != "ContainerStatusUnknown" for one in ended
+    return (
+        bool(specs)
+        and len(ended) == len(specs)
+        and all(one is not None and one.reason != "ContainerStatusUnknown" for one in ended)
     )
 
 

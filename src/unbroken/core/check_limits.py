@@ -117,17 +117,31 @@ class Limits:
 
 def limits_of(pairs: Mapping[Edge, Measured], fleet: Fleet) -> Limits:
     """The limit of each instance type, as told or learned."""
-    alike: dict[str, dict[Edge, Measured]] = {}
-    for (one, other), seen in pairs.items():
-        kind = fleet.types.get(one, "")
-        if seen.is_right and kind == fleet.types.get(other, ""):
-            alike.setdefault(kind, {})[one, other] = seen
-    usual = {kind: _usual(found) for kind, found in alike.items() if len(found) >= PAIRS_LEAST}
+    by_type: dict[str, dict[Edge, Measured]] = {}
+    for pair, seen in _alike(pairs, fleet).items():
+        if seen.is_right:
+            by_type.setdefault(fleet.types.get(pair[0], ""), {})[pair] = seen
+    usual = {kind: _usual(found) for kind, found in by_type.items() if len(found) >= PAIRS_LEAST}
     learned = {
         kind: max(usual.get(kind, 0.0), fleet.learned.get(kind, 0.0))
         for kind in {*usual, *fleet.learned}
     }
     return Limits(fleet.types, {**learned, **fleet.told}, _usual_latency(pairs))
+
+
+def _alike(pairs: Mapping[Edge, Measured], fleet: Fleet) -> dict[Edge, Measured]:
+    """Pairs whose nodes are of one instance type."""
+    types = fleet.types
+    return {
+        pair: seen
+        for pair, seen in pairs.items()
+        if types.get(pair[0], "") == types.get(pair[1], "")
+    }
+
+
+def speeds_shown(results: Iterable[CheckResult], fleet: Fleet) -> dict[str, float]:
+    """The most GB/s that each node has shown with another of its instance type."""
+    return best_of(_alike(measured_pairs(results), fleet))
 
 
 def best_of(pairs: Mapping[Edge, Measured]) -> dict[str, float]:

@@ -45,11 +45,13 @@ def compare_pairs(
     states = links(pairs, limits)
     verdict = judge(nodes, states)
     best = best_of(pairs)
+    met: dict[str, dict[str, Measured]] = {}
+    for node, other in sorted(states):
+        met.setdefault(node, {})[other] = pairs[edge(node, other)]
     found = []
-    for node in sorted({name for name, _ in states} & set(nodes)):
-        others = sorted(other for name, other in states if name == node)
-        broken = [other for other in others if states[node, other] is Link.BAD]
-        seen = {other: pairs[edge(node, other)] for other in others}
+    for node in sorted(met.keys() & set(nodes)):
+        seen = met[node]
+        broken = [other for other in seen if states[node, other] is Link.BAD]
         text = "; ".join(_trouble(node, other, seen[other], limits) for other in broken)
         test = CONNECTIVITY
         if node in verdict.bad:
@@ -60,7 +62,7 @@ def compare_pairs(
             outcome = Outcome.UNKNOWN
             if broken:
                 text += "; no node is proven good, so either may be at fault"
-            elif right := [other for other in others if seen[other].is_right]:
+            elif right := [other for other in seen if seen[other].is_right]:
                 # As good as can be said with no node of its type to meet: it is not held back.
                 test, text = BANDWIDTH, _trouble(node, right[0], seen[right[0]], limits)
                 text += "; nothing is known of what that one's type can"
@@ -76,17 +78,6 @@ def _trouble(node: str, other: str, seen: Measured, limits: Limits) -> str:
     if limits.is_late(seen):
         return f"with {other}: {seen.latency} us, expected at most {limits.latency}"
     return f"with {other}: {seen.bandwidth} GB/s, expected {limits.of_pair(node, other)}"
-
-
-def speeds_shown(results: Iterable[CheckResult], fleet: Fleet) -> Mapping[str, float]:
-    """The most GB/s that each node has shown with another of its instance type."""
-    pairs = measured_pairs(results)
-    alike = {
-        (one, other): seen
-        for (one, other), seen in pairs.items()
-        if fleet.types.get(one) == fleet.types.get(other)
-    }
-    return best_of(alike)
 
 
 def compare_training(results: Iterable[CheckResult]) -> list[CheckResult]:

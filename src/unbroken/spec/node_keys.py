@@ -6,6 +6,7 @@ have the plurals: those are written, both are read.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 PREFIX = "sagemaker.amazonaws.com/"
@@ -77,3 +78,8 @@ class Recovery(Enum):
     AUTOMATIC = "Automatic"
     NONE = "None"
     """Nothing is touched: labels, taints and events only; a repair that a person orders is made."""
+
+
+def instance_type_of(labels: Mapping[str, str]) -> str:
+    """What a node's labels say of its type; empty: nothing."""
+    return next((labels[key] for key in INSTANCE_TYPES if key in labels), "")
