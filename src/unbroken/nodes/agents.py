@@ -14,6 +14,8 @@ from pathlib import Path
 
 from unbroken.core.node_signals import Blocked
 
+from .texts import read
+
 AGENTS = ("unbrokenrun", "hyperpodrun")
 UNINTERRUPTIBLE = "D"
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
@@ -51,7 +53,7 @@ def blocked(root: Path) -> Iterator[Blocked]:
 
 def _processes(proc: Path) -> Iterator[_Process]:
     for path in proc.glob("[0-9]*/stat"):
-        head, _, tail = _read(path).rpartition(")")
+        head, _, tail = read(path).rpartition(")")
         pid, _, name = head.partition(" (")
         fields = tail.split()
         if pid.isdecimal() and len(fields) > 19:
@@ -59,12 +61,10 @@ def _processes(proc: Path) -> Iterator[_Process]:
 
 
 def _blocked(place: Path, process: _Process) -> Blocked:
-    status = dict(
-        line.split(":", 1) for line in _read(place / "status").splitlines() if ":" in line
-    )
+    status = dict(line.split(":", 1) for line in read(place / "status").splitlines() if ":" in line)
     switches = status.get("voluntary_ctxt_switches", "").strip()
-    where = _read(place / "wchan").strip()
-    pod = _POD.search(_read(place / "cgroup"))
+    where = read(place / "wchan").strip()
+    pod = _POD.search(read(place / "cgroup"))
     return Blocked(
         process.pid,
         process.start,
@@ -73,10 +73,3 @@ def _blocked(place: Path, process: _Process) -> Blocked:
         "" if where == "0" else where,
         pod[1].replace("_", "-") if pod else "",
     )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")
-    except OSError:
-        return ""

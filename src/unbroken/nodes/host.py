@@ -15,6 +15,7 @@ from pathlib import Path
 from unbroken.core.node_signals import HostSample
 
 from .agents import blocked
+from .texts import read
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 """File systems of disks: asking one of a network could take for ever."""
@@ -55,7 +56,7 @@ def look(root: Path, counters: Collection[str]) -> HostSample:
 
 def uptime_seconds(root: Path) -> float | None:
     """Since the boot; None: it cannot be read."""
-    text = _read(root / "proc/uptime")
+    text = read(root / "proc/uptime")
     try:
         return float(text.split()[0])
     except (ValueError, IndexError):
@@ -64,14 +65,7 @@ def uptime_seconds(root: Path) -> float | None:
 
 def boot_id(root: Path) -> str:
     """Of the kernel; empty: it cannot be read."""
-    return _read(root / "proc/sys/kernel/random/boot_id").strip()
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")
-    except OSError:
-        return ""
+    return read(root / "proc/sys/kernel/random/boot_id").strip()
 
 
 def _mounts(root: Path) -> Iterator[tuple[str, str, bool]]:
@@ -81,7 +75,7 @@ def _mounts(root: Path) -> Iterator[tuple[str, str, bool]]:
     mount much read-only that can be written elsewhere (proc(5)).
     """
     seen = set()
-    for line in _read(root / "proc/1/mountinfo").splitlines():
+    for line in read(root / "proc/1/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         place, kind = left.split(), right.split()
         if len(place) < 5 or len(kind) < 3 or kind[0] not in LOCAL or place[2] in seen:
@@ -122,6 +116,6 @@ def _counters(root: Path, wanted: Collection[str]) -> Iterator[tuple[tuple[str, 
         is_port = names[-3] == "ports"
         device = f"{names[-4]} port {names[-2]}" if is_port else names[-2]
         for name in wanted:
-            text = _read(folder / name).strip()
+            text = read(folder / name).strip()
             if text.isascii() and text.isdigit():
                 yield (device, name), int(text)
