@@ -71,6 +71,13 @@ class Training:
         goal = len(self.losses) + count
         return lambda: len(self.losses) >= goal
 
+    def tell_loss(self) -> None:
+        """Say what the training has come to; DemoFailed if it has learned nothing."""
+        (_, first), (step, last) = self.losses[0], self.losses[-1]
+        show(f"\nfirst loss {first:.3f}, loss at step {step}: {last:.3f}")
+        if last > 0.6 * first:
+            raise DemoFailed("the loss has not fallen")
+
     def close(self) -> None:
         """Stop reading."""
         self._process.terminate()
@@ -145,10 +152,7 @@ class Demo:
         outcomes = [one.get("outcome") for one in incidents]
         if len(incidents) < 2 or set(outcomes) != {"recovered"}:
             raise DemoFailed(f"the incidents ended as {outcomes}")
-        (_, first), (step, last) = training.losses[0], training.losses[-1]
-        print(f"\nfirst loss {first:.3f}, loss at step {step}: {last:.3f}")
-        if last > 0.6 * first:
-            raise DemoFailed("the loss has not fallen")
+        training.tell_loss()
 
 
 def show(text: str) -> None:
