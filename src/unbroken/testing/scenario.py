@@ -161,11 +161,12 @@ def draw(seed: int) -> Scenario:
     scenario = replace(scenario, **_members(random.Random(f"members of {seed}"), is_stock))
     scenario = replace(scenario, keeping=_keeping(seed, is_stock))
     is_warm = not is_stock and random.Random(f"warmth of {seed}").random() < 0.3
+    scenario = replace(scenario, is_warm=is_warm)
     if seed >= CALM_SEEDS:
         removal = random.Random(f"removal of {seed}").choice([0.0, 0.5, 8.0])
-        scenario = replace(scenario, manners=replace(scenario.manners, removal=removal))
-    busy = 0.0 if seed < CALM_SEEDS else random.Random(f"load of {seed}").choice([0.0, 0.005, 0.1])
-    scenario = replace(scenario, is_warm=is_warm, busy_seconds=busy)
+        busy = random.Random(f"load of {seed}").choice([0.0, 0.005, 0.1])
+        manners = replace(scenario.manners, removal=removal)
+        scenario = replace(scenario, manners=manners, busy_seconds=busy)
     if is_stock or rng.random() < 0.6:
         return scenario
     scenario.quality.is_beating = True
