@@ -73,9 +73,12 @@ bench-gpu: setup
 scoreboard: setup
 	@$(BIN)/python benchmarks/scoreboard.py --quick
 
-# Rewrites requirements.lock from pyproject.toml; torch stays out of it (setup installs the CPU build).
+# Rewrites both locks from pyproject.toml: the one of development, and the one of the images, which holds the same
+# versions.  torch is in neither: setup installs the CPU build, users bring their own.
+PIP_COMPILE = $(BIN)/pip-compile -q --generate-hashes --extra otel --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 lock: setup
-	@$(BIN)/pip-compile -q --extra dev --extra otel --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host -o requirements.lock pyproject.toml
+	@$(PIP_COMPILE) --extra dev -o requirements.lock pyproject.toml
+	@$(PIP_COMPILE) --build-deps-for wheel --constraint requirements.lock -o deploy/requirements.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

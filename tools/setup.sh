@@ -8,7 +8,7 @@ python=$1 venv=$2
 }
 echo "setting up $venv (once, a few minutes) ..."
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement requirements.lock 2> >(grep -v 'is ignored: it is neither' >&2)
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock 2> >(grep -v 'is ignored: it is neither' >&2)
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . 2> >(grep -v 'is ignored: it is neither' >&2)
 # The CPU build of what users bring themselves; for tests, examples and benchmarks only.
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch==2.13.0 2> >(grep -v 'is ignored: it is neither' >&2)

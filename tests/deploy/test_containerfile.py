@@ -53,7 +53,7 @@ def stages() -> dict[str, Stage]:
 
 def test_bases_are_pinned_and_files_are_there() -> None:
     first = next(text for word, text in instructions() if word == "ARG")
-    assert re.fullmatch(r"PYTHON=python:3\.\d+\.\d+-slim-\w+", first)
+    assert re.fullmatch(r"PYTHON=python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", first)
     found = stages()
     for stage in found.values():
         assert stage.base == "${PYTHON}" or stage.base in found
@@ -87,10 +87,38 @@ def test_images_run_as_nobody_what_the_chart_calls() -> None:
     assert operator["securityContext"]["runAsUser"] == NOBODY
 
 
-def test_the_image_can_send_traces() -> None:
-    assert any("[otel]" in text for word, text in instructions() if word == "RUN")
+def packages(name: str) -> dict[str, str]:
+    """Versions of the packages in a lock file, each of which must have a hash."""
+    found = {}
+    for entry in re.split(r"\n(?=\w)", (ROOT / name).read_text().replace("\\\n", " ")):
+        if match := re.match(r"([\w.-]+)==(\S+)", entry):
+            assert "--hash=sha256:" in entry, f"{name}: {match[1]} has no hash"
+            found[match[1]] = match[2]
+    return found
+
+
+def test_both_locks_have_hashes_and_agree() -> None:
+    development, image = packages("requirements.lock"), packages("deploy/requirements.lock")
+    assert image.items() <= development.items()
+    assert "torch" not in development
+    assert {"opentelemetry-sdk", "setuptools"} <= image.keys()
+
+
+def test_pip_takes_nothing_without_a_hash_but_torch() -> None:
+    installs = [
+        command
+        for word, text in instructions()
+        if word == "RUN"
+        for command in re.findall(r"pip install ([^&]*)", text)
+    ]
+    assert len(installs) == 4
+    for command in installs:
+        locked = "--require-hashes" in command or "--no-deps /package/" in command
+        assert locked or command.split()[-1] == "${TORCH}", command
+    setup = (ROOT / "tools/setup.sh").read_text()
+    assert "--require-hashes --requirement requirements.lock" in setup
 
 
 def test_torch_is_the_one_that_is_tested() -> None:
     (wanted,) = re.findall(r"torch==([\d.]+)", (ROOT / "tools/setup.sh").read_text())
-    assert f"torch=={wanted}" in stages()["torch"].of("RUN")[0]
+    assert f"torch=={wanted}" in stages()["torch"].of("ARG")[0]

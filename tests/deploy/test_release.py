@@ -48,7 +48,7 @@ def is_established(definition: Object) -> bool:
 
 
 def test_a_release_lives_and_what_people_made_outlives_it(plane: Plane, tmp_path: Path) -> None:
-    made = plane.install({"networkPolicy": {"enabled": True}})
+    made = plane.install({})
     assert (made["status"], made["revision"]) == ("deployed", 1)
     for name in ("hyperpodpytorchjobs.sagemaker.amazonaws.com", "machines.unbroken.dev"):
         plane.wait(f"{DEFINITIONS}/{name}", is_established)
@@ -66,7 +66,11 @@ def test_a_release_lives_and_what_people_made_outlives_it(plane: Plane, tmp_path
 
     # An upgrade changes the definitions, too, and takes the rights of what is turned off.
     later = str(newer(tmp_path))
-    values = {"operator": {"replicas": 3}, "nodes": {"enabled": False}}
+    values = {
+        "operator": {"replicas": 3},
+        "nodes": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+    }
     assert plane.helm.upgrade(later, "unbroken", values)["revision"] == 2
     assert columns(plane) == [*before, "Later"]
     changed = plane.api.get(OPERATOR).made

@@ -97,7 +97,8 @@ def borrowed(mounted: Mapping[str, str]) -> set[str]:
 
 
 def test_the_operators_image_has_the_packages_of_the_lock_and_no_others(release: Release) -> None:
-    lock = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.M))
+    locked = (ROOT / "deploy/requirements.lock").read_text()
+    lock = dict(re.findall(r"^([\w-]+)==(\S+)", locked, re.M))
     listed = release.run(
         min(release.operators()), "sh", "-c", "ls /opt/unbroken/lib/*/site-packages"
     )
