@@ -22,6 +22,8 @@ from unbroken.spec.instance_types import instance_type
 from unbroken.spec.problems import ManifestError, Problem
 from unbroken.spec.pytorchjob import AUTO_RESUME, MAX_RETRIES
 
+from .documents import read_documents
+
 Object = dict[str, Any]
 OPTION_OF = {
     "training_cfg.run.name": "--job-name",
@@ -75,14 +77,8 @@ def _blank() -> Object:
 
 
 def _read(file: Path) -> Object:
-    import yaml
-
-    try:
-        content = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read {file}: {error}") from error
-    except yaml.YAMLError as error:
-        raise SpecError(f"{file} is not YAML: {error}") from error
+    documents = read_documents(str(file))
+    content = documents[0] if len(documents) == 1 else None
     if not isinstance(content, dict):
         raise SpecError(f"{file} holds no job: it must be an object with training_cfg and cluster")
     return content

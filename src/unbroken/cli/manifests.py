@@ -15,6 +15,8 @@ from unbroken.errors import SpecError
 from unbroken.spec.job import GROUP, KIND, VERSION
 from unbroken.spec.parse import OTHER_KIND, Parsed, load_job, normalized
 
+from .documents import read_documents
+
 Object = dict[str, Any]
 SUFFIXES = (".yaml", ".yml", ".json")
 STOP_SECONDS = 10
@@ -42,15 +44,7 @@ class Manifest:
 
 def read(path: str) -> Manifest:
     """The one job in a file (`-`: standard input), and what else is in it; SpecError."""
-    import yaml
-
-    try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text()
-        found = [one for one in yaml.safe_load_all(text) if one is not None]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {error}") from error
+    found = read_documents(path)
     for one in found:
         if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
             raise SpecError(f"{path}: every document must be an object with a kind")

@@ -7,7 +7,6 @@ found, 1 where something was, 2 where they could not be asked so.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +14,7 @@ import typer
 from unbroken.core.log_rule_sets import RuleSet, rule_sets, the_one
 from unbroken.errors import SpecError, UnbrokenError
 
+from .documents import read_documents
 from .place import Form, Output
 from .show import note, print_json
 
@@ -155,15 +155,7 @@ def check(
 
 def read(path: str) -> list[RuleSet]:
     """The rules in a file of YAML or JSON.  Raises SpecError."""
-    import yaml
-
-    try:
-        documents = list(yaml.safe_load_all(Path(path).read_text()))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise SpecError(f"{path} is not YAML: {error}") from error
-    return rule_sets(documents)
+    return rule_sets(read_documents(path))
 
 
 def _ranks(given: list[str] | None) -> dict[str, int]:

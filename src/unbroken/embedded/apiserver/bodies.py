@@ -101,10 +101,32 @@ def _json(body: bytes) -> Any:
 
 def _yaml(body: bytes) -> Any:
     try:
+        _check_events(body)
         return yaml.load(body, Loader=_Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         text = " ".join(str(error).split())
         raise bad_request(f"error converting YAML to JSON: {text[:300]}") from error
+
+
+def _check_events(body: bytes) -> None:
+    """Refuse a document that takes long to build, before it is built.
+
+    libyaml needs quadratic time for deep nesting, and merge keys (`<<`) of aliases of merge keys
+    multiply without an end.
+    """
+    depth = 0
+    for count, event in enumerate(yaml.parse(body, Loader=yaml.CSafeLoader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.ScalarEvent) and event.implicit[0] and event.value == "<<":
+            raise bad_request("YAML merge keys (<<) are not supported: write the fields out")
+        if depth > DEPTH_MAX or count > VALUES_MAX:
+            raise bad_request(
+                f"the body of the request must have at most {VALUES_MAX} values and {DEPTH_MAX} "
+                "levels"
+            )
 
 
 def _bounded(value: Any) -> Any:
@@ -135,6 +157,6 @@ def _check_scalar(item: object) -> None:
     if isinstance(item, float) and not math.isfinite(item):
         raise bad_request("numbers must be finite")
     if isinstance(item, int) and not -(2**63) <= item < 2**64:
-        raise bad_request(f"the number {item!s:.30} does not fit into 64 bits")
+        raise bad_request(f"a number of {item.bit_length()} bits does not fit into 64 bits")
     if not isinstance(item, str | int | float | bool | None):
         raise bad_request(f"values of type {type(item).__name__} cannot be written as JSON")

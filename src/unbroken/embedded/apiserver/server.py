@@ -27,7 +27,7 @@ from .requests import (
     parse_path,
     write_options,
 )
-from .status import ApiError, Object
+from .status import ApiError, Object, bad_request
 from .store import Store, encode
 from .writes import APPLY_PATCH, PATCHES, Result, Surroundings, Writer
 
@@ -71,6 +71,7 @@ class ApiServer:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; never raises but for cancellation and lost connections."""
         try:
+            _check_headers(request)
             self._authenticate(request)
             return await self._dispatch(request)
         except ApiError as refusal:
@@ -78,6 +79,8 @@ class ApiServer:
         except web.HTTPRequestEntityTooLarge:
             text = f"Request entity too large: limit is {BODY_BYTES_MAX}"
             return _refused(request, ApiError(413, "RequestEntityTooLarge", text))
+        except web.RequestPayloadError:
+            return _refused(request, bad_request("the body of the request cannot be decoded"))
         except ConnectionError:
             raise
         except Exception as defect:  # a defect here must not end the server
@@ -323,6 +326,15 @@ async def _next(watch: Watch, end: float, *, has_bookmarks: bool) -> bytes:
             raise _WatchEndedError from None
         return watch.bookmark()
     return watch.news()
+
+
+def _check_headers(request: web.BaseRequest) -> None:
+    """Refuse headers that are not UTF-8: their text could not be repeated in an answer."""
+    for name, value in request.headers.items():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise bad_request(f"header {name} is not valid UTF-8") from None
 
 
 def _no_method() -> ApiError:

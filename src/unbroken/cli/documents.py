@@ -1,0 +1,30 @@
+"""Reads the YAML or JSON files that users name on the command line."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from unbroken.errors import SpecError
+
+STDIN = "-"
+
+
+def read_documents(path: str) -> list[Any]:
+    """Read all documents of a file, empty ones left out; `-` is standard input.
+
+    Raises SpecError for a file that cannot be read or is no YAML, with its name and the place.
+    """
+    import yaml  # slow to load
+
+    try:
+        text = sys.stdin.read() if path == STDIN else Path(path).read_text()
+        return [one for one in yaml.safe_load_all(text) if one is not None]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot read {path}: {error}") from error
+    except RecursionError as error:
+        raise SpecError(f"{path} is nested too deep: simplify it") from error
+    except (yaml.YAMLError, ValueError) as error:
+        # ValueError: a date that does not exist, a number of thousands of digits.
+        raise SpecError(f"{path} is not YAML: {error}") from error
