@@ -57,7 +57,6 @@ def test_numbers_may_be_written_as_text_and_need_not_be_whole() -> None:
 
 
 WARNED = {
-    "a pattern for re": ({**GOOD, "logPattern": "(?!x)loss"}, "Python's re"),
     "a threshold without a group": (
         {**GOOD, "metricThreshold": 1, "operator": "gt"},
         "a capture group",

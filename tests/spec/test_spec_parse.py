@@ -270,16 +270,13 @@ REFUSED = [
     (rule(logPattern=None), f"{RULE}.logPattern: Required value"),
     (
         rule(logPattern="loss=("),
-        (
-            f'{RULE}.logPattern: Invalid value: "loss=(": is no regular '
-            "expression: missing ), unterminated subpattern at position 5"
-        ),
+        (f'{RULE}.logPattern: Invalid value: "loss=(": not a regular expression: missing )'),
     ),
     (
         rule(stopPattern="*"),
         (
-            f'{RULE}.stopPattern: Invalid value: "*": is no regular '
-            "expression: nothing to repeat at position 0"
+            f'{RULE}.stopPattern: Invalid value: "*": * at character 1: no argument for '
+            "repetition operator"
         ),
     ),
     (rule(metricThreshold=1), f"{RULE}.operator: Required value: a metricThreshold needs one"),

@@ -13,7 +13,7 @@ from .agents import reports
 from .cluster import PODS, Cluster, Object
 from .show import note
 
-PREFIX = re.compile(r"\[[^\]\s]*?(\d+)\]:")
+PREFIX = re.compile(r"\[[^\]\s]{0,200}?(\d{1,9})\]:")
 """Of every line of a worker: its role and local rank, as torchrun writes them.  What has none is
 the agent's own."""
 LAST_SECONDS = 3.0

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from unbroken.core.log_origins import Origin, origin_of
-from unbroken.core.log_patterns import Pattern
 from unbroken.core.log_recorded import Line, Reading, Recorded, require_times, world_of
 from unbroken.core.log_replay import Replay
 from unbroken.core.log_rule_config import CompiledRule, read_rules
@@ -16,6 +15,7 @@ from unbroken.core.log_rule_evidence import check_heard, check_sample
 from unbroken.core.log_rule_lint import Finding
 from unbroken.core.log_rule_sets import RuleSet
 from unbroken.errors import SpecError
+from unbroken.spec.patterns import Pattern
 from unbroken.spec.problems import Report
 
 from .log_files import STDIN, chunks, log_files, progress_of

@@ -7,13 +7,12 @@ does nothing is mostly a misspelt one.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
-import re2  # type: ignore[import-untyped]
+from unbroken.spec.patterns import Pattern
 
 from .errors import invalid
 from .shapes import Schema, Shape, Type
@@ -23,13 +22,13 @@ INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 SHOWN_CHARACTERS = 200
 SHOWN_VIOLATIONS = 25
 """More are only counted: a list may have thousands of members."""
-LOOK_AROUND = ("(?=", "(?!")
-"""What RE2 does not know.  Such patterns run on `re`, and only where the length is right: the
-model's are on strings of at most 255 characters."""
-
-
-class _Compiled(Protocol):
-    def fullmatch(self, text: str) -> object: ...
+_HOST_LABEL = r"[a-zA-Z0-9]([a-zA-Z0-9\-]{0,61}[a-zA-Z0-9])?"
+IN_RE2 = {
+    r"(?!\s*$).+": r".*\S.*",
+    # Its look-ahead bounds the length, which the shape's `max` does as well.
+    rf"(?=.{{1,255}}$)({_HOST_LABEL})(\.{_HOST_LABEL})*": rf"{_HOST_LABEL}(\.{_HOST_LABEL})*",
+}
+"""The model's patterns that have a look-ahead, as RE2 can express them."""
 
 
 def check(schema: Schema, operation: str, value: Any) -> None:
@@ -112,11 +111,10 @@ def _string(shape: Shape, value: Any, path: str) -> Iterator[str]:
     if not isinstance(value, str):
         yield _failed(value, path, "be a string")
         return
-    wrong = list(_length(shape, value, path))
-    yield from wrong
+    yield from _length(shape, value, path)
     if shape.enum and value not in shape.enum:
         yield _failed(value, path, f"satisfy enum value set: [{', '.join(shape.enum)}]")
-    if shape.pattern is not None and not _matches(shape.pattern, value, is_bounded=not wrong):
+    if shape.pattern is not None and not _matches(shape.pattern, value):
         yield _failed(value, path, f"satisfy regular expression pattern: {shape.pattern}")
 
 
@@ -158,17 +156,13 @@ def timestamp(value: float | str) -> float:
 
 
 @cache
-def _compiled(pattern: str) -> _Compiled:
-    has_look_around = any(sign in pattern for sign in LOOK_AROUND)
-    compiled: _Compiled = re.compile(pattern) if has_look_around else re2.compile(pattern)
-    return compiled
+def _compiled(pattern: str) -> Pattern:
+    return Pattern(IN_RE2.get(pattern, pattern))
 
 
-def _matches(pattern: str, value: str, *, is_bounded: bool) -> bool:
-    if not is_bounded and any(sign in pattern for sign in LOOK_AROUND):
-        return True  # its length is a violation already
+def _matches(pattern: str, value: str) -> bool:
     try:
-        return _compiled(pattern).fullmatch(value) is not None
+        return _compiled(pattern).is_whole(value.encode())
     except UnicodeEncodeError:
         return False  # half of a surrogate pair, which is no text
 

@@ -16,8 +16,8 @@ from unbroken.errors import SpecError
 KUBECTL_TIME = re.compile(
     rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{7,9}(?:Z|[+-]\d\d:\d\d) (?:(stdout|stderr) [FP] )?"
 )
-KUBECTL_POD = re.compile(rb"\[pod/[^\]/\s]*?(\d+)/[^\]\s]+\] ")
-WORKER = re.compile(rb"\[(?:(\d+)\]: ?|(rank)(\d+)\]:|([A-Za-z_][\w.]*?)(\d+)\]:)")
+KUBECTL_POD = re.compile(rb"\[pod/[^\]/\s]{0,253}?(\d{1,9})/[^\]\s]+\] ")
+WORKER = re.compile(rb"\[(?:(\d+)\]: ?|(rank)(\d+)\]:|([A-Za-z_][\w.]{0,200}?)(\d{1,9})\]:)")
 AGENT = re.compile(rb"\[[a-z0-9][-a-z0-9]*-\d+\]: ")
 """`unbroken logs` of a line that no worker wrote."""
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from unbroken.errors import SpecError
 from unbroken.spec.job import JobSpec, LogRule
 from unbroken.spec.log_rule_ranks import OF_NODE, RANKS_KEY, Watch, read_watch
+from unbroken.spec.log_rules import are_short
+from unbroken.spec.patterns import Pattern, pattern_facts
 from unbroken.spec.problems import Report, below
 from unbroken.spec.read import read_record
 
-from .log_patterns import Pattern, compile_pattern
 from .log_values import Meter
 
 MATCHES_ALL = "matches every line, even an empty one"
@@ -61,12 +62,13 @@ def read_rules(entries: Sequence[object], report: Report) -> tuple[CompiledRule,
 
 def rule_warnings(spec: JobSpec) -> list[str]:
     """What to say of a job's patterns, for whoever admits it; what is wrong was said by `spec`."""
-    report = Report()
-    for index, rule in enumerate(spec.run_policy.log_monitoring_configuration):
+    report, rules = Report(), spec.run_policy.log_monitoring_configuration
+    if not are_short(rules):
+        return []
+    for index, rule in enumerate(rules):
         place = f"spec.runPolicy.logMonitoringConfiguration[{index}]"
         for key, source in (("logPattern", rule.log_pattern), ("stopPattern", rule.stop_pattern)):
-            pattern = source and _compile(source, below(place, key), report)
-            if pattern and pattern.is_match(b""):
+            if source and pattern_facts(source).matches_empty:
                 report.warn(f"{place}.{key}: {MATCHES_ALL}")
     return report.warnings
 
@@ -84,16 +86,10 @@ def compile_rule(spec: LogRule, path: str, report: Report) -> CompiledRule | Non
 
 def _compile(source: str, path: str, report: Report) -> Pattern | None:
     try:
-        pattern = compile_pattern(source)
+        return Pattern(source)
     except SpecError as error:
         report.invalid(path, source, str(error))
         return None
-    if not pattern.is_linear:
-        report.warn(
-            f"{path}: RE2 cannot express this pattern; it runs on Python's re, "
-            "which an unlucky line can stall"
-        )
-    return pattern
 
 
 def _warn(rule: CompiledRule, path: str, report: Report) -> None:

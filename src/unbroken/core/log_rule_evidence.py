@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Iterator, Sequence
 
 from unbroken.wire.agent import RuleView
 
-from .log_patterns import Pattern
 from .log_replay import Heard
 from .log_rule_config import CompiledRule
 from .log_rule_lint import Finding, Severity
@@ -49,7 +46,7 @@ def check_sample(rule: CompiledRule, path: str, lines: Sequence[bytes]) -> Itera
     """What lines of the logs say of a rule's patterns."""
     name, matching = rule.spec.name, [line for line in lines if rule.pattern.is_match(line)]
     if not matching:
-        inside = [line for line in lines if _compiled(rule.pattern).search(_text(line))]
+        inside = [line for line in lines if rule.pattern.is_found(line)]
         what = f"matches none of {len(lines)} lines of the logs"
         why = "its time limits would be over, its values never seen"
         instead = "see how the line really looks"
@@ -63,29 +60,3 @@ def check_sample(rule: CompiledRule, path: str, lines: Sequence[bytes]) -> Itera
         why = "the first match stops the rule for good"
         instead = "match what is written once at the end"
         yield Finding(Severity.WARNING, name, f"{path}.stopPattern", what, why, instead)
-    for key, pattern in (("logPattern", rule.pattern), ("stopPattern", rule.stop)):
-        if pattern and pattern.is_linear and (line := _differs(pattern, lines)) is not None:
-            what = f"RE2 and Python's re disagree about {shown(line)[:80]!r}"
-            why = "the stock agent would judge this line otherwise"
-            instead = "write classes out: [0-9] for \\d, [^ ] for \\S"
-            yield Finding(Severity.WARNING, name, f"{path}.{key}", what, why, instead)
-
-
-def _differs(pattern: Pattern, lines: Sequence[bytes]) -> bytes | None:
-    compiled = _compiled(pattern)
-    for line in lines:
-        other = compiled.match(_text(line))
-        if pattern.is_match(line) != bool(other):
-            return line
-        if other and pattern.groups and pattern.first_group(line) != other[1]:
-            return line
-    return None
-
-
-def _compiled(pattern: Pattern) -> re.Pattern[str]:
-    with warnings.catch_warnings(action="ignore"):
-        return re.compile(pattern.source)
-
-
-def _text(line: bytes) -> str:
-    return line.decode(errors="replace")

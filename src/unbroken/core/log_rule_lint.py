@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from unbroken.errors import SpecError
 from unbroken.spec.job import LogRule
 from unbroken.spec.log_rules import check_log_rules
+from unbroken.spec.patterns import Pattern
 from unbroken.spec.problems import Report
 
-from .log_patterns import Pattern
 from .log_rule_config import CompiledRule, read_rules
 from .log_rule_sets import RuleSet
 from .pattern_trees import NEVER, Capture, Unreadable, captures, read_pattern, shortest
@@ -56,6 +57,7 @@ class _Said:
     instead: str
 
 
+NUMBERS = b"0", b"1", b"12", b"1.5", b"12.50", b"1e-05", b"5%"
 PROBES = (
     *(bytes([code]) for code in range(33, 127)),
     "é".encode(),
@@ -64,16 +66,6 @@ PROBES = (
     b"2025-06-17 05:51:29,300 [INFO] main: step 3 loss=0.5",
 )
 """Lines that have little in common; what matches all of them matches about every line."""
-_FOREIGN: tuple[tuple[str, str, str], ...] = (
-    (r"\(\?<?[=!]", "look-around", "match the text itself: `.*word` needs no look-ahead"),
-    (r"\(\?P=|\\[1-9]", "a back-reference", "write out what may stand there"),
-    (r"\\Z", "\\Z", "write $"),
-    (r"\\[uN]", "a \\u escape", "write the character itself"),
-    (r"[*+?}]\+|\(\?>", "a possessive repetition", "leave the + or ?> away: RE2 never backtracks"),
-    (r"\(\?[a-zA-Z]*[xau]", "the flag x, a or u", "leave the flag away"),
-    (r"\{\d{4,}", "more than 1,000 repetitions", "repeat less"),
-)
-
 
 def check_rules(rules: RuleSet) -> list[Finding]:
     """Everything that the rules alone tell, in their order."""
@@ -190,12 +182,10 @@ def _check_pattern(key: str, pattern: Pattern) -> Iterator[_Said]:
 
 def _check_engines(key: str, pattern: Pattern) -> Iterator[_Said]:
     source = pattern.source
-    if not pattern.is_linear:
-        known = [(what, to) for sign, what, to in _FOREIGN if re.search(sign, source)]
-        what, instead = known[0] if known else ("something in it", "write it more simply")
-        why = "it runs on Python's re, which an unlucky line can stall"
-        yield _Said(Severity.WARNING, key, f"RE2 does not know {what}", why, instead)
-        return
+    if re.search(r"\\[zpPQC]|\(\?[a-zA-Z]*U", source):
+        why = "the stock agent drops all rules of the job for one that it cannot compile"
+        what = "Python's re (the stock agent) does not know this pattern"
+        yield _Said(Severity.WARNING, key, what, why, "write $ for \\z, classes out, no flag U")
     if re.search(r"\{,\d+\}", source):
         why = "re reads it as {0,n}, RE2 as these very characters"
         yield _Said(Severity.WARNING, key, "{,n} has two meanings", why, "write {0,n}")
@@ -249,15 +239,15 @@ def _check_value(rule: CompiledRule) -> Iterator[_Said]:
 def _check_numbers(rule: CompiledRule, group: Capture) -> Iterator[_Said]:
     key = ".logPattern"
     try:
-        inside = re.compile(group.source)
-    except re.error:
+        inside = Pattern(group.source)
+    except SpecError:
         return
-    if not any(inside.fullmatch(text) for text in ("0", "1", "12", "1.5", "12.50", "1e-05", "5%")):
+    if not any(map(inside.is_whole, NUMBERS)):
         if re.fullmatch(r"[A-Za-z _|]+", group.source):
             what = f"group 1 captures {group.source!r}"
             yield _Said(Severity.ERROR, key, what, "no number can be in it", "capture the number")
         return
-    if not inside.fullmatch("nan"):
+    if not inside.is_whole(b"nan"):
         often = rule.spec.expected_recurring_frequency_in_seconds
         what = "group 1 does not take nan"
         why = "a line with nan does not match: " + (
@@ -265,6 +255,6 @@ def _check_numbers(rule: CompiledRule, group: Capture) -> Iterator[_Said]:
         )
         severity = Severity.NOTE if often else Severity.WARNING
         yield _Said(severity, key, what, why, "capture (\\S+): nan then counts as bad")
-    if not inside.fullmatch("6.9E-05") and inside.match("6.9E-05"):
+    if not inside.is_whole(b"6.9E-05") and inside.is_match(b"6.9E-05"):
         why = "of 6.9E-05 it captures 6.9"
         yield _Said(Severity.NOTE, key, "group 1 takes no exponent", why, "capture (\\S+)")

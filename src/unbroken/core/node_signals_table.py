@@ -15,10 +15,11 @@ from unbroken.spec.fault_table import (
     Severity,
 )
 from unbroken.spec.node_keys import Action
+from unbroken.spec.patterns import Pattern
 from unbroken.spec.problems import ManifestError, Report
 
 from .kernel_log import Xid, read_sxid, read_xid
-from .log_patterns import Pattern, PatternSet, compile_pattern
+from .log_patterns import PatternSet
 from .node_signals import CounterFinding, GpuFinding, HostFinding, HostWatch
 
 UNKNOWN_XID = "the table knows no such XID"
@@ -132,13 +133,8 @@ class SignTable:
 def _anywhere(source: str, path: str, report: Report) -> Pattern | None:
     """A pattern that matches anywhere in the line; those of a line match from its start."""
     try:
-        compile_pattern(source)  # alone first, so that `)|(` is no way round the group
-        pattern = compile_pattern(f"(?s:.*?)(?:{source})")
+        Pattern(source)  # alone first, so that `)|(` is no way round the group
+        return Pattern(f"(?s:.*?)(?:{source})")
     except SpecError as error:
         report.invalid(path, source, str(error))
         return None
-    if not pattern.is_linear:
-        # The kernel writes what it likes; a line must not be able to stall the daemon.
-        report.invalid(path, source, "look-around and back-references cannot be used here")
-        return None
-    return pattern

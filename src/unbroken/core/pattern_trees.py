@@ -1,6 +1,6 @@
 """What can be said of a pattern without a line: sound, and by no means all.
 
-Reads what Python's `re` and RE2 have in common; look-around and back-references count as anything.
+Reads what Python's `re` and RE2 have in common.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 NEVER = math.inf
 """As a length: there is no such text."""
@@ -72,6 +73,7 @@ class Capture:
 Node = Char | Edge | Anything | Series | Choice | Repeat | Capture
 
 
+@lru_cache(maxsize=1 << 16)
 def shortest(node: Node, is_begun: bool = False, goes_on: bool = False) -> float:
     """Characters of a line that the pattern takes at least; NEVER: no line has them.
 

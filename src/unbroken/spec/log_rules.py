@@ -6,17 +6,26 @@ checked before the job runs.
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Mapping, Sequence
 
 from .job import JobSpec, LogRule
 from .log_rule_ranks import Watch
+from .patterns import PATTERN_CHARACTERS_MAX, pattern_facts
 from .problems import Report
+
+
+def are_short(rules: Sequence[LogRule]) -> bool:
+    """True where all patterns of a job together compile as fast as one may (0.25 s)."""
+    lengths = (len(one.log_pattern) + len(one.stop_pattern or "") for one in rules)
+    return sum(lengths) <= PATTERN_CHARACTERS_MAX
 
 
 def check_log_rules(rules: Sequence[LogRule], path: str, report: Report) -> None:
     """Report what makes a rule fail, or find nothing."""
+    if not are_short(rules):
+        why = f"all patterns together must have at most {PATTERN_CHARACTERS_MAX} characters"
+        report.invalid(f"{path}.logMonitoringConfiguration", [], why)
+        return
     for index, rule in enumerate(rules):
         place = f"{path}.logMonitoringConfiguration[{index}]"
         if report.has(place):
@@ -45,13 +54,12 @@ def check_watches(watches: Mapping[str, Watch], spec: JobSpec, path: str, report
 
 
 def _groups(pattern: str, path: str, report: Report) -> int:
-    """Capture groups of a pattern; reports one that is no regular expression."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return re.compile(pattern).groups
-    except (re.error, OverflowError, RecursionError) as error:
-        report.invalid(path, pattern, f"is no regular expression: {str(error)[:120]}")
+    """Capture groups of a pattern; reports one that RE2 cannot compile."""
+    facts = pattern_facts(pattern)
+    if facts.problem:
+        report.invalid(path, pattern, facts.problem)
         return 1
+    return facts.groups
 
 
 def _check_metric(rule: LogRule, groups: int, path: str, report: Report) -> None:

@@ -352,7 +352,7 @@ TYPES = 'supported values: "array", "boolean", "integer", "number", "object", "s
                     ".pattern",
                     (
                         'Invalid value: "[": must be a valid regular expression, but isn\'t: '
-                        "unterminated character set at position 0"
+                        "not a regular expression: missing ]"
                     ),
                 )
             ],

@@ -225,12 +225,11 @@ def test_warnings_reach_the_client(here: Api) -> None:
     ]
 
 
-def test_patterns_that_could_stall_or_say_nothing_are_warned_of(here: Api) -> None:
-    answer = here.post(JOBS, local(rule(logPattern=r"loss (?!of)", stopPattern=".*")))
+def test_patterns_that_say_nothing_are_warned_of(here: Api) -> None:
+    answer = here.post(JOBS, local(rule(logPattern="loss", stopPattern=".*")))
     assert answer.code == 201
-    pattern, stop = answer.headers.get_all("Warning")
+    (stop,) = answer.headers.get_all("Warning")
     place = "spec.runPolicy.logMonitoringConfiguration[0]"
-    assert f"{place}.logPattern: RE2 cannot express this pattern" in pattern
     assert f"{place}.stopPattern: matches every line, even an empty one" in stop
 
 

@@ -19,6 +19,8 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from unbroken.spec.patterns import Pattern
+
 from .status import Cause
 
 Check = Callable[[Any, str, list[Cause]], None]
@@ -35,11 +37,6 @@ EMAIL = re.compile(r"[^\s<>()\[\]:;@\\,\"]+@[^\s<>()\[\]:;@\\,\"]+")
 UUID = re.compile(r"(?i)[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 MAC = re.compile(r"(?i)[0-9a-f]{2}([:-][0-9a-f]{2}){5,19}|([0-9a-f]{4}\.){2,9}[0-9a-f]{4}")
 DURATION = re.compile(r"[+-]?(\d+(\.\d*)?\s*(ns|us|µs|ms|s|m|h|d|w)\s*)+|[+-]?0")
-POSIX_CLASSES = {
-    "[:alnum:]": "a-zA-Z0-9", "[:alpha:]": "a-zA-Z", "[:digit:]": "0-9", "[:lower:]": "a-z",
-    "[:upper:]": "A-Z", "[:space:]": r"\s", "[:word:]": r"\w", "[:xdigit:]": "0-9a-fA-F",
-}  # fmt: skip
-
 
 def go_text(value: Any) -> str:
     """`value` as Go's %#v prints decoded JSON; the API's errors show bad values so."""
@@ -105,15 +102,9 @@ def same(a: Any, b: Any) -> bool:
 
 
 @cache
-def pattern(text: str) -> re.Pattern[str]:
-    """Compile a pattern of RE2's syntax; re.error if Python's engine cannot express it."""
-    for name, members in POSIX_CLASSES.items():
-        text = text.replace(name, members)
-    # In RE2 `$` is the very end; Python's also matches before a last newline.
-    parts = re.split(r"(\\.|\[\^?\]?(?:\\.|[^\]\\])*\])", text)
-    parts[::2] = [part.replace("$", r"\Z") for part in parts[::2]]
-    parts[1::2] = [r"\Z" if part == r"\z" else part for part in parts[1::2]]
-    return re.compile("".join(parts))
+def pattern(text: str) -> Pattern:
+    """Compile a pattern; SpecError if RE2, the engine of Kubernetes, cannot."""
+    return Pattern(text)
 
 
 def is_date(value: str) -> bool:
@@ -246,8 +237,13 @@ def string_checks(raw: Mapping[str, Any]) -> tuple[Check, ...]:
             _fails(lambda value: len(value) < least, f"should be at least {least} chars long")
         )
     if text := raw.get("pattern"):
-        search = pattern(text).search
-        checks.append(_fails(lambda value: not search(value), f"should match '{text}'"))
+        compiled = pattern(text)
+        checks.append(
+            _fails(
+                lambda value: not compiled.is_found(value.encode(errors="replace")),
+                f"should match '{text}'",
+            )
+        )
     if fits := FORMATS.get(raw.get("format", "")):
         checks.append(_format_check(raw["format"], fits))
     return tuple(checks)

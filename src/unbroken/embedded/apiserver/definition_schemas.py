@@ -5,9 +5,10 @@ Wording read off a kube-apiserver v1.20.2; paths are its paths.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from unbroken.errors import SpecError
 
 from . import structural
 from .constraints import FORMATS, forbidden, go_text, invalid_value, pattern, required_value
@@ -202,7 +203,7 @@ def _pattern(raw: Raw, path: str) -> Iterator[Cause]:
     if text := raw.get("pattern"):
         try:
             pattern(text)
-        except re.error as error:
+        except SpecError as error:
             why = f"must be a valid regular expression, but isn't: {error}"
             yield invalid_value(f"{path}.pattern", text, why)
 

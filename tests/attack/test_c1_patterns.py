@@ -1,0 +1,198 @@
+"""Patterns that take a backtracking engine for ever.
+
+The attack: a job with one log rule `(?:|){64}(?!)`.  RE2 refuses it, so it ran on Python's `re` in
+the operator's event loop, where it has 2^64 ways to fail on the empty line: every operator froze.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from controller import conftest
+from controller.conftest import conditions, job
+from job_samples import MANIFESTS
+from job_samples import rule as job_with_rule
+from unbroken.cluster_api.shapes import schema
+from unbroken.cluster_api.validation import violations
+from unbroken.controller.webhook_review import answered, asked, judged
+from unbroken.core.log_rule_config import rule_warnings
+from unbroken.embedded.admissions import admit_job
+from unbroken.embedded.apiserver.constraints import string_checks
+from unbroken.embedded.apiserver.structural import QUANTITY_OUTLINE
+from unbroken.spec.parse import parse_job
+from unbroken.spec.patterns import Pattern, pattern_facts
+
+Object = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+place = conftest.place
+HOSTILE = {
+    "the audit's": "(?:|){64}(?!)",
+    "nested repetition": r"(?=(a+)+$)(?!)",
+    "a back-reference": r"(.*)*\1\1\1(?!)",
+    "a conditional": "(a)?(?(1)(?:|){64}(?!)|b)",
+    "possessive": "(?:(?:|){64}(?!))++",
+    "look-behind": "(?:|){64}(?<=b)(?!)",
+    "in a class at first": "[(?!](?:|){64}(?!)",
+}
+SECONDS = 2.0
+"""Judging a job takes milliseconds; a backtracking engine would take years."""
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("key", ["logPattern", "stopPattern"])
+def test_every_admission_refuses_at_once_with_place_and_remedy(source: str, key: str) -> None:
+    began = time.monotonic()
+    manifest = job_with_rule(**{key: source})
+    review = asked({"request": {"uid": "1", "namespace": "a", "object": manifest}})
+    verdict, _ = judged(review)
+    path = f"spec.runPolicy.logMonitoringConfiguration[0].{key}"
+    (problem,) = verdict.problems
+    assert problem.path == path
+    assert "RE2 does not know" in problem.message
+    assert " at character " in problem.message
+    assert answered(review, verdict)["response"]["allowed"] is False
+    assert [one.path for one in admit_job(manifest).problems] == [path]
+    assert time.monotonic() - began < SECONDS
+
+
+@pytest.mark.slow
+def test_an_operator_without_webhook_fails_the_job_and_serves_the_next(place: Any) -> None:
+    async def check() -> None:
+        async with place() as at:
+            async with at.operator():
+                pass  # it installs the definitions
+            hostile = job("hostile")
+            rule = {"name": "r", "logPattern": HOSTILE["the audit's"], "faultOnMatch": True}
+            hostile["spec"]["runPolicy"] = {"logMonitoringConfiguration": [rule]}
+            await at.post("hyperpodpytorchjobs", hostile)
+            async with at.operator():
+                await at.post("hyperpodpytorchjobs", job("honest"))
+                await at.until("pods", lambda listed: len(listed["items"]) == 2)
+                found = await at.until("hyperpodpytorchjobs/hostile", conditions)
+        failed = conditions(found)["Failed"]
+        assert "logPattern" in failed["message"]
+        assert "(?! at character 10: RE2 does not know negative look-ahead" in failed["message"]
+
+    asyncio.run(check())
+
+
+def test_all_patterns_of_a_job_compile_within_a_bound() -> None:
+    """RE2 takes 0.25 s for the worst 10,000 characters: a job of 1.5 MB would take 37 s."""
+    rules = [
+        {"name": f"r{n}", "logPattern": f"{n}" + r"\pL" * 3300, "faultOnMatch": True}
+        for n in range(100)
+    ]
+    began = time.monotonic()
+    manifest = job_with_rule()
+    manifest["spec"]["runPolicy"] = {"logMonitoringConfiguration": rules}
+    parsed = parse_job(manifest)
+    assert [one.path for one in parsed.problems] == ["spec.runPolicy.logMonitoringConfiguration"]
+    assert rule_warnings(parsed.spec) == []
+    assert time.monotonic() - began < SECONDS
+
+
+def test_every_documented_log_rule_is_re2() -> None:
+    sources = [
+        source
+        for path in MANIFESTS.glob("*.yaml")
+        for document in yaml.safe_load_all(path.read_text())
+        for source in _patterns(document)
+    ]
+    assert len(sources) > 5
+    assert [source for source in sources if pattern_facts(source).problem] == []
+
+
+def _patterns(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from (value[key] for key in ("logPattern", "stopPattern") if key in value)
+    inside = value.values() if isinstance(value, dict) else value
+    if isinstance(value, dict | list):
+        for one in inside:
+            yield from _patterns(one)
+
+
+def test_a_definition_cannot_stall_the_embedded_api_server() -> None:
+    began, causes = time.monotonic(), list[Any]()
+    for check in string_checks({"pattern": "^(a|a|a)*$"}):
+        check("a" * 50_000 + "!", "spec.name", causes)
+    assert len(causes) == 1
+    assert time.monotonic() - began < SECONDS
+
+
+def test_a_quantity_of_many_digits_is_judged_at_once() -> None:
+    began = time.monotonic()
+    assert QUANTITY_OUTLINE.fullmatch("1" * 500_000 + "?") is None
+    assert time.monotonic() - began < SECONDS
+
+
+def test_every_pattern_of_the_cluster_api_runs_on_re2() -> None:
+    began = time.monotonic()
+    model = schema()
+    patterned = [name for name, shape in model.shapes.items() if shape.pattern]
+    assert len(patterned) > 20
+    for name in patterned:
+        assert list(violations(model, name, "a." * 40_000 + "\n"))
+    assert not list(violations(model, "ClusterAccountingDatabaseEndpoint", "db.example.com"))
+    assert list(violations(model, "ClusterAccountingDatabaseEndpoint", "db..example.com"))
+    assert not list(violations(model, "AlarmName", " x "))
+    assert list(violations(model, "AlarmName", "  "))
+    assert time.monotonic() - began < 10 * SECONDS
+
+
+EVASIONS = {
+    "a variable": "import re\ndef f(p): return re.compile(p)",
+    "a format": "import re\ndef f(p): return re.match(f'{p}', '')",
+    "a keyword": "import re\ndef f(p): return re.search(pattern=p, string='')",
+    "an alias": "import re as r\ndef f(p): return r.compile(p)",
+    "a name": "from re import compile as c\ndef f(p): return c(p)",
+    "handed on": "import re\ndef f(p): return getattr(re, 'compile')(p)",
+    "kept": "import re\nr = re\ndef f(p): return r.compile(p)",
+    "the function kept": "import re\nc = re.compile\ndef f(p): return c(p)",
+    "a map": "import re\ndef f(ps): return [*map(re.compile, ps)]",
+    "by text": "import importlib\ndef f(p): return importlib.import_module('re').compile(p)",
+    "the table of modules": "import sys\ndef f(p): return sys.modules['re'].compile(p)",
+    "another module's": "import json.decoder as d\ndef f(p): return d.re.compile(p)",
+    "the machinery": "from re import _compiler\ndef f(p): return _compiler.compile(p)",
+    "another engine": "import regex\ndef f(p): return regex.compile(p)",
+    "a shell's pattern": "import fnmatch\ndef f(p): return fnmatch.fnmatch('', p)",
+    "RE2 without its bounds": "import re2\ndef f(p): return re2.compile(p)",
+    "in a lambda": "import re\nf = lambda p: re.compile(p)",
+}
+
+
+def refused(root: Path) -> Iterator[str]:
+    """Findings of tools/check_patterns.py."""
+    spec = importlib.util.spec_from_file_location(
+        "check_patterns", ROOT / "tools/check_patterns.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: Iterator[str] = module.refused(root)
+    return found
+
+
+@pytest.mark.parametrize("text", EVASIONS.values(), ids=EVASIONS)
+def test_the_check_finds_a_pattern_that_is_no_literal(text: str, tmp_path: Path) -> None:
+    (tmp_path / "module.py").write_text(text)
+    assert list(refused(tmp_path))
+
+
+def test_the_check_finds_nothing_in_the_product(tmp_path: Path) -> None:
+    assert list(refused(ROOT / "src/unbroken")) == []
+    fine = "import re\nX = re.compile('a' + 'b')\ndef f(t): return re.match(r'\\d', t), X.match(t)"
+    (tmp_path / "module.py").write_text(fine)
+    assert list(refused(tmp_path)) == []
+
+
+def test_a_linear_pattern_of_a_user_still_works() -> None:
+    assert Pattern(r".*loss=(\S+)").first_group(b"step 1 loss=0.5") == "0.5"
