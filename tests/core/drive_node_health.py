@@ -10,8 +10,10 @@ from unbroken.core.kernel_log import KernelLine
 from unbroken.core.node_health import (
     Effect,
     Event,
+    GpusSampled,
     LineRead,
     LogFault,
+    LookAtGpus,
     NodeHealth,
     NodeSeen,
     RecordEvent,
@@ -22,6 +24,7 @@ from unbroken.core.node_health import (
     Written,
 )
 from unbroken.core.node_health_object import node_state
+from unbroken.core.node_signals import GpuSample
 from unbroken.core.node_signals_table import SignTable
 from unbroken.embedded.apiserver.patch import merge_patch
 from unbroken.nodes.tables import read_table
@@ -42,6 +45,9 @@ class Bench:
         self.table, self.gpus = table, gpus
         self.now = 1_800_000_000.0
         self.version = 1
+        self.nvml = GpuSample(problem="no driver")
+        """What the next look at the GPUs finds."""
+        self.is_nvml_hung = False
         self.is_down = False
         self.log: list[str] = []
         """What the kernel has said; a cursor is how much of it was read."""
@@ -126,6 +132,8 @@ class Bench:
                     waiting += self.health.step(self._write(patch), self.now)
                 case RecordEvent() | LogFault():
                     self.told.append(effect)
+                case LookAtGpus() if not self.is_nvml_hung:
+                    waiting += self.health.step(GpusSampled(self.nvml, self.now), self.now)
 
     def _write(self, patch: Mapping[str, Any]) -> Event:
         version = patch.get("metadata", {}).get("resourceVersion")

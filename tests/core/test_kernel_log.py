@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ FALLEN = (
 
 def test_a_record_has_its_sequence_and_time_and_no_dictionary() -> None:
     data = f"4,1234,98765432,-,caller=T1;{FALLEN}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
-    assert read_record(data.encode()) == KernelLine(FALLEN, 1234, 98765432)
+    assert read_record(data.encode()) == KernelLine(FALLEN, 1234, 98765432, 0, 4)
 
 
 def test_what_a_record_escapes_is_read_and_made_harmless() -> None:
@@ -41,7 +43,6 @@ def test_what_a_record_escapes_is_read_and_made_harmless() -> None:
     [
         FALLEN,
         f"[   12.345678] {FALLEN}",
-        f"<4>[   12.345678] {FALLEN}",
         f"[Sat Nov 21 23:54:23 2026] {FALLEN}",
         f"Nov 21 23:54:23 node-1 kernel: [   12.345678] {FALLEN}",
         f"2026-11-21T23:54:23.123456+00:00 node-1 kernel: {FALLEN}\r",
@@ -49,6 +50,13 @@ def test_what_a_record_escapes_is_read_and_made_harmless() -> None:
 )
 def test_a_line_of_a_file_is_read_without_what_stands_before_it(line: str) -> None:
     assert read_line(line.encode()) == KernelLine(FALLEN)
+
+
+def test_a_priority_before_a_line_says_who_wrote_it_and_how_severe_it_is() -> None:
+    assert read_line(f"<4>[   12.345678] {FALLEN}".encode()) == KernelLine(
+        FALLEN, facility=0, level=4
+    )
+    assert read_line(b"<12>mine") == KernelLine("mine", facility=1, level=4)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +73,16 @@ def test_a_line_of_a_file_is_read_without_what_stands_before_it(line: str) -> No
             "NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (",
             Xid(154, "0000:18:00", None, 1),
         ),
+        (
+            "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9).",
+            Xid(94, "0000:01:00", None, None),
+        ),
+        (
+            "NVRM: Xid (PCI:00000000:3b:00.0): 149, pid=7, name=a, Fatal, Nonfatal XC0",
+            Xid(149, "0000:3b:00", MILD, None),
+        ),
+        ("NVRM: Xid (PCI:0:18:0): 79, x", None),
+        ("NVRM: Xid (PCI:[4711]: segfault at 0 ip 0 in ): 79, pid=1, name=x, y[40000]", None),
         ("Killed process 7 (NVRM: Xid (PCI:0000:3b:00): 79, x)", None),
         ("NVRM: GPU at PCI:0000:3b:00: GPU-1234", None),
         ("NVRM: Xid (PCI:0000:3b:00): many", None),
@@ -75,10 +93,12 @@ def test_an_xid_is_read_only_where_the_driver_writes_it(text: str, found: Xid | 
 
 
 def test_an_sxid_says_whether_it_is_fatal() -> None:
+    place = "nvidia-nvswitch3", MILD, "0000:c1:00"
     start = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, "
-    assert read_sxid(start + "Non-fatal, Link 46") == Sxid(28006, "nvidia-nvswitch3", MILD)
-    assert read_sxid(start + "Fatal, Link 46") == Sxid(28006, "nvidia-nvswitch3", Severity.FATAL)
-    assert read_sxid(start + "Data") == Sxid(28006, "nvidia-nvswitch3", MILD)
+    assert read_sxid(start + "Non-fatal, Link 46") == Sxid(28006, *place)
+    fatal = replace(Sxid(28006, *place), severity=Severity.FATAL)
+    assert read_sxid(start + "Fatal, Link 46") == fatal
+    assert read_sxid(start + "Data") == Sxid(28006, *place)
 
 
 def test_kernel_and_nvml_name_one_gpu_alike() -> None:

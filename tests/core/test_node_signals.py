@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from unbroken.core.kernel_log import KernelLine
 from unbroken.core.node_signals import (
     Blocked,
     CounterFinding,
@@ -173,7 +174,7 @@ TABLE = read_table(None)
         ("NVRM: Xid (PCI:0018:01:00): 149, NETIR  Fatal", ["Xid149"]),
         ("NVRM: Xid (PCI:0018:01:00): 149, NETIR  Nonfatal", ["Xid149NonFatal"]),
         (
-            "NVRM: Xid (PCI:0:18:0): 154, GPU recovery action changed from 0x0 (None) to 0x2 (N",
+            "NVRM: Xid (PCI:0000:18:00): 154, GPU recovery action changed from 0x0 (None) to 0x2 (",
             ["Xid154Reboot"],
         ),
         ("NVRM: Xid (PCI:0000:18:00): 154, what", ["Xid154"]),
@@ -199,11 +200,11 @@ TABLE = read_table(None)
     ],
 )
 def test_a_line_of_the_kernel_is_of_its_entry(line: str, reasons: list[str]) -> None:
-    assert [sign.reason for sign in TABLE.of_line(line)] == reasons
+    assert [sign.reason for sign in TABLE.of_line(KernelLine(line))] == reasons
 
 
 def test_an_unknown_xid_asks_for_nothing() -> None:
-    (sign,) = TABLE.of_line("NVRM: Xid (PCI:0000:3b:00): 998, what")
+    (sign,) = TABLE.of_line(KernelLine("NVRM: Xid (PCI:0000:3b:00): 998, what"))
     assert (sign.entry.action.value, sign.part, sign.xid) == ("none", "0000:3b:00", 998)
 
 
@@ -220,8 +221,8 @@ def custom(text: str) -> FaultTable:
 def test_patterns_are_found_anywhere_and_cannot_stall() -> None:
     rest = "title = 't', class = 'kernel', action = 'none', source = 's'"
     table = SignTable(custom(f"A = {{ kernel = ['b+c|^x'], {rest} }}"))
-    assert table.of_line("a bbc d")
-    assert not table.of_line("a bd")
+    assert table.of_line(KernelLine("a bbc d"))
+    assert not table.of_line(KernelLine("a bd"))
     for bad in ("(", ")|(", "(?=a)b"):
         with pytest.raises(ManifestError, match=r"fault.A.kernel\[0\]: Invalid value"):
             SignTable(custom(f"A = {{ kernel = ['{bad}'], {rest} }}"))

@@ -10,7 +10,7 @@ import typer
 from unbroken.errors import SpecError
 
 from .place import Form, Output
-from .show import print_json, print_table
+from .show import note, print_json, print_table
 
 if TYPE_CHECKING:
     from unbroken.core.node_signals_table import Sign, SignTable
@@ -31,10 +31,9 @@ Table = Annotated[
 @app.command("list")
 def list_faults(table: Table = None, output: Form = Output.TEXT) -> None:
     """List the table of faults."""
-    from unbroken.nodes.tables import read_table
     from unbroken.spec.fault_table import symptom_text
 
-    found = read_table(table)
+    found = _read(table)
     if output is Output.JSON:
         print_json([_view(found, name, entry) for name, entry in found.table.entries.items()])
         return
@@ -59,9 +58,7 @@ def explain(
     output: Form = Output.TEXT,
 ) -> None:
     """Say what a fault is and what is done about it, with the source."""
-    from unbroken.nodes.tables import read_table
-
-    found = read_table(table)
+    found = _read(table)
     views = _meant(found, what)
     if output is Output.JSON:
         print_json(views)
@@ -70,6 +67,15 @@ def explain(
         print("the table of faults has nothing that this line shows")
     for index, view in enumerate(views):
         _print(view, is_first=index == 0)
+
+
+def _read(path: Path | None) -> SignTable:
+    from unbroken.nodes.tables import read_table
+
+    found = read_table(path)
+    for warning in found.warnings:
+        note(f"warning: {warning}")
+    return found
 
 
 def _meant(table: SignTable, what: str) -> list[Object]:
@@ -105,7 +111,7 @@ def _of_line(table: SignTable, line: str) -> list[Sign]:
     from unbroken.core.kernel_log import read_line
 
     read = read_line(line.encode())
-    return [] if read is None else table.of_line(read.text)
+    return [] if read is None else table.of_line(read)
 
 
 def _view(table: SignTable, name: str, entry: FaultEntry) -> Object:

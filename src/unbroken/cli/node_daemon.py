@@ -87,8 +87,10 @@ def command(
         raise typer.Exit(FOUND if found.is_faulty else 0)
     if not node:
         raise SpecError("which node? give --node NAME, or set NODE_NAME")
-    read_table(table)  # what is wrong with it is told before anything else is done
+    found_table = read_table(table)  # what is wrong with it is told before anything else is done
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for warning in found_table.warnings:
+        logging.getLogger(__name__).warning('table=%s warning="%s"', table, warning)
     options = DaemonOptions(node, kernel_log, root, log_directory, gpus, table, nvml_library)
     asyncio.run(_run(cluster_of(kubeconfig, context, directory), options))
 

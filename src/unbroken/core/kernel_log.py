@@ -1,7 +1,9 @@
 """The kernel's log: records of /dev/kmsg, and plain lines of a file that stands for it.
 
-What a record says of a GPU or an NVSwitch is read here; the rest is matched by the table of faults
-(`node_signals_table`).  Reading never raises, whatever the line holds.
+Anybody can bring text into the kernel's log: the kernel quotes names of processes and files, and a
+privileged program may write to /dev/kmsg.  So a record keeps who wrote it (its facility) and how
+severe it is (its level), and a driver's message is read only in the driver's exact form, from the
+start of the record.  Reading never raises, whatever the line holds.
 """
 
 from __future__ import annotations
@@ -12,24 +14,54 @@ from dataclasses import dataclass
 from unbroken.spec.fault_table import Severity
 
 LINE_CHARACTERS_MAX = 4096
-"""Of a line that is looked at; a record of the kernel has at most 1 KiB of text
+"""Characters of a line that are looked at.  A record of the kernel has at most 1 KiB of text
 (Linux kernel/printk, PRINTKRB_RECORD_MAX)."""
+KERNEL = 0
+"""Facility of the kernel's own messages.  A write to /dev/kmsg never gets it (Linux
+kernel/printk/printk.c, devkmsg_write)."""
+LEVELS = 8
 
-# Linux Documentation/ABI/testing/dev-kmsg: `level,sequence,microseconds,flags[,...];text`, then
-# lines that begin with a blank: more of the text was escaped, these are a dictionary.
-_RECORD = re.compile(r"(\d{1,10}),(\d{1,20}),(\d{1,20}),[^;]{0,200};(.*)", re.DOTALL)
+# Linux Documentation/ABI/testing/dev-kmsg: `priority,sequence,microseconds,flags[,...];text`, then
+# lines that begin with a blank: a dictionary.  The priority is 8 * facility + level.  The flag `+`
+# marks the rest of a line that another record began.
+_RECORD = re.compile(r"(\d{1,10}),(\d{1,20}),(\d{1,20}),([^;]{0,200});(.*)", re.DOTALL)
+_CONTINUED = "+"
 _ESCAPED = re.compile(r"\\x([0-9a-fA-F]{2})")
-# Before the text in a file: syslog's start, priority, time since boot or of day.
-_SYSLOG = re.compile(r"[^\[\]]{0,120}?\bkernel: ")
-_PRIORITY = re.compile(r"<\d{1,4}>")
-_STAMP = re.compile(r"\[[ \d.:A-Za-z+-]{1,40}\] ?")
+# Before the text in a file: syslog's date and host, priority, time since boot or of day.
+_SYSLOG = re.compile(
+    r"(?:[A-Z][a-z]{2} [ \d]\d [\d:]{8}|\d{4}-\d\d-\d\dT[\d:.,]{8,19}(?:Z|[+-][\d:]{4,5})?)"
+    r" [\w.-]{1,64} kernel: "
+)
+_PRIORITY = re.compile(r"<(\d{1,4})>")
+_STAMP = re.compile(
+    r"\[(?: {0,8}\d{1,12}\.\d{1,9}|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4})\] ?"
+)
 
-_XID = re.compile(r"NVRM: Xid \(([^()]{1,120})\): (\d{1,5})\b[,:]?\s?(.*)", re.DOTALL)
-_SXID = re.compile(r"(nvidia-nvswitch\d{1,4}): SXid \(([^()]{1,120})\): (\d{1,6})\b[,:]?\s?(.*)")
+# As NVIDIA's driver writes it; drivers before 319 leave `PCI:` out, MIG names the GPU instance.
+_PLACE = r"\(((?:PCI:)?[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
+_XID = re.compile(rf"NVRM: Xid {_PLACE}(?: GPU-I:\d{{1,3}})?\): (\d{{1,5}}),\s?(.*)", re.DOTALL)
+_SXID = re.compile(rf"(nvidia-nvswitch\d{{1,4}}): SXid {_PLACE}\): (\d{{1,6}}),\s?(.*)", re.DOTALL)
 _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})")
+# The name of a program in a driver's line has at most 15 characters, which may be any.
+_PROGRAM = re.compile(r"(?:pid=[^,]{1,20}, )?(?:name=.{0,15}(?:, |$))?", re.DOTALL)
 _SEVERITY = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
 # Of XID 154: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)".
-_RECOVERY = re.compile(r"recovery action changed .{0,80}\bto (0x[0-9a-fA-F]{1,4}|\d{1,4})\b")
+_RECOVERY = re.compile(
+    r"GPU recovery action changed from [^,]{1,60} to (0x[0-9a-fA-F]{1,4}|\d{1,4})\b"
+)
+
+# Lines in which the kernel tells of one process or file by a name that anybody may choose.  Where
+# the name comes first it has at most 15 characters (TASK_COMM_LEN) and `[PID]` or `(PID)` follows.
+_QUOTING = re.compile(
+    r".{1,15} ?(?:\[\d+\]|\(\d+\))"
+    r"|.{1,15} invoked oom-killer: "
+    r"|traps: |process '|warning: process |program |ptrace attach of |type=\d+ audit"
+    r"|audit[:(]|oom-kill:|oom_reaper: |seccomp: |mmap: |memfd_create\(|request_module: "
+    r"|CPU: \d+ (?:UID: \d+ )?PID: \d+ |\[ *\d+\]|Modules linked in|Memory cgroup stats"
+    r"|in .{0,255}\[|usb \S+ (?:Product|Manufacturer|SerialNumber)|input: |hid-generic "
+    r"|scsi \S+ +[A-Z][\w-]+ {2,}|overlayfs: |tmpfs: |loop\d+: ",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +70,18 @@ class KernelLine:
 
     text: str
     sequence: int | None = None
-    """Of the record since the boot; None: a line of a file."""
+    """Number of the record since the boot; None: a line of a file."""
     microseconds: int | None = None
     """Since the boot."""
+    facility: int | None = None
+    """Writer of the message, KERNEL or a program; None: a plain line, which does not say."""
+    level: int | None = None
+    """Severity, from 0 (emergency) to 7 (debug); None: a plain line, which does not say."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Line of a file without facility and level: whoever owns the file vouches for it."""
+        return self.facility is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,58 +102,74 @@ class Sxid:
     number: int
     device: str
     severity: Severity
+    pci: str = ""
 
 
 def read_record(data: bytes) -> KernelLine | None:
-    """A record of /dev/kmsg; None where it is none."""
+    """Read a record of /dev/kmsg; None where it is none, or only continues another."""
     text = data.decode(errors="replace")
     found = _RECORD.match(text)
-    if found is None:
+    if found is None or _CONTINUED in found[4].split(",")[0]:
         return None
-    message = found[4].split("\n", 1)[0][:LINE_CHARACTERS_MAX]
+    facility, level = divmod(int(found[1]), LEVELS)
+    message = found[5].split("\n", 1)[0][:LINE_CHARACTERS_MAX]
     message = _ESCAPED.sub(lambda one: chr(int(one[1], 16)), message)
-    return KernelLine(_tidy(message), int(found[2]), int(found[3]))
+    return KernelLine(_tidy(message), int(found[2]), int(found[3]), facility, level)
 
 
 def read_line(data: bytes) -> KernelLine | None:
-    """A line of a file: a record as in /dev/kmsg, or as dmesg and syslog write it; None: empty."""
-    record = read_record(data)
-    if record is not None:
-        return record
+    """Read a line of a file: a record as in /dev/kmsg, or as dmesg and syslog write it; None: empty
+    or only the rest of another record."""
+    if _RECORD.match(data.decode(errors="replace")):
+        return read_record(data)
     text = _tidy(data[: LINE_CHARACTERS_MAX * 4].decode(errors="replace"))[:LINE_CHARACTERS_MAX]
     start = _SYSLOG.match(text)
     if start is not None:
         text = text[start.end() :]
-    for prefix in (_PRIORITY, _STAMP):
-        found = prefix.match(text)
-        if found is not None:
-            text = text[found.end() :]
-    return KernelLine(text) if text else None
+    facility = level = None
+    priority = _PRIORITY.match(text)
+    if priority is not None:
+        facility, level = divmod(int(priority[1]), LEVELS)
+        text = text[priority.end() :]
+    stamp = _STAMP.match(text)
+    if stamp is not None:
+        text = text[stamp.end() :]
+    return KernelLine(text, facility=facility, level=level) if text else None
 
 
 def _tidy(text: str) -> str:
-    """Without control characters, which no label, event or terminal should get."""
+    """Replace control characters, which no label, event or terminal should get."""
     return "".join(one if one.isprintable() else " " for one in text).strip()
 
 
+def quotes_a_name(text: str) -> bool:
+    """Tell whether the kernel wrote the line about a process or a file whose name it quotes.
+
+    Such a line is no sign of a fault: whoever chose the name wrote a part of it.
+    """
+    return _QUOTING.match(text) is not None
+
+
 def read_xid(text: str) -> Xid | None:
-    """The XID that a message tells, at its very start: a program's name may hold anything."""
+    """Read the XID that a message tells in the driver's exact form; None: it tells none."""
     found = _XID.match(text)
     if found is None:
         return None
-    number, rest = int(found[2]), found[3]
-    recovery = _RECOVERY.search(rest) if number == 154 else None
+    program = _PROGRAM.match(found[3])
+    number, rest = int(found[2]), found[3][program.end() if program else 0 :]
+    recovery = _RECOVERY.match(rest) if number == 154 else None
     named = int(recovery[1], 0 if "x" in recovery[1] else 10) if recovery else None
     return Xid(number, pci_address(found[1]), _severity(rest), named)
 
 
 def read_sxid(text: str) -> Sxid | None:
-    """The SXid that a message tells, at its very start; one that does not say is not fatal."""
+    """Read the SXid that a message tells in the driver's exact form; one that names no severity is
+    not fatal."""
     found = _SXID.match(text)
     if found is None:
         return None
     severity = _severity(found[4][:80]) or Severity.NON_FATAL
-    return Sxid(int(found[3]), found[1], severity)
+    return Sxid(int(found[3]), found[1], severity, pci_address(found[2]))
 
 
 def _severity(text: str) -> Severity | None:
@@ -123,7 +180,10 @@ def _severity(text: str) -> Severity | None:
 
 
 def pci_address(text: str) -> str:
-    """Of a GPU, as `0000:3b:00`, however the kernel or NVML writes it; else the text, cut."""
+    """Write the address of a device as `0000:3b:00`, however kernel or NVML write it.
+
+    A text that holds no address comes back, cut.
+    """
     found = _PCI.search(text)
     if found is None:
         return text[:40]

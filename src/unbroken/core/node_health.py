@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from unbroken.spec.node_keys import Action
@@ -29,11 +30,14 @@ from .node_health_object import (
     severest,
 )
 from .node_signals import GpuSample, GpuWatch, HostSample
-from .node_signals_table import Sign, SignTable
+from .node_signals_table import Sign, SignTable, believed, weakened
 
 SETTLE_SECONDS = 5.0
 """How long an XID whose meaning hangs on others waits for them; they come within a second
 (judgement)."""
+CONFIRM_SECONDS = 45.0
+"""Seconds that an XID waits for NVML to contradict it.  A look takes at most 30 s, and NVML may be
+in the middle of an earlier one; a driver that does not answer in that time confirms the XID."""
 RECALL_SECONDS = 600.0
 """For how long a daemon that is started anew counts what came just before the earlier one ended."""
 RETELL_SECONDS, RETELL_MAX_SECONDS = 60.0, 3600.0
@@ -71,6 +75,8 @@ class GpusSampled:
     """The GPUs were looked at."""
 
     sample: GpuSample
+    began_at: float = inf
+    """Start of the look, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,12 @@ class LogFault:
     message: str
 
 
-Effect = WriteNode | WriteConditions | RecordEvent | LogFault
+@dataclass(frozen=True, slots=True)
+class LookAtGpus:
+    """Look at the GPUs now, and say GpusSampled."""
+
+
+Effect = WriteNode | WriteConditions | RecordEvent | LogFault | LookAtGpus
 
 
 @dataclass(slots=True)
@@ -154,6 +165,8 @@ class _Waiting:
     due_at: float
     cursor_before: str
     cursor: str
+    asked_at: float | None = None
+    """Time of the XID that NVML may contradict; None: other XIDs decide what it means."""
 
 
 class NodeHealth:
@@ -180,6 +193,8 @@ class NodeHealth:
         """Which XIDs each GPU has had lately, and when."""
         self._gpu_watch = GpuWatch()
         self._host_watch = table.host_watch()
+        self._host = HostSample()
+        self._asks_gpus = False
         self._uptime_seconds: float | None = None
         self._cursor = ""
 
@@ -213,10 +228,13 @@ class NodeHealth:
                 self._node = None
             case LineRead(line, cursor):
                 self._read(line, cursor, now)
-            case GpusSampled(sample):
+            case GpusSampled(sample, began_at):
                 self._look_at_gpus(sample, now)
+                self._confirm(sample, began_at, now)
             case HostSampled(sample):
                 self._uptime_seconds = sample.uptime_seconds
+                # A GPU that fell off the bus may be gone from the list of devices.
+                self._host = replace(sample, pci=sample.pci | self._host.pci)
                 for found in self._host_watch.look(sample, now):
                     self._hold(self._table.of_finding(found), now)
             case Written(node):
@@ -228,7 +246,7 @@ class NodeHealth:
                 pass
         self._settle(now)
         self._retell(now)
-        return effects + self._write(now)
+        return effects + self._ask_gpus() + self._write(now)
 
     # --- the node
 
@@ -279,18 +297,42 @@ class NodeHealth:
 
     def _read(self, line: KernelLine, cursor: str, now: float) -> None:
         before, self._cursor = self._cursor, cursor
-        for sign in self._table.of_line(line.text):
+        for found in self._table.of_line(line):
+            sign = believed(found, line, self._host, self._gpu_watch.known)
             if sign.xid is not None:
                 seen = self._xids.setdefault(sign.part, deque(maxlen=XIDS_MAX))
                 seen.append((now, sign.xid))
-            if sign.entry.beside:
+            if sign.entry.beside or sign.entry.unless_listed:
                 # One at a time: a 45 comes for each channel, by the hundred.
                 if any(_is_alike(one.sign, sign) for one in self._waiting):
                     continue
-                self._waiting.append(_Waiting(sign, now + SETTLE_SECONDS, before, cursor))
+                self._await(sign, before, cursor, now)
             else:
                 self._find(sign, sign.entry.action, now, cursor)
         _forget(self._xids)
+
+    def _await(self, sign: Sign, before: str, cursor: str, now: float) -> None:
+        """Decide about the sign later: when others, or NVML, have said what it means."""
+        if not sign.entry.unless_listed:
+            self._waiting.append(_Waiting(sign, now + SETTLE_SECONDS, before, cursor))
+            return
+        self._waiting.append(_Waiting(sign, now + CONFIRM_SECONDS, before, cursor, now))
+        self._asks_gpus = True
+
+    def _confirm(self, sample: GpuSample, began_at: float, now: float) -> None:
+        """Decide about XIDs that came before the look: NVML that lists the GPU contradicts them."""
+        for one in list(self._waiting):
+            if one.asked_at is None or began_at < one.asked_at:
+                continue
+            self._waiting.remove(one)
+            sign = one.sign
+            if sample.lists(sign.part):
+                sign = weakened(sign, "NVML lists the GPU as well")
+            self._find(sign, sign.entry.action, now, one.cursor)
+
+    def _ask_gpus(self) -> list[Effect]:
+        is_asked, self._asks_gpus = self._asks_gpus, False
+        return [LookAtGpus()] if is_asked else []
 
     def _look_at_gpus(self, sample: GpuSample, now: float) -> None:
         self._gpu_watch.expected = self._expected(len(sample.gpus))

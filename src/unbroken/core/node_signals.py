@@ -44,6 +44,12 @@ class GpuReading:
     recovery: int | None = None
     """The driver's recovery action (nvmlDeviceGpuRecoveryAction)."""
 
+    @property
+    def is_answering(self) -> bool:
+        """The GPU has told something about itself, without an error."""
+        told = (self.ecc_uncorrected, self.is_remap_pending, self.slowdown, self.recovery)
+        return self.error == 0 and any(one is not None for one in (*told, self.links_up))
+
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
@@ -52,6 +58,10 @@ class GpuSample:
     gpus: tuple[GpuReading, ...] = ()
     problem: str = ""
     """Why nothing is known of them; empty: something is."""
+
+    def lists(self, part: str) -> bool:
+        """Tell whether the GPU of the address `part` is there and answers."""
+        return any(one.is_answering and pci_address(one.pci) == part for one in self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,11 @@ class HostSample:
     counters: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """(device and port, file) -> its value."""
     blocked: tuple[Blocked, ...] = ()
+    pci: frozenset[str] = frozenset()
+    """Addresses of the PCI devices, as `pci_address` writes them; empty: unknown."""
+    prints_for_users: bool = False
+    """Programs can have a driver write their text to the kernel's log, as the Neuron driver's
+    ioctl NEURON_IOCTL_PRINTK does for whoever may open /dev/neuron0."""
 
 
 @dataclass(frozen=True, slots=True)

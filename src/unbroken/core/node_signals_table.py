@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 
 from unbroken.errors import SpecError
 from unbroken.spec.fault_table import (
@@ -18,11 +18,15 @@ from unbroken.spec.node_keys import Action
 from unbroken.spec.patterns import Pattern
 from unbroken.spec.problems import ManifestError, Report
 
-from .kernel_log import Xid, read_sxid, read_xid
+from .kernel_log import KERNEL, KernelLine, Xid, quotes_a_name, read_sxid, read_xid
 from .log_patterns import PatternSet
-from .node_signals import CounterFinding, GpuFinding, HostFinding, HostWatch
+from .node_signals import CounterFinding, GpuFinding, HostFinding, HostSample, HostWatch
+from .pattern_trees import Unreadable, is_anchored, read_pattern
 
 UNKNOWN_XID = "the table knows no such XID"
+ERROR = 3
+"""KERN_ERR: at this level the Neuron driver prints what a program gives it (aws-neuron-driver,
+neuron_cdev.c, ncdev_printk)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class Sign:
     """Of the node: a GPU's PCI address, a device, a mount point; empty: the whole."""
     text: str
     xid: int | None = None
+    address: str = ""
+    """Address of the PCI device that the driver's line names; empty: it names none."""
 
 
 class SignTable:
@@ -43,6 +49,8 @@ class SignTable:
 
     def __init__(self, table: FaultTable) -> None:
         self.table = table
+        self.warnings = tuple(_loose_patterns(table))
+        """Patterns that a user's text could match, a sentence for each."""
         self._xids: dict[tuple[int, Severity | None, int | None], str] = {}
         self._sxids: dict[Severity, str] = {}
         self._gpu: dict[tuple[GpuSign, int | None], str] = {}
@@ -88,30 +96,36 @@ class SignTable:
         space, blocked = (self.limit_of(one) for one in (HostSign.DISK_SPACE, HostSign.BLOCKED))
         return HostWatch(space, self.counter_limits, blocked)
 
-    def of_line(self, text: str) -> list[Sign]:
-        """Signs in a message of the kernel."""
-        xid = read_xid(text)
+    def of_line(self, line: KernelLine) -> list[Sign]:
+        """Signs in a message of the kernel; a program's message has none."""
+        if line.facility not in (None, KERNEL) or quotes_a_name(line.text):
+            return []
+        level = -1 if line.level is None else line.level
+        return [sign for sign in self._of_text(line.text) if level <= sign.entry.level]
+
+    def _of_text(self, text: str) -> Iterator[Sign]:
+        xid, sxid = read_xid(text), read_sxid(text)
         if xid is not None:
-            found = self.of_xid(xid, text)
-            return [found]
-        sxid = read_sxid(text)
-        if sxid is not None:
-            return list(self._sign(self._sxids.get(sxid.severity), sxid.device, text))
-        names = dict.fromkeys(
-            self._pattern_names[index] for index in self._patterns.match(text.encode())
-        )
-        return [sign for name in names for sign in self._sign(name, "", text)]
+            yield self.of_xid(xid, text)
+        elif sxid is not None:
+            for sign in self._sign(self._sxids.get(sxid.severity), sxid.device, text):
+                yield replace(sign, address=sxid.pci)
+        else:
+            found = self._patterns.match(text.encode())
+            for name in dict.fromkeys(self._pattern_names[index] for index in found):
+                yield from self._sign(name, "", text)
 
     def of_xid(self, xid: Xid, text: str) -> Sign:
         """The entry of an XID; one that is unknown is an event only."""
         choices = [(severity, xid.recovery) for severity in (xid.severity, None)]
         choices += [(severity, None) for severity in (xid.severity, None)]
+        name, entry = f"Xid{xid.number}", None
         for severity, recovery in choices:
-            name = self._xids.get((xid.number, severity, recovery))
-            if name is not None:
-                return Sign(name, self.table.entries[name], xid.pci, text, xid.number)
-        entry = FaultEntry(UNKNOWN_XID, FaultClass.GPU, Action.NONE, UNKNOWN_XID)
-        return Sign(f"Xid{xid.number}", entry, xid.pci, text, xid.number)
+            known = self._xids.get((xid.number, severity, recovery))
+            if known is not None and entry is None:
+                name, entry = known, self.table.entries[known]
+        entry = entry or FaultEntry(UNKNOWN_XID, FaultClass.GPU, Action.NONE, UNKNOWN_XID)
+        return Sign(name, entry, xid.pci, text, xid.number, xid.pci)
 
     def of_finding(self, found: GpuFinding | HostFinding | CounterFinding) -> list[Sign]:
         """The entry of what was read of GPUs, system or devices; none: it is turned off."""
@@ -130,8 +144,44 @@ class SignTable:
             yield Sign(name, self.table.entries[name], part, text)
 
 
+def weakened(sign: Sign, why: str) -> Sign:
+    """The sign as an event only, which asks for no action, however often it comes."""
+    entry = replace(sign.entry, action=Action.NONE, repeats=None, beside=(), unless_listed=False)
+    return replace(sign, entry=entry, text=f"not counted, {why}: {sign.text}")
+
+
+def believed(sign: Sign, line: KernelLine, host: HostSample, gpus: Collection[str]) -> Sign:
+    """The sign of a kernel record, weakened where the node shows that the record may be forged.
+
+    `gpus` are the addresses that NVML has told.  A plain line of a file stays as it is: only the
+    file's owner can have written it, and pretended GPUs are in no list of devices.
+    """
+    if line.is_plain:
+        return sign
+    if host.prints_for_users and line.level == ERROR:
+        return weakened(sign, "programs can write such a record on this node")
+    if sign.address and host.pci and sign.address not in host.pci and sign.address not in gpus:
+        return weakened(sign, f"there is no PCI device {sign.address}")
+    return sign
+
+
+def _loose_patterns(table: FaultTable) -> Iterator[str]:
+    for name, entry in table.entries.items():
+        for index, source in enumerate(entry.kernel):
+            try:
+                is_tight = is_anchored(read_pattern(source))
+            except Unreadable:
+                is_tight = False
+            if not is_tight:
+                yield (
+                    f"fault.{name}.kernel[{index}]: {source!r} does not begin with ^, so a process "
+                    "or file name that the kernel quotes can match it; begin it with ^ and the "
+                    "driver's own words"
+                )
+
+
 def _anywhere(source: str, path: str, report: Report) -> Pattern | None:
-    """A pattern that matches anywhere in the line; those of a line match from its start."""
+    """Compile a pattern so that it is found anywhere in the line, unless it begins with `^`."""
     try:
         Pattern(source)  # alone first, so that `)|(` is no way round the group
         return Pattern(f"(?s:.*?)(?:{source})")

@@ -112,6 +112,23 @@ def _is_of_a_line(char: str) -> bool:
     return char == "\t" or (ord(char) >= 32 and char != "\x7f")
 
 
+def is_anchored(node: Node) -> bool:
+    """Tell whether the pattern matches at the start of a line only."""
+    match node:
+        case Edge(is_start):
+            return is_start
+        case Choice(options):
+            return all(is_anchored(one) for one in options)
+        case Series(items):
+            return bool(items) and is_anchored(items[0])
+        case Capture(_, item):
+            return is_anchored(item)
+        case Repeat(item, least):
+            return least > 0 and is_anchored(item)
+        case _:
+            return False
+
+
 def captures(node: Node) -> list[tuple[Capture, bool, bool]]:
     """All groups: whether it may take no part, and whether a greedy `.*` stands right before it."""
     return list(_captures(node, False, False))

@@ -27,6 +27,7 @@ def daemon_beside(logs: Path) -> Companion:
     async def watch(client: KubeClient, node: NodeOptions) -> None:
         kernel_log = node.directory / KERNEL_LOG
         kernel_log.touch()
+        kernel_log.chmod(0o600)  # who can write to it can have the node repaired
         await run_daemon(client, _options(node, kernel_log, logs))
 
     return watch

@@ -25,6 +25,7 @@ from unbroken.core.node_health import (
     HostSampled,
     LineRead,
     LogFault,
+    LookAtGpus,
     NodeGone,
     NodeHealth,
     NodeSeen,
@@ -105,6 +106,9 @@ class NodeDaemon:
         self._seen: NodeState | None = None
         """What the informer has told and the machine has not been given."""
         self._is_gone = False
+        self._look_now = asyncio.Event()
+        self._knows_devices = asyncio.Event()
+        """The machine is told of the system before it is told what the kernel says."""
         self._wake = asyncio.Event()
         self._met = asyncio.Event()
         self._failures = 0
@@ -139,6 +143,7 @@ class NodeDaemon:
         self._wake.set()
 
     async def _follow_kernel(self) -> None:
+        await self._knows_devices.wait()
         self._cursor = self._health.cursor
         problem = ""
         while True:
@@ -160,15 +165,20 @@ class NodeDaemon:
                 await self._put(LineRead(line, cursor))
 
     async def _look(self) -> None:
-        """Look at the system and the GPUs now and then."""
+        """Look at the system and the GPUs now and then, and when the machine asks for it."""
         eyes = GpuEyes(self._options.root, self._options.nvml_library)
         while True:
             sample = await asyncio.to_thread(host.look, self._options.root, self._counters)
             await self._put(HostSampled(sample))
+            self._knows_devices.set()
+            self._look_now.clear()
+            began_at = wall()
             gpus = await eyes.look()
             self._note(gpus)
-            await self._put(GpusSampled(gpus))
-            await pause(self._options.sample_seconds)
+            await self._put(GpusSampled(gpus, began_at))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._options.sample_seconds):
+                    await self._look_now.wait()
 
     def _note(self, gpus: GpuSample) -> None:
         if gpus.problem != self._problem:
@@ -239,6 +249,8 @@ class NodeDaemon:
                 self._recorder.record(about, kind, reason, message)
             case LogFault():
                 self._log(effect)
+            case LookAtGpus():
+                self._look_now.set()
         return []
 
     async def _write(self, path: str, patch: dict[str, Any], kind: dict[str, str]) -> list[Effect]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from unbroken.core.kernel_log import pci_address
 from unbroken.core.node_signals import HostSample
 
 from .agents import blocked
@@ -19,6 +20,8 @@ from .texts import read
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs"})
 """File systems of disks: asking one of a network could take for ever."""
+NEURON = "sys/module/neuron"
+"""Directory that is there while the Neuron driver is loaded."""
 STA_UNSYNC = 0x40
 """sys/timex.h"""
 
@@ -51,7 +54,17 @@ def look(root: Path, counters: Collection[str]) -> HostSample:
         is_clock_good=_is_clock_good(),
         counters=dict(_counters(root, counters)),
         blocked=tuple(blocked(root)),
+        pci=_pci_devices(root),
+        prints_for_users=(root / NEURON).exists(),
     )
+
+
+def _pci_devices(root: Path) -> frozenset[str]:
+    """Addresses of the PCI devices; empty: they cannot be read."""
+    try:
+        return frozenset(map(pci_address, os.listdir(root / "sys/bus/pci/devices")))
+    except OSError:
+        return frozenset()
 
 
 def uptime_seconds(root: Path) -> float | None:
@@ -108,6 +121,7 @@ def _counters(root: Path, wanted: Collection[str]) -> Iterator[tuple[tuple[str, 
     folders = [
         *sys_class.glob("infiniband/*/ports/*/counters"),
         *sys_class.glob("infiniband/*/ports/*/hw_counters"),
+        *sys_class.glob("neuron_device/*/stats/hardware"),
         # Of devices that are hardware: bridges and pods' own count what others count already.
         *(path.parent / "statistics" for path in sys_class.glob("net/*/device")),
     ]
@@ -115,6 +129,8 @@ def _counters(root: Path, wanted: Collection[str]) -> Iterator[tuple[tuple[str, 
         names = folder.parts
         is_port = names[-3] == "ports"
         device = f"{names[-4]} port {names[-2]}" if is_port else names[-2]
+        if names[-1] == "hardware":
+            device = names[-3]
         for name in wanted:
             text = read(folder / name).strip()
             if text.isascii() and text.isdigit():

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import os
+import stat
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ RECORD_BYTES = 8192
 """A read of less than the record fails; the longest is 8 KiB (Linux kernel/printk,
 PRINTK_MESSAGE_MAX 2 KiB, escaped to at most four times that)."""
 LINE_BYTES_MAX = 64 << 10
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 Read = tuple[KernelLine, str]
 """A message, and the cursor behind it."""
@@ -97,7 +99,11 @@ class KmsgReader:
 
 
 class FileReader:
-    """A file that grows, is truncated, replaced, or is not there yet."""
+    """A file that grows, is truncated, replaced, or is not there yet.
+
+    What it says is believed because its owner alone can have written it: reading raises
+    PermissionError where group or others may write to it.
+    """
 
     def __init__(self, path: Path, cursor: str) -> None:
         self._path = path
@@ -106,6 +112,8 @@ class FileReader:
         self._inode = 0
         self._offset = 0
         self._rest = b""
+        self._is_cut = False
+        """What comes up to the next end of a line belongs to a line that was too long."""
         self._is_first = True
 
     @property
@@ -134,7 +142,13 @@ class FileReader:
     def _open(self) -> None:
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         found = os.fstat(self._fd)
-        self._inode, self._rest = found.st_ino, b""
+        if found.st_mode & OTHERS_WRITE:
+            self.close()
+            raise PermissionError(
+                f"{self._path} may be written by others than its owner, who could forge faults: "
+                f"chmod go-w {self._path}"
+            )
+        self._inode, self._rest, self._is_cut = found.st_ino, b"", False
         is_first, self._is_first = self._is_first, False
         self._offset = self._start(found) if is_first else 0
 
@@ -147,23 +161,25 @@ class FileReader:
         if found.st_size <= TAIL_BYTES:
             return 0
         skipped = found.st_size - TAIL_BYTES
-        line = os.pread(self._fd, LINE_BYTES_MAX, skipped).partition(b"\n")
-        return skipped + len(line[0]) + len(line[1])
+        self._is_cut = True
+        return skipped
 
     def _grown(self) -> Iterator[Read]:
         if self._fd < 0:
             return
         if os.fstat(self._fd).st_size < self._offset + len(self._rest):
-            self._offset, self._rest = 0, b""  # truncated
+            self._offset, self._rest, self._is_cut = 0, b"", False  # truncated
         while data := os.pread(self._fd, LINE_BYTES_MAX, self._offset + len(self._rest)):
             *whole, self._rest = (self._rest + data).split(b"\n")
             for text in whole:
                 self._offset += len(text) + 1
-                line = read_line(text)
+                line = None if self._is_cut else read_line(text)
+                self._is_cut = False
                 if line is not None:
                     yield line, f"file:{self._inode}:{self._offset}"
-            if len(self._rest) >= LINE_BYTES_MAX:  # no line of a log
+            if self._is_cut or len(self._rest) >= LINE_BYTES_MAX:  # no line of a log
                 self._offset, self._rest = self._offset + len(self._rest), b""
+                self._is_cut = True
 
     async def lines(self) -> AsyncGenerator[Read, None]:
         """What there is, and what comes."""

@@ -6,9 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from unbroken.core.kernel_log import KernelLine
 from unbroken.core.node_health_object import NODE_ACTIONS
 from unbroken.core.node_signals import GpuWatch
-from unbroken.core.node_signals_table import Sign, SignTable
+from unbroken.core.node_signals_table import Sign, SignTable, believed, weakened
 
 from . import host
 from .gpus import GpuEyes
@@ -36,12 +37,12 @@ async def look_once(
     table: SignTable, root: Path, kernel_log: Path | None, gpus: int | None, library: str | None
 ) -> Findings:
     """The last five minutes of the kernel's log, and one look at GPUs and system."""
-    found = Findings()
+    found, lines = Findings(), list[KernelLine]()
     reader = FileReader(kernel_log, "") if kernel_log else KmsgReader(root, "")
     try:
         if isinstance(reader, KmsgReader):
             reader.open()
-        found.signs += [sign for line, _ in reader.read() for sign in table.of_line(line.text)]
+        lines = [line for line, _ in reader.read()]
         if isinstance(reader, FileReader) and not reader.is_open:
             found.unknown["kernel log"] = f"there is no file {kernel_log}"
     except OSError as error:
@@ -57,5 +58,10 @@ async def look_once(
     watch, seen = GpuWatch(gpus), []
     for _ in range(TWICE):
         seen = list(watch.look(sample, system.uptime_seconds))
+    for line in lines:
+        for sign in table.of_line(line):
+            sure = believed(sign, line, system, watch.known)
+            is_refuted = sure.entry.unless_listed and sample.lists(sure.part)
+            found.signs.append(weakened(sure, "NVML lists the GPU as well") if is_refuted else sure)
     found.signs += [sign for one in seen for sign in table.of_finding(one)]
     return found

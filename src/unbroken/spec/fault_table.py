@@ -25,6 +25,8 @@ NAME = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 CONDITION = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
 SYMPTOMS = ("xid", "sxid", "kernel", "nvml", "host", "counter")
 XID_MAX = 65535
+WARNING = 4
+"""KERN_WARNING.  Reports about programs, such as a segmentation fault, are less severe."""
 Xid = Annotated[int, Limits(minimum=1, maximum=XID_MAX)]
 
 
@@ -126,11 +128,16 @@ class FaultEntry:
     """Recovery actions (NVML's numbers) that XID 154 or the driver names."""
     sxid: Severity | None = None
     kernel: tuple[str, ...] = ()
-    """Regular expressions, found anywhere in a line of the kernel's log."""
+    """Regular expressions for lines of the kernel's log.  One that does not begin with `^` is found
+    anywhere in the line, also in what a user wrote there."""
+    level: Annotated[int, Limits(minimum=0, maximum=7)] = WARNING
+    """Least severe level of a kernel record that counts, from 0 (emergency) to 7 (debug)."""
+    unless_listed: bool = False
+    """The XID asks for nothing while NVML lists its GPU as answering."""
     nvml: GpuSign | None = None
     host: HostSign | None = None
     counter: tuple[str, ...] = ()
-    """Files of the network devices in /sys."""
+    """Files of the network and Neuron devices in /sys."""
     limit: Annotated[float, Limits(minimum=0)] = 0.0
     """Of a counter, each second; of `disk-space`, the share that is free; of a process, seconds."""
     condition: str = ""
@@ -215,8 +222,12 @@ def _entry(name: str, given: Mapping[str, Any], report: Report) -> FaultEntry:
         report.forbidden(below(path, symptoms[1]), f"there is {symptoms[0]} already; split them")
     if entry.condition and not CONDITION.fullmatch(entry.condition):
         report.invalid(below(path, "condition"), entry.condition, "must be letters and digits")
-    if (entry.beside or entry.severity) and not entry.xid:
-        key = "beside" if entry.beside else "severity"
+    of_xid = {
+        "beside": entry.beside,
+        "severity": entry.severity,
+        "unlessListed": entry.unless_listed,
+    }
+    for key in [key for key, value in of_xid.items() if value and not entry.xid][:1]:
         report.forbidden(below(path, key), "it belongs to an xid")
     if entry.recovery and not (entry.nvml is GpuSign.RECOVERY or 154 in entry.xid):
         why = "it belongs to xid = [154] or nvml = recovery-action"
