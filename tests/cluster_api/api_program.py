@@ -16,12 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from lightkube.resources.core_v1 import Node
 
 from apiclient import Api, Object
 from apiservers import Cluster
+from unbroken.cluster_api.credentials import credentials_text
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
+from unbroken.cluster_api.signatures import Credential, Message, sign
 from unbroken.controller import definitions
 from unbroken.controller.clusters import Clusters
 from unbroken.controller.kinds import MachineObject
@@ -35,6 +38,8 @@ from watching import PATIENCE_SECONDS
 MERGE = {"Content-Type": "application/merge-patch+json"}
 PATHS = {"clusters": CLUSTER.path, "machines": MACHINE.path, "nodechecks": NODE_CHECK.path}
 JSON = "application/x-amz-json-1.1"
+KEY = Credential("AKIDEXAMPLE", "secret/of+it")
+"""The key in `credentials_file`."""
 
 
 @dataclass
@@ -65,13 +70,14 @@ class Hands:
 
 
 class Running:
-    """A running cluster API; requests are plain."""
+    """A running cluster API."""
 
     def __init__(self, api: Api) -> None:
         self.cluster = api.cluster
         self.api = api
         self.endpoint = ""
         self.hands = Hands()
+        self.key = KEY
 
     def send(
         self,
@@ -80,14 +86,19 @@ class Running:
         *,
         method: str = "POST",
         path: str = "/",
+        is_signed: bool = True,
         **headers: str,
     ) -> Answer:
         """One request as it is given."""
         place = urlsplit(self.endpoint)
         assert place.hostname is not None
         connection = http.client.HTTPConnection(place.hostname, place.port, timeout=60)
-        sent = {"Content-Type": JSON, "X-Amz-Target": target}
-        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        sent = {"host": place.netloc, "content-type": JSON, "x-amz-target": target}
+        sent |= {name.replace("_", "-").lower(): value for name, value in headers.items()}
+        if is_signed:
+            # As our own client: equal calls within a second are told apart.
+            sent["amz-sdk-invocation-id"] = uuid4().hex
+            sent = sign(Message(method, "/", "", sent, body), self.key, "us-west-2", wall())
         try:
             connection.request(method, path, body, sent)
             response = connection.getresponse()
@@ -145,8 +156,9 @@ class Running:
 
 
 @contextmanager
-def running_api(cluster: Cluster, options: ClusterApiOptions) -> Iterator[Running]:
+def running_api(cluster: Cluster, options: ClusterApiOptions | None = None) -> Iterator[Running]:
     """The programs, in a thread of their own, until the block ends."""
+    options = options or ClusterApiOptions(credentials_file(cluster.kubeconfig.parent))
     ready = threading.Event()
     stop: list[Callable[[], None]] = []
     with closing(Api(cluster)) as api, ThreadPoolExecutor(1, "cluster-api") as pool:
@@ -240,7 +252,5 @@ async def _join(client: KubeClient, name: str, labels: Any, taints: list[Object]
 def credentials_file(folder: Path) -> Path:
     """Keys that may call."""
     path = folder / "credentials"
-    path.write_text(
-        "[default]\naws_access_key_id = AKIDEXAMPLE\naws_secret_access_key = secret/of+it\n"
-    )
+    path.write_text(credentials_text(KEY))
     return path

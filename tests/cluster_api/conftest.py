@@ -12,7 +12,6 @@ import pytest
 from api_program import Hands, Running, running_api
 
 from apiservers import Cluster
-from unbroken.cluster_api.driver import ClusterApiOptions
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +30,8 @@ def aws_folder() -> Path:
 
 @pytest.fixture(scope="module")
 def running(clusters: Callable[[str], Cluster]) -> Iterator[Running]:
-    """The cluster API without credentials."""
-    with running_api(clusters("embedded"), ClusterApiOptions()) as found:
+    """The cluster API over the embedded API server."""
+    with running_api(clusters("embedded")) as found:
         yield found
 
 

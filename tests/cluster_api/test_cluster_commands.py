@@ -27,6 +27,8 @@ def call(cli: Cli, running: Running, *arguments: str, **options: Any) -> Any:
     options["environment"] = {
         **{name: one for name, one in cli.environment.items() if name != "UNBROKEN_DIR"},
         "AWS_ENDPOINT_URL_SAGEMAKER": running.endpoint,
+        "AWS_ACCESS_KEY_ID": running.key.key_id,
+        "AWS_SECRET_ACCESS_KEY": running.key.secret,
     }
     return cli.call("cluster", *arguments, **options)
 

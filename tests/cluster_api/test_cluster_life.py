@@ -9,7 +9,6 @@ import pytest
 from api_program import Hands, Running, running_api
 
 from apiservers import Cluster
-from unbroken.cluster_api.driver import ClusterApiOptions
 
 ROLE = "arn:aws:iam::123456789012:role/worker"
 pytestmark = pytest.mark.slow
@@ -22,7 +21,7 @@ def running(
     request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]
 ) -> Iterator[Running]:
     """The cluster API over each of the two API servers."""
-    with running_api(clusters(request.param), ClusterApiOptions()) as found:
+    with running_api(clusters(request.param)) as found:
         yield found
 
 

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from cli_calls import Cli
+from unbroken.cli.cluster_place import key_of
 from unbroken.cluster_api.client import connected
 from unbroken.embedded import state
 from unbroken.kube.client import connect
@@ -36,12 +37,13 @@ class Up:
         found = state.running(state.Paths(cli.directory))
         assert found is not None
         self.running = found
+        self.key = key_of(found)
 
     def ok(self, operation: str, **members: Any) -> Any:
         """The answer of an operation of the cluster API."""
 
         async def call() -> Any:
-            async with connected(self.running.cluster_api, None, "us-west-2") as client:
+            async with connected(self.running.cluster_api, self.key, "us-west-2") as client:
                 return await client.call(operation, members)
 
         return asyncio.run(call())

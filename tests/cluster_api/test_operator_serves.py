@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from api_program import Running
+from api_program import Running, credentials_file
 
 from apiclient import Api
 from apiservers import Cluster
@@ -32,7 +32,8 @@ def test_the_operator_serves_the_cluster_api_and_metrics(
     clusters: Callable[[str], Cluster], tmp_path: Path
 ) -> None:
     cluster = clusters("embedded")
-    command = ["operator", "--kubeconfig", str(cluster.kubeconfig), "--cluster-api-port"]
+    keys = ["--cluster-api-credentials", str(credentials_file(tmp_path))]
+    command = ["operator", "--kubeconfig", str(cluster.kubeconfig), *keys, "--cluster-api-port"]
     metrics = str(free_port())
     process = subprocess.Popen(
         [*UNBROKEN, *command, str(free_port()), "--metrics-port", metrics],
@@ -66,7 +67,7 @@ def test_the_cluster_api_runs_without_an_operator(
     process = subprocess.Popen(
         [
             *(*UNBROKEN, "cluster-api", "--kubeconfig", str(cluster.kubeconfig)),
-            *("--port", str(free_port())),
+            *("--port", str(free_port()), "--credentials", str(credentials_file(tmp_path))),
         ],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -86,17 +87,19 @@ def test_the_cluster_api_runs_without_an_operator(
     assert (process.returncode, "Traceback" in said) == (0, False), said
 
 
-def test_without_keys_it_serves_this_machine_only(
-    clusters: Callable[[str], Cluster], tmp_path: Path
+@pytest.mark.parametrize("program", ["operator", "cluster-api"])
+def test_without_keys_it_does_not_start(
+    clusters: Callable[[str], Cluster], tmp_path: Path, program: str
 ) -> None:
     kubeconfig = str(clusters("embedded").kubeconfig)
+    option = "--port" if program == "cluster-api" else "--cluster-api-port"
     done = Cli(tmp_path / "none", tmp_path).call(
-        *("operator", "--kubeconfig", kubeconfig, "--cluster-api-port", str(free_port())),
-        *("--cluster-api-host", "0.0.0.0"),
-        code=1,
+        *(program, "--kubeconfig", kubeconfig, option, str(free_port())), code=1
     )
     assert done.stderr.splitlines()[-1] == (
-        "error: the cluster API at 0.0.0.0 needs credentials: --cluster-api-credentials FILE"
+        "error: the cluster API needs credentials: write [default], aws_access_key_id = ... and "
+        "aws_secret_access_key = ... to a file of mode 0600 and name it with "
+        "--cluster-api-credentials FILE"
     )
 
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from unbroken.errors import SpecError
+
 from .place import Context, Embedded, cluster_of
 
 if TYPE_CHECKING:
-    from unbroken.cluster_api.driver import ClusterApiOptions
+    from unbroken.cluster_api.driver import ClusterApiOptions, Tls
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +28,21 @@ def command(
         typer.Option(
             "--credentials",
             "--cluster-api-credentials",
-            help="Keys that may call it, in the form of ~/.aws/credentials; needed on any address "
-            "but loopback.",
+            help="File of the keys that may call it, in the form of ~/.aws/credentials. Required.",
+            show_default=False,
         ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            help="Serve HTTPS with this certificate (PEM, with its chain). A renewed file is "
+            "loaded without a restart.",
+            show_default="plain HTTP",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", help="Private key of --tls-cert (PEM).")
     ] = None,
     kubeconfig: Annotated[
         Path | None,
@@ -45,8 +59,19 @@ def command(
     from unbroken.cluster_api.driver import ClusterApiOptions
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    options = ClusterApiOptions(host, port, credentials)
+    options = ClusterApiOptions(credentials, host, port, tls_files(tls_cert, tls_key))
     asyncio.run(_run(cluster_of(kubeconfig, context, directory), options))
+
+
+def tls_files(certificate: Path | None, key: Path | None) -> Tls | None:
+    """Both files, or None where neither is given; SpecError for one of them."""
+    from unbroken.cluster_api.driver import Tls
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise SpecError("HTTPS needs the certificate and its private key: give both files")
+    return Tls(certificate, key)
 
 
 async def _run(cluster: tuple[Path | str | None, str | None], options: ClusterApiOptions) -> None:

@@ -169,7 +169,7 @@ def _call(place: Endpoint, act: Callable[[Client], Awaitable[T]]) -> T:
     from unbroken.cluster_api.client import connected  # slow to load
 
     async def run() -> T:
-        async with connected(place.url, place.credential, place.region) as client:
+        async with connected(place.url, place.credential, place.region, place.ca_bundle) as client:
             return await act(client)
 
     return asyncio.run(run())

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .check_options import CheckImage, CheckLink, CheckLogs, link_bandwidth
+from .cluster_api import tls_files
 from .nodes_options import NodeCommand, NodeRecovery, Provider, RepairDryRun, RepairShare
 from .operator_parts import Part, Without
 from .place import Context, Embedded, cluster_of
 from .webhook_options import WebhookPort, WebhookService, webhook_options
 
 if TYPE_CHECKING:
-    from unbroken.cluster_api.driver import ClusterApiOptions
+    from unbroken.cluster_api.driver import ClusterApiOptions, Tls
     from unbroken.controller.driver import OperatorOptions
     from unbroken.controller.metrics import MetricsPlace
     from unbroken.controller.webhook import WebhookOptions
@@ -41,9 +42,22 @@ Credentials = Annotated[
     Path | None,
     typer.Option(
         "--cluster-api-credentials",
-        help="Keys that may call the cluster API, in the form of ~/.aws/credentials; "
-        "needed on any address but loopback.",
+        help="File of the keys that may call the cluster API, in the form of ~/.aws/credentials. "
+        "Required by --cluster-api-port.",
+        show_default=False,
     ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster-api-tls-cert",
+        help="Serve the cluster API by HTTPS with this certificate (PEM, with its chain).",
+        show_default="plain HTTP",
+    ),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option("--cluster-api-tls-key", help="Private key of --cluster-api-tls-cert (PEM)."),
 ]
 
 MetricsPort = Annotated[
@@ -80,6 +94,8 @@ def command(
         str, typer.Option("--cluster-api-host", help="Address that the cluster API listens on.")
     ] = "127.0.0.1",
     cluster_api_credentials: Credentials = None,
+    cluster_api_tls_cert: TlsCert = None,
+    cluster_api_tls_key: TlsKey = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = "127.0.0.1",
     node_recovery: NodeRecovery = None,
@@ -101,7 +117,6 @@ def command(
     An embedded cluster has its own, unless it was started with --no-operator.
     """
     # Here, because it loads the whole operator: other commands answer faster without.
-    from unbroken.cluster_api.driver import ClusterApiOptions
     from unbroken.controller.driver import OperatorOptions
     from unbroken.controller.election import LeaderTerms
     from unbroken.controller.node_checks_pods import CheckerOptions
@@ -122,11 +137,18 @@ def command(
     metrics = _metrics(metrics_host, metrics_port)
     parts = [part not in (without or ()) for part in Part]
     options = OperatorOptions(namespace, terms, checks, repair, metrics, *parts)
-    serving = None
-    if cluster_api_port is not None:
-        serving = ClusterApiOptions(cluster_api_host, cluster_api_port, cluster_api_credentials)
+    tls = tls_files(cluster_api_tls_cert, cluster_api_tls_key)
+    serving = _serving(cluster_api_host, cluster_api_port, cluster_api_credentials, tls)
     asked = webhook_options(webhook_port, webhook_service, lease_namespace)
     asyncio.run(_run(file, context, options, serving, asked))
+
+
+def _serving(
+    host: str, port: int | None, credentials: Path | None, tls: Tls | None
+) -> ClusterApiOptions | None:
+    from unbroken.cluster_api.driver import ClusterApiOptions
+
+    return None if port is None else ClusterApiOptions(credentials, host, port, tls)
 
 
 def _metrics(host: str, port: int | None) -> MetricsPlace | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -10,13 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from unbroken.embedded import state
+from unbroken.errors import SpecError
 
+from .cluster_place import KEY_ID, REGION, SECRET, TOKEN, key_of
 from .place import DEFAULT, Directory, Form, Output, resolve
-from .show import print_json
+from .show import note, print_json
 
 if TYPE_CHECKING:
     from lightkube.resources.core_v1 import Node, Pod
 
+VARIABLES = {"accessKeyId": KEY_ID, "secretAccessKey": SECRET, "sessionToken": TOKEN}
+"""Environment variables of the aws CLI."""
 NOT_RUNNING = 3
 """Exit status, as that of `systemctl status` for a stopped unit."""
 
@@ -31,13 +36,25 @@ def command(
     report: dict[str, Any] = {"directory": str(paths.directory), "running": found is not None}
     if found is not None:
         report.update(pid=found.pid, url=found.url, kubeconfig=found.kubeconfig, since=found.since)
-        report.update(clusterApi=found.cluster_api, metrics=found.metrics)
+        report.update(clusterApi=found.cluster_api, clusterApiCredentials=_credentials(found))
+        report.update(metrics=found.metrics)
         report["nodes"] = asyncio.run(_nodes(found.kubeconfig))
     if output is Output.JSON:
         print_json(report)
     else:
         _show(report)
     raise typer.Exit(0 if found is not None else NOT_RUNNING)
+
+
+def _credentials(found: state.State) -> dict[str, str] | None:
+    """The key of the cluster API; None, and a line on standard error, where it cannot be read."""
+    try:
+        key = key_of(found)
+    except SpecError as error:
+        note(str(error))
+        return None
+    token = {"sessionToken": key.token} if key.token else {}
+    return {"accessKeyId": key.key_id, "secretAccessKey": key.secret, **token}
 
 
 async def _nodes(kubeconfig: str) -> list[dict[str, Any]]:
@@ -76,6 +93,9 @@ def _show(report: dict[str, Any]) -> None:
     print(f"cluster of {report['directory']} runs (pid {report['pid']}) at {report['url']}")
     print(f"export KUBECONFIG={report['kubeconfig']}")
     print(f"export AWS_ENDPOINT_URL_SAGEMAKER={report['clusterApi']}")
+    print(f"export AWS_DEFAULT_REGION={REGION}")
+    for name, value in (report["clusterApiCredentials"] or {}).items():
+        print(f"export {VARIABLES[name]}={shlex.quote(value)}")
     print(f"metrics: {report['metrics']}")
     table = Table(box=None, pad_edge=False)
     for title in ("NODE", "READY", "PODS", "CPU", "MEMORY", "GPU"):

@@ -89,8 +89,9 @@ ClusterApiCredentials = Annotated[
     typer.Option(
         "--cluster-api-credentials",
         metavar="FILE",
-        help="Keys that may call the cluster API, in the form of ~/.aws/credentials.",
-        show_default="nobody is asked",
+        help="File of the keys that may call the cluster API, in the form of ~/.aws/credentials; "
+        "'' for the cluster's own.",
+        show_default="DIR/cluster-api-credentials, made at the first start",
     ),
 ]
 MetricsPort = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 from yarl import URL
 
 from unbroken.errors import PeerError, SpecError, UnbrokenError, WorldError
-from unbroken.kube.clock import wall
+from unbroken.kube.clock import entropy, wall
 
 from .server import CONTENT_TYPE, TARGET_PREFIX
 from .signatures import Credential, Message, sign
@@ -30,15 +31,16 @@ class Refused(SpecError):
 
 
 class Client:
-    """Calls to one server; a credential signs them."""
+    """Calls to one server, signed by a credential."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, credential: Credential | None, region: str
+        self, session: aiohttp.ClientSession, url: str, credential: Credential, region: str
     ) -> None:
         self._session = session
         self._url = URL(url).with_path("/")
         self._credential = credential
         self._region = region
+        self._random = entropy()
 
     async def call(self, operation: str, body: Mapping[str, Any]) -> Object:
         """The answer of an operation; Refused, or WorldError where trying again may help."""
@@ -47,12 +49,14 @@ class Client:
             "host": self._url.authority,
             "content-type": CONTENT_TYPE,
             "x-amz-target": f"{TARGET_PREFIX}{operation}",
+            # Makes each signature another one: equal calls within a second are not a replay.
+            "amz-sdk-invocation-id": f"{self._random.getrandbits(128):032x}",
         }
-        if self._credential is not None:
-            message = Message("POST", "/", "", headers, data)
-            headers = sign(message, self._credential, self._region, wall())
+        message = Message("POST", "/", "", headers, data)
+        headers = sign(message, self._credential, self._region, wall())
+        post = self._session.post(self._url, data=data, headers=headers, allow_redirects=False)
         try:
-            async with self._session.post(self._url, data=data, headers=headers) as response:
+            async with post as response:
                 return _read(response.status, await response.read())
         except (aiohttp.ClientError, TimeoutError) as error:
             text = f"no answer from the cluster API at {self._url}: {str(error) or 'time-out'}"
@@ -91,13 +95,23 @@ def _refusal(status: int, found: Object) -> UnbrokenError:
 
 
 @asynccontextmanager
-async def connected(url: str, credential: Credential | None, region: str) -> AsyncIterator[Client]:
-    """A client for the time of the block; SpecError for an address that is none."""
+async def connected(
+    url: str, credential: Credential, region: str, ca_bundle: str = ""
+) -> AsyncIterator[Client]:
+    """A client for the time of the block; `ca_bundle` is a file of certificates to trust.
+
+    SpecError for an address or a file that cannot be used.
+    """
     try:
         is_usable = URL(url).scheme in ("http", "https") and bool(URL(url).host)
     except ValueError:
         is_usable = False
     if not is_usable:
         raise SpecError(f"{url!r} is no address; write it as http://127.0.0.1:8080")
-    async with aiohttp.ClientSession(timeout=TIMEOUT) as session:
+    try:
+        tls = ssl.create_default_context(cafile=ca_bundle or None)
+    except (OSError, ssl.SSLError) as error:
+        raise SpecError(f"cannot read the certificates in {ca_bundle}: {error}") from error
+    connector = aiohttp.TCPConnector(ssl=tls)
+    async with aiohttp.ClientSession(timeout=TIMEOUT, connector=connector) as session:
         yield Client(session, url, credential, region)

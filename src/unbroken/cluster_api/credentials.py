@@ -12,6 +12,11 @@ from .signatures import Credential
 KEY, SECRET, TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 
 
+def credentials_text(credential: Credential) -> str:
+    """The content of a file with one key, as `read_credentials` takes it."""
+    return f"[default]\n{KEY} = {credential.key_id}\n{SECRET} = {credential.secret}\n"
+
+
 def read_credentials(path: Path) -> dict[str, Credential]:
     """Credentials by key id; SpecError where the file has none or cannot be read.
 

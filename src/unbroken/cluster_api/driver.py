@@ -1,8 +1,12 @@
-"""Runs the cluster API: sockets, the clock, random ids."""
+"""Runs the cluster API: sockets, TLS, the clock, random ids."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 import secrets
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,44 +14,70 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.client import KubeClient
-from unbroken.kube.clock import wall
+from unbroken.kube.clock import pause, wall
 
 from .calls import Around
 from .credentials import read_credentials
+from .listener import InUse, Listener
+from .replays import UsedSignatures
 from .server import Service, application
 from .store import Store
 
+log = logging.getLogger(__name__)
+
 CLOSING_SECONDS = 2.0
+IDLE_SECONDS = 10.0
+"""Until a connection without a whole request head is closed; boto3 opens another one."""
+LINGERING_SECONDS = 1.0
+"""How long the rest of a refused request is read, so that its client sees the refusal."""
+CERTIFICATE_SECONDS = 10.0
+"""Between two looks at the files of the certificate, which may be renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM; the certificate's with the chain of its issuers."""
+
+    certificate: Path
+    key: Path
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterApiOptions:
     """Where the cluster API listens, and whom it lets in."""
 
+    credentials: Path | None
+    """File of keys, in the form of ~/.aws/credentials; None is refused."""
     host: str = "127.0.0.1"
     port: int = 0
     """0: any that is free."""
-    credentials: Path | None = None
-    """File of keys; None: who reaches the loopback address may do everything."""
+    tls: Tls | None = None
+    """None: plain HTTP."""
     region: str = "us-west-2"
     account: str = "000000000000"
-    """Of the ARNs of clusters, where a request does not say."""
+    """Account of the ARNs of clusters whose ExecutionRole names none."""
 
 
 @asynccontextmanager
 async def serve_cluster_api(client: KubeClient, options: ClusterApiOptions) -> AsyncIterator[str]:
     """Serve the cluster API during the block; its address, as `--endpoint-url` takes it.
 
-    SpecError where it would let anybody in, WorldError where it cannot listen.
+    SpecError for credentials or a certificate that cannot be used, WorldError where it cannot
+    listen.
     """
-    credentials = read_credentials(options.credentials) if options.credentials else None
-    if credentials is None and not _is_loopback(options.host):
+    if options.credentials is None:
         raise SpecError(
-            f"the cluster API at {options.host} needs credentials: --cluster-api-credentials FILE"
+            "the cluster API needs credentials: write [default], aws_access_key_id = ... and "
+            "aws_secret_access_key = ... to a file of mode 0600 and name it with "
+            "--cluster-api-credentials FILE"
         )
+    credentials = read_credentials(options.credentials)
+    if options.tls is None and not _is_loopback(options.host):
+        log.warning("cluster_api_tls=no host=%s: captured requests can be read", options.host)
     around = Around(
         Store(client),
         wall,
@@ -55,21 +85,104 @@ async def serve_cluster_api(client: KubeClient, options: ClusterApiOptions) -> A
         options.region,
         options.account,
     )
+    service = Service(around, credentials, UsedSignatures(wall()))
+    async with _certificate(options.tls) as tls, _listening(service, options, tls) as address:
+        yield address
+
+
+@asynccontextmanager
+async def _listening(
+    service: Service, options: ClusterApiOptions, tls: ssl.SSLContext | None
+) -> AsyncIterator[str]:
+    in_use = InUse()
     runner = web.AppRunner(
-        application(Service(around, credentials)), access_log=None, shutdown_timeout=CLOSING_SECONDS
+        application(service, in_use.serving),
+        access_log=None,
+        logger=_http_log(),
+        shutdown_timeout=CLOSING_SECONDS,
+        keepalive_timeout=IDLE_SECONDS,
+        lingering_time=LINGERING_SECONDS,
+        auto_decompress=False,
     )
     await runner.setup()
+    assert runner.server is not None
     try:
-        site = web.TCPSite(runner, options.host, options.port)
-        try:
-            await site.start()
-        except OSError as error:
-            text = f"the cluster API cannot listen on {options.host}:{options.port}: {error}"
-            raise WorldError(text) from error
-        host, port = runner.addresses[0][:2]
-        yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        async with contextlib.AsyncExitStack() as stack:
+            listening = Listener(runner.server, in_use, tls).listening(options.host, options.port)
+            try:
+                host, port = await stack.enter_async_context(listening)
+            except OSError as error:
+                text = f"the cluster API cannot listen on {options.host}:{options.port}: {error}"
+                raise WorldError(text) from error
+            scheme = "http" if tls is None else "https"
+            yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def _certificate(files: Tls | None) -> AsyncIterator[ssl.SSLContext | None]:
+    """The certificate, loaded again whenever its files change.  SpecError."""
+    if files is None:
+        yield None
+        return
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load(tls, files)
+    renewing = asyncio.ensure_future(_renew(tls, files))
+    try:
+        yield tls
+    finally:
+        renewing.cancel()
+        await asyncio.wait({renewing})
+
+
+def _load(tls: ssl.SSLContext, files: Tls) -> None:
+    try:
+        # First on trial: a pair that does not fit would spoil the context in use.
+        for one in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), tls):
+            # A key with a password would ask for it at the terminal.
+            one.load_cert_chain(files.certificate, files.key, lambda: "")
+    except (OSError, ssl.SSLError, ValueError) as error:
+        raise SpecError(
+            f"cannot use the certificate {files.certificate} with the key {files.key}: {error}"
+        ) from error
+
+
+async def _renew(tls: ssl.SSLContext, files: Tls) -> None:
+    loaded = _times(files)
+    while True:
+        await pause(CERTIFICATE_SECONDS)
+        found = _times(files)
+        if found == loaded:
+            continue
+        try:
+            _load(tls, files)
+        except SpecError as error:
+            # Both files are written, one after the other; the old pair goes on until both are.
+            log.warning('certificate=%s loaded=no reason="%s"', files.certificate, error)
+            continue
+        loaded = found
+        log.info("certificate=%s loaded=yes", files.certificate)
+
+
+def _times(files: Tls) -> tuple[int, ...]:
+    try:
+        return tuple(one.stat().st_mtime_ns for one in (files.certificate, files.key))
+    except OSError:
+        return ()  # they are being replaced
+
+
+def _http_log() -> logging.Logger:
+    """The log of the HTTP server, without a traceback for each stranger who speaks no HTTP."""
+    found = logging.getLogger(f"{__name__}.http")
+    if not found.filters:
+        found.addFilter(_is_ours)
+    return found
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _is_loopback(host: str) -> bool:

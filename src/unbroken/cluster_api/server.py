@@ -1,16 +1,16 @@
 """The cluster API over HTTP: AWS's JSON 1.1 protocol (reference section 1.1).
 
-Every call is `POST /` with the operation in X-Amz-Target.  Where no credentials are configured the
-server takes any signature; it then answers only requests that name this machine as their host, for
-a web page in a browser here could otherwise send some.
+Every call is `POST /` with the operation in X-Amz-Target, signed with Signature Version 4.  Nothing
+of a request is acted on that its signature does not cover.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any
 
 import msgspec
@@ -21,17 +21,24 @@ from unbroken.errors import UnbrokenError
 from .calls import Around, Call, Object
 from .errors import ApiError, not_offered
 from .operations import HANDLERS
+from .replays import UsedSignatures
 from .shapes import schema
-from .signatures import AUTHORIZATION, Credential, Message, verify
+from .signatures import Claim, Credential, Message, admit, headers_of, verify_body
 from .validation import check
 
 log = logging.getLogger(__name__)
 
 TARGET_PREFIX = "SageMaker."
 CONTENT_TYPE = "application/x-amz-json-1.1"
+HEALTH_PATH = "/healthz"
+"""Answered to anybody, for the probe of a kubelet."""
 BODY_BYTES = 1 << 20
 """A hundred instance groups of a CreateCluster, with all that they may say, take less."""
+BODY_SECONDS = 10.0
+"""Until the whole body of a request must be here."""
 REQUEST_ID_DIGITS = 32
+KEPT_OPEN = (200, 400)
+"""Statuses after which a connection may be used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,87 +46,119 @@ class Service:
     """What the server needs."""
 
     around: Around
-    credentials: Mapping[str, Credential] | None
-    """By key id; None: signatures are not looked at."""
+    credentials: Mapping[str, Credential]
+    """By key id."""
+    used: UsedSignatures
 
 
-def application(service: Service) -> web.Application:
+Serving = Callable[[web.Request], AbstractContextManager[None]]
+"""Keeps the connection of a verified request open while it is answered."""
+
+
+def application(service: Service, serving: Serving) -> web.Application:
     """The server's routes."""
     app = web.Application(client_max_size=BODY_BYTES)
 
     async def answer(request: web.Request) -> web.Response:
-        return await _answer(service, request)
+        return await _answer(service, serving, request)
 
+    async def healthy(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    app.router.add_get(HEALTH_PATH, healthy)
     app.router.add_route("*", "/{path:.*}", answer)
     return app
 
 
-async def _answer(service: Service, request: web.Request) -> web.Response:
+async def _answer(service: Service, serving: Serving, request: web.Request) -> web.Response:
     id = service.around.new_hex(REQUEST_ID_DIGITS)
     status, body = 200, b""
     try:
-        body = msgspec.json.encode(await _call(service, request))
+        body = msgspec.json.encode(await _call(service, serving, request))
     except ApiError as error:
         status, body = error.status, _error(error.code, error.message)
     except web.HTTPRequestEntityTooLarge:
         text = f"The request is larger than {BODY_BYTES} bytes"
         status, body = 413, _error("RequestEntityTooLargeException", text)
+    except (web.RequestPayloadError, ConnectionError) as error:
+        log.info('request=%s reason="the body broke off: %s"', id, error)
+        status, body = 400, _error("IncompleteBody", "The body is not as its headers say")
     except UnbrokenError as error:
         # The Kubernetes API did not answer as it should; clients try again.
         log.warning('request=%s reason="%s"', id, error)
         status, body = 503, _error("ServiceUnavailable", f"Try again: {error}")
     except Exception:
-        log.exception("request=%s target=%s", id, request.headers.get("X-Amz-Target", "")[:100])
+        log.exception("request=%s", id)
         status, body = 500, _error("InternalFailure", f"Request {id} met an error of ours")
     headers = {"x-amzn-RequestId": id, "Content-Type": CONTENT_TYPE}
-    return web.Response(status=status, body=body, headers=headers)
+    response = web.Response(status=status, body=body, headers=headers)
+    if status not in KEPT_OPEN:
+        response.force_close()
+    return response
 
 
 def _error(code: str, message: str) -> bytes:
     return msgspec.json.encode({"__type": code, "message": message})
 
 
-async def _call(service: Service, request: web.Request) -> Object:
-    if request.method != "POST" or request.path != "/":
-        raise ApiError("UnknownOperationException", "Every operation is POST /", 404)
-    if request.content_type != CONTENT_TYPE:
-        text = f"Content-Type must be {CONTENT_TYPE}"
-        raise ApiError("UnsupportedMediaTypeException", text, 415)
-    body = await request.read()
-    region = _who(service, request, body)
-    operation = _operation(request.headers.get("X-Amz-Target", ""))
+async def _call(service: Service, serving: Serving, request: web.Request) -> Object:
+    _check_target(request)
+    headers = headers_of(request.headers.items())
+    _check_content(headers)
+    claim = admit(headers, service.credentials, service.around.now())
+    body = await _body(request)
+    message = Message(request.method, "/", "", headers, body)
+    verify_body(message, claim, service.credentials[claim.key_id])
+    operation = _operation(headers["x-amz-target"])
     value = _decoded(body)
     check(schema(), operation, value)
-    handler = HANDLERS.get(operation)
-    if handler is None:
+    if operation not in HANDLERS:
         raise not_offered(operation)
-    return await handler(Call(service.around, value, region))
+    with serving(request):
+        return await _carried_out(service, claim, operation, value)
 
 
-def _who(service: Service, request: web.Request, body: bytes) -> str:
-    """The region that the request is signed for; ApiError where it may not come in."""
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    if service.credentials is not None:
-        message = Message(request.method, request.path, request.query_string, headers, body)
-        claim = verify(message, service.credentials, service.around.now())
-        return claim.region or service.around.region
-    if not is_local(headers.get("host", "")):
-        text = "Without credentials only requests to a loopback address are answered"
-        raise ApiError("AccessDeniedException", text, 403)
-    found = AUTHORIZATION.fullmatch(headers.get("authorization", "").strip())
-    parts = found[1].split("/") if found is not None else []
-    is_usable = len(parts) >= 5 and parts[-3].replace("-", "").isalnum() and parts[-3].islower()
-    return parts[-3] if is_usable else service.around.region
-
-
-def is_local(host: str) -> bool:
-    """Whether the host of a request, with or without its port, is this machine's loopback."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    name = name.strip("[]")
+async def _carried_out(
+    service: Service, claim: Claim, operation: str, value: Mapping[str, Any]
+) -> Object:
+    service.used.take(operation, claim, service.around.now())
     try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
+        return await HANDLERS[operation](Call(service.around, value, claim.region))
+    except BaseException:
+        service.used.give_back(operation, claim)
+        raise
+
+
+def _check_target(request: web.Request) -> None:
+    """Refuse every method and address but `POST /`.
+
+    An address may hide things that no signature covers: a query, escapes, another host.
+    """
+    path, mark, _ = request.raw_path.partition("?")
+    if request.method != "POST" or path != "/":
+        raise ApiError("UnknownOperationException", "Every operation is POST /", 404)
+    if mark:
+        text = "Requests are signed in the Authorization header; a query is not taken"
+        raise ApiError("MalformedQueryString", text)
+
+
+def _check_content(headers: Mapping[str, str]) -> None:
+    content_type = headers.get("content-type", "").partition(";")[0].strip()
+    if content_type.lower() != CONTENT_TYPE:
+        text = f"Content-Type must be {CONTENT_TYPE}"
+        raise ApiError("UnsupportedMediaTypeException", text, 415)
+    if "content-encoding" in headers:
+        text = "Content-Encoding is not taken: send the body as it was signed"
+        raise ApiError("UnsupportedMediaTypeException", text, 415)
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError as error:
+        text = f"The body was not here within {BODY_SECONDS:.0f} s"
+        raise ApiError("RequestTimeoutException", text, 408) from error
 
 
 def _operation(target: str) -> str:
@@ -132,7 +171,7 @@ def _operation(target: str) -> str:
 def _decoded(body: bytes) -> Any:
     try:
         return _pruned(msgspec.json.decode(body or b"{}"))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ApiError("SerializationException", f"The body is no JSON: {error}") from error
 
 

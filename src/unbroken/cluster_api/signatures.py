@@ -1,7 +1,10 @@
-"""Signature Version 4: who sent a request, and that nobody has changed it.  Pure.
+"""Signature Version 4: prove who sent a request and that nobody has changed it.  Pure.
 
-Source: AWS "Signature Version 4 signing process", header signing.  The client's part (`sign`) is
-for our own commands and for tests; real clients are the aws CLI and boto3.
+Source: AWS "Signature Version 4 signing process", header signing.  `sign` is for our own commands
+and for tests; other clients are the aws CLI and boto3.
+
+A server must act only on what was signed.  So every header that is signed or read here may occur
+once, holds printable ASCII, and is read from the mapping that was verified.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,8 +25,19 @@ SERVICE = "sagemaker"
 SKEW_SECONDS = 300
 """AWS takes a request whose clock is that far off."""
 DATE_FORMAT = "%Y%m%dT%H%M%SZ"
+STAMP = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 NEEDED = ("host", "x-amz-date", "x-amz-target")
-"""Headers that must be signed: where to, when, and what."""
+"""Headers that must be signed: the server, the time and the operation."""
+CONTENT_HASH, SECURITY_TOKEN = "x-amz-content-sha256", "x-amz-security-token"
+READ = frozenset(
+    {"authorization", "content-encoding", "content-type", CONTENT_HASH, SECURITY_TOKEN, *NEEDED}
+)
+"""Headers that the server reads; a request with two of one name is refused."""
+PRINTABLE = re.compile(r"[\t\x20-\x7e]*")
+HEADER_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
+REGION = re.compile(r"[a-z0-9]+(-[a-z0-9]+){0,5}")
+"""Becomes a part of ARNs.  Any region may be named: this server stands for all of them."""
+REGION_CHARACTERS = 32
 AUTHORIZATION = re.compile(
     rf"{ALGORITHM} +Credential=([^,\s]+), *SignedHeaders=([^,\s]+), *Signature=([0-9a-f]{{64}})"
 )
@@ -30,7 +45,7 @@ AUTHORIZATION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A key that may call; `token` is of temporary ones."""
+    """A key that may call; temporary keys have a `token` as well."""
 
     key_id: str
     secret: str
@@ -58,6 +73,8 @@ class Claim:
     service: str
     signed: tuple[str, ...]
     signature: str
+    at: float
+    """Time of the signature by the client's clock, in seconds since the epoch."""
 
     @property
     def scope(self) -> str:
@@ -65,40 +82,68 @@ class Claim:
         return f"{self.date}/{self.region}/{self.service}/aws4_request"
 
 
+def headers_of(items: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Headers by lower-case name, without repeated ones that nobody signed or reads.
+
+    ApiError for a header that is read but repeated, and for one that is not printable ASCII.
+    """
+    found: dict[str, str] = {}
+    repeated = set()
+    for name, value in items:
+        lower = name.lower()
+        if lower in found:
+            repeated.add(lower)
+        found[lower] = value
+    for name in sorted(READ & found.keys()):
+        if name in repeated:
+            raise _wrong(f"The header {name} must be sent once")
+        if PRINTABLE.fullmatch(found[name]) is None:
+            raise _wrong(f"The header {name} must hold printable ASCII only")
+    # A signed header that was repeated is then missing, and its request refused.
+    return {name: value for name, value in found.items() if name not in repeated}
+
+
 def verify(message: Message, credentials: Mapping[str, Credential], now: float) -> Claim:
     """Who signed the request; `credentials` by key id, `now` in seconds since the epoch.
 
     ApiError as AWS would answer, without a hint at what the right signature is.
     """
-    claim = read(message.headers)
+    claim = admit(message.headers, credentials, now)
+    verify_body(message, claim, credentials[claim.key_id])
+    return claim
+
+
+def admit(headers: Mapping[str, str], credentials: Mapping[str, Credential], now: float) -> Claim:
+    """Check what can be checked before the body is read: key, scope and time.  ApiError."""
+    claim = read(headers)
     known = credentials.get(claim.key_id)
     if known is None:
-        raise ApiError(
-            "UnrecognizedClientException",
-            "The security token included in the request is invalid.",
-            403,
-        )
-    at = _signed_at(message.headers, claim)
-    # A claim's own date and region are signed with; that they fit is checked first.
-    wanted = _signature(message, claim, known.secret)
+        raise _unknown()
+    token = headers.get(SECURITY_TOKEN, "")
+    if not hmac.compare_digest(token.encode(), known.token.encode()):
+        raise _unknown()
+    if abs(now - claim.at) > SKEW_SECONDS:
+        said = datetime.fromtimestamp(claim.at, UTC).strftime(DATE_FORMAT)
+        ours = datetime.fromtimestamp(now, UTC).strftime(DATE_FORMAT)
+        word = "expired" if claim.at < now else "not yet current"
+        raise _wrong(f"Signature {word}: {said} is more than {SKEW_SECONDS} s off {ours}")
+    return claim
+
+
+def verify_body(message: Message, claim: Claim, credential: Credential) -> None:
+    """Check the signature over headers and body.  ApiError."""
+    wanted = _signature(message, claim, credential.secret)
     if not hmac.compare_digest(wanted, claim.signature):
         raise _wrong(
             "The request signature we calculated does not match the signature you provided. "
             "Check your AWS Secret Access Key and signing method."
         )
-    if abs(now - at) > SKEW_SECONDS:
-        said = datetime.fromtimestamp(at, UTC).strftime(DATE_FORMAT)
-        ours = datetime.fromtimestamp(now, UTC).strftime(DATE_FORMAT)
-        word = "expired" if at < now else "not yet current"
-        raise _wrong(f"Signature {word}: {said} is more than {SKEW_SECONDS} s off {ours}")
-    token = message.headers.get("x-amz-security-token", "")
-    if not hmac.compare_digest(token.encode(), known.token.encode()):
-        raise ApiError(
-            "UnrecognizedClientException",
-            "The security token included in the request is invalid.",
-            403,
+    said = message.headers.get(CONTENT_HASH)
+    if said is not None and said != hashlib.sha256(message.body).hexdigest():
+        raise _wrong(
+            f"{CONTENT_HASH} must be the SHA-256 of the body: neither unsigned nor streamed "
+            "payloads are taken"
         )
-    return claim
 
 
 def read(headers: Mapping[str, str]) -> Claim:
@@ -118,14 +163,26 @@ def read(headers: Mapping[str, str]) -> Claim:
             403,
         )
     date, region, service = parts[-4:-1]
-    claim = Claim("/".join(parts[:-4]), date, region, service, tuple(found[2].split(";")), found[3])
-    missing = [name for name in NEEDED if name not in claim.signed]
-    absent = [name for name in claim.signed if name not in headers]
-    if missing or absent:
-        raise _wrong(f"These headers must be signed and sent: {', '.join((*missing, *absent))}")
+    signed = tuple(found[2].split(";"))
+    _check_signed(signed, headers)
     if service != SERVICE:
         raise _wrong(f"Credential should be scoped to correct service: '{SERVICE}'.")
-    return claim
+    if len(region) > REGION_CHARACTERS or REGION.fullmatch(region) is None:
+        raise _wrong("Credential should be scoped to a valid region, such as us-west-2.")
+    at = _signed_at(headers["x-amz-date"], date)
+    return Claim("/".join(parts[:-4]), date, region, service, signed, found[3], at)
+
+
+def _check_signed(signed: tuple[str, ...], headers: Mapping[str, str]) -> None:
+    if list(signed) != sorted(set(signed)) or not all(map(HEADER_NAME.fullmatch, signed)):
+        raise _wrong("SignedHeaders must be names in lower case, sorted, each once")
+    missing = [name for name in NEEDED if name not in signed]
+    absent = [name for name in signed if name not in headers]
+    if missing or absent:
+        names = ", ".join((*missing, *absent))
+        raise _wrong(f"These headers must be signed and sent, each once: {names}")
+    if not all(PRINTABLE.fullmatch(headers[name]) for name in signed):
+        raise _wrong("Signed headers must hold printable ASCII only")
 
 
 def sign(message: Message, credential: Credential, region: str, now: float) -> dict[str, str]:
@@ -135,7 +192,7 @@ def sign(message: Message, credential: Credential, region: str, now: float) -> d
     if credential.token:
         headers["x-amz-security-token"] = credential.token
     signed = tuple(sorted(headers))
-    claim = Claim(credential.key_id, stamp[:8], region, SERVICE, signed, "")
+    claim = Claim(credential.key_id, stamp[:8], region, SERVICE, signed, "", now)
     full = Message(message.method, message.path, message.query, headers, message.body)
     signature = _signature(full, claim, credential.secret)
     headers["authorization"] = (
@@ -145,23 +202,25 @@ def sign(message: Message, credential: Credential, region: str, now: float) -> d
     return headers
 
 
-def _signed_at(headers: Mapping[str, str], claim: Claim) -> float:
-    stamp = headers["x-amz-date"]
-    try:
-        at = datetime.strptime(stamp, DATE_FORMAT).replace(tzinfo=UTC)
-    except ValueError as error:
+def _signed_at(stamp: str, date: str) -> float:
+    """Seconds since the epoch."""
+    found = None
+    if STAMP.fullmatch(stamp) is not None:
+        with suppress(ValueError):
+            found = datetime.strptime(stamp, DATE_FORMAT).replace(tzinfo=UTC)
+    if found is None:
         raise ApiError(
             "IncompleteSignatureException",
             f"Date must be in ISO-8601 'basic format'. Got '{stamp[:40]}'.",
             403,
-        ) from error
-    if stamp[:8] != claim.date:
+        )
+    if stamp[:8] != date:
         raise _wrong("Date in Credential scope does not match YYYYMMDD from the date of the header")
-    return at.timestamp()
+    return found.timestamp()
 
 
 def _signature(message: Message, claim: Claim, secret: str) -> str:
-    # Only one path and no query are served, so neither needs more than it came with.
+    # The server takes the path / without a query only, so neither needs to be normalized.
     lines = [f"{name}:{' '.join(message.headers[name].split())}" for name in claim.signed]
     canonical = "\n".join(
         (
@@ -175,6 +234,11 @@ def _signature(message: Message, claim: Claim, secret: str) -> str:
     for part in (claim.date, claim.region, claim.service, "aws4_request"):
         key = hmac.digest(key, part.encode(), "sha256")
     return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def _unknown() -> ApiError:
+    text = "The security token included in the request is invalid."
+    return ApiError("UnrecognizedClientException", text, 403)
 
 
 def _wrong(message: str) -> ApiError:

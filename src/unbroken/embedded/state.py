@@ -58,7 +58,7 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     cluster_api_port: int = 0
     """Of the cluster API on the loopback address; 0: any."""
     cluster_api_credentials: str = ""
-    """File of the keys that may call it; empty: nobody is asked for one."""
+    """File of the keys that may call it; empty: DIR/cluster-api-credentials, which `up` makes."""
     metrics_port: int = 0
     """Where Prometheus reads metrics, on the loopback address; 0: any."""
 
@@ -83,6 +83,8 @@ class State(msgspec.Struct, frozen=True):
     """Address of the cluster API, as `--endpoint-url` of the aws CLI takes it."""
     metrics: str = ""
     """Where Prometheus reads them; empty: of an earlier version."""
+    cluster_api_credentials: str = ""
+    """File of the keys that may call the cluster API; empty: of an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Paths:
     nodes: Path = field(init=False)
     logs: Path = field(init=False)
     kubeconfig: Path = field(init=False)
+    cluster_api_credentials: Path = field(init=False)
 
     def __post_init__(self) -> None:
         for name, file in (
@@ -107,6 +110,7 @@ class Paths:
             ("nodes", "nodes"),
             ("logs", "logs"),
             ("kubeconfig", "kubeconfig"),
+            ("cluster_api_credentials", "cluster-api-credentials"),
         ):
             object.__setattr__(self, name, self.directory / file)
 

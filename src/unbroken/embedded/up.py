@@ -13,7 +13,6 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import msgspec
 
@@ -34,6 +33,7 @@ from unbroken.observe.server import serving_metrics
 
 from . import networks, pytorchjobs
 from .admissions import ADMISSIONS
+from .cluster_keys import credentials_file
 from .controllers import ControllerOptions, run_controllers
 from .machine_objects import MachineRequests
 from .machine_options import maker
@@ -98,9 +98,11 @@ async def _run_parts(
     started = process_started(os.getpid())
     assert started is not None
     informers = Informers(client)
+    keys = credentials_file(paths, options)
+    cluster_api = ClusterApiOptions(keys, port=options.cluster_api_port)
     try:
         async with (
-            serve_cluster_api(client, _cluster_api(options)) as address,
+            serve_cluster_api(client, cluster_api) as address,
             serving_metrics(metrics.registry, "127.0.0.1", options.metrics_port) as told_at,
             asyncio.TaskGroup() as parts,
         ):
@@ -108,6 +110,7 @@ async def _run_parts(
                 *(os.getpid(), started, server.url, str(server.kubeconfig), wall()),
                 cluster_api=address,
                 metrics=told_at,
+                cluster_api_credentials=str(keys),
             )
             first = [parts.create_task(informers.run())]
             await definitions.install(client)
@@ -128,13 +131,6 @@ async def _run_parts(
                 task.cancel()
     finally:
         await client.close()
-
-
-def _cluster_api(options: ClusterOptions) -> ClusterApiOptions:
-    keys = options.cluster_api_credentials
-    return ClusterApiOptions(
-        port=options.cluster_api_port, credentials=Path(keys) if keys else None
-    )
 
 
 async def _start_machines(
