@@ -30,7 +30,8 @@ from unbroken.wire.agent_codec import decode_report
 from unbroken.wire.observation import CollectCommand, Evidence
 
 MARK = "UNBROKEN_TEST_AGENT"
-TOKEN = "a-token-for-tests"
+KEY = bytes(range(32))
+TOKEN = KEY.hex()
 
 
 class Drain:
@@ -149,11 +150,11 @@ def running(
 ) -> Iterator[Running]:
     """Start an agent; at the end nothing of it may live."""
     mark = uuid.uuid4().hex
-    token = directory / "token"
-    token.write_text(TOKEN + "\n")
+    key = directory / "key"
+    key.write_text(KEY.hex() + "\n")
     logs = directory / "logs"
     base = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
-    auth = {} if "UNBROKEN_AGENT_AUTH" in environ else {"UNBROKEN_AGENT_TOKEN_FILE": str(token)}
+    auth = {} if "UNBROKEN_AGENT_AUTH" in environ else {"UNBROKEN_AGENT_KEY_FILE": str(key)}
     own = (
         *(sys.executable, "-m", "unbroken.agent"),
         *("--server-host", "127.0.0.1", "--server-port", "0", "--rdzv-id", "job"),

@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 from running import SLEEPER, Running, linked, program, running, start, stop
 
-from unbroken.agent.main import read_token
+from unbroken.agent.main import read_key
 from unbroken.errors import SpecError
 from unbroken.wire.agent import AgentState
 
@@ -229,7 +229,7 @@ def test_without_the_token_nothing_is_said_or_done(agent: Running, headers: dict
     asyncio.run(link())
 
 
-def test_workers_do_not_learn_the_token_and_get_torchruns_variables(tmp_path: Path) -> None:
+def test_workers_do_not_learn_the_key_and_get_torchruns_variables(tmp_path: Path) -> None:
     text = "import json, os; print(json.dumps(dict(os.environ)))"
     path = program(tmp_path, text)
     with running(tmp_path, "--role", "trainer", path, HOME="/home/x") as agent:
@@ -293,26 +293,28 @@ def unbrokenrun(*arguments: str, **environ: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, check=False, env=base | environ)
 
 
-def test_without_a_token_it_does_not_start() -> None:
+def test_without_a_key_it_does_not_start() -> None:
     found = unbrokenrun("train.py")
     assert found.returncode == 2
-    assert "UNBROKEN_AGENT_TOKEN_FILE" in found.stderr
+    assert "UNBROKEN_AGENT_KEY_FILE" in found.stderr
     assert "UNBROKEN_AGENT_AUTH=none" in found.stderr
     assert len(found.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("content", "text"), [(None, "cannot read"), ("\n", "is empty")])
-def test_a_token_file_without_a_token_is_refused(
+@pytest.mark.parametrize(
+    ("content", "text"), [(None, "cannot read"), ("\n", "64 hexadecimal"), ("ab" * 31, "64 hexa")]
+)
+def test_a_key_file_without_a_key_is_refused(
     tmp_path: Path, content: str | None, text: str
 ) -> None:
-    path = tmp_path / "token"
+    path = tmp_path / "key"
     if content is not None:
         path.write_text(content)
     with pytest.raises(SpecError, match=text):
-        read_token({"UNBROKEN_AGENT_TOKEN_FILE": str(path), "UNBROKEN_AGENT_AUTH": "none"})
+        read_key({"UNBROKEN_AGENT_KEY_FILE": str(path), "UNBROKEN_AGENT_AUTH": "none"})
 
 
-def test_a_job_may_do_without_a_token(tmp_path: Path) -> None:
+def test_a_job_may_do_without_a_key(tmp_path: Path) -> None:
     path = program(tmp_path, SLEEPER)
     with running(tmp_path, path, UNBROKEN_AGENT_AUTH="none") as agent:
         assert agent.token is None

@@ -28,7 +28,7 @@ assert total.item() == int(os.environ["WORLD_SIZE"])
 names = ("RANK", "MASTER_PORT", "JOB_RESTART_COUNT", "GROUP_RANK")
 with open("ranks", "a") as file:
     print(*(os.environ[name] for name in names), file=file)
-assert "UNBROKEN_AGENT_TOKEN_FILE" not in os.environ
+assert "UNBROKEN_AGENT_KEY_FILE" not in os.environ
 dist.destroy_process_group()
 # At the end of an interpreter a thread of gloo may abort the process (worker/keepers.py): nobody
 # keeps it from torchrun's workers.

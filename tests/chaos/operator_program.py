@@ -11,6 +11,9 @@ from unbroken.controller.driver import OperatorOptions, run_operator
 from unbroken.controller.election import LeaderTerms
 from unbroken.kube.client import connect
 
+KEY = bytes(32)
+"""All operators of a cluster have the same."""
+
 
 async def main() -> None:
     """Run until SIGTERM."""
@@ -21,7 +24,8 @@ async def main() -> None:
         acts_in_outages=outages == "acts",
     )
     async with connect(kubeconfig, manager="unbroken-operator") as client:
-        running = asyncio.ensure_future(run_operator(client, None, OperatorOptions(terms=terms)))
+        options = OperatorOptions(terms=terms, key=KEY)
+        running = asyncio.ensure_future(run_operator(client, None, options))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
         await asyncio.wait([running])
         if not running.cancelled():

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from apiservers import Cluster
+from job_keys import MASTER
 from unbroken.controller.driver import OperatorOptions, run_operator
 from unbroken.controller.election import LeaderTerms
 from unbroken.controller.kinds import INCIDENTS, JOBS
@@ -94,9 +95,9 @@ class Place:
             raise AssertionError(f"not in time: {what} is still there") from None
 
     @asynccontextmanager
-    async def operator(self) -> AsyncIterator[None]:
+    async def operator(self, key: bytes = MASTER) -> AsyncIterator[None]:
         """An operator of this namespace's jobs, beside the block."""
-        options = OperatorOptions(self.namespace, LeaderTerms("operator", self.namespace))
+        options = OperatorOptions(self.namespace, LeaderTerms("operator", self.namespace), key=key)
         async with running(run_operator(self.client, None, options)):
             await self.until("leases/operator", lambda lease: lease["spec"]["holderIdentity"])
             yield

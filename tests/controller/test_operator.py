@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from typing import Any
 
 import pytest
 
 from controller.conftest import conditions, job
+from job_keys import MASTER, key_in, secret_of
+from unbroken.core.keys import job_key, job_secret_name
 
 Object = dict[str, Any]
 JOBS, PODS = "hyperpodpytorchjobs", "pods"
@@ -20,7 +21,14 @@ def pods(found: Object) -> dict[str, str]:
     return {one["metadata"]["name"]: one["metadata"]["uid"] for one in found["items"]}
 
 
-def test_a_job_gets_its_pods_and_its_token(place: Any) -> None:
+async def secret(here: Any) -> tuple[str, Object]:
+    """The Secret that the job's pods mount, by its path."""
+    names = {secret_of(pod) for pod in (await here.get(PODS))["items"]}
+    (name,) = names
+    return f"secrets/{name}", await here.until(f"secrets/{name}", bool)
+
+
+def test_a_job_gets_its_pods_and_its_key(place: Any) -> None:
     async def check() -> None:
         async with place() as here, here.operator():
             made = await here.post(JOBS, job())
@@ -29,50 +37,76 @@ def test_a_job_gets_its_pods_and_its_token(place: Any) -> None:
             status = await here.until(f"{JOBS}/lm", conditions)
             assert list(conditions(status)) == ["Created"]
             assert status["status"]["restartCount"] == 0
-            secret = await here.get("secrets/lm-agent")
-            assert secret["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
-            assert len(base64.b64decode(secret["data"]["token"])) >= 40
+            uid = made["metadata"]["uid"]
+            path, kept = await secret(here)
+            assert path == f"secrets/{job_secret_name(MASTER, 'lm', uid)}"
+            assert kept["metadata"]["ownerReferences"][0]["uid"] == uid
+            assert key_in(kept) == job_key(MASTER, uid)
             events = await here.until("events", lambda listed: listed["items"])
             assert events["items"][0]["involvedObject"]["name"] == "lm"
 
     asyncio.run(check())
 
 
-def test_a_restarted_operator_doubles_nothing_and_keeps_the_token(place: Any) -> None:
+def test_a_restarted_operator_doubles_nothing_and_derives_the_same_key(place: Any) -> None:
     async def check() -> None:
         async with place() as here:
             async with here.operator():
                 await here.post(JOBS, job())
                 before = await here.until(PODS, lambda listed: len(listed["items"]) == 2)
-                secret = await here.get("secrets/lm-agent")
+                kept = await secret(here)
             await here.delete(f"{PODS}/lm-pods-1", gracePeriodSeconds=0)
             async with here.operator():
                 after = await here.until(PODS, lambda listed: len(listed["items"]) == 2)
                 assert pods(after)["lm-pods-0"] == pods(before)["lm-pods-0"]
                 assert pods(after)["lm-pods-1"] != pods(before)["lm-pods-1"]
-                again = await here.get("secrets/lm-agent")
-                assert again["data"] == secret["data"]
+                assert await secret(here) == kept
 
     asyncio.run(check())
 
 
-def test_a_secret_that_somebody_removes_or_changes_comes_back_for_new_pods(place: Any) -> None:
+def test_a_secret_that_somebody_removes_comes_back_for_new_pods(place: Any) -> None:
     async def check() -> None:
-        async with place() as here, here.operator():
-            await here.post(JOBS, job())
-            await here.until(PODS, lambda listed: len(listed["items"]) == 2)
-            secret = await here.get("secrets/lm-agent")
-            await here.delete("secrets/lm-agent")
+        async with place() as here:
+            async with here.operator():
+                await here.post(JOBS, job())
+                await here.until(PODS, lambda listed: len(listed["items"]) == 2)
+                path, kept = await secret(here)
+            await here.delete(path)
             await here.delete(f"{PODS}/lm-pods-1", gracePeriodSeconds=0)
-            again = await here.until("secrets/lm-agent", lambda found: found)
-            assert again["data"] == secret["data"]
-            await here.merge("secrets/lm-agent", {"stringData": {"token": "another"}})
-            await here.delete(f"{PODS}/lm-pods-1", gracePeriodSeconds=0)
-            await here.until("secrets/lm-agent", lambda found: found["data"] == secret["data"])
-            await here.until(
-                "events",
-                lambda listed: "AgentTokenRestored" in [one["reason"] for one in listed["items"]],
-            )
+            async with here.operator():
+                again = await here.until(path, bool)
+                assert again["data"] == kept["data"]
+
+    asyncio.run(check())
+
+
+def test_pods_with_the_key_of_another_operator_are_replaced_once(place: Any) -> None:
+    """An operator of an older version made them, or one with another master key."""
+
+    async def check() -> None:
+        async with place() as here:
+            async with here.operator(bytes(32)):
+                await here.post(JOBS, job())
+                before = await here.until(PODS, lambda listed: len(listed["items"]) == 2)
+            async with here.operator():
+
+                def is_new(listed: Object) -> bool:
+                    return len(listed["items"]) == 2 and not set(pods(listed).values()) & old
+
+                old = set(pods(before).values())
+                after = await here.until(PODS, is_new)
+                assert key_in((await secret(here))[1]) != key_in(
+                    await here.get(f"secrets/{secret_of(before['items'][0])}")
+                )
+
+                def has_said(listed: Object) -> bool:
+                    reasons = [one["reason"] for one in listed["items"]]
+                    return reasons.count("AgentKeyUnknown") == 2
+
+                await here.until("events", has_said)
+            async with here.operator():
+                assert pods(await here.get(PODS)) == pods(after)
 
     asyncio.run(check())
 

@@ -13,6 +13,7 @@ import pytest
 
 from controller.trained_jobs import Job, Operator, is_alive, kill, until
 from e2e.clusters import Cluster
+from job_keys import secret_of
 
 pytestmark = pytest.mark.slow
 Start = Callable[..., Job]
@@ -63,10 +64,11 @@ def test_a_job_runs_loses_a_worker_and_completes(start: Start) -> None:
     status = job.object()["status"]
     assert status["restartCount"] == 1
     assert "done" in job.cluster.kubectl("logs", "lm-pods-0").stdout
-    for name in ("Secret/lm-agent", "incidents/lm-1"):
+    secret = f"Secret/{secret_of(job.cluster.get('pod', 'lm-pods-0'))}"
+    for name in (secret, "incidents/lm-1"):
         job.cluster.kubectl("get", name)
     job.cluster.kubectl("delete", "hyperpodpytorchjobs", "lm")
-    for name in ("Secret/lm-agent", "incidents/lm-1", "pod/lm-pods-0"):
+    for name in (secret, "incidents/lm-1", "pod/lm-pods-0"):
         job.cluster.wait(name, "delete")
 
 

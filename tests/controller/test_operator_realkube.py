@@ -14,6 +14,7 @@ from apiservers import CannotStartError, real_cluster
 from controller.realkube import SERVICES, Node, program
 from controller.trained_jobs import Job, Operator, is_alive, kill
 from e2e.clusters import Cluster
+from job_keys import secret_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 
@@ -69,6 +70,7 @@ def test_a_job_runs_and_recovers_on_a_real_control_plane(job: Job) -> None:
     assert job.object()["status"]["restartCount"] == 2
     said = job.cluster.kubectl("describe", "hyperpodpytorchjobs", "lm").stdout
     assert "hyperpod-pytorch-job-controller" in said
+    secret = secret_of(job.cluster.get("pod", "lm-pods-0"))
     job.cluster.kubectl("delete", "hyperpodpytorchjobs", "lm")
     job.cluster.wait("pod/lm-pods-0", "delete")
-    job.cluster.wait("secret/lm-agent", "delete")
+    job.cluster.wait(f"secret/{secret}", "delete")

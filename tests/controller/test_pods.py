@@ -9,17 +9,20 @@ import pytest
 
 from apiclient import Api
 from apiservers import Cluster
+from job_keys import key_in
 from unbroken.controller.pods import (
     JobIdentity,
     build_pod,
     job_identity,
-    token_secret,
+    key_secret,
     training_container,
 )
 from unbroken.core.events import CreatePod, NodeName, PodName
 from unbroken.spec.job import JobSpec, ReplicaSpec
 
 Object = dict[str, Any]
+SECRET = "lm-agent-0a1b"
+KEY = bytes(range(32))
 JOB = JobIdentity("default", "lm", "0a1b2c3d-0000-0000-0000-000000000000")
 
 
@@ -49,7 +52,7 @@ def variables(container: Object) -> dict[str, Any]:
 
 
 def test_a_pod_carries_its_job_and_what_the_agent_needs() -> None:
-    pod = build_pod(JOB, spec(template()), order(1))
+    pod = build_pod(JOB, spec(template()), order(1), SECRET)
     assert pod["metadata"]["name"] == "lm-pods-1"
     assert pod["metadata"]["labels"] == {
         "HPJob": "lm",
@@ -71,11 +74,11 @@ def test_a_pod_carries_its_job_and_what_the_agent_needs() -> None:
         "AGENT_PORT": "8080",
         "UNBROKEN_JOB": "lm",
         "UNBROKEN_POD": "lm-pods-1",
-        "UNBROKEN_AGENT_TOKEN_FILE": "/var/run/unbroken/token",
+        "UNBROKEN_AGENT_KEY_FILE": "/var/run/unbroken/key",
     }
     assert container["ports"] == [{"containerPort": 8080, "protocol": "TCP"}]
     assert container["volumeMounts"][0]["mountPath"] == "/var/run/unbroken"
-    assert pod["spec"]["volumes"][0]["secret"]["secretName"] == "lm-agent"
+    assert pod["spec"]["volumes"][0]["secret"]["secretName"] == SECRET
     assert pod["spec"]["restartPolicy"] == "Always"
     assert pod["spec"]["automountServiceAccountToken"] is False
 
@@ -89,7 +92,7 @@ def test_the_template_wins_where_it_says_something() -> None:
     }
     given = template(main, restartPolicy="OnFailure", serviceAccountName="mine")
     given["metadata"] = {"labels": {"job-name": "theirs", "HPJob": "no"}, "annotations": {"a": "b"}}
-    pod = build_pod(JOB, spec(given), order())
+    pod = build_pod(JOB, spec(given), order(), SECRET)
     assert pod["metadata"]["labels"]["job-name"] == "theirs"
     assert pod["metadata"]["labels"]["HPJob"] == "lm"
     assert pod["metadata"]["annotations"] == {"a": "b"}
@@ -104,22 +107,23 @@ def test_the_template_wins_where_it_says_something() -> None:
     assert len(main["env"]) == 2, "the job's own template is left as it was"
 
 
-def test_a_job_without_tokens_mounts_nothing() -> None:
+def test_a_job_without_a_key_mounts_nothing() -> None:
     job = JobIdentity("default", "lm", "u", {"unbroken.dev/agent-auth": "none"})
-    pod = build_pod(job, spec(template()), order())
+    assert not job.has_key
+    pod = build_pod(job, spec(template()), order(), None)
     assert "volumes" not in pod["spec"]
     container = pod["spec"]["containers"][0]
     assert "volumeMounts" not in container
     assert variables(container)["UNBROKEN_AGENT_AUTH"] == "none"
-    assert "UNBROKEN_AGENT_TOKEN_FILE" not in variables(container)
+    assert "UNBROKEN_AGENT_KEY_FILE" not in variables(container)
 
 
 def test_a_job_says_of_warm_workers_what_its_agents_need() -> None:
     assert not {"UNBROKEN_WARM", "UNBROKEN_PRELOAD"} & set(
-        variables(build_pod(JOB, spec(template()), order())["spec"]["containers"][0])
+        variables(build_pod(JOB, spec(template()), order(), SECRET)["spec"]["containers"][0])
     )
     given = {"unbroken.dev/warm": "off", "unbroken.dev/preload": "torch,numpy"}
-    pod = build_pod(JobIdentity("default", "lm", "u", given), spec(template()), order())
+    pod = build_pod(JobIdentity("default", "lm", "u", given), spec(template()), order(), SECRET)
     told = variables(pod["spec"]["containers"][0])
     assert (told["UNBROKEN_WARM"], told["UNBROKEN_PRELOAD"]) == ("off", "torch,numpy")
 
@@ -131,7 +135,7 @@ def test_a_job_says_of_warm_workers_what_its_agents_need() -> None:
 def test_the_port_is_the_training_containers(names: list[str], trains: str | int) -> None:
     wanted = names[trains] if isinstance(trains, int) else trains
     containers = [{"name": name, "image": "any"} for name in names]
-    pod = build_pod(JOB, spec(template(*containers)), order())
+    pod = build_pod(JOB, spec(template(*containers)), order(), SECRET)
     assert training_container(pod["spec"]) == wanted
     assert [c["name"] for c in pod["spec"]["containers"] if c.get("ports")] == [wanted]
     assert all(variables(c)["NNODES"] == "2" for c in pod["spec"]["containers"])
@@ -147,7 +151,7 @@ def test_avoided_nodes_are_ruled_out_in_every_alternative() -> None:
         },
         "podAntiAffinity": {"kept": True},
     }
-    pod = build_pod(JOB, spec(template(affinity=affinity)), order(0, "b", "a"))
+    pod = build_pod(JOB, spec(template(affinity=affinity)), order(0, "b", "a"), SECRET)
     rules = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("a", "b")]
     found = pod["spec"]["affinity"]
     assert found["podAntiAffinity"] == {"kept": True}
@@ -157,13 +161,17 @@ def test_avoided_nodes_are_ruled_out_in_every_alternative() -> None:
             {"matchExpressions": []},
         ]
     }
-    plain = build_pod(JOB, spec(template()), order(0, "a"))["spec"]["affinity"]["nodeAffinity"]
+    plain = build_pod(JOB, spec(template()), order(0, "a"), SECRET)["spec"]["affinity"][
+        "nodeAffinity"
+    ]
     terms = plain["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert terms == [{"matchFields": rules[:1]}]
 
 
 def test_a_node_that_may_recover_is_only_shunned() -> None:
-    pod = build_pod(JOB, spec(template()), order(0, "a", "b"), {NodeName("b"), NodeName("c")})
+    pod = build_pod(
+        JOB, spec(template()), order(0, "a", "b"), SECRET, {NodeName("b"), NodeName("c")}
+    )
     found = pod["spec"]["affinity"]["nodeAffinity"]
     terms = found["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert [rule["values"] for rule in terms[0]["matchFields"]] == [["a"]]
@@ -181,10 +189,10 @@ def take_pod(api: Api, name: str) -> None:
     anchor = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
     uid = api.post("configmaps", anchor).made["metadata"]["uid"]
     job = job_identity({"metadata": {"namespace": "default", "name": name, "uid": uid}})
-    secret = api.post("secrets", token_secret(job, "s3cret")).made
-    assert secret["data"]["token"] == "czNjcmV0"
+    secret = api.post("secrets", key_secret(job, f"{name}-agent-0a1b", KEY)).made
+    assert key_in(secret) == KEY
     made = api.post(
-        "pods", build_pod(job, spec(template()), order(0, "a", "b"), {NodeName("b")})
+        "pods", build_pod(job, spec(template()), order(0, "a", "b"), SECRET, {NodeName("b")})
     ).made
     assert made["spec"]["containers"][0]["ports"][0]["containerPort"] == 8080
     assert made["metadata"]["ownerReferences"][0]["uid"] == uid

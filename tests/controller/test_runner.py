@@ -18,6 +18,7 @@ import pytest
 
 from apiservers import embedded_cluster
 from controller.conftest import Place, job
+from job_keys import MASTER
 from unbroken.controller import definitions
 from unbroken.controller.pods import job_identity
 from unbroken.controller.requests import JobRequests, status_patch
@@ -99,7 +100,7 @@ async def surroundings(client: KubeClient) -> AsyncIterator[Surroundings]:
     recorder = EventRecorder(client, "test")
     async with aiohttp.ClientSession() as session, running(recorder.run()):
         clock, slots = steady_clock(), asyncio.Semaphore(4)
-        yield Surroundings(client, recorder, session, clock, lambda: "s3cret", slots)
+        yield Surroundings(client, recorder, session, clock, MASTER, slots)
 
 
 @pytest.fixture
@@ -254,27 +255,6 @@ def test_a_fence_is_asked_for_and_a_job_deleted(scripted: Any) -> None:
             assert not (await here.get(f"nodes/{back}"))["metadata"].get("annotations")
             script.orders = [DeleteJob("its time is over")]
             await here.absent(f"{JOBS}/lm")
-
-    asyncio.run(check())
-
-
-def test_without_a_token_the_job_waits_and_says_so(place: Any) -> None:
-    async def check() -> None:
-        async with place() as here:
-            await definitions.install(here.client)
-            made = await here.post(JOBS, job())
-            await here.post("secrets", {"metadata": {"name": "lm-agent"}, "stringData": {"a": "b"}})
-            async with surroundings(here.client) as around:
-                script = Script()
-                runner = JobRunner(around, job_identity(made), script)
-                runner.tell(JobSeen(parse_job(made).spec))
-                async with running(runner.run()):
-                    events = await here.until("events", lambda listed: listed["items"])
-                    assert events["items"][0]["reason"] == "NoAgentToken"
-                    assert "lm-agent holds no key token" in events["items"][0]["message"]
-                    assert script.told.seen == []
-                    await here.delete("secrets/lm-agent")
-                    await script.until(JobSeen)
 
     asyncio.run(check())
 

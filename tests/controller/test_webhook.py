@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from controller.conftest import job
 from unbroken.controller.webhook import WebhookOptions, configuration, service_of
-from unbroken.controller.webhook_certificates import (
-    DAY,
-    Certificates,
-    kept,
-    renewed,
-    secret_data,
-)
+from unbroken.controller.webhook_certificates import DAY, Authority
 from unbroken.controller.webhook_review import answered, asked, judged
 from unbroken.errors import PeerError, SpecError
 
@@ -117,38 +113,43 @@ def test_what_is_no_review_is_told_so(body: object) -> None:
 
 # --- certificates
 
-
-def trusted(found: Certificates) -> list[x509.Certificate]:
-    """What the API server is to trust."""
-    return x509.load_pem_x509_certificates(found.trusted)
+NOW = 1_800_000_000.0
+MASTER = bytes(range(32))
 
 
-def test_a_certificate_is_renewed_long_before_its_end_and_the_old_one_stays_trusted() -> None:
-    now = 1_800_000_000.0
-    first = renewed(None, NAMES, now)
-    assert renewed(first, NAMES, now + 59 * DAY) == first
-    second = renewed(first, NAMES, now + 61 * DAY)
-    assert second.certificate != first.certificate
-    assert trusted(second) == [*trusted(second)[:1], *trusted(first)]
-    third = renewed(second, NAMES, now + 122 * DAY)
-    assert len(trusted(third)) == 2, "the first has ended"
-    assert trusted(first)[0] not in trusted(third)
+def test_every_operator_derives_the_same_authority_from_the_key() -> None:
+    one, other = Authority.of(MASTER), Authority.of(MASTER)
+    assert one.certificate == other.certificate
+    assert Authority.of(bytes(32)).certificate != one.certificate
+    authority = x509.load_pem_x509_certificate(one.certificate)
+    assert authority.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_a_certificate_is_for_the_names_that_the_api_server_uses() -> None:
-    first = renewed(None, NAMES, 1_800_000_000.0)
-    other = renewed(first, ["webhook.ns.svc"], 1_800_000_000.0)
-    names = trusted(other)[0].extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    assert names.value.get_values_for_type(x509.DNSName) == ["webhook.ns.svc"]
+def test_any_operators_certificate_is_believed_by_who_trusts_the_authority() -> None:
+    leaves = [Authority.of(MASTER).issue(["webhook.ns.svc"], NOW) for _ in range(2)]
+    assert leaves[0].key != leaves[1].key
+    authority = x509.load_pem_x509_certificate(Authority.of(MASTER).certificate)
+    store = Store([authority])
+    moment = datetime.fromtimestamp(NOW + DAY, UTC)
+    verifier = (
+        PolicyBuilder()
+        .store(store)
+        .time(moment)
+        .build_server_verifier(x509.DNSName("webhook.ns.svc"))
+    )
+    for leaf in leaves:
+        verifier.verify(x509.load_pem_x509_certificate(leaf.certificate), [])
+    stranger = Authority.of(bytes(32)).issue(["webhook.ns.svc"], NOW)
+    with pytest.raises(VerificationError):
+        verifier.verify(x509.load_pem_x509_certificate(stranger.certificate), [])
 
 
-def test_what_a_secret_keeps_is_taken_only_if_it_fits_together() -> None:
-    first, second = (renewed(None, NAMES, 1_800_000_000.0) for _ in range(2))
-    assert kept(secret_data(first)) == first
-    mixed = {**secret_data(first), "tls.key": secret_data(second)["tls.key"]}
-    untrusted = {**secret_data(first), "ca.crt": secret_data(second)["ca.crt"]}
-    for data in (None, {}, {"tls.crt": "?"}, mixed, untrusted, {**mixed, "tls.crt": "YQ=="}):
-        assert kept(data) is None
+def test_a_certificate_is_short_lived_and_renewed_long_before_its_end() -> None:
+    leaf = Authority.of(MASTER).issue(NAMES, NOW)
+    found = x509.load_pem_x509_certificate(leaf.certificate)
+    assert found.not_valid_after_utc.timestamp() == NOW + 7 * DAY
+    assert leaf.renewal == NOW + 3 * DAY
+    assert found.not_valid_before_utc.timestamp() < NOW, "clocks differ"
 
 
 def test_the_webhook_is_reached_by_its_service_or_on_loopback() -> None:

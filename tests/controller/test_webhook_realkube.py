@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 
 Object = dict[str, Any]
 CONFIGURATION = "validatingwebhookconfiguration/unbroken-jobs"
-SECRET = "secret/unbroken-webhook"
 QUEUE = "kueue.x-k8s.io/queue-name"
 
 
@@ -86,6 +85,7 @@ def asking(
     log = tmp_path_factory.mktemp("webhook") / "operator.log"
     command = [*UNBROKEN, "operator", "--kubeconfig", str(cluster.kubeconfig)]
     options = ["-n", found.namespace, "--lease-namespace", found.namespace]
+    options += ["--key-file", str(log.with_name("operator.key"))]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*command, *options, "--webhook-port", "0", "--metrics-port", "0"],
@@ -100,7 +100,6 @@ def asking(
         process.terminate()
         process.wait(timeout=20)
         found.kubectl("delete", CONFIGURATION)
-        found.kubectl("delete", SECRET)
     assert_no_errors(log)
 
 
@@ -153,16 +152,21 @@ def test_what_somebody_removes_comes_back(asking: Asking) -> None:
     before = bundle()
     asking.done("delete", CONFIGURATION)
     until(lambda: bundle() == before, "the webhook is registered again")
-    asking.done("delete", SECRET)
-    until(lambda: bundle() not in ("", before), "a new certificate is trusted")
-    until(asking.refuses, "the new certificate is served")
+    patch = '[{"op": "replace", "path": "/webhooks/0/clientConfig/caBundle", "value": ""}]'
+    asking.done("patch", CONFIGURATION, "--type=json", "-p", patch)
+    until(lambda: bundle() == before, "the authority is registered again")
+    until(asking.refuses, "the webhook is asked again")
+    assert "NotFound" in asking.kubectl("get", "secret", "unbroken-webhook").stderr
 
 
 def test_the_embedded_cluster_needs_no_webhook(tmp_path: Path) -> None:
     with embedded_cluster(tmp_path / "server") as server:
         command = [*UNBROKEN, "operator", "--kubeconfig", str(server.kubeconfig)]
         told = subprocess.run(
-            [*command, "--webhook-port", "0"], capture_output=True, text=True, timeout=60
+            [*command, "--webhook-port", "0", "--key-file", str(tmp_path / "key")],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
     assert told.returncode == 1
     assert "the embedded cluster judges jobs by itself" in told.stderr

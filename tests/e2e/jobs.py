@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import http.client
 import json
@@ -20,6 +19,7 @@ from apiclient import Api
 from e2e.clusters import Cluster, processes
 from e2e.control import api_of
 from e2e.job_events import Event, Events, check
+from job_keys import key_in, secret_of
 from unbroken.wire.agent import PORT
 
 Object = dict[str, Any]
@@ -156,10 +156,10 @@ class Job:
 
     def ask(self, worker: Event, path: str) -> Any:
         """GET of the agent of a worker."""
-        secret = self.api.get(f"secrets/{self.name}-agent").made["data"]["token"]
         pod = self.pods()[worker.more["environment"]["UNBROKEN_POD"]]
+        key = key_in(self.api.get(f"secrets/{secret_of(pod)}").made)
         connection = http.client.HTTPConnection(pod["status"]["podIP"], PORT, timeout=20)
-        headers = {"Authorization": f"Bearer {base64.b64decode(secret).decode()}"}
+        headers = {"Authorization": f"Bearer {key.hex()}"}
         with contextlib.closing(connection):
             connection.request("GET", path, headers=headers)
             return json.loads(connection.getresponse().read())

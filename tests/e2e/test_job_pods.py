@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ import pytest
 from e2e.clusters import Cluster
 from e2e.job_events import Event, await_end, parent, places
 from e2e.jobs import Job, job
+from job_keys import key_in, secret_of
 from unbroken.agent_http.client import AgentLink
 from unbroken.wire.agent import PORT, AgentReport
 
@@ -165,9 +165,9 @@ async def until_warm(one: Job, pod: str) -> None:
         if report.imports:
             warm.set()
 
-    secret = one.api.get(f"secrets/{one.name}-agent").made["data"]["token"]
-    address = one.pods()[pod]["status"]["podIP"]
-    link = AgentLink(address, PORT, base64.b64decode(secret).decode(), hear, lambda why: None)
+    found = one.pods()[pod]
+    key = key_in(one.api.get(f"secrets/{secret_of(found)}").made)
+    link = AgentLink(found["status"]["podIP"], PORT, key.hex(), hear, lambda why: None)
     listening = asyncio.create_task(link.run())
     await warm.wait()
     listening.cancel()

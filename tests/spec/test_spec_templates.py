@@ -51,5 +51,5 @@ def test_what_is_added_to_has_the_right_shape(place: str, value: Any, path: str)
 def test_of_what_is_accepted_a_pod_is_made(place: str, value: Any) -> None:
     parsed = parse_job(changed(f"{TEMPLATE}/{place}", value))
     assert parsed.problems == ()
-    pod = build_pod(JobIdentity("ns", "llm", "uid"), parsed.spec, ORDER)
+    pod = build_pod(JobIdentity("ns", "llm", "uid"), parsed.spec, ORDER, "llm-agent-1")
     assert pod["spec"]["containers"][0]["env"]

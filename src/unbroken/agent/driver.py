@@ -119,8 +119,9 @@ class Driver:
     """Runs the machine; is what the HTTP server speaks for."""
 
     def __init__(
-        self, options: Options, token: str | None, make: MakeOwner, has_link: bool = True
+        self, options: Options, key: bytes | None, make: MakeOwner, has_link: bool = True
     ) -> None:
+        token = None if key is None else key.hex()
         self._options = options
         self._machine = Workers(settings(options))
         self._server = AgentServer(self, token, has_link)
@@ -382,7 +383,7 @@ def _arrive_seconds(options: Options) -> float:
 
 def run(
     options: Options,
-    token: str | None,
+    key: bytes | None,
     keeper: int | None,
     make: MakeOwner = Processes,
     has_link: bool = True,
@@ -394,6 +395,6 @@ def run(
     )
 
     async def main() -> int:
-        return await Driver(options, token, make, has_link).run(keeper)
+        return await Driver(options, key, make, has_link).run(keeper)
 
     return asyncio.run(main())

@@ -18,7 +18,7 @@ from unbroken.wire.worker import VARIABLE as PAGE_VARIABLE
 from .options import Options, Script
 
 OWN = (
-    "UNBROKEN_AGENT_TOKEN_FILE", "UNBROKEN_AGENT_AUTH", PAGE_VARIABLE, WARM_VARIABLE,
+    "UNBROKEN_AGENT_KEY_FILE", "UNBROKEN_AGENT_AUTH", PAGE_VARIABLE, WARM_VARIABLE,
     PRELOAD_VARIABLE, LEARNT_VARIABLE,
 )  # fmt: skip
 """Variables of the agent that no worker inherits."""

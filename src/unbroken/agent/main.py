@@ -8,6 +8,7 @@ What is slow to import waits until the options are good.
 
 from __future__ import annotations
 
+import binascii
 import gc
 import os
 import sys
@@ -18,8 +19,8 @@ from unbroken.errors import SpecError, UnbrokenError
 from .keeper import keep
 from .options import Options, parse
 
-TOKEN_VARIABLE, AUTH_VARIABLE = "UNBROKEN_AGENT_TOKEN_FILE", "UNBROKEN_AGENT_AUTH"
-TOKEN_BYTES_MAX = 4096
+KEY_VARIABLE, AUTH_VARIABLE = "UNBROKEN_AGENT_KEY_FILE", "UNBROKEN_AGENT_AUTH"
+KEY_BYTES, KEY_FILE_BYTES_MAX = 32, 4096
 USAGE_ERROR = 2
 LINK_VARIABLE = "UNBROKEN_AGENT_LINK"
 """`off`: speak only what the stock agent speaks."""
@@ -29,15 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent until it is told to end; returns its exit code."""
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
-        token = read_token(os.environ)
+        key = read_key(os.environ)
     except UnbrokenError as error:
         print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
     has_link = os.environ.get(LINK_VARIABLE) != "off"
-    return keep(lambda keeper: run_agent(options, token, keeper, has_link), options.signals)
+    return keep(lambda keeper: run_agent(options, key, keeper, has_link), options.signals)
 
 
-def run_agent(options: Options, token: str | None, keeper: int, has_link: bool) -> int:
+def run_agent(options: Options, key: bytes | None, keeper: int, has_link: bool) -> int:
     """The agent's own process."""
     # It speaks plain HTTP only.  With ssl at hand aiohttp reads all of the system's certificates
     # when it is imported, which is a quarter of the time until the agent listens.
@@ -49,28 +50,32 @@ def run_agent(options: Options, token: str | None, keeper: int, has_link: bool) 
     gc.freeze()
     gc.enable()
     try:
-        return driver.run(options, token, keeper, has_link=has_link)
+        return driver.run(options, key, keeper, has_link=has_link)
     except UnbrokenError as error:
         print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
         return 1
 
 
-def read_token(environ: Mapping[str, str]) -> str | None:
-    """The job's token; None where the job asks for none.  SpecError."""
-    path = environ.get(TOKEN_VARIABLE)
+def read_key(environ: Mapping[str, str]) -> bytes | None:
+    """The job's key; None where the job has none.  SpecError."""
+    path = environ.get(KEY_VARIABLE)
     if path:
         try:
-            with open(path, encoding="utf-8") as file:
-                token = file.read(TOKEN_BYTES_MAX).strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"cannot read the token in {path}: {error}") from None
-        if not token:
-            raise SpecError(f"the token in {path} is empty")
-        return token
+            with open(path, "rb") as file:
+                text = file.read(KEY_FILE_BYTES_MAX).strip()
+        except OSError as error:
+            raise SpecError(f"cannot read the job's key in {path}: {error}") from None
+        try:
+            key = binascii.unhexlify(text)
+        except ValueError:
+            key = b""
+        if len(key) != KEY_BYTES:
+            raise SpecError(f"{path} must hold the job's key: {2 * KEY_BYTES} hexadecimal digits")
+        return key
     if environ.get(AUTH_VARIABLE) == "none":
         return None
     raise SpecError(
-        f"no token: set {TOKEN_VARIABLE} to a file that holds the job's token (the operator mounts "
+        f"no key: set {KEY_VARIABLE} to a file that holds the job's key (the operator mounts "
         f"one into its pods), or {AUTH_VARIABLE}=none to take commands from everyone who can "
         "reach the port (annotation unbroken.dev/agent-auth: none on the job)"
     )

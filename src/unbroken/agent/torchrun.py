@@ -48,29 +48,29 @@ class Rendezvous:
     use_agent_store = False
 
     def __init__(self, parameters: Any) -> None:
-        from unbroken.agent.main import TOKEN_VARIABLE, read_token
+        from unbroken.agent.main import KEY_VARIABLE, read_key
 
         self._run_id = str(parameters.run_id)
         self._torch = importlib.import_module("torch.distributed.elastic.rendezvous.api")
-        token = read_token(os.environ)
+        key = read_key(os.environ)
         # What is set here is inherited by the workers.
-        os.environ.pop(TOKEN_VARIABLE, None)
+        os.environ.pop(KEY_VARIABLE, None)
         # Ranks are counted from node ranks, without a store between the nodes.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
         lineage = importlib.import_module("unbroken.agent.lineage")
         lineage.adopt_orphans()
         self._workers = TorchWorkers()
-        self._thread = threading.Thread(target=self._serve, args=(token,), daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(key,), daemon=True)
         self._thread.start()
 
-    def _serve(self, token: str | None) -> None:
+    def _serve(self, key: bytes | None) -> None:
         import asyncio
 
         from unbroken.agent.driver import Driver
         from unbroken.errors import UnbrokenError
 
         async def main() -> None:
-            driver = Driver(torchrun_options(), token, self._workers.join)
+            driver = Driver(torchrun_options(), key, self._workers.join)
             await driver.run(None)
 
         try:

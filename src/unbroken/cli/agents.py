@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,31 +30,28 @@ ANSWER_SECONDS = 2.0
 """An agent that takes longer is busy or gone; what it would say is left out."""
 
 
-async def job_token(cluster: Cluster, job: str) -> str | None:
-    """The token that the job's agents want; None: they want none."""
-    from unbroken.kube.client import ApiRefusal
+async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
+    """The key of the job that has these pods; None: it has none."""
+    from unbroken.controller.pods import KEY_ENTRY, KEY_VOLUME
 
-    try:
-        secret = await cluster.get(SECRETS, f"{job}-agent")
-    except ApiRefusal as refusal:
-        if refusal.code != 404:
-            raise
-        return None
-    return base64.b64decode(secret["data"]["token"]).decode()
+    for pod in pods:
+        for volume in pod["spec"].get("volumes") or ():
+            if volume["name"] == KEY_VOLUME:
+                secret = await cluster.get(SECRETS, volume["secret"]["secretName"])
+                return bytes.fromhex(base64.b64decode(secret["data"][KEY_ENTRY]).decode())
+    return None
 
 
-async def reports(cluster: Cluster, job: str, pods: Iterable[Object]) -> dict[str, AgentReport]:
+async def reports(cluster: Cluster, pods: Sequence[Object]) -> dict[str, AgentReport]:
     """The report of each pod's agent that answers, by the pod's name."""
-    return await _ask(cluster, job, pods, Question("/v1/report", decode_report, ANSWER_SECONDS))
+    return await _ask(cluster, pods, Question("/v1/report", decode_report, ANSWER_SECONDS))
 
 
-async def evidence(
-    cluster: Cluster, job: str, pods: Iterable[Object], seconds: float
-) -> dict[str, Evidence]:
+async def evidence(cluster: Cluster, pods: Sequence[Object], seconds: float) -> dict[str, Evidence]:
     """What each agent that answers finds its ranks doing within the time, by the pod's name."""
     path = f"/v1/evidence?seconds={seconds:g}"
     question = Question(path, decode_evidence, seconds + ANSWER_SECONDS)
-    return await _ask(cluster, job, pods, question)
+    return await _ask(cluster, pods, question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +73,13 @@ class Question(Generic[T]):
             return None
 
 
-async def _ask(
-    cluster: Cluster, job: str, pods: Iterable[Object], question: Question[T]
-) -> dict[str, T]:
+async def _ask(cluster: Cluster, pods: Sequence[Object], question: Question[T]) -> dict[str, T]:
     if cluster.place.paths is None:
         return {}
     import aiohttp
 
-    token = await job_token(cluster, job)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    key = await job_key(cluster, pods)
+    headers = {"Authorization": f"Bearer {key.hex()}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=question.seconds)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         addresses = {

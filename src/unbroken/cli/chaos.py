@@ -228,7 +228,7 @@ async def _find(cluster: Cluster, job: str, rank: int) -> Victim:
     """The worker of a rank as its agent knows it; WorldError where it does not run now."""
     await cluster.job(job)
     pods = await cluster.pods(job)
-    found = await reports(cluster, job, pods)
+    found = await reports(cluster, pods)
     by_name = {pod["metadata"]["name"]: pod for pod in pods}
     running: list[int] = []
     for name, report in found.items():

@@ -46,7 +46,7 @@ async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
     """Everything that the command shows, for a program."""
     job = await cluster.job(name)
     pods = await cluster.pods(name)
-    agents = await reports(cluster, name, pods)
+    agents = await reports(cluster, pods)
     incidents = await cluster.incidents(job)
     events = [
         event

@@ -212,7 +212,7 @@ class Follower:
         while True:
             try:
                 pods = self._watched.pods()
-                self._agents = await reports(self._cluster, self._name, pods)
+                self._agents = await reports(self._cluster, pods)
                 self._trouble = ""
             except UnbrokenError as error:
                 self._trouble = f"; {error}"

@@ -72,7 +72,7 @@ def command(
 
 async def _require_rank(cluster: Cluster, job: Object, rank: int) -> None:
     name = job["metadata"]["name"]
-    answers = await reports(cluster, name, await cluster.pods(name))
+    answers = await reports(cluster, await cluster.pods(name))
     world = world_size(job, (one.nproc for one in answers.values()))
     if world is not None and rank >= world:
         raise SpecError(f"job {name} has " + (f"ranks 0..{world - 1}" if world > 1 else "rank 0"))

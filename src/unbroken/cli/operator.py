@@ -7,14 +7,17 @@ import contextlib
 import gc
 import logging
 import signal
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .check_options import CheckImage, CheckLink, CheckLogs, link_bandwidth
 from .cluster_api import tls_files
 from .nodes_options import NodeCommand, NodeRecovery, Provider, RepairDryRun, RepairShare
+from .operator_key import KeyFile, KeyPlace, KeySecretName, key_place
 from .operator_parts import Part, Without
 from .place import Context, Embedded, cluster_of
 from .webhook_options import WebhookPort, WebhookService, webhook_options
@@ -60,6 +63,10 @@ TlsKey = Annotated[
     typer.Option("--cluster-api-tls-key", help="Private key of --cluster-api-tls-cert (PEM)."),
 ]
 
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option("--kubeconfig", help="Of the cluster.", show_default="KUBECONFIG's"),
+]
 MetricsPort = Annotated[
     int | None,
     typer.Option(
@@ -76,10 +83,7 @@ MetricsHost = Annotated[
 
 
 def command(
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option("--kubeconfig", help="Of the cluster.", show_default="KUBECONFIG's"),
-    ] = None,
+    kubeconfig: Kubeconfig = None,
     context: Context = None,
     directory: Embedded = None,
     namespace: Annotated[
@@ -109,6 +113,8 @@ def command(
     without: Without = None,
     webhook_port: WebhookPort = None,
     webhook_service: WebhookService = None,
+    key_file: KeyFile = None,
+    key_secret: KeySecretName = None,
 ) -> None:
     """Run the operator in the foreground. Of several on one cluster, one acts.
 
@@ -123,6 +129,7 @@ def command(
     from unbroken.controller.node_repair import options_of
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    keys = key_place(key_file, key_secret, kubeconfig, directory)
     file, context = cluster_of(kubeconfig, context, directory)
     repair = options_of(
         node_recovery or "Automatic",
@@ -136,11 +143,11 @@ def command(
     checks = CheckerOptions(check_image, log_directory=check_logs, link_bandwidth=least)
     metrics = _metrics(metrics_host, metrics_port)
     parts = [part not in (without or ()) for part in Part]
-    options = OperatorOptions(namespace, terms, checks, repair, metrics, *parts)
+    options = partial(OperatorOptions, namespace, terms, checks, repair, metrics, *parts)
     tls = tls_files(cluster_api_tls_cert, cluster_api_tls_key)
     serving = _serving(cluster_api_host, cluster_api_port, cluster_api_credentials, tls)
-    asked = webhook_options(webhook_port, webhook_service, lease_namespace)
-    asyncio.run(_run(file, context, options, serving, asked))
+    asked = webhook_options(webhook_port, webhook_service)
+    asyncio.run(_run(file, context, partial(_work, options, keys, serving, asked)))
 
 
 def _serving(
@@ -163,15 +170,13 @@ def _metrics(host: str, port: int | None) -> MetricsPlace | None:
 async def _run(
     file: Path | str | None,
     context: str | None,
-    options: OperatorOptions,
-    serving: ClusterApiOptions | None,
-    asked: WebhookOptions | None,
+    work: Callable[[KubeClient], Coroutine[Any, Any, None]],
 ) -> None:
     from unbroken.kube.client import connect
 
     gc.set_threshold(*COLLECT)
     client = connect(file, context=context, manager="unbroken-operator")
-    running = asyncio.ensure_future(_work(client, options, serving, asked))
+    running = asyncio.ensure_future(work(client))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, running.cancel)
@@ -183,14 +188,16 @@ async def _run(
 
 
 async def _work(
-    client: KubeClient,
-    options: OperatorOptions,
+    make: Callable[..., OperatorOptions],
+    keys: KeyPlace,
     serving: ClusterApiOptions | None,
     asked: WebhookOptions | None,
+    client: KubeClient,
 ) -> None:
     from unbroken.cluster_api.driver import serve_cluster_api
     from unbroken.controller.driver import run_operator
 
+    options = make(key=await keys.read(client))
     async with contextlib.AsyncExitStack() as stack:
         if serving is not None:
             address = await stack.enter_async_context(serve_cluster_api(client, serving))
@@ -198,6 +205,6 @@ async def _work(
         if asked is not None:
             from unbroken.controller.webhook import serve_webhook
 
-            address = await stack.enter_async_context(serve_webhook(client, asked))
+            address = await stack.enter_async_context(serve_webhook(client, asked, options.key))
             log.info("webhook=%s", address)
         await run_operator(client, None, options)

@@ -63,7 +63,7 @@ class Ranks:
 
     async def _ask(self, pod: Object) -> tuple[int, int] | None:
         name = pod["metadata"]["name"]
-        report = (await reports(self._cluster, self._name, [pod])).get(name)
+        report = (await reports(self._cluster, [pod])).get(name)
         if report is not None and report.rank is not None and report.nproc:
             return report.rank, report.nproc
         job = await self._cluster.job(self._name)

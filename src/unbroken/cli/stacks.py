@@ -88,7 +88,7 @@ async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
     """Ask the agent in every pod at once; SpecError where none runs workers."""
     await cluster.job(name)
     pods = await cluster.pods(name)
-    answers = await evidence(cluster, name, pods, seconds)
+    answers = await evidence(cluster, pods, seconds)
     names = sorted(str(pod["metadata"]["name"]) for pod in pods)
     found = Found(answers, tuple(one for one in names if one not in answers))
     if not found.ranks():

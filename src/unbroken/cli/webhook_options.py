@@ -16,7 +16,7 @@ WebhookPort = Annotated[
         min=0,
         max=65535,
         help="Have the API server ask here before it stores a job, so that `kubectl apply` refuses "
-        "what could not run; the certificate is made and renewed by itself. 0: any free port.",
+        "what could not run; the certificate is derived from the operator's key. 0: any free port.",
     ),
 ]
 WebhookService = Annotated[
@@ -30,12 +30,12 @@ WebhookService = Annotated[
 ]
 
 
-def webhook_options(port: int | None, service: str | None, namespace: str) -> WebhookOptions | None:
-    """What was asked for; None: no webhook.  `namespace` has the certificate's Secret."""
+def webhook_options(port: int | None, service: str | None) -> WebhookOptions | None:
+    """What was asked for; None: no webhook."""
     from unbroken.controller.webhook import WebhookOptions, service_of
 
     if port is None:
         if service is not None:
             raise typer.BadParameter("--webhook-service goes with --webhook-port")
         return None
-    return WebhookOptions(port, service_of(service) if service else None, namespace)
+    return WebhookOptions(port, service_of(service) if service else None)

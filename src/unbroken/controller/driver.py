@@ -1,10 +1,9 @@
-"""Runs the operator: clocks, tokens, sockets, and the election of one among several."""
+"""Runs the operator: clocks, keys, sockets, and the election of one among several."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -36,7 +35,6 @@ from .runner import Surroundings
 COMPONENT = "hyperpod-pytorch-job-controller"
 """Reporter of the events of jobs (as upstream's)."""
 ORDERS_MAX = 64
-TOKEN_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +56,14 @@ class OperatorOptions:
     """Resume PyTorchJobs that ask for it."""
     queues: bool = True
     """Let jobs wait in Kueue's queues, wherever there is a Kueue."""
+    key: bytes = field(kw_only=True, repr=False)
+    """The master key (`core/keys`), the same for all operators of a cluster."""
 
 
 async def run_operator(
     client: KubeClient,
-    informers: Informers | None = None,
-    options: OperatorOptions | None = None,
+    informers: Informers | None,
+    options: OperatorOptions,
     metrics: OperatorMetrics | None = None,
 ) -> None:
     """Install our kinds and run the operator until cancelled, whenever it leads.
@@ -75,7 +75,6 @@ async def run_operator(
         with observing() as found:
             await run_operator(client, informers, options, OperatorMetrics(found))
         return
-    options = options or OperatorOptions()
     await (definitions.install if options.defines else definitions.served)(client)
     election = Election(client, options.terms, identity())
 
@@ -140,7 +139,7 @@ async def _lead(
                 recorder=recorder,
                 session=session,
                 clock=steady_clock(),
-                new_token=lambda: secrets.token_urlsafe(TOKEN_BYTES),
+                master=options.key,
                 slots=asyncio.Semaphore(ORDERS_MAX),
                 permit=mandate,
             )

@@ -41,7 +41,7 @@ class AgentLinks:
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        token: str | None,
+        key: bytes | None,
         tell: Callable[[Event], None],
         tasks: asyncio.TaskGroup,
         permit: Permit,
@@ -49,7 +49,7 @@ class AgentLinks:
         agents: Callable[[], int],
     ) -> None:
         self._session = session
-        self._token = token
+        self._key = key
         self._tell = tell
         self._tasks = tasks
         self._permit = permit
@@ -113,9 +113,8 @@ class AgentLinks:
         def on_evidence(evidence: Evidence) -> None:
             self._tell(EvidenceReceived(uid, evidence))
 
-        link = AgentLink(
-            address, place.port, self._token, on_report, on_lost, self._session, on_evidence
-        )
+        token = None if self._key is None else self._key.hex()
+        link = AgentLink(address, place.port, token, on_report, on_lost, self._session, on_evidence)
         link.permit, link.turns = self._permit, self._turns
         link.heartbeat_seconds = heartbeat_seconds(max(self._turns.links, self._agents()))
         held = _Held(address, place, link, self._tasks.create_task(link.run()))

@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lightkube.resources.core_v1 import Pod
+
 from unbroken.core.events import CreatePod, NodeName
 from unbroken.spec.job import GROUP, KIND, VERSION, JobSpec
 from unbroken.spec.warm import PRELOAD, PRELOAD_VARIABLE, WARM, WARM_VARIABLE
@@ -22,13 +24,13 @@ JOB_LABEL = "HPJob"
 NAME_LABEL = "job-name"
 REPLICA_LABEL, INDEX_LABEL = "unbroken.dev/replica-spec", "unbroken.dev/index"
 AUTH_ANNOTATION = "unbroken.dev/agent-auth"
-"""`none` on a job: its agents take commands without a token."""
+"""`none` on a job: its agents take commands from everybody."""
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
-TOKEN_VOLUME = "unbroken-agent-token"
-TOKEN_DIRECTORY, TOKEN_KEY = "/var/run/unbroken", "token"
+KEY_VOLUME = "unbroken-agent-key"
+KEY_DIRECTORY, KEY_ENTRY = "/var/run/unbroken", "key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,9 @@ class JobIdentity:
     annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def wants_token(self) -> bool:
-        """Its agents ask for the job's token."""
+    def has_key(self) -> bool:
+        """Its agents and its operator share a key, by which they know each other."""
         return self.annotations.get(AUTH_ANNOTATION) != "none"
-
-    @property
-    def secret_name(self) -> str:
-        """Of the Secret that holds the token."""
-        return f"{self.name}-agent"
 
     def owner_reference(self) -> Object:
         """For everything that goes with the job."""
@@ -73,26 +70,43 @@ def job_identity(job: Mapping[str, Any]) -> JobIdentity:
     )
 
 
-def token_secret(job: JobIdentity, token: str) -> Object:
-    """The Secret that gives the job's agents their token."""
+def key_secret(job: JobIdentity, name: str, key: bytes) -> Object:
+    """The Secret that gives the job's agents their key."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": job.secret_name,
+            "name": name,
             "labels": {JOB_LABEL: job.name},
             "ownerReferences": [job.owner_reference()],
         },
         "type": "Opaque",
-        "stringData": {TOKEN_KEY: token},
+        "immutable": True,
+        "stringData": {KEY_ENTRY: key.hex()},
     }
 
 
+def mounted_secret(pod: Pod) -> str | None:
+    """The name of the Secret from which a pod has its job's key; None: it has none of ours.
+
+    Pods of versions before the key was derived have a volume of another name.
+    """
+    for volume in (pod.spec and pod.spec.volumes) or ():
+        if volume.name == KEY_VOLUME:
+            return volume.secret.secretName if volume.secret else None
+    return None
+
+
 def build_pod(
-    job: JobIdentity, spec: JobSpec, order: CreatePod, unusable: Collection[NodeName] = ()
+    job: JobIdentity,
+    spec: JobSpec,
+    order: CreatePod,
+    secret: str | None,
+    unusable: Collection[NodeName] = (),
 ) -> Object:
     """The pod that is ordered, to be created in the job's namespace.
 
+    `secret`: the name of the Secret with the job's key; None for a job without one.
     Of the nodes to be avoided it may go to an `unusable` one should there be no other: by the time
     that the scheduler lets it, the node has become well.
     """
@@ -104,11 +118,11 @@ def build_pod(
     if not pod.get("serviceAccountName") and not pod.get("serviceAccount"):
         # The agent asks nothing of Kubernetes; a service account that was named is the user's wish.
         pod.setdefault("automountServiceAccountToken", False)
-    if job.wants_token:
-        _add_volume(pod, job)
-    added = _environment(job, spec, order)
+    if secret is not None:
+        _add_volume(pod, secret)
+    added = _environment(job, spec, order, has_key=secret is not None)
     for container in pod.get("containers") or ():
-        _equip(container, added, job)
+        _equip(container, added, has_key=secret is not None)
     _open_port(pod)
     _avoid(pod, order.avoid.difference(unusable))
     _shun(pod, order.avoid.intersection(unusable))
@@ -131,7 +145,9 @@ def build_pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod}
 
 
-def _environment(job: JobIdentity, spec: JobSpec, order: CreatePod) -> list[Object]:
+def _environment(
+    job: JobIdentity, spec: JobSpec, order: CreatePod, *, has_key: bool
+) -> list[Object]:
     values = {
         "NNODES": str(spec.nnodes),
         "NPROC_PER_NODE": spec.nproc_per_node,
@@ -139,8 +155,8 @@ def _environment(job: JobIdentity, spec: JobSpec, order: CreatePod) -> list[Obje
         "UNBROKEN_JOB": job.name,
         "UNBROKEN_POD": str(order.name),
     }
-    if job.wants_token:
-        values["UNBROKEN_AGENT_TOKEN_FILE"] = f"{TOKEN_DIRECTORY}/{TOKEN_KEY}"
+    if has_key:
+        values["UNBROKEN_AGENT_KEY_FILE"] = f"{KEY_DIRECTORY}/{KEY_ENTRY}"
     else:
         values["UNBROKEN_AGENT_AUTH"] = "none"
     for annotation, variable in ((WARM, WARM_VARIABLE), (PRELOAD, PRELOAD_VARIABLE)):
@@ -150,19 +166,19 @@ def _environment(job: JobIdentity, spec: JobSpec, order: CreatePod) -> list[Obje
     return [address, *({"name": name, "value": value} for name, value in values.items())]
 
 
-def _equip(container: Object, added: Iterable[Object], job: JobIdentity) -> None:
+def _equip(container: Object, added: Iterable[Object], *, has_key: bool) -> None:
     own = container.get("env") or []
     names = {entry["name"] for entry in own}
     # First, so that the user's own variables can refer to these as $(NAME).
     container["env"] = [*(entry for entry in added if entry["name"] not in names), *own]
-    if job.wants_token:
-        mount = {"name": TOKEN_VOLUME, "mountPath": TOKEN_DIRECTORY, "readOnly": True}
+    if has_key:
+        mount = {"name": KEY_VOLUME, "mountPath": KEY_DIRECTORY, "readOnly": True}
         container["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]
 
 
-def _add_volume(pod: Object, job: JobIdentity) -> None:
-    secret = {"secretName": job.secret_name, "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}]}
-    pod["volumes"] = [*(pod.get("volumes") or ()), {"name": TOKEN_VOLUME, "secret": secret}]
+def _add_volume(pod: Object, name: str) -> None:
+    secret = {"secretName": name, "items": [{"key": KEY_ENTRY, "path": KEY_ENTRY}]}
+    pod["volumes"] = [*(pod.get("volumes") or ()), {"name": KEY_VOLUME, "secret": secret}]
 
 
 def training_container(pod: Mapping[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
@@ -13,7 +11,7 @@ import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.events import DeletePod, FenceNode
-from unbroken.errors import PeerError, UnbrokenError, WorldError
+from unbroken.errors import PeerError, WorldError
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import entropy, pause
@@ -27,7 +25,7 @@ from unbroken.spec.ledger import ANNOTATION as LEDGER
 from unbroken.spec.ledger import Ledger, write_ledger
 
 from .kinds import INCIDENTS, JOBS
-from .pods import TOKEN_KEY, JobIdentity, token_secret
+from .pods import JobIdentity, key_secret
 from .views import node_view
 
 log = logging.getLogger(__name__)
@@ -146,46 +144,16 @@ class JobRequests:
             if error.code != NOT_FOUND:
                 raise
 
-    async def token(self, new_token: Callable[[], str]) -> str:
-        """The token of the job's agents, made if there is none yet.
+    async def create_secret(self, name: str, key: bytes) -> None:
+        """Create the Secret with the job's key, if there is none of its name.
 
-        WorldError while the Secret of an earlier job of this name is still there.
+        Secrets are never read: the name tells which key is in it (`core/keys`).
         """
-        path = f"{self._secrets}/{quote(self._job.secret_name)}"
-        found = await self._get(path)
-        if found is None:
-            made = token_secret(self._job, new_token())
-            try:
-                found = await self._client.raw("POST", self._secrets, body=made)
-            except ApiRefusal as error:
-                if error.code != CONFLICT:
-                    raise
-                raise WorldError(
-                    f"{self._job.secret_name} was just made by another", 0.0
-                ) from error
-        secret: Object = msgspec.json.decode(found)
-        owners = [owner.get("uid") for owner in secret["metadata"].get("ownerReferences") or ()]
-        if owners and self._job.uid not in owners:
-            raise WorldError(
-                f"{self._job.secret_name} belongs to an earlier job, which leaves", 1.0
-            )
-        return _token(secret, self._job)
-
-    async def keep_token(self, token: str) -> bool:
-        """See that new pods get the token that the agents of the others have; False: they do."""
-        path = f"{self._secrets}/{quote(self._job.secret_name)}"
-        found = await self._get(path)
-        if found is None:
-            body = token_secret(self._job, token)
-            await self._client.raw("POST", self._secrets, body=body)
-            return True
-        secret: Object = msgspec.json.decode(found)
-        kept = base64.b64encode(token.encode()).decode()
-        if _decoded((secret.get("data") or {}).get(TOKEN_KEY, "")) == token:
-            return False
-        body = {"metadata": {"uid": secret["metadata"]["uid"]}, "data": {TOKEN_KEY: kept}}
-        await self._client.raw("PATCH", path, body=body, headers=MERGE)
-        return True
+        try:
+            await self._client.raw("POST", self._secrets, body=key_secret(self._job, name, key))
+        except ApiRefusal as error:
+            if error.code != CONFLICT:
+                raise
 
     async def _get(self, path: str) -> bytes | None:
         try:
@@ -203,21 +171,3 @@ class JobRequests:
                 raise
             return False
         return True
-
-
-def _decoded(value: str) -> str:
-    """A value of a Secret as text, without the blanks around it; empty where it is none."""
-    try:
-        return base64.b64decode(value, validate=True).decode().strip()
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
-
-
-def _token(secret: Object, job: JobIdentity) -> str:
-    token = _decoded((secret.get("data") or {}).get(TOKEN_KEY, ""))
-    if not token:
-        name = f"{job.namespace}/{job.secret_name}"
-        raise UnbrokenError(
-            f"the Secret {name} holds no key {TOKEN_KEY}; delete it to get a new one"
-        )
-    return token

@@ -7,7 +7,6 @@ at a time: the machine says it again while it matters.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,9 +34,11 @@ from unbroken.core.events import (
     NodeView,
     PodGone,
     PodName,
+    PodPhase,
     PodRefused,
     PodSeen,
     PodUid,
+    PodView,
     RecordEvent,
     StartWorkers,
     StopWorkers,
@@ -47,6 +48,7 @@ from unbroken.core.events import (
     WriteLedger,
     WriteStatus,
 )
+from unbroken.core.keys import job_key, job_secret_name
 from unbroken.core.kueue import Admission
 from unbroken.errors import UnbrokenError
 from unbroken.kube.client import ApiRefusal, KubeClient
@@ -59,7 +61,7 @@ from unbroken.spec.job import Condition, JobSpec, JobStatus
 from .kueue_objects import place_pod
 from .links import AgentLinks
 from .pods import JobIdentity, build_pod
-from .requests import CONFLICT, JobRequests, persist
+from .requests import CONFLICT, JobRequests
 from .views import AgentPlace, agent_place, pod_view
 from .writer import JobWriter
 
@@ -69,10 +71,10 @@ FINAL = frozenset({400, 422})
 """Refusals of an object that no waiting makes good."""
 TOGETHER_MAX = 200
 """Reports that are taken at once: a few milliseconds of work."""
-TOKEN_RETRY_SECONDS = 5.0
-TOKEN_CHECK_SECONDS = 60.0
-"""How often the Secret is looked after; new pods are another reason to."""
-
+SECRET_SECONDS = 30.0
+"""How long the Secret of a job's key is taken to be there after it was made."""
+REPLACED = "AgentKeyUnknown"
+"""Reason of the event about pods whose key this operator does not know."""
 
 Order = CreatePod | DeletePod | FenceNode | DeleteJob
 Told = WriteStatus | RecordEvent | WriteIncident | WriteLedger | DeleteIncident
@@ -98,7 +100,8 @@ class Surroundings:
     session: aiohttp.ClientSession
     clock: Callable[[], float]
     """Seconds since the epoch that never go back."""
-    new_token: Callable[[], str]
+    master: bytes = field(repr=False)
+    """The operator's master key, from which the key of each job is derived."""
     slots: asyncio.Semaphore
     """Orders to the API server that are under way at a time, of all jobs together."""
     permit: Permit = field(default_factory=Always)
@@ -127,7 +130,17 @@ class JobRunner:
         self._unusable: set[NodeName] = set()
         self._seen: JobSeen | None = None
         self._conditions: tuple[Condition, ...] = ()
-        self._needs_token = asyncio.Event()
+        self._key: bytes | None = None
+        self._secret: str | None = None
+        """Name of the Secret with the key; both None: the job has no key."""
+        if job.has_key:
+            self._key = job_key(around.master, job.uid)
+            self._secret = job_secret_name(around.master, job.name, job.uid)
+        self._making = asyncio.Lock()
+        self._made_at: float | None = None
+        """When the Secret was last made, or was found to be there."""
+        self._mounting: set[PodUid] = set()
+        """Pods on a node that do not run yet: a kubelet may wait for the Secret."""
         self._links: AgentLinks | None = None
 
     # --- what others tell
@@ -181,12 +194,11 @@ class JobRunner:
         """Live until cancelled."""
         async with self._tasks:
             self._tasks.create_task(self._writer.run())
-            token = await self._token() if self.job.wants_token else None
-            if token is not None:
-                self._tasks.create_task(self._keep_token(token))
+            if self._key is not None:
+                self._tasks.create_task(self._keep_secret())
             around, permit = self._around, self._around.permit
             links = AgentLinks(
-                *(around.session, token, self.tell, self._tasks, permit, around.turns),
+                *(around.session, self._key, self.tell, self._tasks, permit, around.turns),
                 lambda: self._seen.spec.nnodes if self._seen else 0,
             )
             self._links = links
@@ -198,31 +210,25 @@ class JobRunner:
                         continue  # What was said meanwhile comes first.
                 await self._step(events, links)
 
-    async def _token(self) -> str:
-        doing, new_token = f"job={self.title} read=token", self._around.new_token
-        while True:
-            try:
-                return await persist(doing, lambda: self._requests.token(new_token))
-            except UnbrokenError as error:
-                log.warning('%s failed="%s"', doing, error)
-                self.complain("NoAgentToken", str(error))
-            await pause(TOKEN_RETRY_SECONDS)
+    async def _make_secret(self) -> None:
+        """Create the Secret with the job's key, unless that was done a moment ago."""
+        if self._secret is None or self._key is None:
+            return
+        async with self._making:
+            now = self._around.clock()
+            if self._made_at is None or now >= self._made_at + SECRET_SECONDS:
+                await self._requests.create_secret(self._secret, self._key)
+                self._made_at = now
 
-    async def _keep_token(self, token: str) -> None:
-        """Make the Secret anew should somebody delete or change it: the agents know this token."""
+    async def _keep_secret(self) -> None:
+        """Make the Secret again should somebody delete it while a kubelet waits for it."""
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TOKEN_CHECK_SECONDS):
-                    await self._needs_token.wait()
-            self._needs_token.clear()
+            await pause(SECRET_SECONDS)
             try:
-                if await self._requests.keep_token(token):
-                    text = f"the Secret {self.job.secret_name} was deleted or changed"
-                    self.complain("AgentTokenRestored", f"{text}; it holds the job's token again")
+                if self._mounting:
+                    await self._make_secret()
             except UnbrokenError as error:
-                log.warning('job=%s keep=token failed="%s"', self.title, error)
-                self._needs_token.set()
-                await pause(TOKEN_RETRY_SECONDS)
+                log.warning('job=%s make=secret failed="%s"', self.title, error)
 
     async def _next(self) -> Event:
         if not self._inbox.empty():
@@ -251,8 +257,9 @@ class JobRunner:
     async def _step(self, events: Sequence[Event], links: AgentLinks) -> None:
         match events[-1]:
             case PodSeen(view):
-                links.follow(view, self._places[view.uid])
+                self._pod_seen(view, links)
             case PodGone(_, uid):
+                self._mounting.discard(uid)
                 links.drop(uid)
             case NodeSeen(node):
                 self._judge(node)
@@ -275,6 +282,18 @@ class JobRunner:
                 self._order(effect, is_after_write=has_written)
             elif not isinstance(effect, Commanded):
                 self._record(effect)
+
+    def _pod_seen(self, pod: PodView, links: AgentLinks) -> None:
+        is_mounting = pod.phase is PodPhase.PENDING and pod.node is not None
+        (self._mounting.add if is_mounting else self._mounting.discard)(pod.uid)
+        place = self._places[pod.uid]
+        if place.secret == self._secret:
+            links.follow(pod, place)
+        elif not pod.is_deleting and pod.phase not in (PodPhase.SUCCEEDED, PodPhase.FAILED):
+            # Nobody can command its agent, and an agent out of reach must not stay.
+            why = "its agent has another key than this operator: an older version, or another"
+            self.complain(REPLACED, f"pod {pod.name} is replaced: {why} operator key, made it")
+            self._order(DeletePod(pod.name, pod.uid, REPLACED), is_after_write=False)
 
     def _judge(self, node: NodeView) -> None:
         if node.is_ready and node.is_healthy and not node.is_fenced:
@@ -358,9 +377,9 @@ class JobRunner:
             self._tell_gone(order.name, order.uid)
 
     async def _create(self, order: CreatePod) -> None:
-        self._needs_token.set()
         try:
-            body = build_pod(self.job, self._spec(), order, self._unusable)
+            await self._make_secret()
+            body = build_pod(self.job, self._spec(), order, self._secret, self._unusable)
             gate = self._seen.gate if self._seen else None
             if isinstance(gate, Admission):
                 body = place_pod(body, gate, order.replica_spec, order.index)

@@ -11,7 +11,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
 from unbroken.wire.agent import PORT
 
-from .pods import INDEX_LABEL, REPLICA_LABEL
+from .pods import INDEX_LABEL, REPLICA_LABEL, mounted_secret
 
 HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
 LEAVING = frozenset({"UnschedulablePendingReboot", "UnschedulablePendingReplacement"})
@@ -66,7 +66,7 @@ def pod_view(pod: Pod) -> PodView | None:
         has_been_ready=_has_started(status),
         reason=reason,
         message=message[:MESSAGE_MAX],
-        agent_port=agent_place(pod).port,
+        agent_port=_agent_port(pod),
     )
 
 
@@ -76,17 +76,30 @@ class AgentPlace(NamedTuple):
     port: int
     restarts: int
     """Of the pod's containers."""
+    secret: str | None
+    """Name of the Secret from which the pod has its job's key; None: it has none."""
 
 
 def agent_place(pod: Pod) -> AgentPlace:
-    """Where the pod's agent listens, on AGENT_PORT as a template may set it."""
+    """The place of the pod's agent."""
     statuses = (pod.status and pod.status.containerStatuses) or ()
     restarts = sum(one.restartCount for one in statuses)
+    return AgentPlace(_agent_port(pod), restarts, mounted_secret(pod))
+
+
+def _agent_port(pod: Pod) -> int:
+    """AGENT_PORT as a template may set it, where it is a port."""
     for container in (pod.spec and pod.spec.containers) or ():
         for entry in container.env or ():
-            if entry.name == "AGENT_PORT" and (entry.value or "").isdecimal():
-                return AgentPlace(int(entry.value or PORT), restarts)
-    return AgentPlace(PORT, restarts)
+            if entry.name == "AGENT_PORT" and (port := port_number(entry.value or "")):
+                return port
+    return PORT
+
+
+def port_number(text: str) -> int | None:
+    """The number of a port, 1 to 65535; None: the text is none."""
+    is_short = text.isascii() and text.isdecimal() and len(text) <= len("65535")
+    return int(text) if is_short and 0 < int(text) <= 65535 else None
 
 
 def _phase(phase: str | None) -> PodPhase:

@@ -12,11 +12,9 @@ import asyncio
 import base64
 import logging
 import ssl
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -24,7 +22,6 @@ import msgspec
 from aiohttp import web
 from lightkube import ApiError
 from lightkube.resources.admissionregistration_v1 import ValidatingWebhookConfiguration
-from lightkube.resources.core_v1 import Secret
 
 from unbroken.errors import PeerError, SpecError, WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
@@ -35,8 +32,8 @@ from unbroken.spec.job import GROUP, PLURAL, VERSION
 from unbroken.spec.parse import Parsed
 from unbroken.spec.problems import Problem, Verdict
 
-from .requests import CONFLICT, MERGE, NOT_FOUND, persist
-from .webhook_certificates import Certificates, kept, renewed, secret_data
+from .requests import MERGE, NOT_FOUND, persist
+from .webhook_certificates import Authority, Leaf
 from .webhook_review import answered, asked, judged, template_problems
 
 log = logging.getLogger(__name__)
@@ -44,7 +41,6 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 NAME = "unbroken-jobs"
 """Of the ValidatingWebhookConfiguration."""
-SECRET = "unbroken-webhook"
 PATH = "/validate"
 REGISTRATIONS = "apis/admissionregistration.k8s.io/v1"
 CONFIGURATIONS = f"{REGISTRATIONS}/validatingwebhookconfigurations"
@@ -66,8 +62,6 @@ class WebhookOptions:
     """0: any that is free."""
     service: tuple[str, str] | None = None
     """Namespace and name of a Service with port 443; None: by the loopback address."""
-    namespace: str = "kube-system"
-    """Of the Secret with the certificate."""
 
     @property
     def host(self) -> str:
@@ -124,13 +118,16 @@ def configuration(options: WebhookOptions, port: int, trusted: bytes) -> Object:
 
 
 @asynccontextmanager
-async def serve_webhook(client: KubeClient, options: WebhookOptions) -> AsyncIterator[str]:
+async def serve_webhook(
+    client: KubeClient, options: WebhookOptions, master: bytes
+) -> AsyncIterator[str]:
     """Serve the webhook and keep it registered during the block; its address.
 
+    `master`: the operator's key, from which the authority of the certificate is derived.
     SpecError where the API server takes no webhooks, WorldError where it cannot listen.
     """
     await _check_api(client)
-    upkeep = _Upkeep(client, options)
+    upkeep = _Upkeep(client, options, Authority.of(master))
     await persist("webhook=look", upkeep.look)
     application = web.Application(client_max_size=BODY_BYTES)
     application.router.add_post(PATH, _Reviewer(client).review)
@@ -169,27 +166,20 @@ async def _check_api(client: KubeClient) -> None:
 class _Upkeep:
     """Keeps the certificate valid, and the API server trusting it."""
 
-    def __init__(self, client: KubeClient, options: WebhookOptions) -> None:
+    def __init__(self, client: KubeClient, options: WebhookOptions, authority: Authority) -> None:
         self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.tls.minimum_version = ssl.TLSVersion.TLSv1_2
         self.port: int | None = None
         """None: nobody listens yet, so nothing is registered."""
         self._client = client
         self._options = options
-        self._served: Certificates | None = None
-        self._secrets = f"api/v1/namespaces/{quote(options.namespace)}/secrets"
+        self._authority = authority
+        self._served: Leaf | None = None
         self._queue: WorkQueue[str] = WorkQueue("webhook", self._again)
 
     async def run(self) -> None:
-        """Look at once, whenever somebody touches what is kept, and now and then."""
+        """Look at once, whenever somebody touches the registration, and now and then."""
         self._queue.add(NAME)
-        secret = Informer(
-            self._client,
-            Secret,
-            namespace=self._options.namespace,
-            fields=f"metadata.name={SECRET}",
-            on_change=self._changed,
-        )
         registered = Informer(
             self._client,
             ValidatingWebhookConfiguration,
@@ -197,7 +187,7 @@ class _Upkeep:
             on_change=self._changed,
         )
         async with asyncio.TaskGroup() as tasks:
-            for program in (secret.run(), registered.run(), self._queue.run()):
+            for program in (registered.run(), self._queue.run()):
                 tasks.create_task(program)
 
     def _changed(self, old: object, new: object) -> None:
@@ -209,39 +199,17 @@ class _Upkeep:
         return LOOK_SECONDS
 
     async def look(self) -> None:
-        """Renew what is to be renewed; told first, used then."""
+        """Renew the certificate in time, and register its authority where it is not."""
         now = wall()
-        found = await self._get(f"{self._secrets}/{SECRET}")
-        before = kept(found.get("data") if found else None)
-        after = renewed(before, self._options.names(), now)
-        if after != before:
-            await self._keep(found, after)
-            log.info("webhook_certificate=renewed renewal_in_days=%.0f", _days(after, now))
+        if self._served is None or now >= self._served.renewal:
+            self._served = leaf = self._authority.issue(self._options.names(), now)
+            leaf.load_into(self.tls)
         if self.port is not None:
-            await self._register(after)
-        if after != self._served:
-            self._serve(after)
+            await self._register()
 
-    async def _keep(self, found: Object | None, certificates: Certificates) -> None:
-        """Raises WorldError, which repeats the look, where another operator was first."""
-        try:
-            if found is None:
-                metadata: Object = {"name": SECRET, "namespace": self._options.namespace}
-                body = {"metadata": metadata, "data": secret_data(certificates)}
-                await self._client.raw("POST", self._secrets, body=body)
-                return
-            version = {"resourceVersion": found["metadata"]["resourceVersion"]}
-            body = {"metadata": version, "data": secret_data(certificates)}
-            await self._client.raw("PATCH", f"{self._secrets}/{SECRET}", body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code != CONFLICT:
-                raise
-            text = "another operator has just renewed the certificate"
-            raise WorldError(text, 0.0) from error
-
-    async def _register(self, certificates: Certificates) -> None:
+    async def _register(self) -> None:
         assert self.port is not None
-        wanted = configuration(self._options, self.port, certificates.trusted)
+        wanted = configuration(self._options, self.port, self._authority.certificate)
         found = await self._get(f"{CONFIGURATIONS}/{NAME}")
         if found is None:
             await self._client.raw("POST", CONFIGURATIONS, body=wanted)
@@ -252,14 +220,6 @@ class _Upkeep:
             await self._client.raw("PATCH", path, body=body, headers=MERGE)
             log.info("webhook=registered_again client=%s", _client_of(wanted))
 
-    def _serve(self, certificates: Certificates) -> None:
-        """Use them for every connection that is made from now on."""
-        with tempfile.NamedTemporaryFile(prefix="unbroken-webhook-") as file:
-            file.write(certificates.key + certificates.certificate)
-            file.flush()
-            self.tls.load_cert_chain(Path(file.name))
-        self._served = certificates
-
     async def _get(self, path: str) -> Object | None:
         try:
             found: Object = msgspec.json.decode(await self._client.raw("GET", path))
@@ -268,10 +228,6 @@ class _Upkeep:
                 return None
             raise
         return found
-
-
-def _days(certificates: Certificates, now: float) -> float:
-    return (certificates.renewal() - now) / 86400
 
 
 def _client_of(wanted: Object) -> str:

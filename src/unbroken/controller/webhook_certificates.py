@@ -1,101 +1,119 @@
-"""The webhook's certificate: made here, kept in a Secret, renewed long before it ends.
+"""The webhook's certificates: an authority derived from the operator's key, and what it signs.
 
-It signs itself, so that there is no authority whose key could sign others.  What the API server is
-told to trust is this certificate and those before it that are still valid: whoever has yet to take
-a new one goes on being believed.
+Each operator derives the same authority, to the last byte, and signs a certificate of its own for a
+few days.  The API server trusts the authority, and so every operator; no key is kept anywhere.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
-from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-VALID_DAYS, RENEW_DAYS = 90.0, 30.0
-"""Renewed when fewer days are left (both as Let's Encrypt has it)."""
+from unbroken.core.keys import authority_number
+
+VALID_DAYS, RENEW_DAYS = 7.0, 4.0
+"""Of an operator's certificate; it is renewed when fewer than `RENEW_DAYS` are left."""
 EARLY = timedelta(hours=1)
 """Valid from before it is made: clocks differ."""
-CERTIFICATE, KEY, TRUSTED = "tls.crt", "tls.key", "ca.crt"
-"""Keys of the Secret."""
 DAY = 86400.0
+BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+"""Of the authority, which lasts as long as the operator's key (RFC 5280, 4.1.2.5: no known end)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Certificates:
-    """As PEM: the own certificate with its key, and all that are to be trusted."""
+class Leaf:
+    """An operator's certificate and its key, as PEM."""
 
     certificate: bytes
-    key: bytes
-    trusted: bytes
+    key: bytes = field(repr=False)
+    renewal: float
+    """When it is to be renewed, in seconds since the epoch."""
 
-    def renewal(self) -> float:
-        """When it is to be renewed, in seconds since the epoch."""
-        return _ends(_loaded(self.certificate)[0]) - RENEW_DAYS * DAY
-
-
-def kept(data: Mapping[str, Any] | None) -> Certificates | None:
-    """The certificates of a Secret's `data`; None where they cannot be used."""
-    try:
-        read = [base64.b64decode((data or {})[key], validate=True) for key in _KEYS]
-        found = Certificates(*read)
-        (own, *_) = _loaded(found.certificate)
-        key = serialization.load_pem_private_key(found.key, None)
-        is_pair = key.public_key() == own.public_key()
-    except (KeyError, TypeError, ValueError, binascii.Error):
-        return None
-    return found if is_pair and own in _loaded(found.trusted) else None
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Use it for every connection that is made from now on; nothing is written to a disk."""
+        handle = os.memfd_create("unbroken-webhook", os.MFD_CLOEXEC)
+        with os.fdopen(handle, "wb") as file:
+            file.write(self.key + self.certificate)
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{handle}")
 
 
-_KEYS = (CERTIFICATE, KEY, TRUSTED)
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """Signs operators' certificates."""
+
+    certificate: bytes
+    """As PEM: what the API server is told to trust."""
+    _key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @classmethod
+    def of(cls, master: bytes) -> Authority:
+        """The authority that belongs to an operator's key."""
+        key = ec.derive_private_key(authority_number(master), ec.SECP256R1())
+        identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+        title = _title(f"unbroken webhook authority {identifier.digest.hex()[:8]}")
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(title)
+            .issuer_name(title)
+            .public_key(key.public_key())
+            .serial_number(int.from_bytes(identifier.digest[:16], "big") >> 1 | 1)
+            .not_valid_before(BEGIN)
+            .not_valid_after(END)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_signs_certificates(), critical=True)
+            .add_extension(identifier, critical=False)
+            .sign(key, hashes.SHA256(), ecdsa_deterministic=True)
+        )
+        return cls(made.public_bytes(serialization.Encoding.PEM), key)
+
+    def issue(self, names: Sequence[str], now: float) -> Leaf:
+        """A new certificate for the names that the API server uses."""
+        key, start = ec.generate_private_key(ec.SECP256R1()), datetime.fromtimestamp(now, UTC)
+        authority = x509.load_pem_x509_certificate(self.certificate)
+        identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(_title("unbroken webhook"))
+            .issuer_name(authority.subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(start - EARLY)
+            .not_valid_after(start + timedelta(days=VALID_DAYS))
+            .add_extension(x509.SubjectAlternativeName(list(map(_name, names))), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+            .add_extension(identifier, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        renewal = now + (VALID_DAYS - RENEW_DAYS) * DAY
+        return Leaf(made.public_bytes(serialization.Encoding.PEM), private, renewal)
 
 
-def secret_data(certificates: Certificates) -> dict[str, str]:
-    """`data` of the Secret that keeps them."""
-    values = (certificates.certificate, certificates.key, certificates.trusted)
-    return {key: base64.b64encode(value).decode() for key, value in zip(_KEYS, values, strict=True)}
+def _title(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def renewed(found: Certificates | None, names: Sequence[str], now: float) -> Certificates:
-    """Those that are to be used: `found` while they are good for `names`, else new ones."""
-    if found is not None and now < found.renewal() and _names(found) == set(names):
-        return found
-    key = ec.generate_private_key(ec.SECP256R1())
-    made = _signed(key, names, now)
-    before = _loaded(found.trusted) if found is not None else []
-    valid = [one for one in before if now < _ends(one)]
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return Certificates(_pem([made]), private, _pem([made, *valid]))
-
-
-def _signed(key: ec.EllipticCurvePrivateKey, names: Sequence[str], now: float) -> x509.Certificate:
-    title = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "unbroken webhook")])
-    start = datetime.fromtimestamp(now, UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(title)
-        .issuer_name(title)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start - EARLY)
-        .not_valid_after(start + timedelta(days=VALID_DAYS))
-        .add_extension(x509.SubjectAlternativeName(list(map(_name, names))), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
+def _signs_certificates() -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=False, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=False,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
 
 
 def _name(text: str) -> x509.GeneralName:
@@ -103,22 +121,3 @@ def _name(text: str) -> x509.GeneralName:
         return x509.IPAddress(ip_address(text))
     except ValueError:
         return x509.DNSName(text)
-
-
-def _names(found: Certificates) -> set[str]:
-    (own, *_) = _loaded(found.certificate)
-    extension = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    addresses = map(str, extension.get_values_for_type(x509.IPAddress))
-    return {*extension.get_values_for_type(x509.DNSName), *addresses}
-
-
-def _loaded(pem: bytes) -> list[x509.Certificate]:
-    return x509.load_pem_x509_certificates(pem)
-
-
-def _pem(certificates: Sequence[x509.Certificate]) -> bytes:
-    return b"".join(one.public_bytes(serialization.Encoding.PEM) for one in certificates)
-
-
-def _ends(certificate: x509.Certificate) -> float:
-    return certificate.not_valid_after_utc.timestamp()

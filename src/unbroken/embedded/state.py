@@ -100,6 +100,8 @@ class Paths:
     logs: Path = field(init=False)
     kubeconfig: Path = field(init=False)
     cluster_api_credentials: Path = field(init=False)
+    operator_key: Path = field(init=False)
+    """The master key of the operator (controller/operator_key)."""
 
     def __post_init__(self) -> None:
         for name, file in (
@@ -111,6 +113,7 @@ class Paths:
             ("logs", "logs"),
             ("kubeconfig", "kubeconfig"),
             ("cluster_api_credentials", "cluster-api-credentials"),
+            ("operator_key", "operator.key"),
         ):
             object.__setattr__(self, name, self.directory / file)
 

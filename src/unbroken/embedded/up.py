@@ -23,6 +23,7 @@ from unbroken.controller.metrics import OperatorMetrics
 from unbroken.controller.node_checks_pods import CheckerOptions
 from unbroken.controller.node_metrics import watch_nodes
 from unbroken.controller.node_repair import options_of
+from unbroken.controller.operator_key import kept_key
 from unbroken.embedded.apiserver.driver import Serving, serving
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
@@ -186,6 +187,6 @@ def _programs(
             options.repair_dry_run,
         )
         checks = CheckerOptions(log_directory=paths.logs)
-        yield run_operator(
-            client, informers, OperatorOptions(checks=checks, repair=repair), metrics
-        )
+        key = kept_key(paths.operator_key)
+        wanted = OperatorOptions(checks=checks, repair=repair, key=key)
+        yield run_operator(client, informers, wanted, metrics)

@@ -307,12 +307,12 @@ def test_without_namespaces_only_volumes_at_their_own_place_will_do() -> None:
 
 
 def test_without_namespaces_the_agents_token_is_named_where_it_is() -> None:
-    variables = {"UNBROKEN_AGENT_TOKEN_FILE": "/var/run/unbroken/token"}
+    variables = {"UNBROKEN_AGENT_KEY_FILE": "/var/run/unbroken/token"}
     token = Mount("/node/pods/u/volumes/t", "/var/run/unbroken", read_only=True)
     without_namespaces([token], Isolation.USER, variables)
-    assert variables["UNBROKEN_AGENT_TOKEN_FILE"] == "/var/run/unbroken/token"
+    assert variables["UNBROKEN_AGENT_KEY_FILE"] == "/var/run/unbroken/token"
     without_namespaces([token], Isolation.NONE, variables)
-    assert variables["UNBROKEN_AGENT_TOKEN_FILE"] == "/node/pods/u/volumes/t/token"
+    assert variables["UNBROKEN_AGENT_KEY_FILE"] == "/node/pods/u/volumes/t/token"
 
 
 def test_grpc_probes_are_refused_and_not_forgotten() -> None:

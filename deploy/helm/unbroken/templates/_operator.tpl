@@ -2,6 +2,8 @@
 
 {{- define "unbroken.operatorArguments" -}}
 - --lease-namespace={{ include "unbroken.leaseNamespace" . }}
+- --key-file=/etc/unbroken/key
+- --key-secret={{ .Release.Namespace }}/{{ include "unbroken.name" . }}-operator-key
 # The definitions come with the chart, and no right to change them.
 - --without=definitions
 {{- with .Values.operator.namespace }}
@@ -79,10 +81,10 @@
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch, create, delete]
-# The token of a job's agents, in the Secret JOB-agent.
+# The key of a job's agents, in a Secret that nothing here can read.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [get, create, patch]
+  verbs: [create]
 - apiGroups: [""]
   resources: [events]
   verbs: [create, patch]

@@ -289,7 +289,7 @@ def _sub_path(volume: Path, sub_path: str) -> Path:
     return place
 
 
-TOKEN_VARIABLE = "UNBROKEN_AGENT_TOKEN_FILE"
+KEY_VARIABLE = "UNBROKEN_AGENT_KEY_FILE"
 
 
 def without_namespaces(
@@ -297,7 +297,7 @@ def without_namespaces(
 ) -> None:
     """Where nothing can be mounted, only volumes that are at their place already will do.
 
-    The token of a job's agents is read where a variable says, which then says where it is: a job
+    The key of a job's agents is read where a variable says, which then says where it is: a job
     runs on any host.
     """
     if isolation is not Isolation.NONE:
@@ -305,11 +305,11 @@ def without_namespaces(
     for mount in wanted:
         if os.path.realpath(mount.source) == os.path.realpath(mount.target):
             continue
-        token = variables.get(TOKEN_VARIABLE, "")
-        if not is_below(token, mount.target):
+        key = variables.get(KEY_VARIABLE, "")
+        if not is_below(key, mount.target):
             raise ConfigProblem(
                 f"nothing can be mounted at {mount.target}: this host allows no user namespaces "
                 "(and unbroken does not run as root)",
                 "CreateContainerError",
             )
-        variables[TOKEN_VARIABLE] = os.path.join(mount.source, os.path.relpath(token, mount.target))
+        variables[KEY_VARIABLE] = os.path.join(mount.source, os.path.relpath(key, mount.target))
