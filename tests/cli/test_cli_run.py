@@ -21,6 +21,16 @@ from e2e.clusters import processes
 pytestmark = pytest.mark.slow
 MakeCli = Callable[..., Cli]
 Process = subprocess.Popen[bytes]
+MOVES_ON = """
+import os, pathlib
+from unbroken import worker
+kept = pathlib.Path("kept-step")
+step = int(kept.read_text()) if kept.exists() else 0
+worker.progress(step)
+if step < 6:
+    kept.write_text(str(step + 1))
+    os._exit(5)
+"""
 
 
 def test_a_manifest_runs_to_its_end_and_shows_rank_zero(cli: Cli) -> None:
@@ -101,6 +111,15 @@ def test_the_exit_code_is_that_of_the_worker_that_failed(cli: Cli) -> None:
         "unbroken: for the whole story: unbroken explain fail",
     ]
     assert done.stderr.count("the only restart is used") == 1
+
+
+def test_a_job_that_makes_progress_outlives_more_faults_than_one_that_does_not(cli: Cli) -> None:
+    found = cli.json("run", "-o", "json", cli.script("moves_on.py", MOVES_ON))
+    assert (found["state"], found["restarts"], found["exitCode"]) == ("Completed", 6, 0)
+    done = cli.call("run", cli.script("loops.py", "import os; os._exit(9)"), code=9)
+    told = [line for line in done.stderr.splitlines() if "unbroken: incident" in line]
+    assert len(told) == 4
+    assert "gave up: all 3 restarts without progress are used; set jobMaxRetryCount" in told[3]
 
 
 def test_json_holds_the_outcome_and_nothing_else(cli: Cli) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unbroken.core.budgets import charge, limits
+from unbroken.core.budgets import charge, limits, waive
 from unbroken.spec.incident import Remedy
 from unbroken.spec.job import RestartPolicy, RestartStatus, RunPolicy
 
@@ -15,7 +15,7 @@ def rungs(policy: RunPolicy, times: list[float]) -> list[Remedy]:
     """The rungs of faults at these times of the job's life."""
     status, found = RestartStatus(), []
     for charged, at in enumerate(times):
-        charged_now = charge(limits(policy), status, charged, at)
+        charged_now = charge(limits(policy), status, charged, at, "")
         status = charged_now.status
         found.append(charged_now.remedy)
     return found
@@ -25,7 +25,7 @@ def rungs(policy: RunPolicy, times: list[float]) -> list[Remedy]:
     ("policy", "times", "expected"),
     [
         (RunPolicy(), [1, 2, 3, 4], [P, P, P, F]),
-        (RunPolicy(), [1, 2, 3, 3600, 3601, 3602, 3603], [P, P, P, P, P, P, F]),
+        (RunPolicy(), [1, 9e3, 9e5, 9e7], [P, P, P, F]),
         (RunPolicy(job_max_retry_count=0), [1], [F]),
         (RunPolicy(job_max_retry_count=2), [1, 9e6, 9.1e6], [P, P, F]),
         (RunPolicy(job_max_retry_count=9), [1, 2, 3, 4, 5], [P] * 5),
@@ -35,7 +35,9 @@ def rungs(policy: RunPolicy, times: list[float]) -> list[Remedy]:
         (RunPolicy(restart_policy=RestartPolicy(100, 0, 1)), [1, 2], [J, F]),
         (RunPolicy(restart_policy=RestartPolicy(100, 1)), [1, 2, 3, 4, 5, 6, 7, 8],
          [P, J, P, J, P, J, P, F]),
-        (RunPolicy(restart_policy=RestartPolicy(100)), [1, 2, 3, 4], [P, P, P, F]),
+        (RunPolicy(restart_policy=RestartPolicy(100)), [1, 101, 201, 301], [P, P, P, F]),
+        (RunPolicy(restart_policy=RestartPolicy(100, 3, 0)), [1, 2, 3, 101, 102, 103, 104],
+         [P, P, P, P, P, P, F]),
         (RunPolicy(restart_policy=RestartPolicy(100, None, 1)), [1, 2, 3, 4], [P, P, P, J]),
         (RunPolicy(job_max_retry_count=3, restart_policy=RestartPolicy(100, 1)), [1, 2, 3, 4],
          [P, J, P, F]),
@@ -45,17 +47,49 @@ def test_rungs(policy: RunPolicy, times: list[float], expected: list[Remedy]) ->
     assert rungs(policy, times) == expected
 
 
+PERIOD = RunPolicy(restart_policy=RestartPolicy(3600, 3, 0))
+
+
 def test_what_failed_is_not_charged_and_the_reason_names_the_limit() -> None:
     spent = RestartStatus(0, 0, 3)
-    last = charge(limits(RunPolicy()), spent, 3, 10)
+    last = charge(limits(PERIOD), spent, 3, 10, "")
     assert last.status == spent
     assert last.reason == (
         "restartPolicy: all 3 restarts are used in evaluation period 0 (3600 s); "
         "set jobMaxRetryCount or restartPolicy to allow more"
     )
-    total = charge(limits(RunPolicy(job_max_retry_count=1)), RestartStatus(), 1, 10)
+    total = charge(limits(RunPolicy(job_max_retry_count=1)), RestartStatus(), 1, 10, "")
     assert total.reason == "jobMaxRetryCount: the only restart is used"
 
 
 def test_clock_that_went_back_opens_no_new_period() -> None:
-    assert charge(limits(RunPolicy()), RestartStatus(0, 0, 1), 1, -50).status.restart_count == 2
+    assert charge(limits(PERIOD), RestartStatus(0, 0, 1), 1, -50, "").status.restart_count == 2
+
+
+def test_progress_makes_the_count_start_again_where_the_job_sets_no_limit() -> None:
+    spent, free = RestartStatus(0, 0, 3), limits(RunPolicy())
+    assert charge(free, RestartStatus(0, 0, 1), 1, 10, "").reason == (
+        "restart 2 of 3 without progress"
+    )
+    last = charge(free, spent, 3, 10, "")
+    assert (last.remedy, last.status) == (F, spent)
+    assert last.reason == (
+        "all 3 restarts without progress are used; "
+        "set jobMaxRetryCount or restartPolicy to allow more"
+    )
+    new = charge(free, spent, 300, 10, "step 9 (was 8)")
+    assert (new.remedy, new.status) == (P, RestartStatus())
+    assert new.reason == "progress since the last start: step 9 (was 8)"
+
+
+@pytest.mark.parametrize("policy", [PERIOD, RunPolicy(job_max_retry_count=3)])
+def test_limits_of_a_manifest_are_kept_whatever_the_progress(policy: RunPolicy) -> None:
+    assert charge(limits(policy), RestartStatus(0, 0, 3), 3, 10, "step 9 (was 8)").remedy is F
+
+
+def test_restart_that_is_not_charged_starts_the_count_again_if_it_was_asked_for() -> None:
+    spent, free = RestartStatus(0, 0, 3), limits(RunPolicy())
+    assert waive(free, spent, "", is_asked=True) == RestartStatus()
+    assert waive(free, spent, "step 9", is_asked=False) == RestartStatus()
+    assert waive(free, spent, "", is_asked=False) == spent
+    assert waive(limits(PERIOD), spent, "step 9", is_asked=True) == spent

@@ -9,12 +9,15 @@ import pytest
 from core.drive_job import Script, spec
 from unbroken.core.events import AgentReported, StartWorkers, StopWorkers
 from unbroken.spec.incident import Remedy
+from unbroken.spec.job import RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState
 
 
-def running(replicas: int = 2, spares: int = 0, *told: str) -> Script:
+def running(
+    replicas: int = 2, spares: int = 0, *told: str, policy: RunPolicy | None = None
+) -> Script:
     """A job whose attempt 0 runs, and has told of a step or an output."""
-    script = Script(spec(replicas, spares))
+    script = Script(spec(replicas, spares, policy))
     script.up()
     script.run("\n".join(told))
     return script
@@ -155,7 +158,8 @@ def test_many_agents_are_given_time_before_they_are_told_again() -> None:
 
 
 def test_the_last_restart_of_the_budget_makes_all_pods_anew_or_ends_the_job() -> None:
-    script = running(2, 0, "5 runs w-0 0 told=1")
+    policy = RunPolicy(job_max_retry_count=3)
+    script = running(2, 0, "5 runs w-0 0 told=1", policy=policy)
     for attempt in range(3):
         restart(script, 10.0 + attempt, attempt, then=f"told={attempt + 1}")
         script.run(f"{10.5 + attempt} runs w-0 {attempt + 1} told={attempt + 5}")

@@ -291,7 +291,7 @@ def test_default_budget_ends_a_script_that_fails_at_once_and_shows_its_last_line
 
 
 def test_budget_is_full_again_in_the_next_period() -> None:
-    script = running()
+    script = running(policy=RunPolicy(restart_policy=RestartPolicy(3600, 3, 0)))
     for attempt in range(9):
         restart(script, 10.0 + 1500 * attempt, attempt)
     assert script.job.attempt == 9
@@ -456,7 +456,7 @@ def test_pod_that_fails_while_its_attempt_is_stopped_belongs_to_the_same_inciden
         10.1 pod w-0 phase=Failed -> delete w-0
     """)
     assert script.job.attempt == 1
-    assert script.incidents[1].reason == "lost j-w-0; restart 1 of 3 in evaluation period 0"
+    assert script.incidents[1].reason == "lost j-w-0; restart 1 of 3 without progress"
 
 
 def test_agent_that_comes_back_with_the_same_words_lets_the_job_go_on() -> None:

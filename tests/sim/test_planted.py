@@ -224,12 +224,22 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     real = budgets.charge
 
-    def charge(limits: Any, status: Any, charged: int, age_seconds: float) -> budgets.Charge:
-        found = real(limits, status, charged, age_seconds)
+    def charge(*given: Any) -> budgets.Charge:
+        found = real(*given)
         fail = found.remedy is recovery.Remedy.FAIL
         return replace(found, remedy=recovery.Remedy.PROCESS) if fail else found
 
     patch.setattr(budgets, "charge", charge)
+
+
+@planted("no progress resets the budget")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "made", lambda *_: "")
+
+
+@planted("every attempt counts as progress")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "made", lambda *_: "some")
 
 
 @planted("what is unwritten is forgotten")

@@ -77,7 +77,13 @@ Spares = Annotated[
 ]
 Restarts = Annotated[
     int | None,
-    typer.Option("--max-restarts", min=0, help="Before it fails.", show_default="no limit"),
+    typer.Option(
+        "--max-restarts",
+        min=0,
+        metavar="N",
+        help="Fail the job after N restarts, whether it makes progress or not.",
+        show_default="3 in a row without progress; no limit with progress",
+    ),
 ]
 Name = Annotated[
     str | None, typer.Option("--name", help="Of the job.", show_default="the script's")

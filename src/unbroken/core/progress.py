@@ -1,16 +1,23 @@
-"""How far the ranks of the running attempt have come, by what they tell of their steps."""
+"""How far an attempt has come, by the steps that its ranks report, and whether that is progress.
+
+Progress is what a restart must not be charged for (`core.budgets`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import median_low
 from typing import TypedDict
 
+from unbroken.spec.incident import Incident, Signal
 from unbroken.wire.observation import RankWatch
 
 from .events import PodUid
 
 Watched = dict[PodUid, tuple[RankWatch, ...]]
+FIRST_SECONDS = 600.0
+"""Without steps, an attempt that ran for so long has made progress, and errors are at the same
+place if they come sooner.  73 % of the tasks that fail at all do so in their first ten minutes."""
 
 
 class Before(TypedDict):
@@ -34,6 +41,37 @@ def before(watched: Watched, now: float) -> Before:
         step=max((rank.step for rank in steps if rank.step is not None), default=None),
         step_seconds=median_low(paces) if paces else None,
     )
+
+
+def made(
+    step: int | None, found: Sequence[Signal], earlier: Sequence[Incident], ran_seconds: float
+) -> str:
+    """Describe the progress of the attempt that broke; empty: it made none.
+
+    `step` is the newest that its ranks reported, `found` are the signs of its fault, `earlier` the
+    job's incidents before it in order of number, and `ran_seconds` how long all of it ran.
+
+    A step is progress if it is newer than every step of earlier attempts.  For a script that
+    reports no steps, the step of the snapshot or checkpoint that the attempt began with stands for
+    them: it was saved by the attempt before.  A script that does neither makes progress if an
+    attempt runs for `FIRST_SECONDS`.
+    """
+    began = max((one.step for one in earlier[-1].restored), default=None) if earlier else None
+    reached = _newest([step, began, *(signal.step for signal in found)])
+    known = _newest(
+        [one.step for incident in earlier[:-1] for one in incident.restored]
+        + [incident.step for incident in earlier]
+        + [signal.step for incident in earlier for signal in incident.signals]
+    )
+    if reached is None and known is None:
+        return f"ran for {int(ran_seconds // 60)} minutes" if ran_seconds >= FIRST_SECONDS else ""
+    if reached is None or (known is not None and reached <= known):
+        return ""
+    return f"step {reached}" if known is None else f"step {reached} (was {known})"
+
+
+def _newest(steps: Iterable[int | None]) -> int | None:
+    return max((step for step in steps if step is not None), default=None)
 
 
 def first_step(watch: Iterable[RankWatch]) -> tuple[int, float | None] | None:

@@ -14,9 +14,9 @@ from . import budgets, ladder, repeats, signals
 from .conditions import Standing
 from .events import NodeName, PodName, PodPhase
 from .gang import Stage
-from .incidents import UNCHARGED, culprit
+from .incidents import RESTART_REQUESTED, UNCHARGED, culprit
 from .life import Life, Verdict
-from .progress import before
+from .progress import Before, before, made
 from .repeats import Repeat
 from .roster import Member
 from .state import JobState, Phase
@@ -99,14 +99,14 @@ class Recovery:
         suspected, known = self.interrupted(found, now)
         found = [*found, *suspected, *self._leavers(found, broken, now)]
         state.broken = (broken, culprit(found).fault)
-        step = before(state.watched, now)["step"]
-        charged = self._weigh(self._charge(found, now), found, step, now)
+        was = before(state.watched, now)
+        charged = self._weigh(self._charge(found, was, now), found, was["step"], now)
         condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]
         lost = dict.fromkeys(m.view.name for m in condemned)
         lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
         remedy, reason = ladder.choose(charged.remedy, charged.reason, list(lost))
         state.incidents.begin(broken, found, remedy, reason, now)
-        state.incidents.change(**before(state.watched, now), **(details or known))
+        state.incidents.change(**was, **(details or known))
         state.watched.clear()
         state.retire_incidents()
         if remedy is not Remedy.FAIL:
@@ -206,23 +206,44 @@ class Recovery:
         roster = self._state.roster
         return member.is_fenced or (is_silent and roster.is_cut_off(member))
 
-    def _charge(self, found: Sequence[Signal], now: float) -> budgets.Charge:
+    def _charge(self, found: Sequence[Signal], was: Before, now: float) -> budgets.Charge:
         state = self._state
         assert state.spec is not None
+        limits = budgets.limits(state.spec.run_policy)
         budget = state.status.restart_status or RestartStatus()
+        progress = self._progress(found, was, now)
         if all(signal.fault in UNCHARGED for signal in found):
-            return budgets.Charge(budget, Remedy.PROCESS, "not charged to the budget")
+            is_asked = any(signal.fault == RESTART_REQUESTED for signal in found)
+            left = budgets.waive(limits, budget, progress, is_asked=is_asked)
+            return budgets.Charge(left, Remedy.PROCESS, "not charged to the budget")
         start = now if state.status.start_time is None else state.status.start_time
         charged = state.attempt - state.incidents.uncharged
-        return budgets.charge(budgets.limits(state.spec.run_policy), budget, charged, now - start)
+        return budgets.charge(limits, budget, charged, now - start, progress)
+
+    def _progress(self, found: Sequence[Signal], was: Before, now: float) -> str:
+        """Describe the progress of the attempt that broke; empty: none.
+
+        Steps from before a restart that a person asked for do not count: the script may be another.
+        """
+        state, earlier = self._state, self._closed()
+        asked = [n for n, one in enumerate(earlier) if one.culprit.fault == RESTART_REQUESTED]
+        running = (c for c in state.status.conditions if c.type == Standing.RUNNING.value)
+        since = next((c.last_transition_time for c in running if c.status == "True"), now)
+        # A hang shows no sign of life, and is no progress however long it takes.
+        ran = (was["progress_before"] or now) - since
+        return made(was["step"], found, earlier[asked[-1] + 1 if asked else 0 :], ran)
+
+    def _closed(self) -> list[Incident]:
+        """The closed incidents of this life of the job, in order of number."""
+        start = self._state.status.start_time or 0.0
+        closed = self._state.incidents.closed
+        return [closed[n] for n in sorted(closed) if closed[n].detected_at >= start]
 
     def _repeat(self, found: Sequence[Signal], step: int | None, now: float) -> Repeat | None:
         """Whether the error has come before, in this life of the job."""
         state = self._state
-        start = state.status.start_time or 0.0
-        closed = [one for one in state.incidents.closed.values() if one.detected_at >= start]
         unusable = {*state.roster.unusable_nodes(), *state.plan.avoid}
-        return repeats.find(found, step, closed, now, state.roster.nodes.keys() - unusable)
+        return repeats.find(found, step, self._closed(), now, state.roster.nodes.keys() - unusable)
 
     def _weigh(
         self, charged: budgets.Charge, found: Sequence[Signal], step: int | None, now: float

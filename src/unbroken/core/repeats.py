@@ -15,15 +15,13 @@ from unbroken.spec.incident import Incident, Signal
 from unbroken.wire.agent import FaultKind
 
 from .incidents import UNCHARGED, culprit
+from .progress import FIRST_SECONDS
 from .signals import BAD_METRIC, LOSS_SPIKE
 
 SAME_ERROR = "SameErrorSameStep"
 """Why a job has failed."""
 OCCURRENCES = 3
 """So many are the script's own even where there is no other node, or no step, to prove it by."""
-FIRST_SECONDS = 600.0
-"""Without steps, errors are at the same place if they come so soon after the start.  73 % of the
-tasks that fail at all do so in their first ten minutes."""
 NODES_NAMED = 4
 _RAISED = (
     FaultKind.EXCEPTION.value,

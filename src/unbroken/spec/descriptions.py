@@ -77,7 +77,7 @@ DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
         "completion_time": "When the job completed.",
         "conditions": "States of the job in order of progress.",
         "restart_count": "Restarts so far; the number of the newest attempt.",
-        "restart_status": "What of the restart policy is used up.",
+        "restart_status": "The part of the restart budget that is used up.",
         "master_addr": "Address of rank 0.",
         "master_port": "Port of rank 0's store.",
         "job_pods": "The pods of the job.",
@@ -94,7 +94,10 @@ DESCRIPTIONS: Mapping[str, Mapping[str, str]] = {
     "RestartStatus": {
         "current_eval_period": "Number of the period.",
         "full_job_restart_count": "Times in it that all pods were made anew.",
-        "restart_count": "Restarts in it since then.",
+        "restart_count": (
+            "Restarts in it since then. Where the job sets no limit: restarts in a row without"
+            " progress."
+        ),
     },
     "FaultyPods": {
         "restart_type": "PLR: workers restarted in their pods; JLR: all pods made anew.",

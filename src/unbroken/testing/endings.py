@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from unbroken.core.budgets import limits
@@ -13,6 +13,9 @@ from unbroken.testing.checkers import TERMINAL, Checkers, condition
 from unbroken.testing.truth import Truth
 from unbroken.wire.agent import FaultKind
 
+NEW_STEPS, NEW_STEPS_BY_BAD_LINKS = 5, 10
+"""Steps that an operator must have heard of: agents report about once in a second, where links are
+good, and messages are lost or late for up to 15 s where they are not."""
 OWN = ("doomed", "worker_crash")
 """Faults of the script, or that look so."""
 
@@ -25,6 +28,9 @@ class Ending:
     truth: Truth
     spec: JobSpec
     status: JobStatus
+    reached: Mapping[int, int]
+    """Steps that were made by the end of each attempt."""
+    are_steps_told: bool
 
     def judge(self, kept: Iterable[Incident]) -> str:
         """Check what is told of it; the name of its end."""
@@ -73,6 +79,10 @@ class Ending:
         if used.total is not None and status.restart_count >= used.total:
             return True
         period = status.restart_status or RestartStatus()
+        if used.without_progress is not None:
+            return period.restart_count >= used.without_progress and not self._has_progressed(
+                used.without_progress + 1
+            )
         return (
             used.restarts is not None
             and used.full_restarts is not None
@@ -80,11 +90,33 @@ class Ending:
             and period.full_job_restart_count >= used.full_restarts
         )
 
+    def _has_progressed(self, attempts: int) -> bool:
+        """Whether one of the newest attempts made new steps, and the operator must know it."""
+        if not self.are_steps_told:
+            return False
+        least = NEW_STEPS if self.truth.is_clear else NEW_STEPS_BY_BAD_LINKS
+        return max(self._new_steps()[-attempts:], default=0) >= least
+
+    def _new_steps(self) -> list[int]:
+        """Steps that each attempt made beyond all before it."""
+        found, most = [], 0
+        for attempt in range(self.status.restart_count + 1):
+            reached = max(self.reached.get(attempt, most), most)
+            found.append(reached - most)
+            most = reached
+        return found
+
     def _judge_budget(self, is_failed: bool) -> None:
         """No restart beyond the limits; an operator that was killed may have forgotten some."""
         if not self.truth.is_undisturbed:
             return
         used, charged = limits(self.spec.run_policy), self.truth.charged() - is_failed
+        if used.without_progress is not None and not any(
+            fault.kind == "user_restart" for fault in self.truth.faults
+        ):
+            row = max(map(len, "".join("x" if n else "." for n in self._new_steps()).split("x")))
+            # What an attempt restored shows the progress of the one before.
+            self.checkers.require(row <= used.without_progress + 2, "too many restarts", row)
         if used.total is not None:
             self.checkers.require(charged <= used.total, "too many restarts", charged, used)
         is_one_period = used.period_seconds >= 3600

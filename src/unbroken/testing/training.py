@@ -131,6 +131,8 @@ class Training:
         self.begun: Callable[[Gathering], None] = lambda place: None
         self.steps = 0
         """Made in earlier attempts, one in each second."""
+        self.reached: dict[int, int] = {}
+        """Steps that were made by the end of each attempt."""
 
     def place(self, worker: Worker) -> Gathering:
         """Where it trains with the others."""
@@ -234,6 +236,7 @@ class Training:
             spent = self._schedule.now - place.trains_since
             self.steps += int(spent)
             self._work_left = max(1.0, self._work_left - spent)
+        self.reached |= {member.attempt: self.steps for member in place.members.values()}
 
     def _break(self, place: Gathering) -> None:
         if place.is_broken or place.is_done:
