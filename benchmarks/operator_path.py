@@ -77,7 +77,7 @@ class Cluster:
 
     def take(self, pod: int, frame: str) -> list[str]:
         """One frame in, the frames that it makes the operator send."""
-        report = read_answer(frame)
+        report = read_answer(frame.encode())
         assert isinstance(report, AgentReport)
         return self.hear(pod, report)
 

@@ -27,6 +27,7 @@ ODD = st.one_of(
     st.integers(-(2**70), 2**70),
     st.sampled_from([-1, 2**53, 2**53 + 1, 1.0, 1.5, -1.5, 1e300, "nan", "READY", "ready", ""]),
     st.just("x" * 20_000),
+    st.sampled_from(["a\0b", "\ud800", "ü", 'a"b']),
     st.just([{}] * 3),
     st.just([-1]),
     st.just({"loss": "nan"}),
@@ -41,7 +42,7 @@ FIELDS = (
 )
 
 
-def read(way: Any, frame: str) -> object:
+def read(way: Any, frame: bytes) -> object:
     """What is read, or how it is refused."""
     try:
         return way(frame)
@@ -58,14 +59,14 @@ def test_both_ways_read_the_same(changes: list[tuple[tuple[str, str], Any]]) -> 
             place[0][name] = copy.deepcopy(value)
         elif not part:
             report[name] = copy.deepcopy(value)
-    frame = json.dumps(report, separators=(",", ":"))
+    frame = json.dumps(report, separators=(",", ":")).encode()
     assert read(read_answer, frame) == read(decode_answer, frame)
 
 
 @pytest.mark.parametrize(
-    "frame", ["", "{", "[]", '{"type":"report",', '{"type":"report","a":\x00}']
+    "frame", [b"", b"{", b"[]", b'{"type":"report",', b'{"type":"report","a":\x00}', b"\xff"]
 )
-def test_rubbish_is_refused_in_the_same_words(frame: str) -> None:
+def test_rubbish_is_refused_in_the_same_words(frame: bytes) -> None:
     assert read(read_answer, frame) == read(decode_answer, frame)
 
 
@@ -73,5 +74,5 @@ def test_the_texts_and_lists_of_one_report_are_cut_alike() -> None:
     long = {**REPORT, "workers": [WORKER] * 1100, "reason": "r" * 17_000}
     many = {**REPORT, "watch": [{"rank": 1}] * 1100}
     for report in (long, many):
-        frame = json.dumps(report, separators=(",", ":"))
+        frame = json.dumps(report, separators=(",", ":")).encode()
         assert read(read_answer, frame) == read(decode_answer, frame)

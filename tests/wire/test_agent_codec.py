@@ -38,12 +38,14 @@ from unbroken.wire.json_fields import FRAME_BYTES_MAX
 
 COUNTS = st.integers(0, 2**40)
 TIMES = st.floats(0, 1e10)
-TEXTS = st.text(max_size=50)
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+    VALUES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=10,
 )
+PROGRESS = st.dictionaries(TEXTS, VALUES | st.dictionaries(TEXTS, VALUES, max_size=3), max_size=3)
 WORKERS = st.builds(
     WorkerReport, COUNTS, COUNTS, COUNTS, TEXTS, TIMES, st.none() | TIMES, st.none() | TIMES
 )
@@ -75,7 +77,7 @@ RECEIPTS = st.builds(
     rank=COUNTS,
     attempt=COUNTS,
     step=COUNTS,
-    source=st.text(min_size=1, max_size=20),
+    source=st.text("ab 0", min_size=1, max_size=20),
     seconds=TIMES,
     checksum=TEXTS,
     saved_attempt=st.none() | COUNTS,
@@ -89,7 +91,7 @@ REPORTS = st.builds(
     newest_attempt=st.none() | COUNTS,
     attempt=st.none() | COUNTS,
     rank=st.none() | COUNTS,
-    master_addr=st.none() | st.text(min_size=1, max_size=20),
+    master_addr=st.none() | st.text("ab0.:é", min_size=1, max_size=20),
     master_port=st.none() | COUNTS,
     nproc=st.none() | COUNTS,
     pid=st.none() | COUNTS,
@@ -100,7 +102,7 @@ REPORTS = st.builds(
     reason=TEXTS,
     message=TEXTS,
     agent_version=TEXTS,
-    progress=st.dictionaries(TEXTS, JSON, max_size=3),
+    progress=PROGRESS,
     kept=st.lists(COUNTS, max_size=3).map(tuple),
     restart_mode=TEXTS,
     receipts=st.lists(RECEIPTS, max_size=3).map(tuple),
@@ -118,7 +120,7 @@ STARTS = st.builds(
     spare=st.booleans(),
     ip_version=st.none() | TEXTS,
     rank_ips=st.none() | st.lists(st.tuples(st.integers(0, 9), TEXTS), max_size=3).map(tuple),
-    progress=st.dictionaries(TEXTS, JSON, max_size=3),
+    progress=PROGRESS,
     buddy=TEXTS,
     holders=st.lists(TEXTS, max_size=3).map(tuple),
 )
@@ -136,7 +138,7 @@ def test_reports_survive_the_wire(report: AgentReport) -> None:
     assert decode_report(encode_report(report)) == report
 
 
-PEERS = st.lists(st.text(max_size=30), max_size=WARM_PEERS_MAX).map(tuple)
+PEERS = st.lists(TEXTS, max_size=WARM_PEERS_MAX).map(tuple)
 
 
 @given(STARTS | STOPS | st.just(ShutdownCommand()) | PEERS.map(WarmCommand))

@@ -35,9 +35,14 @@ from unbroken.wire.observation_codec import decode_evidence, encode_evidence
 
 COUNTS = st.integers(0, 2**40)
 TIMES = st.floats(0, 1e10)
-TEXTS = st.text(max_size=50)
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=50)
 ALARMS = st.builds(
-    Alarm, st.text(min_size=1, max_size=9), TIMES, TIMES, TEXTS, st.none() | st.integers(0, 10**9)
+    Alarm,
+    st.text("abC1", min_size=1, max_size=9),
+    TIMES,
+    TIMES,
+    TEXTS,
+    st.none() | st.integers(0, 10**9),
 )
 WATCHES = st.builds(
     RankWatch,

@@ -5,6 +5,9 @@ asked for their status again and again.  A command is what should be: a newer on
 one that is still unsent, and one that may have been lost with its link is sent again.  A question
 for evidence is none, nor is what to import beforehand: it is sent once, on a link that is up, and
 never in a command's way.
+
+An agent is never trusted with the operator's time or memory.  Its messages have a bound in size and
+rate (`rates`); an agent that says more is read more slowly, so that TCP holds it up.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import aiohttp
+from aiohttp.http import WSMessageNoDecodeText
 from yarl import URL
 
 from unbroken.errors import PeerError
@@ -39,11 +43,16 @@ from unbroken.wire.agent_bodies import (
     start_body,
     stop_body,
 )
-from unbroken.wire.agent_codec import EvidenceError, encode_command
-from unbroken.wire.json_fields import FRAME_BYTES_MAX
+from unbroken.wire.agent_codec import (
+    LINK_BYTES_MAX,
+    REPORT_BYTES_MAX,
+    EvidenceError,
+    encode_command,
+)
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .permit import Always, Permit
+from .rates import Rate
 from .reports import read_answer
 from .turns import Turns
 
@@ -63,11 +72,18 @@ CLOSE_SECONDS = 0.1
 POLL_SECONDS = 0.15
 """Between two questions to an agent without a link; the stock agent's own tick is 0.1 s."""
 RETRY_FIRST_SECONDS, RETRY_LIMIT_SECONDS = 0.02, 1.0
+ANSWER_BYTES_MAX = REPORT_BYTES_MAX
+"""Longest answer of an agent to a documented request; a stock agent's status has some hundred."""
+QUESTIONS_MAX = 2
+"""Answers with evidence that an agent may still owe."""
+PLAIN = {"Accept-Encoding": "identity"}
+"""Nothing is unpacked: a short answer could become a long one."""
 NO_LINK = (403, 404)
 """Answers to who asks for a link where there is none: a stock agent says 404, and 403 where its
 server (uvicorn) finds a library for WebSockets."""
 RETRY_FACTOR = 1.25
 """An agent that takes a while to start is found within a fifth of that."""
+Socket = aiohttp.ClientWebSocketResponse[Literal[False]]
 _ERRORS = (aiohttp.ClientError, TimeoutError, OSError, PeerError)
 
 
@@ -109,16 +125,23 @@ class AgentLink:
         self._on_lost = on_lost
         self._on_evidence = on_evidence
         self._session = session
-        self._random = random.Random()
+        self.room = asyncio.Event()
+        """Set while reports may be handed over; an agent waits unread for it.  May be replaced."""
+        self.room.set()
+        self.report_bytes = 0
+        """Length of the newest report as it came."""
+        self._rate: Rate | None = None
         self._pending: Command | None = None
         self._unconfirmed: Command | None = None
         """Sent on this connection, on which nothing has been heard since."""
         self._has_command = asyncio.Event()
         self._is_linked = False
         self._asides: dict[type, CollectCommand | WarmCommand] = {}
-        self._frame = ""
-        """The last frame of this connection that had a report."""
+        self._heard_hash = 0
+        """Of the last frame of this connection that had a report."""
         self._report: AgentReport | None = None
+        self._questions = 0
+        """For evidence, without an answer so far."""
         self._is_up = False
         self._failures = 0
         self._why = ""
@@ -131,6 +154,7 @@ class AgentLink:
 
     def collect(self, command: CollectCommand) -> None:
         """Ask for evidence.  No answer comes from an agent that cannot give it or is not linked."""
+        self._questions = min(self._questions + 1, QUESTIONS_MAX)
         self._send_aside(command)
 
     def warm(self, command: WarmCommand) -> None:
@@ -164,6 +188,8 @@ class AgentLink:
                 if self._failures > 1:
                     self._lose(broken.why)
                     await self._pause()
+                elif delay := self._spoken().connection(_now()):
+                    await _first(asyncio.Event(), delay)
 
     def _lose(self, why: str) -> None:
         if self._why != why:
@@ -175,7 +201,7 @@ class AgentLink:
 
     async def _pause(self) -> None:
         grown = RETRY_FIRST_SECONDS * RETRY_FACTOR ** min(self._failures - 2, 64)
-        delay = min(RETRY_LIMIT_SECONDS, grown) * (1.0 - self._random.random() / 2)
+        delay = min(RETRY_LIMIT_SECONDS, grown) * (1.0 - self.turns.random.random() / 2)
         await _first(asyncio.Event(), delay)
 
     def _told(self, what: str) -> str:
@@ -188,6 +214,12 @@ class AgentLink:
         self._failures, self._why = 0, ""
         self._unconfirmed = None
         self._on_report(report)
+
+    def _spoken(self) -> Rate:
+        """How fast the agent has spoken so far."""
+        if self._rate is None:
+            self._rate = Rate(_now())
+        return self._rate
 
     def _take(self) -> Command | None:
         self._has_command.clear()
@@ -209,15 +241,17 @@ class AgentLink:
                 socket = await session.ws_connect(
                     self._base.with_path(LINK_PATH) % {HEARTBEAT_KEY: self.heartbeat_seconds},
                     headers=self._headers,
-                    max_msg_size=FRAME_BYTES_MAX,
+                    max_msg_size=LINK_BYTES_MAX,
                     timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
+                    autoping=False,
+                    decode_text=False,
                 )
         except aiohttp.WSServerHandshakeError as error:
             is_stock = error.status in NO_LINK
             return Broken(self._told(_refusal_text(error.status)), is_stock)
         except _ERRORS as error:
             return Broken(self._told(_text(error, CONNECT_SECONDS)))
-        async with socket, asyncio.TaskGroup() as tasks:
+        async with _closing(socket), asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(self._send_all(socket))
             self._is_linked = True
             try:
@@ -227,14 +261,25 @@ class AgentLink:
                 self._asides.clear()
                 sending.cancel()
 
-    async def _receive_all(self, socket: aiohttp.ClientWebSocketResponse) -> str:
+    async def _receive_all(self, socket: Socket) -> str:
         """Take what the agent says until it says no more; why that is."""
-        self._frame, self._report = "", None
+        self._heard_hash, self._report, self._questions = 0, None, 0
         silence = MISSED_MAX * self.heartbeat_seconds
         try:
-            async with _patience(silence) as heard:
-                while self._take_message(await socket.receive()):
-                    heard()
+            async with _patience(silence) as patience:
+                while True:
+                    message = await socket.receive()
+                    if message.type is aiohttp.WSMsgType.TEXT:
+                        self._take_frame(message.data)
+                    elif not await _take_other(socket, message):
+                        break
+                    patience.heard()
+                    delay = self._spoken().message(len(message.data), patience.heard_at)
+                    if delay or not self.room.is_set():
+                        # TCP holds the agent up meanwhile, which is no silence of its own.
+                        with patience.suspended():
+                            await _first(asyncio.Event(), delay)
+                            await self.room.wait()
             return self._told("closed the link")
         except TimeoutError:
             self._failures += 1  # Three heartbeats are missing: no second look is needed.
@@ -242,32 +287,31 @@ class AgentLink:
         except _ERRORS as error:
             return self._told(_text(error, silence))
 
-    def _take_message(self, message: aiohttp.WSMessage) -> bool:
-        """False: it is the end of the link.  PeerError."""
-        if message.type is not aiohttp.WSMsgType.TEXT:
-            return False
-        # A heartbeat says the same again.
-        if self._report is None or message.data != self._frame:
-            answer = self._answer(message.data)
+    def _take_frame(self, frame: bytes) -> None:
+        # A heartbeat repeats the report.  Only its hash is kept: thousands of frames are large.
+        heard = hash(frame)
+        if self._report is None or heard != self._heard_hash:
+            answer = self._answer(frame)
             if answer is None:
-                return True
-            self._frame, self._report = message.data, answer
+                return
+            self._heard_hash, self._report, self.report_bytes = heard, answer, len(frame)
         self._heard(self._report)
-        return True
 
-    def _answer(self, frame: str) -> AgentReport | None:
+    def _answer(self, frame: bytes) -> AgentReport | None:
         """The report in a frame; None: it had something else, which was dealt with."""
         try:
             answer = read_answer(frame)
         except EvidenceError as error:
             logger.warning("agent=%s dropped reason=%r", self._base.authority, str(error))
             return None
-        if isinstance(answer, Evidence):
+        if not isinstance(answer, Evidence):
+            return answer
+        if self._questions:
+            self._questions -= 1
             self._on_evidence(answer)
-            return None
-        return answer
+        return None
 
-    async def _send_all(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _send_all(self, socket: Socket) -> None:
         while True:
             await self._has_command.wait()
             await self.permit.given()
@@ -293,7 +337,10 @@ class AgentLink:
             except _ERRORS as error:
                 return Broken(self._told(_text(error, SILENCE_SECONDS)))
             self._heard(report)
-            await _first(self._has_command, POLL_SECONDS)
+            await self.room.wait()
+            # Polls have a rate of their own; only long answers make it slower.
+            delay = self._spoken().size(self.report_bytes, _now())
+            await _first(self._has_command, max(POLL_SECONDS, delay))
 
     async def _post_pending(self, session: aiohttp.ClientSession) -> None:
         if not self.permit.is_given():
@@ -314,7 +361,9 @@ class AgentLink:
         """The status of the answer."""
         path, body = _request(command)
         url = self._base.with_path(path)
-        async with session.post(url, json=body, headers=self._headers) as answer:
+        async with session.post(
+            url, json=body, headers=self._headers | PLAIN, auto_decompress=False
+        ) as answer:
             if answer.status != 200:
                 text = (await _read(answer)).decode(errors="replace")[:500]
                 logger.warning(
@@ -325,10 +374,13 @@ class AgentLink:
 
     async def _status(self, session: aiohttp.ClientSession) -> AgentReport:
         url = self._base.with_path("/status")
-        async with session.get(url, headers=self._headers) as answer:
+        async with session.get(
+            url, headers=self._headers | PLAIN, auto_decompress=False
+        ) as answer:
             body = await _read(answer)
             if answer.status != 200:
                 raise PeerError(f"/status is answered with HTTP {answer.status}")
+        self.report_bytes = len(body)
         return report_of_status(parse_json(body))
 
 
@@ -350,30 +402,53 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
     body = bytearray()
     async for chunk in answer.content.iter_any():
         body += chunk
-        if len(body) > FRAME_BYTES_MAX:
-            raise PeerError(f"{answer.url.path} is answered with more than {FRAME_BYTES_MAX} bytes")
+        if len(body) > ANSWER_BYTES_MAX:
+            text = f"{answer.url.path} is answered with more than {ANSWER_BYTES_MAX} bytes"
+            raise PeerError(text)
     return bytes(body)
 
 
+class Patience:
+    """When an agent was heard last, and whether it is listened to."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()
+        self.is_suspended = False
+
+    def heard(self) -> None:
+        """The agent said something."""
+        self.heard_at = self._loop.time()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Do not listen during the block: the time does not count as silence."""
+        self.is_suspended = True
+        try:
+            yield
+        finally:
+            self.is_suspended = False
+            self.heard()
+
+
 @asynccontextmanager
-async def _patience(seconds: float) -> AsyncIterator[Callable[[], None]]:
-    """TimeoutError in the block after so long without a call of what it is given.
+async def _patience(seconds: float) -> AsyncIterator[Patience]:
+    """TimeoutError in the block after so long without a call of `heard`.
 
     Unlike `asyncio.timeout` it sets no timer for each call: agents say something all the time.
     A process that was stopped, or starved, sees the time pass before it sees what was said: only
     a look that comes when it was to come, and is the second, finds a silence.
     """
-    loop = asyncio.get_running_loop()
-    heard_at = glanced_at = loop.time()
+    loop, patience = asyncio.get_running_loop(), Patience()
+    glanced_at = patience.heard_at
     timer: asyncio.TimerHandle
-
-    def heard() -> None:
-        nonlocal heard_at
-        heard_at = loop.time()
 
     def look(due: float) -> None:
         nonlocal timer, glanced_at
         now = loop.time()
+        if patience.is_suspended:
+            patience.heard()
+        heard_at = patience.heard_at
         is_silent = now >= heard_at + seconds
         if is_silent and heard_at < glanced_at and now < due + GLANCE_SECONDS:
             limit.reschedule(now)
@@ -383,12 +458,41 @@ async def _patience(seconds: float) -> AsyncIterator[Callable[[], None]]:
         due = now + GLANCE_SECONDS if is_silent else heard_at + seconds
         timer = loop.call_at(due, look, due)
 
-    timer = loop.call_at(heard_at + seconds, look, heard_at + seconds)
+    timer = loop.call_at(patience.heard_at + seconds, look, patience.heard_at + seconds)
     try:
         async with asyncio.timeout(None) as limit:
-            yield heard
+            yield patience
     finally:
         timer.cancel()
+
+
+async def _take_other(socket: Socket, message: WSMessageNoDecodeText) -> bool:
+    """Take a message that is no text; False: it is the end of the link.  PeerError."""
+    match message.type:
+        case aiohttp.WSMsgType.PING:
+            await socket.pong(message.data)
+        case aiohttp.WSMsgType.PONG:
+            pass
+        case aiohttp.WSMsgType.ERROR:
+            raise PeerError(str(message.data)[:200])
+        case _:
+            return False
+    return True
+
+
+@asynccontextmanager
+async def _closing(socket: Socket) -> AsyncIterator[None]:
+    """Close the link after the block, also where the agent goes on talking."""
+    try:
+        yield
+    finally:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await socket.close()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _first(event: asyncio.Event, seconds: float) -> None:

@@ -7,29 +7,34 @@ is right, what is cut, and what is wrong.  Only operators read so: agents do wit
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from unbroken.wire.agent import AgentReport
-from unbroken.wire.agent_bodies import NUMBER_MAX
 from unbroken.wire.agent_codec import WORKERS_MAX, decode_answer
+from unbroken.wire.bounds import NUMBER_MAX
 from unbroken.wire.json_fields import METRICS_MAX, TEXT_MAX
 from unbroken.wire.observation import Evidence
 
-_HEAD = '{"type":"report",'
+_HEAD = b'{"type":"report",'
 """So `encode_report` begins."""
+_ESCAPE = b"\\"
+"""Before a character that may have to be cleaned."""
 _DECODER = msgspec.json.Decoder(AgentReport)
 
 
-def read_answer(frame: str) -> AgentReport | Evidence | None:
+def read_answer(frame: bytes) -> AgentReport | Evidence | None:
     """As `decode_answer`, and with the same errors."""
     # No text in a frame of this size can be one that is to be cut.
-    if len(frame) <= TEXT_MAX and frame.startswith(_HEAD):
+    is_usual = len(frame) <= TEXT_MAX and frame.startswith(_HEAD)
+    if is_usual and frame.isascii() and _ESCAPE not in frame:
         try:
             report = _DECODER.decode(frame)
         except (msgspec.DecodeError, RecursionError):
             return decode_answer(frame)
         if _is_usual(report):
-            return report
+            return replace(report, progress={}) if report.progress else report
     return decode_answer(frame)
 
 

@@ -41,7 +41,7 @@ from unbroken.wire.agent_bodies import (
     status_body,
     stop_command,
 )
-from unbroken.wire.agent_codec import decode_command, encode_report
+from unbroken.wire.agent_codec import LINK_BYTES_MAX, decode_command, encode_report
 from unbroken.wire.json_fields import FRAME_BYTES_MAX
 from unbroken.wire.observation import CollectCommand, Evidence
 from unbroken.wire.observation_codec import COLLECT_SECONDS_MAX, encode_evidence
@@ -301,7 +301,7 @@ class AgentServer:
                     await channel.send_str(faults)
                 await channel.send_str(self._frame)
                 while unsent.evidence:
-                    await channel.send_str(encode_evidence(unsent.evidence.pop(0)))
+                    await channel.send_str(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
             except (ClientConnectionError, ConnectionError):
                 return  # The receiving side hears of it too, and ends the link.
 

@@ -7,6 +7,7 @@ agents at once, each would have run out of time long before its turn, and so wou
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -21,6 +22,8 @@ class Turns:
 
     def __init__(self, most: int = TURNS_MAX) -> None:
         self._free = asyncio.Semaphore(most)
+        self.random = random.Random()
+        """Of all links: one takes 2.5 KB."""
         self.links = 0
         """How many there are of the process, connected or not."""
 

@@ -16,12 +16,24 @@ from typing import Any, TypeVar
 from unbroken.errors import PeerError
 
 from .agent import AgentReport, AgentState, StartCommand, StopCommand
+from .bounds import (
+    NUMBER_MAX,
+    PROGRESS_BYTES_MAX,
+    PROGRESS_DEPTH_MAX,
+    TEXT_MAX,
+    clean,
+    is_clean,
+    is_small,
+)
 
-TEXT_MAX = 4096
 RANKS_MAX = 100_000
 HOLDERS_MAX = 8
 RULES_MAX = 1000
-NUMBER_MAX = 2**53
+WORKER_DATA_BYTES_MAX = 4 * 1024 * 1024
+OBJECT_BYTES_MAX, OBJECT_DEPTH_MAX = 256 * 1024, 16
+"""A rule, the detectors, worker data: as JSON, and how many objects may be inside each other."""
+ECHO_BYTES_MAX = 4096
+"""A wrong value that is longer as JSON is not repeated in the answer."""
 RESTART_MODE = "process_level_restart"
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 _FALSE = frozenset(("0", "off", "f", "false", "n", "no"))
@@ -95,8 +107,8 @@ def start_command(value: object) -> StartCommand:
         spare=spare,
         ip_version=reader.optional("ipVersion", _text, None),
         rank_ips=None if ranks is None else tuple(pair for pair in ranks if pair[0] < nnodes),
-        progress=reader.optional("progress", _object, {}),
-        worker_data=reader.optional("worker_data", lambda value: value, None),
+        progress=reader.optional("progress", _progress, {}),
+        worker_data=reader.optional("worker_data", _worker_data, None),
         buddy=reader.optional("buddy", _text, ""),
         holders=reader.optional("holders", _addresses, ()),
     )
@@ -188,19 +200,22 @@ def report_of_status(value: object) -> AgentReport:
     """What a stock agent's status says; PeerError.
 
     It names neither itself nor the attempt: the time of its entry into INIT stands for its
-    identity, and the attempt stays None.
+    identity, and the attempt stays None.  Its `progress` is left out: the operator needs none.
     """
     reader = Reader(value)
     state = reader.required("status", _state, AgentState.INIT)
     entered: Mapping[str, Any] = reader.optional("transitions", _object, {})
+    initialized = entered.get("INIT", "")
+    if not isinstance(initialized, str):
+        reader.fail("string_type", "transitions", "INIT should be a valid string", None)
+        initialized = ""
     report = AgentReport(
-        agent_id=f"stock-{str(entered.get('INIT', ''))[:64]}",
+        agent_id=f"stock-{clean(initialized, 64)}",
         state=state,
         rank=reader.optional("assigned_rank", _count, None),
         reason=reader.optional("reason", _cut, ""),
         message=reader.optional("message", _cut, ""),
         agent_version=reader.optional("agent_version", _cut, ""),
-        progress=reader.optional("progress", _object, {}),
         restart_mode=reader.optional("restartMode", _cut, ""),
     )
     reader.finish()
@@ -262,7 +277,8 @@ class Reader:
 
 
 def _problem(kind: str, loc: list[str | int], text: str, value: object) -> Problem:
-    return {"type": kind, "loc": loc, "msg": text, "input": value}
+    shown = value if is_small(value, ECHO_BYTES_MAX, OBJECT_DEPTH_MAX) else None
+    return {"type": kind, "loc": loc, "msg": text, "input": shown}
 
 
 def _integer(value: object) -> int:
@@ -313,6 +329,8 @@ def _text(value: object) -> str:
     if len(value) > TEXT_MAX:
         text = f"String should have at most {TEXT_MAX} characters"
         raise _WrongError("string_too_long", text)
+    if not is_clean(value):
+        raise _WrongError("value_error", "Value error, must be valid UTF-8 without NUL")
     return value
 
 
@@ -323,7 +341,10 @@ def _filled_text(value: object) -> str:
 
 
 def _cut(value: object) -> str:
-    return str(value)[:TEXT_MAX]
+    """A text, cut, or a number as one."""
+    if not isinstance(value, str | int | float):
+        raise _WrongError("string_type", "Input should be a valid string")
+    return clean(str(value))
 
 
 def _flag(value: object) -> bool:
@@ -340,6 +361,21 @@ def _flag(value: object) -> bool:
 def _object(value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise _WrongError("dict_type", "Input should be a valid dictionary")
+    return _small(value, OBJECT_BYTES_MAX, OBJECT_DEPTH_MAX)
+
+
+def _progress(value: object) -> Mapping[str, Any]:
+    return _small(_object(value), PROGRESS_BYTES_MAX, PROGRESS_DEPTH_MAX)
+
+
+def _worker_data(value: object) -> object:
+    return _small(value, WORKER_DATA_BYTES_MAX, OBJECT_DEPTH_MAX)
+
+
+def _small(value: T, bytes_max: int, depth_max: int) -> T:
+    if not is_small(value, bytes_max, depth_max):
+        text = f"Value error, at most {bytes_max} bytes and a depth of {depth_max}"
+        raise _WrongError("value_error", text)
     return value
 
 

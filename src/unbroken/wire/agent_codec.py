@@ -1,12 +1,12 @@
 """Agent reports and commands as JSON: the frames of the link and the body of `GET /v1/report`.
 
-What is not known is passed over, so that either side may be newer.  What is wrong raises PeerError.
+Unknown fields are dropped, so that either side may be newer.  A wrong value raises PeerError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from unbroken.errors import PeerError
@@ -28,6 +28,7 @@ from .agent import (
     WorkerReport,
 )
 from .agent_bodies import start_body, start_command, stop_body, stop_command
+from .bounds import clean
 from .json_fields import TEXT_MAX, Taker, dump, load, plain
 from .observation import CollectCommand, Evidence
 from .observation_codec import EVIDENCE, collect_body, collect_from, evidence_from, watch_from
@@ -37,6 +38,13 @@ FAULTS_MAX = 1024
 RULES_MAX = 1024
 NAME_CHARACTERS = 300
 """Of a module."""
+LINK_BYTES_MAX = 640 * 1024
+"""Longest message that an operator reads from an agent's link."""
+REPORT_BYTES_MAX, REPORT_BYTES_PER_WORKER = 256 * 1024, 2048
+"""Longest report of an agent: this, and so much more for each of its workers.  A worker and its
+watch take 0.5 KB; a traceback of 24 lines takes 2 to 12 KB."""
+FAULTS_WITH_LINES = 8
+"""Faults that keep their lines in a report that is too long."""
 
 
 class EvidenceError(PeerError):
@@ -44,8 +52,54 @@ class EvidenceError(PeerError):
 
 
 def encode_report(report: AgentReport) -> str:
-    """A frame of the link; also the body of `GET /v1/report`."""
+    """A frame of the link; also the body of `GET /v1/report`.
+
+    A report that is too long loses, in this order: its progress, the lines of all faults but the
+    first few, the lines that log rules matched, the lines of all faults, the metrics.
+    """
+    frame, longest = _report_frame(report), report_bytes_max(report.nproc)
+    for shorter in _SHORTER:
+        if len(frame) <= longest:
+            break
+        report = shorter(report)
+        frame = _report_frame(report)
+    return frame
+
+
+def report_bytes_max(nproc: int | None) -> int:
+    """Longest report of an agent with so many workers; None: of an unknown number."""
+    return min(LINK_BYTES_MAX, REPORT_BYTES_MAX + REPORT_BYTES_PER_WORKER * (nproc or 0))
+
+
+def _report_frame(report: AgentReport) -> str:
     return dump({"type": "report", **report_value(report)})
+
+
+def _without_progress(report: AgentReport) -> AgentReport:
+    return replace(report, progress={})
+
+
+def _with_few_lines(report: AgentReport) -> AgentReport:
+    first, others = report.faults[:FAULTS_WITH_LINES], report.faults[FAULTS_WITH_LINES:]
+    return replace(report, faults=(*first, *(replace(one, lines=()) for one in others)))
+
+
+def _without_matches(report: AgentReport) -> AgentReport:
+    rules = (replace(one, last_line="", last_value="") for one in report.log_rules)
+    return replace(report, log_rules=tuple(rules))
+
+
+def _without_lines(report: AgentReport) -> AgentReport:
+    return replace(report, faults=tuple(replace(one, lines=()) for one in report.faults))
+
+
+def _without_metrics(report: AgentReport) -> AgentReport:
+    return replace(report, watch=tuple(replace(one, metrics={}) for one in report.watch))
+
+
+_SHORTER = (
+    _without_progress, _with_few_lines, _without_matches, _without_lines, _without_metrics,
+)  # fmt: skip
 
 
 def decode_report(frame: str | bytes) -> AgentReport:
@@ -54,10 +108,13 @@ def decode_report(frame: str | bytes) -> AgentReport:
 
 
 def decode_answer(frame: str | bytes) -> AgentReport | Evidence | None:
-    """Read a frame of an agent's link; None: a newer agent has more to say than we know.
+    """Read a frame of an agent's link as the operator needs it, without `progress`.
 
-    PeerError; EvidenceError where only the evidence is lost, and the agent reports as before.
+    None: a frame of a type that only newer programs know.  PeerError; EvidenceError where only the
+    evidence is lost, and the agent reports as before.
     """
+    if len(frame) > LINK_BYTES_MAX:
+        raise PeerError(f"a message of {len(frame)} bytes; at most {LINK_BYTES_MAX} are read")
     value = load(frame)
     kind = value.get("type", "report")
     if kind == EVIDENCE:
@@ -65,7 +122,13 @@ def decode_answer(frame: str | bytes) -> AgentReport | Evidence | None:
             return evidence_from(value)
         except PeerError as error:
             raise EvidenceError(str(error)) from None
-    return report_from(value) if kind == "report" else None
+    if kind != "report":
+        return None
+    report = report_from({**value, "progress": None})
+    longest = report_bytes_max(report.nproc)
+    if len(frame) > longest:
+        raise PeerError(f"a report of {len(frame)} bytes; at most {longest} are read")
+    return report
 
 
 def encode_command(command: Command | CollectCommand | WarmCommand) -> str:
@@ -99,8 +162,10 @@ def decode_command(frame: str | bytes) -> Command | CollectCommand | WarmCommand
         case "warm":
             peers = Taker(value, "warm").texts("peers", WARM_PEERS_MAX, TEXT_MAX)
             return WarmCommand(peers)
-        case other:
-            raise PeerError(f"unknown command {str(other)[:40]!r}")
+        case str(other):
+            raise PeerError(f"unknown command {clean(other, 40)!r}")
+        case _:
+            raise PeerError("a command without a type")
 
 
 def decode_imports(body: bytes) -> tuple[str, ...]:
@@ -110,7 +175,7 @@ def decode_imports(body: bytes) -> tuple[str, ...]:
         raise PeerError(f"no list of {IMPORTS_MAX} modules at most")
     if not all(isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS for name in value):
         raise PeerError("a list of something else than modules")
-    return tuple(value)
+    return tuple(clean(name) for name in value)
 
 
 def report_value(report: AgentReport) -> dict[str, Any]:
@@ -139,7 +204,7 @@ def report_from(value: Mapping[str, Any]) -> AgentReport:
         reason=take.optional_text("reason") or "",
         message=take.optional_text("message") or "",
         agent_version=take.optional_text("agent_version") or "",
-        progress=take.mapping("progress"),
+        progress=take.progress("progress"),
         kept=take.counts("kept", WORKERS_MAX),
         restart_mode=take.optional_text("restart_mode") or "",
         receipts=tuple(_receipt(item) for item in take.items("receipts", WORKERS_MAX)),

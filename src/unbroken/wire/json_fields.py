@@ -1,6 +1,8 @@
 """Frames of JSON, and checked fields of the objects in them.
 
-What is not known is passed over, so that either side may be newer.  What is wrong raises PeerError.
+Unknown fields are dropped, so that either side may be newer.  A wrong value raises PeerError.
+Every text, list and map that is kept has a bound.  Texts lose NUL and lone surrogates, which
+neither the Kubernetes API nor UTF-8 can store.
 """
 
 from __future__ import annotations
@@ -9,28 +11,39 @@ import json
 import math
 from collections.abc import Mapping
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 from unbroken.errors import PeerError
 
-from .agent_bodies import NUMBER_MAX
+from .bounds import (
+    NUMBER_MAX,
+    PROGRESS_BYTES_MAX,
+    PROGRESS_DEPTH_MAX,
+    clean,
+    is_small,
+)
 
 FRAME_BYTES_MAX = 4 * 1024 * 1024
 """Longest frame either side takes; a start with the addresses of 12,500 nodes has 0.5 MB."""
 LINES_MAX = 64
+"""Lines of one fault; an agent sends 24."""
 METRICS_MAX = 64
+"""Metrics of one rank; a worker can tell 16."""
 TEXT_MAX = 16 * 1024
+"""Characters of a text in a report or in evidence; a longer one is cut."""
 _REQUIRED = ("agent_id", "state")
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def load(frame: str | bytes) -> Mapping[str, Any]:
-    """The object of a frame."""
+    """The object of a frame; PeerError."""
     if len(frame) > FRAME_BYTES_MAX:
-        raise PeerError(f"a message of {len(frame)} bytes")
+        raise PeerError(f"a message of {len(frame)} bytes; at most {FRAME_BYTES_MAX} are read")
     try:
-        value: object = json.loads(frame)
+        # json.loads() would also read UTF-16 and UTF-32.
+        value: object = json.loads(frame.decode() if isinstance(frame, bytes) else frame)
     except (ValueError, RecursionError):
         raise PeerError("a message that is not JSON") from None
     if not isinstance(value, dict):
@@ -86,7 +99,7 @@ class Taker:
             return None
         if not isinstance(found, str):
             raise self.wrong(name, "not a text")
-        return found[:TEXT_MAX]
+        return clean(found, TEXT_MAX)
 
     def number(self, name: str) -> int:
         """A natural number that must be there."""
@@ -128,8 +141,15 @@ class Taker:
             raise self.wrong(name, "neither true nor false")
         return found
 
-    def mapping(self, name: str) -> Mapping[str, Any]:
-        """Empty: absent or null."""
+    def progress(self, name: str) -> Mapping[str, Any]:
+        """A small object with any values; empty: absent or null."""
+        found = self._mapping(name)
+        if not is_small(found, PROGRESS_BYTES_MAX, PROGRESS_DEPTH_MAX):
+            limit = f"{PROGRESS_BYTES_MAX} bytes and a depth of {PROGRESS_DEPTH_MAX}"
+            raise self.wrong(name, f"more than {limit}")
+        return found
+
+    def _mapping(self, name: str) -> Mapping[str, Any]:
         found = self._value.get(name)
         if found is None:
             return {}
@@ -138,10 +158,12 @@ class Taker:
         return found
 
     def floats(self, name: str) -> dict[str, float]:
-        """Numbers by name; what is none is left out."""
-        found = list(self.mapping(name).items())[:METRICS_MAX]
+        """Numbers by name; other values are left out."""
+        found = islice(self._mapping(name).items(), METRICS_MAX)
         return {
-            key[:TEXT_MAX]: number for key, value in found if (number := _float(value)) is not None
+            clean(key, TEXT_MAX): number
+            for key, value in found
+            if (number := _float(value)) is not None
         }
 
     def items(self, name: str, longest: int) -> list[Taker]:
@@ -150,12 +172,17 @@ class Taker:
         return [Taker(item, f"{self._where}.{name}[{i}]") for i, item in enumerate(found)]
 
     def lines(self, name: str) -> tuple[str, ...]:
-        """The last lines of a list of texts."""
-        return tuple(str(line)[:TEXT_MAX] for line in self._list(name)[-LINES_MAX:])
+        """The last lines of a list of texts, each cut."""
+        return self._cleaned(name, self._list(name)[-LINES_MAX:], TEXT_MAX)
 
     def texts(self, name: str, longest: int, characters: int) -> tuple[str, ...]:
         """The first texts of a list, each cut."""
-        return tuple(str(text)[:characters] for text in self._list(name)[:longest])
+        return self._cleaned(name, self._list(name)[:longest], characters)
+
+    def _cleaned(self, name: str, found: list[Any], characters: int) -> tuple[str, ...]:
+        if not all(isinstance(text, str) for text in found):
+            raise self.wrong(name, "not texts")
+        return tuple(clean(text, characters) for text in found)
 
     def _list(self, name: str) -> list[Any]:
         found = self._value.get(name)

@@ -71,15 +71,15 @@ def collect_from(value: Mapping[str, Any]) -> CollectCommand:
     )
 
 
-def encode_evidence(evidence: Evidence) -> str:
-    """A frame of the link; also the body of `GET /v1/evidence`.
+def encode_evidence(evidence: Evidence, longest: int = FRAME_BYTES_MAX) -> str:
+    """The body of `GET /v1/evidence`; with `longest` LINK_BYTES_MAX a frame of the link.
 
-    What is too much for a frame is left out: first threads beside the main one, then outer frames.
+    Evidence that is too long loses first all threads but the main one, then outer frames.
     """
     frame, frames_max = _frame(evidence), FRAMES_MAX
-    if len(frame) > FRAME_BYTES_MAX:
+    if len(frame) > longest:
         frame = _frame(_shortened(evidence, 1, frames_max))
-    while len(frame) > FRAME_BYTES_MAX and frames_max:
+    while len(frame) > longest and frames_max:
         frames_max //= 2
         frame = _frame(_shortened(evidence, 1, frames_max))
     return frame

@@ -1,0 +1,55 @@
+"""How fast one agent may speak: whoever says more is read more slowly, and nobody else.
+
+An honest agent reports each change, several of them at a start or a fault, and otherwise says the
+same again once in `HEARTBEAT_SECONDS` or more rarely.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MESSAGES_A_SECOND, MESSAGES_BURST = 5.0, 40.0
+"""Messages of one agent, sustained and at once.  An agent of 16 workers sends 2 a second, and 8
+within a second of a start or a fault."""
+BYTES_A_SECOND, BYTES_BURST = 64 * 1024.0, 2 * 1024 * 1024.0
+"""Bytes of one agent, sustained and at once.  A report of 16 workers takes 4 to 25 KB."""
+CONNECTION_MESSAGES = 10.0
+"""An agent that ends its connection and is connected to again at once costs so many messages."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Tokens that come back at a rate; below 0 somebody has to wait."""
+
+    rate: float
+    burst: float
+    left: float
+    at: float
+
+    def wait(self, cost: float, now: float) -> float:
+        """Take tokens; the seconds until none is owed."""
+        self.left = min(self.burst, self.left + (now - self.at) * self.rate) - cost
+        self.at = now
+        return max(0.0, -self.left / self.rate)
+
+
+class Rate:
+    """The rate of one agent, over all of its connections."""
+
+    __slots__ = ("_bytes", "_messages")
+
+    def __init__(self, now: float) -> None:
+        self._messages = _Bucket(MESSAGES_A_SECOND, MESSAGES_BURST, MESSAGES_BURST, now)
+        self._bytes = _Bucket(BYTES_A_SECOND, BYTES_BURST, BYTES_BURST, now)
+
+    def message(self, size: int, now: float) -> float:
+        """Count a message; the seconds to wait before the next one is read."""
+        return max(self._messages.wait(1.0, now), self._bytes.wait(size, now))
+
+    def size(self, size: int, now: float) -> float:
+        """Count the bytes of an answer that was asked for; the seconds to wait before the next."""
+        return self._bytes.wait(size, now)
+
+    def connection(self, now: float) -> float:
+        """Count a connection; the seconds to wait before it is made."""
+        return self._messages.wait(CONNECTION_MESSAGES, now)

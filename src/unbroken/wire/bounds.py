@@ -1,0 +1,42 @@
+"""Bounds on what the other side of a connection may send: texts, numbers, nested values.
+
+Texts lose NUL and lone surrogates, which neither the Kubernetes API nor UTF-8 can store.
+"""
+
+from __future__ import annotations
+
+import json
+
+NUMBER_MAX = 2**53
+"""Largest integer that every reader of JSON takes for the same number."""
+TEXT_MAX = 4096
+"""Characters of a text; a longer one is cut or refused.  Agents cut theirs here or earlier."""
+PROGRESS_BYTES_MAX, PROGRESS_DEPTH_MAX = 64 * 1024, 4
+"""`progress`, the checkpoints of a node: bytes as JSON, and objects inside each other (HyperPod's
+agent has 2)."""
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def clean(text: str, longest: int = TEXT_MAX) -> str:
+    """The beginning of a text, with `?` for lone surrogates and without NUL."""
+    text = text[:longest]
+    if not text.isascii():
+        text = text.encode(errors="replace").decode()
+    return text.replace("\0", "") if "\0" in text else text
+
+
+def is_clean(text: str) -> bool:
+    """Whether `clean` would leave a text of any length as it is."""
+    return clean(text, len(text)) == text
+
+
+def is_small(value: object, bytes_max: int, depth_max: int) -> bool:
+    """Whether a decoded JSON value is neither deeper nor, as JSON, longer than this."""
+    return _is_flat(value, depth_max) and len(_ENCODE(value)) <= bytes_max
+
+
+def _is_flat(value: object, depth_max: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return depth_max > 0 and all(_is_flat(one, depth_max - 1) for one in inner)
