@@ -54,6 +54,7 @@ from unbroken.wire.observation import CollectCommand, Evidence
 from .permit import Always, Permit
 from .rates import Rate
 from .reports import read_answer
+from .sessions import plain_session
 from .turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -171,7 +172,7 @@ class AgentLink:
         if self._session is not None:
             await self._run(self._session)
             return
-        async with aiohttp.ClientSession() as session:
+        async with plain_session() as session:
             await self._run(session)
 
     async def _run(self, session: aiohttp.ClientSession) -> None:

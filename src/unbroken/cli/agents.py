@@ -78,10 +78,12 @@ async def _ask(cluster: Cluster, pods: Sequence[Object], question: Question[T]) 
         return {}
     import aiohttp
 
+    from unbroken.agent_http.sessions import plain_session
+
     key = await job_key(cluster, pods)
     headers = {"Authorization": f"Bearer {key.hex()}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=question.seconds)
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+    async with plain_session(timeout, headers) as session:
         addresses = {
             pod["metadata"]["name"]: address
             for pod in pods

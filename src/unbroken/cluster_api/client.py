@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from unbroken.agent_http.sessions import plain_session
 from unbroken.errors import PeerError, SpecError, UnbrokenError, WorldError
 from unbroken.kube.clock import entropy, wall
 
@@ -112,6 +113,5 @@ async def connected(
         tls = ssl.create_default_context(cafile=ca_bundle or None)
     except (OSError, ssl.SSLError) as error:
         raise SpecError(f"cannot read the certificates in {ca_bundle}: {error}") from error
-    connector = aiohttp.TCPConnector(ssl=tls)
-    async with aiohttp.ClientSession(timeout=TIMEOUT, connector=connector) as session:
+    async with plain_session(TIMEOUT, tls=tls) as session:
         yield Client(session, url, credential, region)

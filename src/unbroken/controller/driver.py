@@ -6,9 +6,9 @@ import asyncio
 import os
 from dataclasses import dataclass, field
 
-import aiohttp
 from prometheus_client import CollectorRegistry
 
+from unbroken.agent_http.sessions import plain_session
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import steady_clock, wall
 from unbroken.kube.events import EventRecorder
@@ -132,8 +132,7 @@ async def _lead(
             repair = NodeRepair(client, informers, repairs, options.repair)
             tasks.create_task(repair.run())
             tasks.create_task(Clusters(client, informers).run())
-        connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as session:
+        async with plain_session() as session:
             around = Surroundings(
                 client=client,
                 recorder=recorder,

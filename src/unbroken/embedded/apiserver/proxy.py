@@ -8,6 +8,9 @@ from collections.abc import Mapping
 import aiohttp
 from aiohttp import web
 
+from unbroken.agent_http.sessions import plain_session
+from unbroken.errors import PeerError
+
 from .status import ApiError, Object, bad_request
 from .store import Store
 
@@ -41,7 +44,7 @@ class NodeProxy:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
             headers = {"Authorization": f"Bearer {self._token}"}
-            self._session = aiohttp.ClientSession(timeout=timeout, headers=headers)
+            self._session = plain_session(timeout, headers)
         return self._session
 
     async def forward(
@@ -60,7 +63,7 @@ class NodeProxy:
             if subresource == "log":
                 return await self._log(request, f"{base}/containerLogs/{place}")
             return await self._exec(request, f"{base}/exec/{place}")
-        except (aiohttp.ClientConnectionError, TimeoutError) as error:
+        except (aiohttp.ClientConnectionError, TimeoutError, PeerError) as error:
             node = pod["spec"]["nodeName"]
             text = f"node {node} does not answer: {error}"
             raise ApiError(503, "ServiceUnavailable", text) from error

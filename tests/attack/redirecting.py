@@ -1,0 +1,64 @@
+"""A pod that sends whoever asks it elsewhere, and the server there that should hear nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from zlib import compress
+
+from aiohttp import web
+
+BOMB = compress(bytes(64 << 20))
+"""64 KiB that become 64 MiB."""
+
+
+@dataclass
+class Redirecting:
+    """Answers every request of a path in `paths` with a redirect, all else as it is told."""
+
+    status: int = 302
+    paths: tuple[str, ...] = ("",)
+    """Beginnings of those that redirect."""
+    asked: list[str] = field(default_factory=list)
+    """What was asked of the pod itself."""
+    heard: list[str] = field(default_factory=list)
+    """What has come to the server elsewhere: nothing may."""
+    port: int = 0
+    target: int = 0
+
+    async def pod(self, request: web.Request) -> web.StreamResponse:
+        """The pod."""
+        self.asked.append(f"{request.method} {request.path}")
+        if request.path.startswith(self.paths):
+            place = f"http://127.0.0.1:{self.target}/latest/meta-data/"
+            return web.Response(status=self.status, headers={"Location": place})
+        if request.path == "/bomb":
+            return web.Response(body=BOMB, headers={"Content-Encoding": "deflate"})
+        if request.path == "/status":
+            return web.json_response({"status": "ready"})
+        raise web.HTTPNotFound
+
+    async def elsewhere(self, request: web.Request) -> web.Response:
+        """Somebody's server that has no need of credentials."""
+        self.heard.append(f"{request.method} {request.path}")
+        return web.json_response({"status": "ready"})
+
+
+@asynccontextmanager
+async def redirecting(pod: Redirecting) -> AsyncIterator[Redirecting]:
+    """Serve both during the block."""
+    runners = []
+    for handler in (pod.elsewhere, pod.pod):
+        application = web.Application()
+        application.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        runners.append(runner)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        pod.target, pod.port = pod.port, runner.addresses[0][1]
+    try:
+        yield pod
+    finally:
+        for runner in runners:
+            await runner.cleanup()

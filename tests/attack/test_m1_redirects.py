@@ -1,0 +1,132 @@
+"""M1: a pod made the operator call any address: its answers were redirects, and were followed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from agent.running import linked
+from apiservers import ROOT
+from attack.redirecting import Redirecting, redirecting
+from unbroken.agent_http.sessions import plain_session
+from unbroken.cluster_api.client import connected
+from unbroken.controller.views import port_number
+from unbroken.errors import PeerError
+from unbroken.wire.agent import StopCommand
+from watching import PATIENCE_SECONDS
+
+STATUSES = (301, 302, 303, 307, 308)
+
+
+async def asked(pod: Redirecting, what: str, count: int = 2) -> None:
+    """Return once the pod was asked for it so often."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while pod.asked.count(what) < count:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_link_goes_nowhere_else(status: int) -> None:
+    async def check() -> None:
+        async with redirecting(Redirecting(status)) as pod, linked(pod.port, token=None):
+            await asked(pod, "GET /v1/link")
+        assert pod.heard == []
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_the_documented_status_goes_nowhere_else(status: int) -> None:
+    async def check() -> None:
+        given = Redirecting(status, ("/status",))
+        async with redirecting(given) as pod, linked(pod.port, token=None) as operator:
+            await asked(pod, "GET /status")
+            assert operator.reports == []
+        assert pod.heard == []
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_a_command_goes_nowhere_else(status: int) -> None:
+    async def check() -> None:
+        given = Redirecting(status, ("/stop",))
+        async with redirecting(given) as pod, linked(pod.port, token=None) as operator:
+            operator.send(StopCommand(0))
+            await asked(pod, "POST /stop", 1)
+            await asked(pod, "GET /v1/link")
+        assert pod.heard == []
+
+    asyncio.run(check())
+
+
+def test_every_session_refuses_redirects_for_every_method() -> None:
+    async def check() -> None:
+        async with redirecting(Redirecting()) as pod, plain_session() as session:
+            for method in ("GET", "POST", "PUT", "DELETE", "HEAD"):
+                with pytest.raises(PeerError, match=r"a redirect \(HTTP 302\), which"):
+                    await session.request(method, f"http://127.0.0.1:{pod.port}/any")
+            with pytest.raises(PeerError, match="a redirect"):
+                await session.ws_connect(f"http://127.0.0.1:{pod.port}/any")
+        assert pod.heard == []
+
+    asyncio.run(check())
+
+
+def test_a_client_of_the_cluster_api_goes_nowhere_else() -> None:
+    async def check() -> None:
+        async with (
+            redirecting(Redirecting(307)) as pod,
+            connected(f"http://127.0.0.1:{pod.port}", None, "r") as client,
+        ):
+            with pytest.raises(PeerError, match="a redirect"):
+                await client.call("ListClusters", {})
+        assert pod.heard == []
+
+    asyncio.run(check())
+
+
+def test_compressed_answers_are_refused_unread() -> None:
+    async def check() -> None:
+        given = Redirecting(paths=("/elsewhere",))
+        async with redirecting(given) as pod, plain_session() as session:
+            with pytest.raises(PeerError, match="compressed content"):
+                await session.get(f"http://127.0.0.1:{pod.port}/bomb")
+
+    asyncio.run(check())
+
+
+def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with redirecting(Redirecting(paths=("/elsewhere",))) as pod:
+            for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+                monkeypatch.setenv(name, f"http://127.0.0.1:{pod.target}")
+            async with plain_session() as session:
+                await session.get(f"http://127.0.0.1:{pod.port}/status")
+            assert pod.asked == ["GET /status"]
+            assert pod.heard == []
+
+    asyncio.run(check())
+
+
+def test_no_other_module_makes_a_session_of_its_own() -> None:
+    """kube/transport asks one API server and follows nothing; node/driver is the embedded kubelet,
+    whose probes take a redirect for an answer, as Kubernetes' do."""
+    source = ROOT / "src/unbroken"
+    found = {
+        str(file.relative_to(source))
+        for file in source.rglob("*.py")
+        if re.search(r"(?<!httpx2\.)\bClientSession\(", file.read_text())
+    }
+    assert found == {"agent_http/sessions.py", "kube/transport.py", "embedded/node/driver.py"}
+
+
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [("8080", 8080), ("65535", 65535), ("1", 1)]
+    + [(text, None) for text in ("0", "65536", "9" * 5000, "-1", "", "8o80", "٨٠٨٠", "1e3")],
+)
+def test_an_agents_port_is_a_port(text: str, port: int | None) -> None:
+    assert port_number(text) == port
