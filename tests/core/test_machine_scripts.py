@@ -10,6 +10,7 @@ from unbroken.core.machine_scripts import (
     Ended,
     Event,
     Keep,
+    LocalSource,
     Looked,
     Member,
     ScriptKind,
@@ -104,16 +105,16 @@ def test_a_reboot_gives_new_attempts_to_what_was_given_up_only() -> None:
 @pytest.mark.parametrize(
     ("source", "wanted"),
     [
-        ("s3://b/p", "/one"),
-        ("s3://b/p/", "/one"),
-        ("s3://b/p/q/r", "/one/q/r"),
-        ("s3://b/p/deep/x", "/two/x"),
+        ("s3://b/p", LocalSource("/one", ())),
+        ("s3://b/p/", LocalSource("/one", ())),
+        ("s3://b/p/q/r", LocalSource("/one", ("q", "r"))),
+        ("s3://b/p/deep/x", LocalSource("/two/", ("x",))),
         ("s3://b/prefix", None),
         ("s3://b", None),
         ("", None),
     ],
 )
-def test_the_nearest_mapped_address_counts(source: str, wanted: str | None) -> None:
+def test_the_nearest_mapped_address_counts(source: str, wanted: LocalSource | None) -> None:
     mapped = {"s3://b/p": "/one", "s3://b/p/deep": "/two/"}
     assert local_source(source, mapped) == wanted
 

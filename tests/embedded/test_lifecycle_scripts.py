@@ -215,7 +215,8 @@ def test_what_is_nowhere_is_skipped_and_what_is_missing_fails(scripts: Scripts) 
     scripts.machine("missing", onCreate="no.sh")
     assert "no such file" in scripts.until("missing", phase="Failed")["message"]
     scripts.machine("leaves", onCreate="../state/cluster.json")
-    assert "leaves" in scripts.until("leaves", phase="Failed")["message"]
+    said = scripts.until("leaves", phase="Failed")["message"]
+    assert "each part between slashes must be the name of a folder or file" in said
 
 
 def test_a_source_is_a_directory_and_is_remembered(scripts: Scripts, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from unbroken.core.cluster_groups import instance_types
 from unbroken.core.cluster_state import ClusterState, InstancePhase
+from unbroken.core.machine_scripts import script_names
+from unbroken.errors import SpecError
 
 from .errors import invalid, limit_exceeded
 
@@ -56,9 +58,21 @@ def _check_group(group: Object) -> None:
     has_script = scripts.get("OnCreate") or scripts.get("OnInitComplete")
     if has_script and not scripts.get("SourceS3Uri"):
         raise invalid(f"Instance group '{name}': LifeCycleConfig needs SourceS3Uri")
+    _check_scripts(name, scripts)
     checks = group.get("OnStartDeepHealthChecks") or ()
     if len(set(checks)) != len(checks):
         raise invalid(f"Instance group '{name}': OnStartDeepHealthChecks are given twice")
+
+
+def _check_scripts(name: str, scripts: Object) -> None:
+    """Refuse addresses and file names of scripts that may lead out of their folder."""
+    below = str(scripts.get("SourceS3Uri") or "").partition("://")[2].removesuffix("/")
+    files = [scripts.get("OnCreate"), scripts.get("OnInitComplete")]
+    for path in (one for one in (below, *files) if one):
+        try:
+            script_names(path)
+        except SpecError as error:
+            raise invalid(f"Instance group '{name}': LifeCycleConfig: {error}") from error
 
 
 def check_change(before: Object, after: Object) -> None:

@@ -168,17 +168,45 @@ def after_boot(record: ScriptRecord) -> ScriptRecord:
     return ScriptRecord() if record.state == FAILED else record
 
 
-def local_source(source: str, mapped: Mapping[str, str]) -> str | None:
-    """The directory that stands for an address such as `s3://bucket/prefix`; None: none does.
+@dataclass(frozen=True, slots=True)
+class LocalSource:
+    """The folder of an address of lifecycle scripts on this machine."""
 
-    The longest mapped address counts that is the source or a directory above it.
+    root: str
+    """Folder that was mapped; nothing outside is read or run."""
+    names: tuple[str, ...]
+    """Names of the folders below `root`, outermost first."""
+
+
+def local_source(source: str, mapped: Mapping[str, str]) -> LocalSource | None:
+    """The folder that stands for an address such as `s3://bucket/prefix`; None: none does.
+
+    Of several mapped addresses that contain it, the longest counts.  SpecError for an address that
+    may lead out of the mapped folder.
     """
-    wanted = source.rstrip("/")
+    wanted = source.removesuffix("/")
     for address in sorted(mapped, key=len, reverse=True):
         above = address.rstrip("/")
-        if wanted == above or wanted.startswith(above + "/"):
-            return mapped[address].rstrip("/") + wanted[len(above) :]
+        if wanted == above:
+            return LocalSource(mapped[address], ())
+        if wanted.startswith(above + "/"):
+            return LocalSource(mapped[address], script_names(wanted[len(above) + 1 :]))
     return None
+
+
+def script_names(path: str) -> tuple[str, ...]:
+    """The names in a path below a folder; SpecError for a path that may lead elsewhere.
+
+    Names are taken literally: `%2e%2e` is a name like others.
+    """
+    names = tuple(path.split("/"))
+    for name in names:
+        if name in ("", ".", "..") or not name.isprintable():
+            raise SpecError(
+                f"{path[:200]!r}: each part between slashes must be the name of a folder or file, "
+                f"not {name[:80]!r}"
+            )
+    return names
 
 
 def source_mapping(pairs: Iterable[str]) -> dict[str, str]:

@@ -39,7 +39,7 @@ from unbroken.core.machine_scripts import (
     local_source,
 )
 from unbroken.core.machines import SKIPPED, SUCCEEDED, ScriptReport
-from unbroken.errors import WorldError
+from unbroken.errors import SpecError, WorldError
 from unbroken.kube.clock import pause, rfc3339, wall
 from unbroken.spec.machine import MachineSpec
 
@@ -49,6 +49,7 @@ from .node.isolation import Isolation
 from .node.process import MARKER, Launcher, Run, adopt
 from .node.supervisor import SIGKILL_ALL, write_json
 from .power import kill_runs
+from .script_copies import copy_source, script_in, source_folder
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ STREAM = "LifecycleConfig"
 _REDIRECT = 'exec "$@" >>"$0" 2>&1'
 TAIL_BYTES, LINE_MAX = 4096, 200
 RECORD = "record.json"
+LEFT_OUT_SHOWN = 20
+"""Files that were not copied, in the log of each attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +151,15 @@ class _Script:
         return Looked(exit_code=found.exit_code if found is not None else None)
 
     def _source(self) -> Path | Unmapped | Unusable:
-        """The script itself, where it was mapped to."""
+        """The folder of the script, where it was mapped to."""
         address = self._place.spec.life_cycle.source
-        directory = local_source(address, self._place.sources)
-        if directory is None:
-            return Unmapped(address)
-        root = Path(directory).resolve()
-        script = (root / self._file).resolve()
-        if not script.is_relative_to(root):
-            return Unusable(f"the file leaves {address}")
-        if not script.is_file():
-            return Unusable(f"there is no such file in {directory}, which stands for {address}")
-        return root / self._file
+        try:
+            source = local_source(address, self._place.sources)
+            if source is None:
+                return Unmapped(address)
+            return source_folder(source, self._file)
+        except (SpecError, OSError) as error:
+            return Unusable(f"it cannot be taken from {address}: {error}")
 
     def _keep(self, record: ScriptRecord) -> None:
         write_json(str(self._directory / RECORD), asdict(record))
@@ -180,7 +180,7 @@ class _Script:
             identity = os.urandom(32).hex()
             request = self._request(argv, directory, identity)
             found = await self._launcher.run(request, {MARKER: identity}, wall())
-        except (WorldError, OSError) as error:
+        except (WorldError, SpecError, OSError) as error:
             return [Unusable(f"it cannot be started: {error}")]
         if isinstance(found, Exit):
             return [Ended(found.exit_code, found.message)]
@@ -193,13 +193,14 @@ class _Script:
             if old.exists():
                 shutil.rmtree(old)
         directory.mkdir(parents=True, mode=0o700)
-        root = source.parents[len(Path(self._file).parts) - 1]
-        shutil.copytree(root, self._copy, symlinks=True)
+        left_out = copy_source(source, self._copy)
         write_json(str(self._config), dict(self._place.resource_config))
         self._place.log.parent.mkdir(parents=True, exist_ok=True)
         with self._place.log.open("a", encoding="utf-8") as file:
             file.write(f"{rfc3339(wall())} {self._file}: attempt {attempt}\n")
-        script = self._copy / self._file
+            for name in left_out[:LEFT_OUT_SHOWN]:
+                file.write(f"not copied, because it leads elsewhere or is no file: {name!r}\n")
+        script = script_in(self._copy, self._file)
         with script.open("rb") as file:
             is_executable = file.read(2) == b"#!"
         if not is_executable:
