@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from cli_calls import Cli, manifest
+from unbroken.cli import main
 from unbroken.cli.main import app
 
 KUBECONFIG = """
@@ -21,6 +26,7 @@ contexts: [{name: far, context: {cluster: far, user: far, namespace: team}}]
 clusters: [{name: far, cluster: {server: "http://127.0.0.1:1"}}]
 users: [{name: far, user: {}}]
 """
+NO_JOBS = "no jobs; start one with: unbroken run train.py\n"
 BAD = manifest("bad", "true", replicas=0, jobMaxRetryCount=-1)
 TWO = "\n---\n".join(map(json.dumps, (manifest("a", "true"), manifest("b", "true"))))
 
@@ -57,7 +63,10 @@ def here(tmp_path: Path) -> Cli:
         (["run", "job.json", "--lr"], "sizes and arguments are in the manifest"),
         (["run", "bad.json"], "spec.runPolicy.jobMaxRetryCount"),
         (["run", "--name", "No Name", "train.py"], "metadata.name"),
-        (["run", "--context", "far", "train.py"], "--dir and --context name two clusters"),
+        (
+            ["run", "--dir", "x", "--context", "far", "train.py"],
+            "--dir and --context name two clusters",
+        ),
         (["jobs"], "no cluster runs from "),
         (["explain"], "Missing argument 'JOB'"),
         (["stacks"], "Missing argument 'JOB'"),
@@ -81,20 +90,78 @@ def test_all_problems_of_a_manifest_are_told_at_once(here: Cli) -> None:
     assert "spec.replicaSpecs" in problems
 
 
-def test_other_clusters_are_spared_drills_and_scripts(here: Cli) -> None:
+def elsewhere(here: Cli, tmp_path: Path) -> dict[str, str]:
+    """The environment of a person whose KUBECONFIG names a cluster that is not this machine's."""
     (here.folder / "kubeconfig").write_text(KUBECONFIG)
     environment = {**here.environment, "KUBECONFIG": str(here.folder / "kubeconfig")}
     del environment["UNBROKEN_DIR"]
+    return {**environment, "HOME": str(tmp_path)}
+
+
+def test_other_clusters_are_spared_drills_and_scripts(here: Cli, tmp_path: Path) -> None:
+    environment = elsewhere(here, tmp_path)
     for drill in ("kill-worker", "freeze-worker", "kill-agent", "kill-node"):
-        done = here.call("chaos", drill, "job", code=1, environment=environment)
+        asked = ("chaos", drill, "job", "--context", "far")
+        done = here.call(*asked, code=1, environment=environment)
         assert "this drill is for an embedded cluster" in done.stderr
         assert "unbroken chaos kill-pod JOB --pod POD" in done.stderr
-    done = here.call("run", "train.py", code=1, environment=environment)
+    done = here.call("run", "--context", "far", "train.py", code=1, environment=environment)
     assert "a script runs on this machine, and this cluster is elsewhere" in done.stderr
     # What any cluster can do is tried on this one, which does not answer.
-    for command in (["jobs"], ["chaos", "kill-pod", "job", "--pod", "x"], ["run", "job.json"]):
+    named = ("--kubeconfig", str(here.folder / "kubeconfig"))
+    for command in (["jobs"], ["chaos", "kill-pod", "job", "--pod", "x", *named]):
         done = here.call(*command, code=1, environment=environment)
         assert "127.0.0.1:1" in done.stderr
+    for option in (named, ("--context", "far")):
+        done = here.call("run", *option, "job.json", code=1, environment=environment)
+        assert "127.0.0.1:1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["delete", "job"],
+        ["suspend", "job"],
+        ["resume", "job"],
+        ["restart", "job"],
+        ["chaos", "kill-pod", "job", "--pod", "x"],
+        ["nodes", "reboot", "n1"],
+        ["nodes", "replace", "n1", "--yes"],
+        ["nodes", "clear", "n1", "--why", "x"],
+        ["check"],
+        ["hyperpod", "cancel-job", "--job-name", "job"],
+    ],
+)
+def test_nothing_is_changed_where_only_kubeconfig_says_so(
+    here: Cli, tmp_path: Path, command: list[str]
+) -> None:
+    done = here.call(*command, code=1, environment=elsewhere(here, tmp_path))
+    assert "name it with --context NAME or --kubeconfig FILE" in done.stderr
+    assert "127.0.0.1:1" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_runs_here_whatever_kubeconfig_names(here: Cli, tmp_path: Path) -> None:
+    environment = elsewhere(here, tmp_path)
+    script = here.script("says.py", "print('ran here')")
+    try:
+        done = here.call("run", "--name", "says", script, environment=environment)
+        assert done.stdout == "ran here\n"
+        folder = tmp_path / ".unbroken"
+        said = f"unbroken: uses the local cluster in {folder} and not that of KUBECONFIG"
+        assert done.stderr.startswith(f"{said}; --context or --kubeconfig names another\n")
+        # What follows looks at the same cluster, and says so; the answer is the answer alone.
+        for command in (["jobs"], ["explain", "says"], ["delete", "says"]):
+            done = here.call(*command, environment=environment)
+            assert done.stderr.startswith(said)
+            assert "says" in done.stdout
+        # One that is named in words is that one.
+        done = here.call("jobs", "--context", "far", code=1, environment=environment)
+        assert "127.0.0.1:1" in done.stderr
+        own = {**environment, "KUBECONFIG": f"{tmp_path}/.unbroken/kubeconfig"}
+        assert here.call("jobs", environment=own).stderr == NO_JOBS
+    finally:
+        here.call("down", "--dir", f"{tmp_path}/.unbroken", "--purge", code=None)
 
 
 def test_a_context_that_is_not_there_is_named(here: Cli) -> None:
@@ -103,6 +170,30 @@ def test_a_context_that_is_not_there_is_named(here: Cli) -> None:
     del environment["UNBROKEN_DIR"]
     done = here.call("jobs", "--context", "near", code=1, environment=environment)
     assert "Context 'near' not found" in done.stderr
+
+
+def commands(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command and group below this one, with the words that lead to it."""
+    for name in getattr(found, "commands", {}):
+        each = found.commands[name]
+        yield (*path, name), each
+        yield from commands(each, (*path, name))
+
+
+def test_every_command_and_group_has_a_name_and_a_sentence() -> None:
+    found = dict(commands(typer.main.get_command(main.app)))
+    assert {("chaos",), ("nodes", "reboot"), ("hyperpod", "start-job")} <= found.keys()
+    for words, command in found.items():
+        assert command.name == words[-1], words
+        first = (command.help or "").strip()
+        assert first[:1].isupper(), words
+        assert "." in first, words
+
+
+def test_the_help_names_every_command(here: Cli) -> None:
+    shown = here.call("--help").stdout
+    for name in main.COMMANDS:
+        assert re.search(rf"^│ {name} +[A-Z]", shown, re.MULTILINE), name
 
 
 def loaded(*arguments: str) -> set[str]:

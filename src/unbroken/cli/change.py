@@ -10,7 +10,7 @@ from unbroken.errors import SpecError
 
 from .cluster import JOBS, Cluster, on_cluster
 from .complete import JobName
-from .place import Context, Embedded, Form, Namespace, Output, Place, find
+from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Place, Use, find
 from .show import print_json
 from .views import ENDED, state
 
@@ -23,6 +23,7 @@ def restart(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Stop the job's processes and start them again in their pods."""
     from unbroken.kube.clock import wall
@@ -30,7 +31,14 @@ def restart(
 
     now = time_text(wall(), has_microseconds=True)
     patch = {"metadata": {"annotations": {RESTART: now}}}
-    _change(find(directory, context), namespace, job, patch, "restart asked for", output)
+    _change(
+        find(directory, context, kubeconfig, Use.CHANGE),
+        namespace,
+        job,
+        patch,
+        "restart asked for",
+        output,
+    )
 
 
 def suspend(
@@ -42,10 +50,11 @@ def suspend(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Stop the job and give its pods up; `unbroken resume` lets it go on."""
     patch = {"spec": {"runPolicy": {"suspend": True}}}
-    place = find(directory, context)
+    place = find(directory, context, kubeconfig, Use.CHANGE)
     _change(place, namespace, job, patch, "suspended", output, wait=wait)
 
 
@@ -55,10 +64,13 @@ def resume(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Let a suspended job go on."""
     patch = {"spec": {"runPolicy": {"suspend": False}}}
-    _change(find(directory, context), namespace, job, patch, "resumed", output)
+    _change(
+        find(directory, context, kubeconfig, Use.CHANGE), namespace, job, patch, "resumed", output
+    )
 
 
 def _change(
@@ -112,13 +124,14 @@ def delete(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Delete a job with its pods, logs and incidents."""
 
     async def act(cluster: Cluster) -> None:
         await delete_job(cluster, job, wait=wait)
 
-    on_cluster(find(directory, context), namespace, act)
+    on_cluster(find(directory, context, kubeconfig, Use.CHANGE), namespace, act)
     _tell(job, "deleted", output)
 
 

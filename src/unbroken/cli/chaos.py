@@ -21,7 +21,7 @@ from unbroken.wire.agent import AgentReport
 from .agents import reports
 from .cluster import NODES, PODS, Cluster, Object, on_cluster
 from .complete import JobName
-from .place import Context, Embedded, Form, Namespace, Output, Place, find
+from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Place, Use, find
 from .show import print_json
 
 POWER = "unbroken.dev/power"
@@ -65,6 +65,7 @@ def kill_worker(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Kill a worker (SIGKILL)."""
 
@@ -73,7 +74,7 @@ def kill_worker(
         _signal(victim, victim.pid, signal.SIGKILL)
         return _done("killed", victim, pid=victim.pid)
 
-    _drill(act, find(directory, context), namespace, output)
+    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output)
 
 
 @app.command("freeze-worker")
@@ -84,6 +85,7 @@ def freeze_worker(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Stop a worker where it is (SIGSTOP), as one that hangs; `kill -CONT PID` thaws it."""
 
@@ -92,7 +94,7 @@ def freeze_worker(
         _signal(victim, victim.pid, signal.SIGSTOP)
         return _done("froze", victim, pid=victim.pid)
 
-    _drill(act, find(directory, context), namespace, output)
+    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output)
 
 
 @app.command("kill-agent")
@@ -103,6 +105,7 @@ def kill_agent(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Kill the agent of a rank's pod (SIGKILL); its workers die with it."""
 
@@ -113,7 +116,7 @@ def kill_agent(
         _signal(victim, victim.report.pid, signal.SIGKILL)
         return _done("killed the agent of", victim, pid=victim.report.pid)
 
-    _drill(act, find(directory, context), namespace, output)
+    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output)
 
 
 @app.command("kill-pod")
@@ -127,6 +130,7 @@ def kill_pod(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Delete a pod of the job through the API; the only drill that any cluster allows."""
 
@@ -144,7 +148,7 @@ def kill_pod(
         await cluster.delete(PODS, victim.pod_name)
         return _done("deleted the pod of", victim)
 
-    _drill(act, find(directory, context), namespace, output, anywhere=True)
+    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output, anywhere=True)
 
 
 @app.command("kill-node")
@@ -155,6 +159,7 @@ def kill_node(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Switch off the node of a rank: all that runs there is killed, and it says nothing more."""
 
@@ -166,7 +171,7 @@ def kill_node(
         )
         return _done("switched off the node of", victim, hint=f"switch it on again: {on}")
 
-    _drill(act, find(directory, context), namespace, output)
+    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output)
 
 
 @app.command("start-node")
@@ -175,6 +180,7 @@ def start_node(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Switch a node on again after kill-node."""
 
@@ -185,7 +191,7 @@ def start_node(
         await cluster.patch(NODES, node, {"metadata": {"annotations": {POWER: None}}})
         return {"done": "switched on", "node": node}
 
-    _drill(act, find(directory, context), "", output)
+    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), "", output)
 
 
 def _drill(

@@ -15,7 +15,7 @@ from unbroken.spec.node_check import CheckKind, CheckPhase, NodeCheckSpec
 
 from .check_views import TITLES, result_rows
 from .cluster import NODES, Cluster, Object, on_cluster
-from .place import Context, Embedded, Form, Output, Place, find
+from .place import Context, Embedded, Form, Kubeconfig, Output, Place, Use, find
 from .show import note, print_json, print_table
 
 SECONDS = "unbroken.dev/check-seconds"
@@ -53,6 +53,7 @@ def command(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Test nodes: in seconds, or with --deep under load, against each other and by training.
 
@@ -60,7 +61,7 @@ def command(
     running.
     """
     kinds = _kinds(kind or [], deep=deep)
-    place = find(directory, context)
+    place = find(directory, context, kubeconfig, Use.CHANGE)
     annotations = {SECONDS: f"{seconds:g}"} if seconds else {}
     name = f"check-{secrets.token_hex(3)}"
 

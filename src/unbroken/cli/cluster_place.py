@@ -48,7 +48,7 @@ def endpoint(url: str | None, directory: Path | None, context: str | None) -> En
     """The cluster API that is meant; SpecError where none is known, or no key for it."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or REGION
     # A folder that is named comes before an address that the environment has.
-    if url and directory is None:
+    if url and directory is None and not os.environ.get("UNBROKEN_DIR"):
         # A shell may hold keys of AWS beside the address of a local cluster.
         key = _own_key_for(url, context) or credential_of(os.environ)
         if key is None:

@@ -10,7 +10,7 @@ import typer
 from unbroken.errors import UnbrokenError
 
 from .cluster import Cluster, on_cluster
-from .place import find
+from .place import choose
 
 
 def job_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -22,7 +22,7 @@ def job_names(ctx: typer.Context, incomplete: str) -> list[str]:
     given = ctx.params
     directory = Path(given["directory"]) if given.get("directory") else None
     try:
-        place = find(directory, given.get("context"))
+        place, _ = choose(directory, given.get("context"), given.get("kubeconfig"))
         jobs = on_cluster(place, given.get("namespace") or "", read)
     except UnbrokenError:
         return []  # the shell shows no errors while a person types

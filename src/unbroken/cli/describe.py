@@ -13,7 +13,7 @@ from .complete import JobName
 from .detectors import detector_values, promotion
 from .explain import as_value
 from .goodput import goodput_of, goodput_rows, goodput_value
-from .place import Context, Embedded, Form, Namespace, Output, find
+from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
 from .ranks import TITLES, others_line, rank_rows
 from .show import print_json, print_table
 from .views import advised, first_line, incident_line, job_summary, pod_summary, waits
@@ -28,13 +28,14 @@ def command(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show a job: state, pods and ranks, what watches them, goodput, incidents, latest events."""
 
     async def read(cluster: Cluster) -> dict[str, Any]:
         return await describe(cluster, job)
 
-    place = find(directory, context)
+    place = find(directory, context, kubeconfig)
     found = on_cluster(place, namespace, read)
     if output is Output.JSON:
         print_json(found)

@@ -15,7 +15,7 @@ from unbroken.spec.ledger import Ledger, Record
 from .cluster import JOBS, Cluster, on_cluster
 from .complete import JobName
 from .goodput import ledger_of
-from .place import Context, Embedded, Form, Namespace, Output, find
+from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Use, find
 from .show import note, print_json, print_table
 from .views import ENDED, Object, state
 
@@ -56,6 +56,7 @@ def command(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show what watches a job unasked and how often it was right; set what it may do.
 
@@ -74,7 +75,9 @@ def command(
             JOBS, job, {"metadata": {"annotations": {spec.ANNOTATION: text}}}
         )
 
-    found = on_cluster(find(directory, context), namespace, act)
+    use = Use.CHANGE if changes else Use.READ
+    place = find(directory, context, kubeconfig, use)
+    found = on_cluster(place, namespace, act)
     value = detector_values(found)
     if output is Output.JSON:
         print_json({"job": job, "detectors": value})

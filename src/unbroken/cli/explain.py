@@ -19,7 +19,7 @@ from unbroken.spec.write import write_record
 from .cluster import Cluster, on_cluster
 from .complete import JobName
 from .goodput import goodput_line, goodput_of, goodput_value
-from .place import Context, Embedded, Form, Namespace, Output, find
+from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
 from .show import Paper, paper, print_json
 from .story import common, story
 from .views import incident_line, restarts_text, state
@@ -42,6 +42,7 @@ def command(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Tell what broke: culprit, evidence, what all ranks did, timeline, remedy and why, cost.
 
@@ -52,7 +53,7 @@ def command(
         found = await cluster.job(job)
         return found, await cluster.incidents(found)
 
-    found, incidents = on_cluster(find(directory, context), namespace, read)
+    found, incidents = on_cluster(find(directory, context, kubeconfig), namespace, read)
     now = wall()
     good = goodput_of(found, incidents, now)
     chosen = _chosen(job, incidents, number)

@@ -17,7 +17,7 @@ from unbroken.spec.pytorchjob import CONTAINER, JOB_LABEL, KIND, PATH, PLURAL
 
 from .cluster import PODS, Cluster, Object, on_cluster
 from .hyperpod_jobs import Options, manifest
-from .place import Context, Embedded, Form, Namespace, Output, Place, find
+from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Place, Use, find
 from .show import note, print_json, print_table
 
 JOBS = (PATH, PLURAL)
@@ -115,6 +115,7 @@ def start_job(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Start a PyTorchJob, from a file or from options; options win over the file.
 
@@ -135,7 +136,7 @@ def start_job(
     if dry_run:
         print_json(job)
         return
-    _start(job, find(directory, context), output)
+    _start(job, find(directory, context, kubeconfig), output)
 
 
 def _start(job: Object, place: Place, output: Output) -> None:
@@ -173,13 +174,14 @@ def get_job(
     output: AsJson = Output.JSON,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show a job and its status."""
 
     async def act(cluster: Cluster) -> Object:
         return await _job(cluster, job_name)
 
-    job = on_cluster(find(directory, context), namespace, act)
+    job = on_cluster(find(directory, context, kubeconfig), namespace, act)
     if output is Output.TEXT:
         _print_rows([job])
         for one in (job.get("status") or {}).get("conditions") or ():
@@ -212,13 +214,14 @@ def list_jobs(
     output: AsJson = Output.JSON,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """List jobs with their states."""
 
     async def act(cluster: Cluster) -> list[Object]:
         return await _jobs(cluster, selector, "" if every else cluster.namespace)
 
-    jobs = on_cluster(find(directory, context), namespace, act)
+    jobs = on_cluster(find(directory, context, kubeconfig), namespace, act)
     if output is Output.JSON:
         print_json({"jobs": [_summary(job) for job in jobs]})
     elif jobs:
@@ -234,6 +237,7 @@ def cancel_job(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """End a job and delete it with its pods."""
 
@@ -241,7 +245,7 @@ def cancel_job(
         await _job(cluster, job_name)
         await cluster.delete(JOBS, job_name)
 
-    on_cluster(find(directory, context), namespace, act)
+    on_cluster(find(directory, context, kubeconfig, Use.CHANGE), namespace, act)
     if output is Output.JSON:
         print_json({"Name": job_name, "done": "cancelled"})
     else:
@@ -255,6 +259,7 @@ def list_pods(
     output: AsJson = Output.JSON,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """List the pods of a job."""
 
@@ -262,7 +267,7 @@ def list_pods(
         await _job(cluster, job_name)
         return await cluster.select(PODS, f"{JOB_LABEL}={job_name}")
 
-    found = on_cluster(find(directory, context), namespace, act)
+    found = on_cluster(find(directory, context, kubeconfig), namespace, act)
     pods = [_pod(one) for one in sorted(found, key=lambda one: str(one["metadata"]["name"]))]
     if output is Output.JSON:
         print_json({"pods": pods})
@@ -292,6 +297,7 @@ def get_log(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Print what a pod of a job has written."""
 
@@ -307,7 +313,7 @@ def get_log(
         )
         return [line async for line in lines]
 
-    lines = on_cluster(find(directory, context), namespace, act)
+    lines = on_cluster(find(directory, context, kubeconfig), namespace, act)
     if output is Output.JSON:
         print_json({"Pod Name": pod, "lines": lines})
     else:

@@ -11,7 +11,7 @@ from unbroken.kube.clock import wall
 
 from .cluster import JOB_LABEL, PODS, Cluster, on_cluster
 from .goodput import goodput_of, goodput_value, largest, share_text
-from .place import Context, Embedded, Namespace, find
+from .place import Context, Embedded, Kubeconfig, Namespace, find
 from .show import note, print_json, print_table
 from .views import age, job_summary
 
@@ -33,6 +33,7 @@ def command(
     output: Annotated[Form, typer.Option("-o", "--output", help="text, wide or json.")] = Form.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """List jobs: state, pods, restarts, the class of the last fault, goodput.
 
@@ -56,7 +57,7 @@ def command(
             found.append({**summary, "goodput": goodput_value(good)})
         return found
 
-    found = on_cluster(find(directory, context), namespace, read)
+    found = on_cluster(find(directory, context, kubeconfig), namespace, read)
     if output is Form.JSON:
         print_json({"jobs": found})
     elif not found:

@@ -13,7 +13,7 @@ from unbroken.errors import SpecError, UnbrokenError
 from .agents import reports
 from .cluster import Cluster, Object, on_cluster
 from .complete import JobName
-from .place import Context, Embedded, Form, Namespace, Output, find
+from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
 from .pod_logs import LogReaders, Ranks, pod_lines, split
 from .show import note, print_json
 from .views import ENDED, state, world_size
@@ -36,6 +36,7 @@ def command(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Print what the job's workers have written, each line with its rank.
 
@@ -65,7 +66,7 @@ def command(
 
         await (_follow(cluster, job, show) if follow else _print(cluster, job, show, previous))
 
-    on_cluster(find(directory, context), namespace, act)
+    on_cluster(find(directory, context, kubeconfig), namespace, act)
     if output is Output.JSON:
         print_json({"job": job, "lines": lines})
 

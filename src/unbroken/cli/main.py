@@ -53,7 +53,9 @@ class _Commands(Mapping[str, Any]):
             one = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             one.command(name)(found)
             found = one
-        return typer.main.get_command(found)
+        command = typer.main.get_command(found)
+        command.name = name  # The help lists it; an app of several commands has none of its own.
+        return command
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)

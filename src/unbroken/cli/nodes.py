@@ -21,7 +21,7 @@ from unbroken.spec.times import time_text
 
 from . import nodes_views as views
 from .cluster import MERGE, NODES, PODS, Cluster, Object, on_cluster
-from .place import Context, Embedded, Form, Output, Place, find
+from .place import Context, Embedded, Form, Kubeconfig, Output, Place, Use, choose, find
 from .show import note, paper, print_json, print_table
 
 RECORDS = (NODE_RECORD.path.rpartition("/")[0], NODE_RECORD.plural)
@@ -44,7 +44,8 @@ def node_names(ctx: typer.Context, incomplete: str) -> list[str]:
     given = ctx.params
     directory = Path(given["directory"]) if given.get("directory") else None
     try:
-        nodes = on_cluster(find(directory, given.get("context")), "", read)
+        place, _ = choose(directory, given.get("context"), given.get("kubeconfig"))
+        nodes = on_cluster(place, "", read)
     except UnbrokenError:
         return []  # the shell shows no errors while a person types
     names = [str(node["metadata"]["name"]) for node in nodes]
@@ -76,18 +77,22 @@ def nodes(
     output: ListForm = Shape.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """List and describe nodes, order repairs, see what is held against a node, clear it."""
     if ctx.invoked_subcommand is None:
-        _list(find(directory, context), output)
+        _list(find(directory, context, kubeconfig), output)
 
 
 @app.command("list")
 def list_nodes(
-    output: ListForm = Shape.TEXT, directory: Embedded = None, context: Context = None
+    output: ListForm = Shape.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """List nodes: status, health, pods of jobs, the repair under way, points held against each."""
-    _list(find(directory, context), output)
+    _list(find(directory, context, kubeconfig), output)
 
 
 def _list(place: Place, output: Shape) -> None:
@@ -114,7 +119,11 @@ def _list(place: Place, output: Shape) -> None:
 
 @app.command()
 def describe(
-    name: Name, output: Form = Output.TEXT, directory: Embedded = None, context: Context = None
+    name: Name,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show all that is known of a node, its repairs among it."""
     now = wall()
@@ -123,7 +132,7 @@ def describe(
         node = await _node(cluster, name)
         return node, await _record(cluster, name), await cluster.select(PODS, namespace="")
 
-    node, record, pods = on_cluster(find(directory, context), "", read)
+    node, record, pods = on_cluster(find(directory, context, kubeconfig), "", read)
     row = views.node_row(node, record, pods, now)
     if output is Output.JSON:
         print_json({**row, "record": (record or {}).get("spec") or {}})
@@ -139,9 +148,10 @@ def reset(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Have the GPUs of nodes reset, when their jobs have moved off."""
-    _order(find(directory, context), names, "reset", output, wait=wait)
+    _order(find(directory, context, kubeconfig, Use.CHANGE), names, "reset", output, wait=wait)
 
 
 @app.command()
@@ -151,9 +161,10 @@ def reboot(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Have nodes rebooted, when their jobs have moved off."""
-    _order(find(directory, context), names, "reboot", output, wait=wait)
+    _order(find(directory, context, kubeconfig, Use.CHANGE), names, "reboot", output, wait=wait)
 
 
 @app.command()
@@ -164,6 +175,7 @@ def replace(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Have nodes replaced by new ones: what is on their disks is lost."""
     shown = ", ".join(names)
@@ -171,7 +183,7 @@ def replace(
         if not sys.stdin.isatty():
             raise SpecError(f"replacing {shown} destroys what is on it; say so with --yes")
         typer.confirm(f"Replace {shown}? What is on the disks is lost.", abort=True, err=True)
-    _order(find(directory, context), names, "replace", output, wait=wait)
+    _order(find(directory, context, kubeconfig, Use.CHANGE), names, "replace", output, wait=wait)
 
 
 def _order(place: Place, names: Sequence[str], what: str, output: Output, *, wait: bool) -> None:
@@ -230,7 +242,11 @@ async def _ended(
 
 @app.command()
 def blame(
-    name: Name, output: Form = Output.TEXT, directory: Embedded = None, context: Context = None
+    name: Name,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show what is held against a node, with the evidence; points halve every week."""
     now = wall()
@@ -241,7 +257,7 @@ def blame(
             await _node(cluster, name)
         return record
 
-    record = on_cluster(find(directory, context), "", read)
+    record = on_cluster(find(directory, context, kubeconfig), "", read)
     held = views.record_of(record)
     rows = views.blame_rows(held, now)
     if output is Output.JSON:
@@ -271,6 +287,7 @@ def clear(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Let nothing so far count against a node; one in quarantine returns after a burn-in."""
     if not why.strip():
@@ -289,7 +306,7 @@ def clear(
         is_out = held.quarantined_at is not None
         return held, await _burnt_in(cluster, name, at) if wait and is_out else None
 
-    held, burn_in = on_cluster(find(directory, context), "", act)
+    held, burn_in = on_cluster(find(directory, context, kubeconfig, Use.CHANGE), "", act)
     is_out = held.quarantined_at is not None
     if output is Output.JSON:
         ended = None if burn_in is None else burn_in.state.value

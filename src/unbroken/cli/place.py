@@ -1,14 +1,17 @@
-"""Which cluster a command speaks to: the options, and what they mean.
+"""The cluster that a command speaks to: the options, and what they mean.
 
-`--dir` names an embedded cluster, `--context` any other; without them it is that of KUBECONFIG,
-and without that the embedded cluster of the default folder.
+`--dir` names a local cluster, `--context` and `--kubeconfig` any other.  Without them, UNBROKEN_DIR
+and then KUBECONFIG do, where KUBECONFIG names a local cluster.  Where it names another one, it
+gives way to the local cluster of the default folder while that runs, and always for `unbroken run`:
+a person at a laptop often has the KUBECONFIG of a company's cluster in the shell.  Commands that
+change something never follow such a KUBECONFIG.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +19,8 @@ import typer
 
 from unbroken.embedded import state
 from unbroken.errors import SpecError
+
+from .show import note
 
 DEFAULT = Path("~/.unbroken")
 
@@ -39,11 +44,15 @@ class Output(StrEnum):
 Embedded = Annotated[
     Path | None,
     typer.Option(
-        "--dir", envvar="UNBROKEN_DIR", help="Folder of an embedded cluster.", show_default=False
+        "--dir", help="Folder of a local cluster.", show_default="UNBROKEN_DIR, or ~/.unbroken"
     ),
 ]
 Context = Annotated[
     str | None, typer.Option("--context", help="A context of the kubeconfig.", show_default=False)
+]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option("--kubeconfig", help="Kubeconfig of another cluster.", show_default=False),
 ]
 Namespace = Annotated[
     str, typer.Option("-n", "--namespace", help="Of the job.", show_default="the context's")
@@ -75,19 +84,70 @@ class Place:
             )
 
 
-def find(directory: Path | None, context: str | None) -> Place:
-    """The cluster that is meant."""
-    if directory is not None and context is not None:
-        raise SpecError("--dir and --context name two clusters; give one of them")
+class Use(Enum):
+    """What a command does to a cluster."""
+
+    READ = "read"
+    CHANGE = "change"
+    """Never on a cluster that only KUBECONFIG names, unless it is a local one."""
+    RUN = "run"
+    """On the local cluster, which is started if need be."""
+
+
+def find(
+    directory: Path | None,
+    context: str | None,
+    kubeconfig: Path | None = None,
+    use: Use = Use.READ,
+) -> Place:
+    """The cluster that is meant; SpecError where none may be changed without being named."""
+    place, said = choose(directory, context, kubeconfig, use)
+    if said:
+        note(f"unbroken: {said}")
+    return place
+
+
+def choose(
+    directory: Path | None,
+    context: str | None,
+    kubeconfig: Path | str | None,
+    use: Use = Use.READ,
+) -> tuple[Place, str]:
+    """The cluster that is meant, and what a person must be told of the choice; empty: nothing."""
+    if directory is not None and (context is not None or kubeconfig is not None):
+        other = "--context" if kubeconfig is None else "--kubeconfig"
+        raise SpecError(f"--dir and {other} name two clusters; give one of them")
     configured = os.environ.get("KUBECONFIG", "")
-    if directory is None and (context or configured):
-        first = Path(configured.split(os.pathsep)[0]) if configured else None
-        # A folder of ours, whoever named its kubeconfig.
-        is_ours = first is not None and (first.parent / "cluster.json").is_file()
-        paths = state.Paths(first.parent.absolute()) if first and is_ours else None
-        return Place(None, context, paths)
-    paths = state.Paths(resolve(directory or DEFAULT))
-    return Place(str(paths.kubeconfig), None, paths)
+    files = [Path(part).expanduser() for part in configured.split(os.pathsep) if part]
+    if kubeconfig is not None or context is not None:
+        file = None if kubeconfig is None else str(kubeconfig)
+        return Place(
+            file, context, _own(Path(kubeconfig) if kubeconfig else next(iter(files), None))
+        ), ""
+    folder = os.environ.get("UNBROKEN_DIR", "")
+    given = directory or (Path(folder) if folder else None)
+    paths = state.Paths(resolve(given or DEFAULT))
+    local = Place(str(paths.kubeconfig), None, paths)
+    if not files or (given is not None and use is not Use.RUN):
+        return local, ""
+    own = _own(files[0])
+    if own is not None and given is None:
+        return Place(None, None, own), ""
+    if use is Use.RUN or state.running(paths) is not None:
+        said = f"uses the local cluster in {paths.directory} and not that of KUBECONFIG"
+        return local, "" if own else f"{said}; --context or --kubeconfig names another"
+    if use is Use.CHANGE:
+        raise SpecError(
+            f"no local cluster runs, and KUBECONFIG ({configured}) names another one: to change "
+            "something there, name it with --context NAME or --kubeconfig FILE"
+        )
+    return Place(None, None, None), ""
+
+
+def _own(file: Path | None) -> state.Paths | None:
+    """The local cluster of which this is the kubeconfig; None: it is no local cluster's."""
+    is_ours = file is not None and (file.parent / "cluster.json").is_file()
+    return state.Paths(file.parent.absolute()) if file and is_ours else None
 
 
 def cluster_of(
@@ -99,7 +159,8 @@ def cluster_of(
     """
     if kubeconfig is not None:
         return kubeconfig, context
-    if directory is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+    is_named = os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" in os.environ
+    if directory is None and is_named and not os.environ.get("UNBROKEN_DIR"):
         return None, context
     place = find(directory, context)
     return place.kubeconfig, place.context

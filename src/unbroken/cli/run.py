@@ -11,7 +11,7 @@ from unbroken.errors import SpecError
 
 from . import manifests
 from .launch import Order, Wish, pods_of, run_wish, start_cluster
-from .place import Context, Embedded, Form, Namespace, Output, Place, find
+from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Place, Use, find
 from .show import note
 
 PASSED_ON = {
@@ -111,6 +111,7 @@ def command(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Run a HyperPodPyTorchJob manifest, or a script as torchrun would.
 
@@ -119,7 +120,7 @@ def command(
     folder, with this shell's environment and Python. Ctrl-C asks, a second one stops the job.
     torchrun's other options (--log-dir, -m, --no-python, ...) are taken too.
     """
-    place = find(directory, context)
+    place = find(directory, context, kubeconfig, Use.RUN)
     given = arguments or []
     if program == "-" or program.endswith(manifests.SUFFIXES):
         sizes = (nnodes, nproc, spares, max_restarts)
@@ -151,5 +152,5 @@ def _check_local(place: Place) -> None:
     if place.paths is None:
         raise SpecError(
             "a script runs on this machine, and this cluster is elsewhere: write a manifest "
-            "with an image that holds the script, or leave --context and KUBECONFIG out"
+            "with an image that holds the script, or leave --context and --kubeconfig out"
         )

@@ -15,7 +15,7 @@ from unbroken.wire.observation import Evidence, RankEvidence
 from .agents import evidence
 from .cluster import Cluster, on_cluster
 from .complete import JobName
-from .place import Context, Embedded, Form, Namespace, Output, find
+from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
 from .show import note, paper, print_json
 
 if TYPE_CHECKING:
@@ -60,12 +60,13 @@ def command(
     output: Form = Output.TEXT,
     directory: Embedded = None,
     context: Context = None,
+    kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show what every rank is doing now: stacks, those that are the same together.
 
     Each process is paused for some milliseconds while it is read, and goes on.
     """
-    place = find(directory, context)
+    place = find(directory, context, kubeconfig)
 
     async def read(cluster: Cluster) -> Found:
         return await collect(cluster, job, seconds)
