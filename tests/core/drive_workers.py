@@ -40,9 +40,9 @@ KILLED, CRASHED, DONE = WorkerEnd(signal=9), WorkerEnd(exit_code=1), WorkerEnd(e
 Step = tuple[Event, str]
 
 
-def start(attempt: int) -> Event:
-    """Of the first of two nodes."""
-    return Commanded(StartCommand(attempt, 0, 2, "10.0.0.1", 2000 + attempt))
+def start(attempt: int, rank: int = 0) -> Event:
+    """Of one of two nodes."""
+    return Commanded(StartCommand(attempt, rank, 2, "10.0.0.1", 2000 + attempt))
 
 
 def keep(attempt: int | None = 0) -> Event:

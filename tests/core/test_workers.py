@@ -132,6 +132,19 @@ def test_it_is_ready_and_offers_a_port_when_it_listens() -> None:
     assert machine.entered == {AgentState.INIT: 1.0, AgentState.READY: 1.0}
 
 
+@pytest.mark.parametrize("given", [start(), stop()])
+def test_an_offered_port_is_withdrawn_once_an_attempt_may_have_its_store_there(
+    given: Event,
+) -> None:
+    machine = Workers(SETTINGS)
+    machine.step(Prepared(), 1.0)
+    machine.step(PortFound(25000), 1.0)
+    machine.step(given, 2.0)
+    assert machine.report().offered_port is None
+    machine.step(PortFound(25001), 2.0)
+    assert machine.report().offered_port == 25001
+
+
 def test_a_worker_that_turns_cold_is_reported_so() -> None:
     machine = check(
         (start(), "spawn train 0, port, say running"),

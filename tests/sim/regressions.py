@@ -1,6 +1,7 @@
-"""Seeds of worlds that once failed, and what was wrong with the machines then.
+"""Seeds of worlds that once failed, and what was wrong then: with a machine, a rule or the world.
 
-They say what they say only as long as `testing.scenario` draws the same world for them.
+They say what they say only as long as `testing` draws the same world for them; what was wrong with
+a machine has a script in `tests/core` as well.
 """
 
 from __future__ import annotations
@@ -28,4 +29,28 @@ SEEDS = {
     286: "an operator that came late to a job that was complete did not read its receipts",
     1683: "an operator that heard no agent of an attempt thought that there had been none",
     1278: "an agent that was started again was sent a copy, and nobody asked it",
+    1008673: "an agent offered the port of an attempt that it had not heard of for the next one",
+    1007048: "a pod's failure was charged again by the next operator, which had no incident of it",
+    1057560: "the same, and no restart was left",
+    1005945: "the same, before the first start",
+    1008072: "the same, by the third operator",
+    1013293: "a start that arrived after the adoption was stopped",
+    1023207: "stock agents that were being stopped were taken for those of the next attempt",
+    2008570: "workers that were to end were kept, because another fault came meanwhile",
+    2035203: "processes were kept through an attempt that had begun unseen, and failed",
+    2052377: "the next operator named another reason for an end that was decided",
+    2053141: "the attempt was not known when the job was suspended, and a number was used again",
+    2083571: "a rank was given to a pod that went, and a kept process got another rank",
+    1027717: "rule: no operator can know the number of a stock attempt that was never written",
+    2044999: "rule: stock agents end what they run, whatever number the stop has",
+    1004007: "rule: pods of a full restart were deleted after the restart had turned into the end",
+    2038088: "rule: an agent that was frozen while no operator lived was to be missed",
+    2080582: "rule: nobody can tell who had a rank last, if the operator that moved it dies unheard",
+    1006590: "world: an old report came after the last heartbeat, and was the last word",
+    1028588: "the same",
+    1034603: "the same",
+    1036943: "the same",
+    1052922: "the same",
+    2008488: "world: pods that were made after the collector had gone outlived their job",
+    2010580: "the same",
 }

@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PORTS_REMEMBERED = 1000
+PORT_RETRY_SECONDS = 1.0
+"""From a search that found no free port to the next one."""
 ARRIVE_SECONDS = 5.0
 """For a worker to leave its training."""
 ARRIVE_VARIABLE = "UNBROKEN_ARRIVE_SECONDS"
@@ -324,7 +326,9 @@ class Driver:
         try:
             port = facts.free_port(self._offered, self._random)
         except WorldError as error:
+            # Without a port this agent starts no further attempt.
             logger.warning("reason=%r", str(error))
+            self._loop.call_later(PORT_RETRY_SECONDS, self._offer_port)
             return
         self._offered.append(port)
         self.feed(PortFound(port))

@@ -75,9 +75,12 @@ def find(members: Iterable[Member], status_attempt: int, stock_attempt: int) -> 
     return finding
 
 
+def _is_away(member: Member) -> bool:
+    return bool(member.lost_why or member.condemned or member.view.is_deleting)
+
+
 def _is_idle(member: Member) -> bool:
-    is_away = member.lost_why or member.condemned or member.view.is_deleting
-    return member.state is AgentState.READY and not is_away
+    return member.state is AgentState.READY and not _is_away(member)
 
 
 def _sort(finding: Finding, member: Member, report: AgentReport) -> None:
@@ -120,6 +123,8 @@ class Adoption:
 
     def go_on(self, now: float) -> bool:
         """Adopt once everybody was heard, or the time for it is over; whether it is done now."""
+        if self._is_overtaken():
+            return self._join(now)
         due = self._by is not None and now >= self._by
         if self._state.phase is not Phase.ADOPTING or (self._unheard and not due):
             return False
@@ -127,6 +132,32 @@ class Adoption:
         self._unheard.clear()
         self._adopt(now)
         return True
+
+    def _is_overtaken(self) -> bool:
+        """Whether orders of the earlier operator arrived after the adoption: agents run the attempt
+        that is being prepared, and this operator has started none."""
+        state = self._state
+        is_preparing = state.phase is Phase.PREPARING and state.gang.order is None
+        return is_preparing and state.newest_seen == state.attempt
+
+    def _join(self, now: float) -> bool:
+        """Go on with the attempt that late orders have started; False: it cannot go on."""
+        state = self._state
+        finding = find(state.roster.members.values(), state.attempt, state.attempt)
+        if not finding.is_sound or any(map(_is_away, finding.running)):
+            return False
+        self._life.masters |= finding.masters
+        state.ranks.reset(state.shape)
+        self._restore_ranks(finding)
+        return self._continues(finding, now)
+
+    def _restore_ranks(self, finding: Finding) -> None:
+        """Give every pod the rank that its agent told."""
+        told = [m for m in self._state.roster.members.values() if m.report and not m.condemned]
+        # A rank that is told twice is with those that run, or stay: the others were let go.
+        for member in (*finding.running, *sorted(told, key=_is_away)):
+            if member.report is not None and member.report.rank is not None:
+                self._state.ranks.restore(member, member.report.rank)
 
     def _adopt(self, now: float) -> None:
         state = self._state
@@ -143,10 +174,9 @@ class Adoption:
         state.plan.adopt(now)
         if state.standing in (None, Standing.SUSPENDED):
             self._life.mark_created(now)
-        # Those that run go first: a rank that is told twice is theirs.
-        for member in (*finding.running, *state.roster.members.values()):
-            if member.report is not None and member.report.rank is not None:
-                state.ranks.restore(member, member.report.rank)
+        self._restore_ranks(finding)
+        if self._recovery.carry_on(finding.attempt, now):
+            return
         if not self._continues(finding, now):
             self._restart(finding, now)
         if len(state.gang.completed) < state.nnodes:
@@ -184,12 +214,17 @@ class Adoption:
         """The attempt of agents that name none: the one that broke, unless the next one was started
         or all of them run."""
         state, incident = self._state, self._state.incidents.open
-        if incident is None or incident.ready_at is not None:
-            return state.status.restart_count
+        count = state.status.restart_count
+        if incident is not None and incident.ready_at is not None:
+            return count
+        broken = count if incident is None else incident.attempt
+        if incident is None and state.standing is Standing.FAULTED:
+            # The status is written first: it tells of a fault whose incident was lost.
+            broken = max(count - 1, 0)
         running = [m for m in state.roster.members.values() if m.state in _BEGUN]
         spec = state.spec
         is_whole = spec is not None and len(running) >= spec.nnodes
-        return state.status.restart_count if is_whole else incident.attempt
+        return count if is_whole else broken
 
     def _is_someone_unheard(self) -> bool:
         """Whether an agent that was not heard may run the very rank that seems to be free."""

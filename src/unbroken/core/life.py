@@ -121,6 +121,8 @@ class Life:
             state.count_ready()
         if state.phase is Phase.TRAINING:
             self._watch(now)
+        if state.phase is Phase.ENDING and state.newest_seen > state.gang.fence:
+            self._stop_newest(now)
         if state.phase is Phase.ENDING and (
             not state.gang.unclear or now >= self._since + STOP_SECONDS
         ):
@@ -140,6 +142,16 @@ class Life:
         elif gang.mode != PROCESS_RESTART:
             # Who waits for the next attempt must know that there will be none.
             state.commands += gang.halt(gang.fence, now, is_graceful=is_graceful)
+
+    def _stop_newest(self, now: float) -> None:
+        """Stop attempts that this operator did not know when it began to end the job: it had heard
+        no agent yet, or a start of the operator before it arrived late."""
+        state = self._state
+        assert self.verdict is not None
+        state.attempt = max(state.attempt, state.newest_seen)
+        state.set_status(restart_count=state.attempt)
+        is_graceful = self.verdict.standing is Standing.SUSPENDED
+        state.commands += state.gang.halt(state.newest_seen, now, is_graceful=is_graceful)
 
     def hold(self, hold: Hold, now: float) -> None:
         """Say why a suspended job waits, if that has changed."""
@@ -284,13 +296,13 @@ class Life:
         state.commands += gang.start(order, ranks.rank_of, now)
 
     def _skip_attempts(self, now: float) -> None:
-        """Agents have heard of this attempt from somebody else, and would refuse it."""
+        """Agents have heard of this attempt from somebody else, and would refuse it.  It may have
+        begun, and made no progress: its processes end."""
         state = self._state
         state.incidents.uncharged += state.newest_seen + 1 - state.attempt
         state.attempt = state.newest_seen + 1
         state.set_status(restart_count=state.attempt)
-        mode = state.gang.mode
-        state.commands += state.gang.halt(state.attempt - 1, now, mode=mode)
+        state.commands += state.gang.halt(state.attempt - 1, now)
 
     def _is_gathering(self, now: float) -> bool:
         state = self._state

@@ -18,7 +18,7 @@ from .incidents import RESTART_REQUESTED, UNCHARGED, culprit
 from .life import Life, Verdict
 from .progress import Before, before, made
 from .repeats import Repeat
-from .roster import Member
+from .roster import UNHEARD, Member
 from .state import JobState, Phase
 
 FAULTY_MAX = 32
@@ -53,7 +53,6 @@ class Recovery:
     def __init__(self, state: JobState, life: Life) -> None:
         self._state = state
         self._life = life
-        self._failure = "RetriesExhausted"
         self.interrupted: Interrupted = lambda found, now: ([], {})
         """What was suspected when another fault came, and what is known of it."""
 
@@ -70,6 +69,16 @@ class Recovery:
                 self._say(now)
         elif state.phase is not Phase.ENDING:
             self.open(found, now, details)
+
+    def carry_on(self, attempt: int, now: float) -> bool:
+        """End a job whose end an earlier operator has decided, with everything up to the attempt;
+        False: there is no such decision."""
+        state, incident = self._state, self._state.incidents.open
+        if incident is None or incident.remedy is not Remedy.FAIL:
+            return False
+        state.commands += state.gang.halt(attempt, now)
+        self._say(now)
+        return True
 
     def parts(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
         """What an agent says of the attempt that broke, while that is being stopped."""
@@ -111,9 +120,13 @@ class Recovery:
         state.retire_incidents()
         if remedy is not Remedy.FAIL:
             state.attempt += 1
+        is_halted = state.phase is Phase.PREPARING
+        # Who was to end before this fault came has to end still.
+        is_hard = is_halted and state.gang.mode == PROCESS_RESTART
+        mode = PROCESS_RESTART if is_hard else state.restart_mode()
         state.phase = Phase.PREPARING
         through = broken if remedy is Remedy.FAIL else state.attempt - 1
-        state.commands += state.gang.halt(through, now, mode=state.restart_mode())
+        state.commands += state.gang.halt(through, now, mode=mode)
         faulty = _faulty(remedy, culprit(found), found)
         state.set_budget(charged.status, faulty)
         self._life.mark_preparing(now)
@@ -194,10 +207,20 @@ class Recovery:
             return
         is_waiting, is_repeated = state.phase is Phase.PREPARING, state.incidents.knows(sign)
         self.lose_all([member], signals.POD_FAILED, text, now)
+        if is_waiting and self._is_settled(member):
+            return
         if is_waiting and is_repeated:
             self.open([sign], now)
         elif is_waiting:
             self.fault([sign], now)
+
+    def _is_settled(self, member: Member) -> bool:
+        """Whether this end was dealt with before: somebody deletes the pod already, or an earlier
+        operator has charged its fault and could not write the incident."""
+        told = self._state.status.latest_faulty
+        is_older = member.clear_through == UNHEARD and member.report is None
+        is_charged = is_older and told is not None and member.view.name in told.faulty_pod_list
+        return member.view.is_deleting or is_charged
 
     def _is_cut_off(self, member: Member) -> bool:
         """Whether the pod is out of reach with its node.  An agent that answers from a node that
@@ -254,7 +277,6 @@ class Recovery:
         if repeat is None or charged.remedy is Remedy.FAIL:
             return charged
         if repeat.is_users and state.same_error is SameError.STOP:
-            self._failure = repeats.SAME_ERROR
             budget = state.status.restart_status or RestartStatus()
             return budgets.Charge(budget, Remedy.FAIL, repeat.text)
         if repeat.suspect and charged.remedy is Remedy.PROCESS:
@@ -279,7 +301,6 @@ class Recovery:
             return
         repeat = self._repeat(incident.signals, incident.step, now)
         if repeat is not None and repeat.is_users:
-            self._failure = repeats.SAME_ERROR
             state.incidents.change(remedy=Remedy.FAIL, reason=repeat.text)
             # Nothing of the next attempt has been started, and nothing will be.
             state.attempt = min(state.attempt, incident.attempt)
@@ -299,9 +320,11 @@ class Recovery:
         state.stand(Standing.FAULTED, reason, text, now)
         state.set_status(latest_faulty=_faulty(incident.remedy, incident.culprit, incident.signals))
         if incident.remedy is Remedy.FAIL:
-            if self._failure == repeats.SAME_ERROR:
+            failure = "RetriesExhausted"
+            if repeats.is_users(incident.reason):
+                failure = repeats.SAME_ERROR
                 text = "\n".join([text, *incident.culprit.evidence[-TRACEBACK_LINES:]])
-            self._life.end(Verdict(Standing.FAILED, self._failure, text), now)
+            self._life.end(Verdict(Standing.FAILED, failure, text), now)
 
     def _replace_all(self, now: float) -> None:
         state = self._state

@@ -23,6 +23,7 @@ SAME_ERROR = "SameErrorSameStep"
 OCCURRENCES = 3
 """So many are the script's own even where there is no other node, or no step, to prove it by."""
 NODES_NAMED = 4
+_OWN = "it is the script's own"
 _RAISED = (
     FaultKind.EXCEPTION.value,
     FaultKind.CUDA_ERROR.value,
@@ -82,11 +83,16 @@ def find(
     if is_proven or times >= OCCURRENCES or _is_value(first):
         where = f"on nodes {places}" if len(nodes) > 1 else f"on {places}"
         hint = "annotation unbroken.dev/same-error: restart would go on"
-        return Repeat(f"{said}, {where}: it is the script's own ({hint})", is_users=True)
+        return Repeat(f"{said}, {where}: {_OWN} ({hint})", is_users=True)
     suspect = next(iter(nodes)) if len(nodes) == 1 else ""
     if suspect and set(elsewhere) - nodes:
         return Repeat(f"{said}, only on {suspect}: another node is tried", suspect=suspect)
     return Repeat(f"{said}, on {places}")
+
+
+def is_users(reason: str) -> bool:
+    """Whether a remedy has this reason because no restart would help."""
+    return _OWN in reason
 
 
 def _matching(

@@ -52,7 +52,7 @@ class Member:
     """Newest attempt of which it is proven that no worker lives here, nor will."""
     report: AgentReport | None = None
     """Newest one from the newest agent process."""
-    position: tuple[int, int] = (-2, 0)
+    position: tuple[int, int, bool] = (-2, 0, False)
     past_agents: set[str] = field(default_factory=set)
     ordered: int | None = None
     """Newest attempt that its present agent process was told to start."""
@@ -98,7 +98,7 @@ class Member:
             # A stock agent that has restarted its processes, as it was told to, looks like another
             # one; of what it was told to stop nothing lives in either.
             asked = self.asked if is_stock(report) else -1
-            self.position, self.ordered, self.asked = (-2, 0), None, asked
+            self.position, self.ordered, self.asked = (-2, 0, False), None, asked
         elif not is_stock(report) and self._position(report) < self.position:
             return False
         self.position = self._position(report)
@@ -106,9 +106,12 @@ class Member:
         self._learn(report)
         return True
 
-    def _position(self, report: AgentReport) -> tuple[int, int]:
+    def _position(self, report: AgentReport) -> tuple[int, int, bool]:
+        """How far the agent was; it never goes back.  In each state a port is offered once it is
+        found."""
         of = report.newest_attempt if report.state in _BETWEEN_ATTEMPTS else self.attempt_of(report)
-        return (-1 if of is None else of, _STATE_ORDER[report.state])
+        has_port = report.offered_port is not None
+        return (-1 if of is None else of, _STATE_ORDER[report.state], has_port)
 
     def _learn(self, report: AgentReport) -> None:
         if report.state in _BETWEEN_ATTEMPTS:

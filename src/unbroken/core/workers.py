@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
@@ -69,10 +69,6 @@ from .worker_events import (
     WorkerEnded,
 )
 from .worker_run import Run, message, rule_fault, same
-
-if TYPE_CHECKING:
-    # Where a job has no rules, the agent does not load what evaluates them.
-    pass
 
 __all__ = [
     "SIGTERM", "SIGUSR1", "Arrived", "CheckpointsTold", "Commanded", "Disconnected", "Effect",
@@ -363,12 +359,20 @@ class Workers:
 
     def _start(self, command: StartCommand, now: float) -> list[Effect]:
         self._newest = max(command.attempt, self._newest or 0)
+        if self._members and self._rank not in (None, command.rank):
+            # A process has one rank for life: who was kept for another one ends first.
+            self._members.clear()
+            self._is_clean = False
         self._rank = command.rank
         first = Stage.PRE_TRAIN if self.settings.has_pre_train else Stage.TRAIN
         self._run = Run(command, first)
         self._enter(AgentState.RUNNING, now)
-        # The port that was offered may be this attempt's store's; the next one gets another.
-        return [*self._begin(self._run, now), OfferPort()]
+        return [*self._begin(self._run, now), self._renew_port()]
+
+    def _renew_port(self) -> OfferPort:
+        """Withdraw the offered port: an attempt may have its store there.  Offer another one."""
+        self._port = None
+        return OfferPort()
 
     def _begin(self, run: Run, now: float) -> list[Effect]:
         """Start the stage, as soon as nothing lives that should not."""
@@ -405,8 +409,8 @@ class Workers:
     def _stop(self, command: StopCommand, now: float) -> list[Effect]:
         known = self._newest
         effects = self._stop_workers(command, now)
-        # Its start may have been lost on the way, with the port that was offered for its store.
-        return effects if self._newest == known else [*effects, OfferPort()]
+        # The start of this attempt may have been lost on the way, and the others may have begun.
+        return effects if self._newest == known else [*effects, self._renew_port()]
 
     def _stop_workers(self, command: StopCommand, now: float) -> list[Effect]:
         run, attempt = self._run, command.attempt

@@ -78,6 +78,8 @@ class Checkers:
         """Last pod of each node rank, and how many pods had been made by then."""
         self.generation = 0
         """How many operators have crashed."""
+        self._found_count = 0
+        """`restartCount` as the present operator found it."""
         self._ordered_in: dict[int, int] = {}
         """The operator's generation that first ordered the attempt."""
         self.moment: Callable[[str, int], None] = lambda name, number: None
@@ -88,6 +90,8 @@ class Checkers:
         """The job was said to have ended."""
         self.ordered_status = JobStatus()
         self.incidents: dict[int, Incident] = {}
+        self._full_restarts: set[int] = set()
+        """Incidents whose remedy is, or was at first, to replace every pod."""
         self._request = 0
         self._is_asked = False
         """A look at the ranks is under way."""
@@ -125,7 +129,8 @@ class Checkers:
             self._attempts[key] = attempt
             used = self._masters.setdefault(worker.master, key)
             require(used == key, "two attempts share an address", used, key, worker)
-            require(max(self._attempts) == key, "an older attempt starts", worker)
+            is_newest = not any(self._is_known(other) for other in self._attempts if other > key)
+            require(is_newest, "an older attempt starts", worker)
             require(worker.attempt <= self.newest, "nobody ordered this attempt", worker)
         require(attempt.master == worker.master, "an attempt has two addresses", worker)
         require(attempt.world_size == worker.world_size, "an attempt has two sizes", worker)
@@ -157,6 +162,22 @@ class Checkers:
             for local in node.locals.values()
         }
         return not any(old.agent in living for old in attempt.born.values())
+
+    def _is_known(self, key: tuple[int, int]) -> bool:
+        """Whether the present operator can know of the attempt.
+
+        Stock agents tell no attempt.  If the operator that ordered it died before it wrote so, and
+        nothing of it lives, its number is lost: the job goes on from the status that was written.
+        """
+        attempt = self._attempts[key]
+        is_lost = attempt.generation != self.generation and key[1] > self._found_count
+        has_ended = all(worker.exit is not None for worker in attempt.born.values())
+        return not (self._truth.is_stock and is_lost and has_ended)
+
+    def _is_nameless(self) -> bool:
+        """Whether the newest attempt is one of stock agents that an earlier operator has started:
+        they tell no number, and end it whatever number a stop has."""
+        return self._truth.is_stock and self._ordered_in.get(self.newest) != self.generation
 
     def _note_holder(self, worker: Worker) -> None:
         before = self._holders.get(worker.node_rank)
@@ -190,6 +211,8 @@ class Checkers:
             case core.StopWorkers(pod, command):
                 self.barriers.stop_ordered(pod, command, self._truth.epochs)
                 attempt = self.newest if command.attempt is None else command.attempt
+                if self._is_nameless():
+                    attempt = max(attempt, self.newest)
                 if attempt >= self.newest >= 0:
                     self._ends(attempt, effect)
             case core.WriteStatus(status):
@@ -251,8 +274,14 @@ class Checkers:
         if had != rank:
             local = self._cluster.local(pod)
             agent = local.process if local else None
+            # Two agents may tell one rank: one of a pod that was to go, one of a pod in its place.
+            # If the operator that decided so dies unheard, nobody can tell who was later.
+            is_given = any(
+                told == had and since > generation and other != pod
+                for other, (told, since) in self._truth.rank_of.items()
+            )
             is_known = generation == self.generation or (
-                agent is not None and agent.report().rank == had
+                agent is not None and agent.report().rank == had and not is_given
             )
             self.require(not is_known, "a pod changes its rank", pod, had, rank)
         self._truth.rank_of[pod] = (rank, self.generation)
@@ -351,7 +380,8 @@ class Checkers:
             or truth.is_suspended
             or truth.is_deleted
             or condition(self.ordered_status, "Suspended")
-            or (newest is not None and newest.remedy is Remedy.JOB)
+            # Deletions are decided with the remedy, and some are carried out after it was changed.
+            or (newest is not None and newest.number in self._full_restarts)
             # An error that comes again on a node is laid to the node, once.
             or any(NODE_TRIED in i.reason and i.culprit.node == pod.node for i in told)
         )
@@ -386,6 +416,8 @@ class Checkers:
             self._blame_ordered(incident)
         if before is None or before.remedy is not incident.remedy:
             self._schedule.probes[f"remedy_{incident.remedy.value}"] += 1
+        if incident.remedy is Remedy.JOB:
+            self._full_restarts.add(incident.number)
         if len(incident.signals) >= 3:
             self._schedule.probes["many_signals"] += 1
         self.incidents[incident.number] = incident
@@ -431,12 +463,13 @@ class Checkers:
     def operator_crashed(self, status: JobStatus, incidents: Iterable[Incident]) -> None:
         """What was decided and not written is forgotten; these are what the API has."""
         self.incidents = {incident.number: incident for incident in incidents}
+        self._full_restarts &= self.incidents.keys()
         self.generation += 1
         self.barriers.operator_crashed()
         if self._is_asked:
             self._schedule.probes["operator_crash_in_a_look"] += 1
         self._is_asked = False
-        self.ordered_status = status
+        self.ordered_status, self._found_count = status, status.restart_count
         self.is_over = any(condition(status, kind) for kind in TERMINAL)
 
     # What the API holds.

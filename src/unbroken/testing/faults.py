@@ -67,8 +67,9 @@ def note(
     *,
     is_prompt: bool = False,
     is_anyones: bool = False,
+    seconds: float | None = None,
 ) -> None:
-    """Let the checkers know."""
+    """Let the checkers know; `seconds` are those after which it passes by itself."""
     pods = list(locals_)
     world.schedule.probes[kind] += 1
     fault = Fault(
@@ -79,6 +80,7 @@ def note(
         node=node.name if node else None,
         is_prompt=is_prompt,
         is_anyones=is_anyones,
+        until=None if seconds is None else world.schedule.now + seconds,
         ends_pod=kind == "pod_fail"
         or (kind == "agent_crash" and not world.cluster.manners.restarts_containers),
     )
@@ -307,8 +309,9 @@ def link_cut(world: World) -> None:
     """An operator cannot reach an agent for a long time."""
     agent = _agent(world)
     if agent is not None:
-        note(world, "link_cut", [agent.local])
-        world.cut_link(agent.local.uid, world.schedule.between(SILENCE_SECONDS, 90.0))
+        seconds = world.schedule.between(SILENCE_SECONDS, 90.0)
+        note(world, "link_cut", [agent.local], seconds=seconds)
+        world.cut_link(agent.local.uid, seconds)
 
 
 def link_cut_short(world: World) -> None:
@@ -338,10 +341,11 @@ def agent_freeze(world: World) -> None:
     """An agent is stopped by a signal, for a moment or for long; its workers go on."""
     agent = _agent(world)
     if agent is not None and not agent.is_frozen:
-        note(world, "agent_freeze", [agent.local])
+        seconds = world.schedule.between(SILENCE_SECONDS, 60.0)
+        note(world, "agent_freeze", [agent.local], seconds=seconds)
         agent.freeze()
         world.operator.look(agent.local.uid)
-        world.schedule.after(world.schedule.between(SILENCE_SECONDS, 60.0), world.thaw, agent)
+        world.schedule.after(seconds, world.thaw, agent)
 
 
 def stuck_worker(world: World) -> None:

@@ -76,6 +76,8 @@ class Link:
         """Nothing comes through, and nobody knows yet."""
         self._repeats = False
         self._trails = False
+        self._astray_until = 0.0
+        """When the newest of the messages that are late or doubled has come at the latest."""
 
     def up(self) -> None:
         """Tell the operator how the agent stands."""
@@ -84,9 +86,9 @@ class Link:
             self._repeats = True
             self._schedule.after(HEARTBEAT_SECONDS, self._heartbeat)
         quality = self.agent.quality
-        if not is_clean and quality.is_beating and not self._trails:
-            self._trails = True
-            self._schedule.after(HEARTBEAT_SECONDS + quality.late_seconds, self._trail)
+        if not is_clean and quality.is_beating:
+            self._astray_until = self._schedule.now + quality.late_seconds
+            self._trail_later()
 
     def resume(self) -> None:
         """Messages come through again; what was under way is lost, and the next heartbeat tells."""
@@ -135,9 +137,20 @@ class Link:
             return False
         return not is_late
 
+    def _trail_later(self) -> None:
+        """Send a heartbeat once nothing is astray, or an old report would be the last word: a real
+        agent's heartbeats never end, and the one after the last late message stands for them."""
+        if not self._trails:
+            self._trails = True
+            seconds = HEARTBEAT_SECONDS + self._astray_until - self._schedule.now
+            self._schedule.after(seconds, self._trail)
+
     def _trail(self) -> None:
         self._trails = False
-        self._heartbeat()
+        if self._schedule.now <= self._astray_until:
+            self._trail_later()  # another message went astray meanwhile
+        else:
+            self._heartbeat()
 
     def _heartbeat(self) -> None:
         """Heartbeats matter where a message went astray; elsewhere they repeat what is known."""

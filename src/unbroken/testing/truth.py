@@ -22,6 +22,8 @@ class Fault:
     """Its pod ends; while no attempt runs that counts for every pod, ranked or not."""
     is_anyones: bool = False
     """It shows at other pods than its own, or at none."""
+    until: float | None = None
+    """It passes by itself then, and nobody can know of it any more; None: it stays."""
     ended: int | None = None
     """The attempt that it ended."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from unbroken.core import events as core
+from unbroken.core.adoption import ADOPT_SECONDS
 from unbroken.core.events import PodUid
 from unbroken.core.job import Job
 from unbroken.core.workers import Settings, Workers
@@ -115,6 +116,8 @@ class World:
         )
         self.is_healed = False
         self._cuts: dict[PodUid, float] = {}
+        self._served: list[tuple[float, float]] = []
+        """Times in which operators that have crashed since knew all there was."""
         self._struck: set[Timed] = set()
         buddy = shape.keeping.buddy if shape.keeping else Switch.ON
         seen = core.JobSeen(shape.spec, in_process=shape.in_process, buddy=buddy)
@@ -233,11 +236,11 @@ class World:
         self._collect()
 
     def _collect(self) -> None:
-        """The garbage collector: what a deleted job owns goes, whenever it was made."""
+        """The garbage collector: what a deleted job owns goes, whenever it was made: an operator
+        whose watch is broken may make pods for it long after."""
         for pod in list(self.cluster.pods.objects.values()):
             self.cluster.delete_pod(pod.name, pod.uid, force=False)
-        if self.cluster.pods.objects or not self.is_healed:
-            self.schedule.after(5.0, self._collect)
+        self.schedule.after(5.0, self._collect)
 
     def expect_notice(self, fault: Fault) -> None:
         """Demand that the attempt whose workers were hurt is stopped in time."""
@@ -258,6 +261,10 @@ class World:
             return
         if fault.at > EPOCH + self.scenario.heal_after - SILENCE_SECONDS - 1.0:
             return  # healed before anybody could know
+        if fault.until is not None and not self._could_know(fault, fault.until):
+            if now < fault.until:
+                self.schedule.after(seconds, self._noticed, attempt, fault, seconds, epoch)
+            return
         since = operator.ready_at if operator.is_alive else None
         # An attempt that is resumed after a suspension has the same number.
         is_told = fault.kind in faults.BY_ALARM and not self.schedule.probes["suspend"]
@@ -269,6 +276,22 @@ class World:
             self.schedule.after(seconds, self._noticed, attempt, fault, seconds, epoch)
         else:
             self.checkers.require(False, f"nobody noticed what hurt attempt {attempt}", fault)
+
+    def _could_know(self, fault: Fault, until: float) -> bool:
+        """Whether an operator saw enough of a fault before it passed.
+
+        Where operators crashed, what is out of reach may be back before a new one misses it: that
+        waits for agents which it has not heard, and then goes on with what it finds.
+        """
+        ready, now = self.operator.ready_at, self.schedule.now
+        until = min(until, EPOCH + self.scenario.heal_after)
+        served = [*self._served, *([] if ready is None else [(ready, now)])]
+        first = served[0][0] if served else 0.0
+        return any(
+            max(fault.at + SILENCE_SECONDS, since + (ADOPT_SECONDS if since > first else 0.0))
+            < min(until, end)
+            for since, end in served
+        )
 
     def resume(self) -> None:
         """The user wants the job to run again."""
@@ -379,6 +402,8 @@ class World:
 
     def _operator_crashed(self) -> None:
         self.truth.is_undisturbed = self.truth.is_clear = False
+        if self.operator.ready_at is not None:
+            self._served.append((self.operator.ready_at, self.schedule.now))
         if not self.operator.is_idle:
             self.schedule.probes["lost_write"] += 1
         status = self.control.statuses.objects.get("job", JobStatus())
