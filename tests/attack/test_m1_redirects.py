@@ -12,6 +12,7 @@ from apiservers import ROOT
 from attack.redirecting import Redirecting, redirecting
 from unbroken.agent_http.sessions import plain_session
 from unbroken.cluster_api.client import connected
+from unbroken.cluster_api.signatures import Credential
 from unbroken.controller.views import port_number
 from unbroken.errors import PeerError
 from unbroken.wire.agent import StopCommand
@@ -79,7 +80,7 @@ def test_a_client_of_the_cluster_api_goes_nowhere_else() -> None:
     async def check() -> None:
         async with (
             redirecting(Redirecting(307)) as pod,
-            connected(f"http://127.0.0.1:{pod.port}", None, "r") as client,
+            connected(f"http://127.0.0.1:{pod.port}", Credential("AKID", "secret"), "r") as client,
         ):
             with pytest.raises(PeerError, match="a redirect"):
                 await client.call("ListClusters", {})

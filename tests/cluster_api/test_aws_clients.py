@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from api_program import Running, credentials_file, running_api
 
+from apiclient import Object
 from apiservers import Cluster
 from unbroken.cluster_api.driver import ClusterApiOptions
 
@@ -147,6 +148,12 @@ def aws(
         yield Aws(aws_folder, running, home)
 
 
+def checks_of(aws: Aws, cluster: str) -> list[Object]:
+    """Node checks of one cluster; the API server may hold those of other tests too."""
+    found = aws.running.objects("nodechecks")
+    return [one for one in found if one["metadata"]["name"].startswith(f"{cluster}-")]
+
+
 def test_a_cluster_of_two_groups_from_its_documents(aws: Aws) -> None:
     made = aws(
         *("create-cluster", "--cluster-name", "ml-cluster", "--node-recovery", "Automatic"),
@@ -157,7 +164,7 @@ def test_a_cluster_of_two_groups_from_its_documents(aws: Aws) -> None:
     )
     arn = made["ClusterArn"]
     assert arn.startswith("arn:aws:sagemaker:us-west-2:111122223333:cluster/")
-    [check] = aws.running.until(lambda: aws.running.objects("nodechecks"), lambda found: found)
+    [check] = aws.running.until(lambda: checks_of(aws, "ml-cluster"), lambda found: found)
     table = aws.run("aws", "sagemaker", "list-clusters", "--output", "table").stdout
     assert "ml-cluster" in table
     assert "Creating" in table
