@@ -175,7 +175,7 @@ def test_object_that_cannot_be_read_hides_no_other(tmp_path: Any) -> None:
             async with running(informer.run()):
                 await informer.synced.wait()
             assert [i.metadata.name for i in informer.items() if i.metadata] == ["even"]
-            assert informer.undecodable == 1
+            assert informer.refusals.counts["unreadable"] == 1
 
     asyncio.run(scenario())
 

@@ -35,7 +35,8 @@ async def follow(
     def on_change(old: Any, new: Any) -> None:
         changed.set()
 
-    informer = Informer(cluster.client, RECORD, fields=f"metadata.name={name}", on_change=on_change)
+    fields = f"metadata.name={name}"
+    informer = Informer(cluster.client, RECORD, fields=fields, on_change=on_change, tells=False)
     said = ""
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(informer.run())

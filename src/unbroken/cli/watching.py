@@ -35,7 +35,16 @@ class Watched:
         self._event = asyncio.Event()
 
         def informer(kind: type[Any], **scope: str) -> Informer[Any]:
-            return Informer(client, kind, namespace=namespace, on_change=self._tell, **scope)
+            labels, fields = scope.get("labels"), scope.get("fields")
+            return Informer(
+                client,
+                kind,
+                namespace=namespace,
+                labels=labels,
+                fields=fields,
+                on_change=self._tell,
+                tells=False,
+            )
 
         self._job = informer(JOB, fields=f"metadata.name={name}")
         self._pods = informer(Pod, labels=labels)

@@ -6,7 +6,7 @@ Nothing is written down of it: what had ended before this operator led was told 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from unbroken.core.spans import IncidentName, Trace, trace_of
 from unbroken.kube.cache import key_of
@@ -75,4 +75,5 @@ class IncidentTraces:
 
 
 def _has_ended(item: IncidentObject) -> bool:
-    return bool((item.get("spec") or {}).get("outcome"))
+    spec = item.get("spec")
+    return isinstance(spec, Mapping) and bool(spec.get("outcome"))

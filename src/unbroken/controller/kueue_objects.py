@@ -51,6 +51,8 @@ TOPOLOGY_REQUESTS = {
 OF_KUEUE, OF_PODS = f"{GROUP}/workloadpriorityclass", "scheduling.k8s.io/priorityclass"
 """Kinds of priority classes, as v1beta1 writes them."""
 NAME_CHARACTERS = 253
+DOMAINS_MAX = 100_000
+"""Domains of an assignment that are read; a job has at most this many pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _topology_request(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
         value = str(annotations.get(f"{PREFIX}{suffix}") or "")
         if field == "unconstrained" and value:
             found[field] = value == "true"
-        elif field == "podSetSliceSize" and value.isdecimal():
+        elif field == "podSetSliceSize" and value.isdecimal() and len(value) < 10:
             found[field] = int(value)
         elif field not in ("unconstrained", "podSetSliceSize") and value:
             found[field] = value
@@ -236,7 +238,7 @@ def _domains(assignment: Mapping[str, Any]) -> Iterator[Domain]:
     for domain in assignment.get("domains") or ():  # v1beta1
         yield Domain(dict(zip(levels, domain["values"], strict=False)), int(domain["count"]))
     for part in assignment.get("slices") or ():  # v1beta2
-        for index in range(int(part["domainCount"])):
+        for index in range(min(int(part["domainCount"]), DOMAINS_MAX)):
             values = [_value(one, index) for one in part["valuesPerLevel"]]
             counts = part.get("podCounts")
             count = counts[index] if counts else part["universalPodCount"]

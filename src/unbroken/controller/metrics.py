@@ -106,7 +106,7 @@ def _watch(one: Informer[Any], now: float) -> WatchHealth:
         len(one),
         one.lists,
         one.failures,
-        one.undecodable,
+        one.refusals.counts,
         silent,
     )
 

@@ -29,6 +29,7 @@ from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import entropy, pause
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
+from unbroken.kube.refusals import Refusal
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.spec.codec import incident_from, job_status_from
 from unbroken.spec.job import JobStatus
@@ -39,7 +40,7 @@ from unbroken.spec.problems import Problem
 
 from .kinds import IncidentObject, JobObject
 from .kueue import Queues
-from .pods import JOB_LABEL, job_identity
+from .pods import JOB_LABEL, JobIdentity, job_identity
 from .requests import JobRequests, persist
 from .runner import JobRunner, Surroundings
 from .views import node_view
@@ -109,6 +110,7 @@ class Operator:
             self._group.create_task(self._queues.run())
             watches.nodes.subscribe(self._on_node)
             watches.pods.subscribe(self._on_pod)
+            watches.jobs.on_refusal(self._on_unreadable)
             watches.jobs.subscribe(self._on_job)
             log.info("operator=running jobs=%d nodes=%d", len(self._tasks), len(self._nodes))
             # A group without members would end.
@@ -169,10 +171,31 @@ class Operator:
         elif key not in self._tasks:
             self._tasks[key] = self._group.create_task(self._keep(key), name=str(key))
 
+    def _on_unreadable(self, refusal: Refusal) -> None:
+        """A job that cannot be decoded fails with the reason; one that runs, runs on as it was."""
+        key, text = refusal.head.key, f"the job cannot be read: {refusal.reason}"
+        problems = (Problem(refusal.head.uid, text),)
+        if refusal.is_gone:
+            self._refused.pop(key, None)
+            return
+        if self._refused.get(key) == problems:
+            return  # the event of our own write
+        self._refused[key] = problems
+        runner = self._runners.get(key)
+        if runner is not None:
+            runner.complain(INVALID, f"the change is not taken: {text}")
+        elif key.name and key.namespace and key not in self._tasks:
+            identity = JobIdentity(key.namespace, key.name, refusal.head.uid, {})
+            self._group.create_task(self._write_refusal(identity, JobStatus(), text))
+
     def _on_gate(self, key: Key) -> None:
         job = self._watches.jobs.get(key.name, key.namespace)
-        if job is not None:
+        if job is None:
+            return
+        try:
             self._on_job(job, job)
+        except Exception:
+            log.exception("job=%s gate=not_taken", key)
 
     def _is_idle(self, key: Key) -> bool:
         """Whether nothing of a job that may not run is left, or is about to be."""
@@ -197,17 +220,18 @@ class Operator:
             job = self._watches.jobs.get(key.name, key.namespace)
             if job is None:
                 return
-            runner, began = self._make(key, job), self._around.clock()
+            runner, began = None, self._around.clock()
             try:
+                runner = self._make(key, job)
                 await runner.run()
             except Exception:
                 is_old = self._around.clock() - began > CRASHES.limit
                 failures = 1 if is_old else failures + 1
                 log.exception("job=%s failures=%d", key, failures)
             finally:
-                if self._runners.get(key) is runner:
-                    del self._runners[key]
-                    del self._machines[key]
+                if runner is None or self._runners.get(key) is runner:
+                    self._runners.pop(key, None)
+                    self._machines.pop(key, None)
             await pause(CRASHES.delay(failures, random))
 
     def _make(self, key: Key, job: JobObject) -> JobRunner:
@@ -249,11 +273,11 @@ class Operator:
         if runner is not None:
             runner.complain(INVALID, f"the change is not taken: {text}")
             return
-        self._group.create_task(self._write_refusal(job, text))
-
-    async def _write_refusal(self, job: JobObject, text: str) -> None:
-        now = self._around.clock()
         status, _ = job_status_from(job.get("status"))
+        self._group.create_task(self._write_refusal(job_identity(job), status, text))
+
+    async def _write_refusal(self, job: JobIdentity, status: JobStatus, text: str) -> None:
+        now, key = self._around.clock(), Key(job.namespace, job.name)
         created = advance(status.conditions, Standing.CREATED, "Created", "", now)
         failed = advance(created, Standing.FAILED, INVALID, text, now)
         if [(c.type, c.message) for c in failed] == [
@@ -261,11 +285,14 @@ class Operator:
         ]:
             return
         wanted = JobStatus(conditions=failed, other=status.other)
-        requests = JobRequests(self._around.client, job_identity(job))
+        requests = JobRequests(self._around.client, job)
         try:
-            await persist(f"job={key_of(job)} write=refusal", lambda: requests.write_status(wanted))
+            await persist(f"job={key} write=refusal", lambda: requests.write_status(wanted))
         except ApiRefusal as error:
-            log.warning('job=%s write=refusal refused="%s"', key_of(job), error)
+            log.warning('job=%s write=refusal refused="%s"', key, error)
+        except Exception:
+            # This task is the program's own: it must not end with one job's status.
+            log.exception("job=%s write=refusal", key)
 
 
 def _generation(job: JobObject) -> int | None:

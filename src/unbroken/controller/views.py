@@ -9,6 +9,7 @@ from lightkube.models.core_v1 import ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
+from unbroken.spec.rules import port_of
 from unbroken.wire.agent import PORT
 
 from .pods import INDEX_LABEL, REPLICA_LABEL, mounted_secret
@@ -48,7 +49,7 @@ def pod_view(pod: Pod) -> PodView | None:
     """What the machine needs of a pod; None for one that this operator did not make."""
     metadata, status = pod.metadata, pod.status or PodStatus()
     labels = (metadata and metadata.labels) or {}
-    index = labels.get(INDEX_LABEL, "")
+    index = labels.get(INDEX_LABEL) or ""
     if metadata is None or not index.isdecimal() or REPLICA_LABEL not in labels:
         return None
     reason, message = _trouble(status)
@@ -91,15 +92,9 @@ def _agent_port(pod: Pod) -> int:
     """AGENT_PORT as a template may set it, where it is a port."""
     for container in (pod.spec and pod.spec.containers) or ():
         for entry in container.env or ():
-            if entry.name == "AGENT_PORT" and (port := port_number(entry.value or "")):
+            if entry.name == "AGENT_PORT" and (port := port_of(entry.value or "")):
                 return port
     return PORT
-
-
-def port_number(text: str) -> int | None:
-    """The number of a port, 1 to 65535; None: the text is none."""
-    is_short = text.isascii() and text.isdecimal() and len(text) <= len("65535")
-    return int(text) if is_short and 0 < int(text) <= 65535 else None
 
 
 def _phase(phase: str | None) -> PodPhase:

@@ -30,6 +30,7 @@ from lightkube.core.resource import NamespacedResource, Resource, api_info
 
 from unbroken.errors import PeerError, SpecError, UnbrokenError, WorldError
 
+from .nesting import cut
 from .transport import NOT_ALLOWED, AiohttpTransport, GuardedTransport
 
 Object = dict[str, Any]
@@ -79,6 +80,17 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
+class _EventType(msgspec.Struct):
+    type: str
+
+
+class _Envelope(msgspec.Struct):
+    """A list whose items are replaced by numbers."""
+
+    metadata: _ListMeta
+    items: list[int] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Part of a list: undecoded objects, the list's version, where the next page starts."""
@@ -86,6 +98,28 @@ class Page:
     items: list[msgspec.Raw]
     version: str
     next: str | None
+
+
+def _page(body: bytes) -> Page:
+    try:
+        found = msgspec.json.decode(body, type=_List)
+        items = found.items or []
+        metadata = found.metadata
+    except (RecursionError, msgspec.DecodeError):
+        # The decoder cannot even step over one item: it is too deep, or no text.
+        text, pieces = cut(body, 2)
+        envelope = msgspec.json.decode(text, type=_Envelope)
+        items = [msgspec.Raw(pieces[number]) for number in envelope.items or ()]
+        metadata = envelope.metadata
+    return Page(items, metadata.resourceVersion or "", metadata.continue_)
+
+
+def _event(line: bytes) -> _Event:
+    try:
+        return msgspec.json.decode(line, type=_Event)
+    except (RecursionError, msgspec.DecodeError):
+        text, (item, *_) = cut(line, 1)
+        return _Event(msgspec.json.decode(text, type=_EventType).type, msgspec.Raw(item))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +192,7 @@ class KubeClient(AsyncClient):
             parameters["continue"] = start
         body = await self.raw("GET", scope.path(), parameters=parameters)
         with api_errors(f"list {scope.path()}"):
-            decoded = msgspec.json.decode(body, type=_List)
-        metadata = decoded.metadata
-        return Page(decoded.items or [], metadata.resourceVersion or "", metadata.continue_)
+            return _page(body)
 
     async def watch_events(
         self, scope: Scope, version: str, server_seconds: int, idle_seconds: float
@@ -190,7 +222,7 @@ class KubeClient(AsyncClient):
                 await _raise_for_status(response)
                 async with aclosing(_lines(response)) as lines:
                     async for line in lines:
-                        event = msgspec.json.decode(line, type=_Event)
+                        event = _event(line)
                         if event.type == "ERROR":
                             raise _refusal(doing, event.object)
                         yield event.type, event.object

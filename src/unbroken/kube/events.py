@@ -152,7 +152,7 @@ class EventRecorder:
             reference.uid or "",
             type,
             reason,
-            message[:MESSAGE],
+            message[:MESSAGE].encode(errors="replace").decode(),
             reference.fieldPath or "",
         )
         if len(self._queue) >= QUEUED:
@@ -172,7 +172,7 @@ class EventRecorder:
                 what, series = self._queue.popleft()
                 try:
                     await self._send(what, series)
-                except UnbrokenError as error:
+                except (UnbrokenError, UnicodeError, RecursionError) as error:
                     self.dropped += 1
                     log.debug('event=%s reason="%s"', series.event_name, error)
             self._wake.clear()

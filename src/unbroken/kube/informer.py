@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
+from dataclasses import replace
 from random import Random
 from typing import Any, Generic, TypeVar, cast
 
@@ -17,13 +19,16 @@ import msgspec
 from lightkube.core.decoders import decode_object
 from lightkube.core.resource import Resource
 
-from unbroken.errors import UnbrokenError
+from unbroken.errors import SpecError, UnbrokenError
 
 from .backoff import Backoff
-from .cache import Cache, Change, HasMetadata, Key
+from .cache import Cache, Change, HasMetadata, Key, key_of
 from .client import ApiRefusal, KubeClient, Scope
 from .clock import entropy, monotonic, pause
+from .events import EventRecorder
+from .nesting import DEPTH_MAX, is_too_deep
 from .observed import observed
+from .refusals import REASON, REMEMBERED, Head, Refusal, Refusals, head_of
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,13 @@ T = TypeVar("T", bound=HasMetadata)
 OnChange = Callable[[T | None, T | None], None]
 
 
+OBJECT_BYTES_MAX = 1 << 20
+"""Bytes of an object of a kind without a fixed shape: etcd takes 1.5 MiB, and decoded it has about
+ten times that."""
+
+COMPONENT = "unbroken"
+"""Reporter of the events of refused objects."""
+
 LOUD_FAILURES = 5
 """That many failures in a row are worth a warning; a restarting server causes fewer."""
 
@@ -62,6 +74,9 @@ class Informer(Generic[T]):
 
     `namespace` None: all of them.  `labels`, `fields`: selectors as the API writes them.
     `on_change(old, new)` is called synchronously and in order; old None: new here, new None: gone.
+    What one object raises, in its decoding or in a handler, is noted in `refusals` and concerns
+    nobody else.  An object that cannot be decoded is kept as it was before, and new ones are left
+    out.  `tells`: write an event on each such object.
     """
 
     def __init__(
@@ -73,11 +88,12 @@ class Informer(Generic[T]):
         labels: str | None = None,
         fields: str | None = None,
         on_change: OnChange[T] | None = None,
+        tells: bool = True,
     ) -> None:
         self.synced = asyncio.Event()
         """Set once the first list is in the copy and its callbacks have been called."""
-        self.undecodable = 0
-        """Objects that were left out because they do not fit their own schema."""
+        self.refusals = Refusals(resource_type)
+        """Objects that could not be decoded, or that a handler could not take."""
         self.lists = self.failures = 0
         """How often everything was read, and how often reading or watching failed."""
         self.heard_at: float | None = None
@@ -87,10 +103,17 @@ class Informer(Generic[T]):
         self._client = client
         self._type = resource_type
         self._scope = Scope(cast(type[Resource], resource_type), namespace, labels, fields)
+        self._is_open = dict in resource_type.__mro__
+        """Objects are dicts of anything, not structs of known fields."""
         self._handlers: list[OnChange[T]] = [on_change] if on_change else []
         self._cache: Cache[T] = Cache()
         self._version: str | None = None
         self._has_moved = False
+        self._tells = tells
+        self._left_out: OrderedDict[Key, Refusal] = OrderedDict()
+        """What cannot be read now; the oldest are forgotten beyond REMEMBERED."""
+        self._on_refusal: list[Callable[[Refusal], None]] = []
+        self._events: EventRecorder | None = None
         self._random: Random = entropy()
 
     def get(self, name: str, namespace: str | None = None) -> T | None:
@@ -108,7 +131,13 @@ class Informer(Generic[T]):
         """Add a callback; it is called at once for what is there already."""
         self._handlers.append(on_change)
         for item in list(self._cache):
-            on_change(None, item)
+            self._call(on_change, None, item)
+
+    def on_refusal(self, handler: Callable[[Refusal], None]) -> None:
+        """Add a callback for objects that cannot be decoded; known ones are told at once."""
+        self._on_refusal.append(handler)
+        for refusal in list(self._left_out.values()):
+            handler(refusal)
 
     @property
     def resource(self) -> str:
@@ -118,6 +147,15 @@ class Informer(Generic[T]):
     @observed
     async def run(self) -> None:
         """Keep the copy fresh until cancelled."""
+        if not self._tells:
+            await self._follow()
+            return
+        self._events = EventRecorder(self._client, COMPONENT)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._events.run())
+            await self._follow()
+
+    async def _follow(self) -> None:
         backoff, failures = Backoff(), 0
         while True:
             started, self._has_moved = monotonic(), False
@@ -131,6 +169,11 @@ class Informer(Generic[T]):
                 if isinstance(error, ApiRefusal) and error.code == 410:
                     self._version = None
                 reason = str(error)
+            except Exception:
+                # Nobody watches for this task: ended, it would end the program.
+                self.failures += 1
+                self._version, reason = None, "an error of this program"
+                log.exception("informer=%s", self._scope.path())
             settled = monotonic() - started >= SETTLED_SECONDS
             failures = 0 if self._has_moved or settled else failures + 1
             level = logging.WARNING if failures == LOUD_FAILURES else logging.DEBUG
@@ -141,12 +184,12 @@ class Informer(Generic[T]):
                 await pause(backoff.delay(failures, self._random))
 
     async def _list(self) -> None:
-        items: list[T] = []
+        self._left_out.clear()
         page = await self._client.list_page(self._scope, PAGE)
-        items += self._decoded(page.items)
+        items = [*self._listed(page.items)]
         while page.next:
             page = await self._client.list_page(self._scope, PAGE, page.next)
-            items += self._decoded(page.items)
+            items += self._listed(page.items)
         self._version = page.version
         self.lists, self.heard_at = self.lists + 1, monotonic()
         self._tell(self._cache.replace(items))
@@ -164,27 +207,97 @@ class Informer(Generic[T]):
                     mark = msgspec.json.decode(raw, type=_Bookmark).metadata.resourceVersion
                     self._version = mark or self._version
                     continue
-                for item in self._decoded([raw]):
-                    self._tell(self._cache.apply(kind, item))
-                    if item.metadata and item.metadata.resourceVersion:
-                        self._version = item.metadata.resourceVersion
+                self._apply(kind, raw)
 
-    def _decoded(self, raws: list[msgspec.Raw]) -> Iterator[T]:
+    def _apply(self, kind: str, raw: msgspec.Raw) -> None:
+        """Take one event of a watch."""
+        item = self._decoded(raw)
+        if isinstance(item, Refusal):
+            if kind == "DELETED" and (held := self._held(item.head)) is not None:
+                self._tell(self._cache.apply(kind, held))
+            self._leave_out(replace(item, is_gone=kind == "DELETED"))
+            self._version = item.head.version or self._version
+            return
+        if self._left_out:
+            self._left_out.pop(key_of(item), None)
+        self._tell(self._cache.apply(kind, item))
+        if item.metadata and item.metadata.resourceVersion:
+            self._version = item.metadata.resourceVersion
+
+    def _listed(self, raws: list[msgspec.Raw]) -> Iterator[T]:
+        """Objects of a list; what cannot be read is taken to be as it was, and not as deleted."""
         for raw in raws:
-            try:
-                item: T = decode_object(raw, self._type)
-            except msgspec.ValidationError as error:
-                # One odd object must not hide the others.
-                self.undecodable += 1
-                log.warning('informer=%s left_out="%s"', self._scope.path(), error)
-            else:
-                _forget_managers(item)
+            item = self._decoded(raw)
+            if not isinstance(item, Refusal):
                 yield item
+                continue
+            self._leave_out(item)
+            if (held := self._held(item.head)) is not None:
+                yield held
+
+    def _held(self, head: Head) -> T | None:
+        """The kept copy of this very object."""
+        held = self._cache.get(head.key)
+        metadata = held.metadata if held is not None else None
+        return held if metadata is not None and metadata.uid == head.uid else None
+
+    def _decoded(self, raw: msgspec.Raw) -> T | Refusal:
+        """The object, or why it is left out."""
+        content = bytes(raw)
+        try:
+            if self._is_open:
+                _require_bounded(content)
+            item: T = decode_object(raw, self._type)
+            _require_named(item)
+            _forget_managers(item)
+        except Exception as error:
+            log.debug("informer=%s", self._scope.path(), exc_info=True)
+            return self.refusals.unreadable(head_of(content), error)
+        return item
+
+    def _leave_out(self, refusal: Refusal) -> None:
+        self._left_out.pop(refusal.head.key, None)
+        if not refusal.is_gone:
+            self._left_out[refusal.head.key] = refusal
+            if len(self._left_out) > REMEMBERED:
+                self._left_out.popitem(last=False)
+            self._record()
+        for handler in self._on_refusal:
+            handler(refusal)
 
     def _tell(self, changes: list[Change[T]]) -> None:
         for old, new in changes:
             for handler in self._handlers:
-                handler(old, new)
+                self._call(handler, old, new)
+
+    def _call(self, handler: OnChange[T], old: T | None, new: T | None) -> None:
+        try:
+            handler(old, new)
+        except Exception as error:
+            log.debug("informer=%s", self._scope.path(), exc_info=True)
+            item = new if new is not None else old
+            assert item is not None
+            self.refusals.unhandled(item, error)
+            self._record()
+
+    def _record(self) -> None:
+        untold, self.refusals.untold = self.refusals.untold, []
+        if self._events is not None:
+            for reference, message in untold:
+                self._events.record(reference, "Warning", REASON, message)
+
+
+def _require_bounded(content: bytes) -> None:
+    if len(content) > OBJECT_BYTES_MAX:
+        raise SpecError(f"has {len(content)} bytes, more than {OBJECT_BYTES_MAX}")
+    if is_too_deep(content):
+        raise SpecError(f"is nested more than {DEPTH_MAX} levels deep")
+
+
+def _require_named(item: HasMetadata) -> None:
+    metadata = item.metadata
+    if metadata is None or not metadata.name:
+        raise SpecError("has no name")
 
 
 def _forget_managers(item: HasMetadata) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -22,7 +22,8 @@ class WatchHealth:
     objects: int
     lists: int
     failures: int
-    undecodable: int
+    refused: Mapping[str, int]
+    """Objects by the step that refused them."""
     silent_seconds: float
     """Since the server said something last."""
 
@@ -105,9 +106,10 @@ def _watches(found: Iterable[WatchHealth]) -> Iterator[Metric]:
         "unbroken_watch_failures", "How often a list or a watch has failed.", labels=labels
     )
     odd = CounterMetricFamily(
-        "unbroken_watch_undecodable",
-        "Objects that were left out because they do not fit their schema.",
-        labels=labels,
+        "unbroken_objects_refused",
+        "Objects that could not be read (unreadable), or whose change a part of the program could "
+        "not take (unhandled).",
+        labels=(*labels, "step"),
     )
     for resource, same in sorted(by_resource.items()):
         key = (resource,)
@@ -116,7 +118,8 @@ def _watches(found: Iterable[WatchHealth]) -> Iterator[Metric]:
         silence.add_metric(key, max(one.silent_seconds for one in same))
         lists.add_metric(key, sum(one.lists for one in same))
         failures.add_metric(key, sum(one.failures for one in same))
-        odd.add_metric(key, sum(one.undecodable for one in same))
+        for step in sorted({step for one in same for step in one.refused}):
+            odd.add_metric((*key, step), sum(one.refused.get(step, 0) for one in same))
     yield from (synced, objects, silence, lists, failures, odd)
 
 

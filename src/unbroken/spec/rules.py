@@ -12,6 +12,7 @@ from .job import ElasticPolicy, JobSpec, ReplicaSpec, RunPolicy
 from .log_rules import check_log_rules
 from .problems import Report
 
+PORT_MAX, PORT_DIGITS_MAX = 65_535, 5
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_LENGTH = 63
 """Of a pod's host name, and of a label's value (RFC 1123)."""
@@ -90,6 +91,12 @@ def _check_template(template: Mapping[str, Any], path: str, report: Report) -> N
         _check_pod(spec, f"{path}.spec", report)
 
 
+def port_of(text: str) -> int | None:
+    """The port that a text names; None for anything else."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= PORT_DIGITS_MAX
+    return int(text) if is_number and 0 < int(text) <= PORT_MAX else None
+
+
 def _check_places(pod: Mapping[str, Any], path: str, report: Report) -> None:
     _check_shape(pod, path, POD_LISTS, POD_OBJECTS, report)
     affinity = pod.get("affinity")
@@ -128,8 +135,14 @@ def _check_container(container: Mapping[str, Any], path: str, report: Report) ->
     _check_shape(container, path, CONTAINER_LISTS, (), report)
     env = container.get("env")
     for index, entry in enumerate(env if isinstance(env, list | tuple) else ()):
-        if isinstance(entry, Mapping) and not isinstance(entry.get("name"), str):
+        if not isinstance(entry, Mapping):
+            continue
+        name, value = entry.get("name"), entry.get("value")
+        if not isinstance(name, str):
             report.required(f"{path}.env[{index}].name")
+        elif name == "AGENT_PORT" and isinstance(value, str) and port_of(value) is None:
+            why = f"must be a port from 1 to {PORT_MAX}: the operator speaks to the agent there"
+            report.invalid(f"{path}.env[{index}].value", value, why)
 
 
 def _check_shape(

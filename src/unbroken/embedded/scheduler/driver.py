@@ -223,7 +223,12 @@ class Scheduler:
             pod = self._waiting.get(key)
             if pod is None or pod.gates:
                 continue
-            self._decide(pod)
+            try:
+                self._decide(pod)
+            except Exception:
+                # The next change of this pod tries it again; the others do not wait for that.
+                log.exception("pod=%s decided=no", key)
+                self._waiting.pop(key, None)
             made += 1
             if made % BREATH == 0:
                 await pause(0)

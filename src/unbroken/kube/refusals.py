@@ -1,0 +1,150 @@
+"""Objects that a program cannot read or handle: logged, counted, told in an event of the object.
+
+One object of one tenant must not stop the work on all others, so whatever it raises ends here.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from lightkube.core.resource import Resource, api_info
+from lightkube.models.core_v1 import ObjectReference
+
+from .cache import HasMetadata, Key, key_of
+from .nesting import cut
+
+log = logging.getLogger(__name__)
+
+REASON = "ObjectRefused"
+"""Reason of the event."""
+UNREADABLE, UNHANDLED = "unreadable", "unhandled"
+"""Steps at which an object is refused: its decoding, or a handler of its changes."""
+REMEMBERED = 1024
+"""Refusals that are told once only."""
+FRAMES = 4
+"""Innermost calls that are logged."""
+TEXT_CHARACTERS, NAME_CHARACTERS = 300, 320
+"""Longest error and longest name in a log line."""
+
+
+NO_KEY = Key("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The identity of an object whose body may be unreadable; empty strings for what is."""
+
+    key: Key = NO_KEY
+    uid: str = ""
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One object that was refused."""
+
+    head: Head
+    reason: str
+    """Why, as one line of printable text."""
+    is_gone: bool = False
+    """The object is deleted."""
+
+
+class Refusals:
+    """Counts refusals of one kind; tells each object's reason once."""
+
+    def __init__(self, resource: type[Any]) -> None:
+        self.counts = {UNREADABLE: 0, UNHANDLED: 0}
+        self.untold: list[tuple[ObjectReference, str]] = []
+        """Events to record; whoever can takes them away."""
+        self._resource = resource
+        self._known: OrderedDict[tuple[Key, str, str, str], None] = OrderedDict()
+
+    def unreadable(self, head: Head, error: Exception) -> Refusal:
+        """Note an object that cannot be decoded."""
+        return self._note(UNREADABLE, head, error)
+
+    def unhandled(self, item: HasMetadata, error: Exception) -> Refusal:
+        """Note an object whose change a handler cannot take."""
+        metadata = item.metadata
+        uid, version = (metadata.uid, metadata.resourceVersion) if metadata else ("", "")
+        head = Head(key_of(item), uid or "", version or "")
+        return self._note(UNHANDLED, head, error)
+
+    def _note(self, step: str, head: Head, error: Exception) -> Refusal:
+        self.counts[step] += 1
+        refusal = Refusal(head, _text(f"{type(error).__name__}: {error}", TEXT_CHARACTERS))
+        series = (head.key, head.uid, step, refusal.reason)
+        if series in self._known:
+            return refusal
+        self._known[series] = None
+        if len(self._known) > REMEMBERED:
+            self._known.popitem(last=False)
+        info = api_info(self._resource).resource
+        log.warning(
+            'kind=%s object="%s" version=%s refused=%s reason="%s" at="%s"',
+            *(info.kind, _text(str(head.key), NAME_CHARACTERS)),
+            *(_text(head.version, 40), step, refusal.reason, _place(error)),
+        )
+        if head.key.name and len(self.untold) < REMEMBERED:
+            self.untold.append((self._reference(head), f"{step}: {refusal.reason}"))
+        return refusal
+
+    def _reference(self, head: Head) -> ObjectReference:
+        assert issubclass(self._resource, Resource)
+        definition = api_info(self._resource).resource
+        return ObjectReference(
+            apiVersion=definition.api_version,
+            kind=definition.kind,
+            name=head.key.name,
+            namespace=head.key.namespace or None,
+            uid=head.uid,
+            resourceVersion=head.version,
+        )
+
+
+class _Metadata(msgspec.Struct):
+    name: object = ""
+    namespace: object = ""
+    uid: object = ""
+    resourceVersion: object = ""
+
+
+class _Object(msgspec.Struct):
+    metadata: int
+    """Its number among what is cut out."""
+
+
+def head_of(raw: bytes) -> Head:
+    """The identity of an object, however deep or odd the rest of it is."""
+    try:
+        body, pieces = cut(raw, 1)
+        place = msgspec.json.decode(body, type=_Object).metadata
+        found = msgspec.json.decode(cut(pieces[place], 1)[0], type=_Metadata)
+    except (msgspec.DecodeError, RecursionError, IndexError):
+        return Head()
+    name, namespace, uid, version = (
+        value if isinstance(value, str) else ""
+        for value in (found.name, found.namespace, found.uid, found.resourceVersion)
+    )
+    return Head(Key(namespace, name), uid, version)
+
+
+def _place(error: Exception) -> str:
+    """The innermost functions of an error's traceback; not its text, which is the object's."""
+    frames = traceback.extract_tb(error.__traceback__)[-FRAMES:]
+    return " > ".join(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in frames)
+
+
+def _text(text: str, most: int) -> str:
+    """One line of at most `most` printable characters."""
+    cut_text = text if len(text) <= most else f"{text[:most]}..."
+    return "".join(
+        char if char.isprintable() and char != '"' else ascii(char)[1:-1] for char in cut_text
+    )
