@@ -9,7 +9,7 @@ from lightkube.models.core_v1 import ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
-from unbroken.spec.rules import port_of
+from unbroken.spec.rules import port_number
 from unbroken.wire.agent import PORT
 
 from .pods import INDEX_LABEL, REPLICA_LABEL, mounted_secret
@@ -92,7 +92,7 @@ def _agent_port(pod: Pod) -> int:
     """AGENT_PORT as a template may set it, where it is a port."""
     for container in (pod.spec and pod.spec.containers) or ():
         for entry in container.env or ():
-            if entry.name == "AGENT_PORT" and (port := port_of(entry.value or "")):
+            if entry.name == "AGENT_PORT" and (port := port_number(entry.value or "")):
                 return port
     return PORT
 

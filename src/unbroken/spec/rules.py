@@ -91,7 +91,7 @@ def _check_template(template: Mapping[str, Any], path: str, report: Report) -> N
         _check_pod(spec, f"{path}.spec", report)
 
 
-def port_of(text: str) -> int | None:
+def port_number(text: str) -> int | None:
     """The port that a text names; None for anything else."""
     is_number = text.isascii() and text.isdecimal() and len(text) <= PORT_DIGITS_MAX
     return int(text) if is_number and 0 < int(text) <= PORT_MAX else None
@@ -140,7 +140,7 @@ def _check_container(container: Mapping[str, Any], path: str, report: Report) ->
         name, value = entry.get("name"), entry.get("value")
         if not isinstance(name, str):
             report.required(f"{path}.env[{index}].name")
-        elif name == "AGENT_PORT" and isinstance(value, str) and port_of(value) is None:
+        elif name == "AGENT_PORT" and isinstance(value, str) and port_number(value) is None:
             why = f"must be a port from 1 to {PORT_MAX}: the operator speaks to the agent there"
             report.invalid(f"{path}.env[{index}].value", value, why)
 
