@@ -210,7 +210,8 @@ class AgentLink:
 
     def _heard(self, report: AgentReport) -> None:
         if not self._is_up:
-            logger.info("agent=%s up id=%s", self._base.authority, report.agent_id)
+            name = ascii(report.agent_id[:64])[1:-1]
+            logger.info("agent=%s up id=%s", self._base.authority, name)
         self._is_up = True
         self._failures, self._why = 0, ""
         self._unconfirmed = None

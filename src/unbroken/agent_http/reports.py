@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from unbroken.wire.agent import AgentReport
-from unbroken.wire.agent_codec import WORKERS_MAX, decode_answer
+from unbroken.wire.agent_codec import AGENT_ID_CHARACTERS, WORKERS_MAX, decode_answer
 from unbroken.wire.bounds import NUMBER_MAX
 from unbroken.wire.json_fields import METRICS_MAX, TEXT_MAX
 from unbroken.wire.observation import Evidence
@@ -41,6 +41,8 @@ def read_answer(frame: bytes) -> AgentReport | Evidence | None:
 def _is_usual(report: AgentReport) -> bool:
     """Whether there is nothing in it that would be cut or refused."""
     if report.faults or report.log_rules or report.receipts or report.kept or report.copies:
+        return False
+    if len(report.agent_id) > AGENT_ID_CHARACTERS:
         return False
     if len(report.workers) > WORKERS_MAX or len(report.watch) > WORKERS_MAX:
         return False

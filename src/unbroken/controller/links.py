@@ -14,6 +14,7 @@ from unbroken.agent_http.turns import Turns
 from unbroken.core.events import (
     AgentLost,
     AgentReported,
+    AgentsTooLarge,
     Event,
     EvidenceReceived,
     PodPhase,
@@ -23,6 +24,7 @@ from unbroken.core.events import (
 from unbroken.wire.agent import AgentReport, Command, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
+from .agent_memory import AgentMemory, bare, weigh_report
 from .views import AgentPlace
 
 
@@ -33,6 +35,10 @@ class _Held:
     link: AgentLink
     task: asyncio.Task[None]
     is_up: bool = False
+    heard: AgentReport | None = None
+    """Newest report as the agent sent it; heartbeats repeat this very object."""
+    report: AgentReport | None = None
+    """The same as the job was told."""
 
 
 class AgentLinks:
@@ -46,7 +52,7 @@ class AgentLinks:
         tasks: asyncio.TaskGroup,
         permit: Permit,
         turns: Turns,
-        agents: Callable[[], int],
+        memory: AgentMemory,
     ) -> None:
         self._session = session
         self._key = key
@@ -54,8 +60,7 @@ class AgentLinks:
         self._tasks = tasks
         self._permit = permit
         self._turns = turns
-        self._agents = agents
-        """How many the job has, or will have."""
+        self._memory = memory
         self._held: dict[PodUid, _Held] = {}
 
     def follow(self, pod: PodView, place: AgentPlace) -> None:
@@ -75,6 +80,7 @@ class AgentLinks:
         held = self._held.pop(uid, None)
         if held is not None:
             held.task.cancel()
+            self._memory.drop(uid)
 
     def counts(self) -> tuple[int, int]:
         """How many agents can be reached, of how many that are to be."""
@@ -89,6 +95,7 @@ class AgentLinks:
 
     def collect(self, uid: PodUid, command: CollectCommand) -> None:
         """Ask an agent what its ranks do; without a link there is no answer."""
+        self._memory.drop_evidence(uid)
         held = self._held.get(uid)
         if held is not None:
             held.link.collect(command)
@@ -104,18 +111,47 @@ class AgentLinks:
 
         def on_report(report: AgentReport) -> None:
             held.is_up = True
-            self._tell(AgentReported(uid, report))
+            self._report(uid, held, report)
 
         def on_lost(why: str) -> None:
             held.is_up = False
             self._tell(AgentLost(uid, why))
 
         def on_evidence(evidence: Evidence) -> None:
-            self._tell(EvidenceReceived(uid, evidence))
+            self._evidence(uid, evidence)
 
         token = None if self._key is None else self._key.hex()
         link = AgentLink(address, place.port, token, on_report, on_lost, self._session, on_evidence)
-        link.permit, link.turns = self._permit, self._turns
-        link.heartbeat_seconds = heartbeat_seconds(max(self._turns.links, self._agents()))
+        link.permit, link.turns, link.room = self._permit, self._turns, self._memory.room
+        link.heartbeat_seconds = heartbeat_seconds(max(self._turns.links, self._memory.agents))
         held = _Held(address, place, link, self._tasks.create_task(link.run()))
         self._held[uid] = held
+
+    def _report(self, uid: PodUid, held: _Held, report: AgentReport) -> None:
+        """Tell the job, within its budget."""
+        memory, weight = self._memory, 0
+        if held.heard is not report or held.report is None:
+            weight = weigh_report(report, held.link.report_bytes)
+            if not memory.is_bare and not memory.report(uid, weight):
+                self._too_large()
+            held.heard, held.report = report, report
+        if memory.is_bare and held.report is held.heard:
+            held.report = bare(report)
+            weight = weigh_report(held.report, 0)
+            memory.report(uid, weight)
+        memory.told(weight)
+        self._tell(AgentReported(uid, held.report))
+
+    def _evidence(self, uid: PodUid, evidence: Evidence) -> None:
+        if self._memory.is_bare or uid not in self._held:
+            return
+        evidence, weight = self._memory.share(evidence)
+        if not self._memory.evidence(uid, weight):
+            self._too_large()
+        self._memory.told(weight)
+        self._tell(EvidenceReceived(uid, evidence))
+
+    def _too_large(self) -> None:
+        memory = self._memory
+        memory.is_bare = True
+        self._tell(AgentsTooLarge(memory.bytes, memory.budget, memory.largest()))

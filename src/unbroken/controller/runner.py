@@ -26,6 +26,7 @@ from unbroken.core.events import (
     DeletePod,
     Effect,
     Event,
+    EvidenceReceived,
     FenceNode,
     JobSeen,
     NodeGone,
@@ -58,6 +59,7 @@ from unbroken.observe.job_records import JobName
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.spec.job import Condition, JobSpec, JobStatus
 
+from .agent_memory import AgentMemory
 from .kueue_objects import place_pod
 from .links import AgentLinks
 from .pods import JobIdentity, build_pod
@@ -142,6 +144,7 @@ class JobRunner:
         self._mounting: set[PodUid] = set()
         """Pods on a node that do not run yet: a kubelet may wait for the Secret."""
         self._links: AgentLinks | None = None
+        self._memory = AgentMemory(lambda: self._seen.spec if self._seen else None)
 
     # --- what others tell
 
@@ -199,7 +202,7 @@ class JobRunner:
             around, permit = self._around, self._around.permit
             links = AgentLinks(
                 *(around.session, self._key, self.tell, self._tasks, permit, around.turns),
-                lambda: self._seen.spec.nnodes if self._seen else 0,
+                self._memory,
             )
             self._links = links
             while True:
@@ -268,7 +271,7 @@ class JobRunner:
             case _:
                 pass
         effects = self._machine.steps(events, self._around.clock())
-        self._taken += sum(not isinstance(one, Tick) for one in events)
+        self._note_taken(events)
         commands = [e for e in effects if isinstance(e, Commanded)]
         for command in commands:
             self._command(command, links)
@@ -294,6 +297,12 @@ class JobRunner:
             why = "its agent has another key than this operator: an older version, or another"
             self.complain(REPLACED, f"pod {pod.name} is replaced: {why} operator key, made it")
             self._order(DeletePod(pod.name, pod.uid, REPLACED), is_after_write=False)
+
+    def _note_taken(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._taken += not isinstance(event, Tick)
+            if isinstance(event, AgentReported | EvidenceReceived):
+                self._memory.taken()
 
     def _judge(self, node: NodeView) -> None:
         if node.is_ready and node.is_healthy and not node.is_fenced:

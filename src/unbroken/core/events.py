@@ -148,6 +148,16 @@ class AgentLost:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentsTooLarge:
+    """What the job's agents report takes more memory than the job may take of the operator."""
+
+    bytes: int
+    budget: int
+    largest: PodUid | None
+    """The pod whose agent takes most; None: it is gone."""
+
+
+@dataclass(frozen=True, slots=True)
 class IncidentSeen:
     """An incident found in the API when the operator (re)started."""
 
@@ -174,6 +184,7 @@ Event = (
     | AgentReported
     | AgentLost
     | EvidenceReceived
+    | AgentsTooLarge
     | IncidentSeen
     | Synced
     | Tick

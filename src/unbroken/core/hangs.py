@@ -78,13 +78,17 @@ class Hangs:
         self._told[uid] = views
         for count, said in ((-1, before), (1, views)):
             for key, view in shared(said):
-                self._tallies.setdefault(key, Tally()).add(view, count)
+                tally = self._tallies.setdefault(key, Tally())
+                tally.add(view, count)
+                if tally == Tally():
+                    del self._tallies[key]
         hanging = [key for key, tally in self._tallies.items() if tally.hangs(state.nnodes)]
         return [self._sign(key, now) for key in hanging]
 
     def _sign(self, key: Key, now: float) -> Signal:
         """By the rank that was heard last, where any was."""
-        said = {uid: dict(shared(views))[key] for uid, views in self._told.items()}
+        told = ((uid, dict(shared(views)).get(key)) for uid, views in self._told.items())
+        said = {uid: view for uid, view in told if view is not None}
         uid = max(said, key=lambda uid: said[uid].last_match_at or 0.0)
         last = said[uid]
         text = f"LogHang_{key[0]}: no rank of the job logs a match any more"

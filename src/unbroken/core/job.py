@@ -9,7 +9,8 @@ Here events become facts and signs; what is done about them is decided in `life`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from unbroken.spec.incident import Signal
@@ -23,6 +24,7 @@ from .deadlines import earliest
 from .events import (
     AgentLost,
     AgentReported,
+    AgentsTooLarge,
     Effect,
     Event,
     EvidenceReceived,
@@ -59,6 +61,11 @@ RESTARTED = "the agent was restarted in its pod"
 RESTARTED_ALL = "the agent was restarted in its pod, or has restarted its processes by itself"
 """A stock agent for in-process restart looks the same after both (its INIT is a new one)."""
 
+RANKS_OF_NODE_MAX = 256
+"""More than any machine has processors of its own for."""
+AGENTS_TOO_LARGE = "AgentReportsTooLarge"
+"""Reason of a job whose agents would fill the operator's memory."""
+
 _LIVE = (Phase.PREPARING, Phase.TRAINING)
 _OVER = (Phase.ENDING, Phase.SUSPENDED, Phase.ENDED)
 _DEAD_POD = (PodPhase.FAILED, PodPhase.SUCCEEDED)
@@ -81,6 +88,8 @@ class Job:
         self._is_synced = False
         self._last_asked: float | None = None
         self._is_asked = False
+        self._too_large = ""
+        """Not empty: why the job ends for what its agents report."""
 
     @property
     def status(self) -> JobStatus:
@@ -121,6 +130,9 @@ class Job:
             self._recovery.fault(self._stalls.faults(now), now)
             self._examination.go_on(now)
             self._pass_time(now)
+            if self._too_large and state.phase in _LIVE:
+                verdict = Verdict(Standing.FAILED, AGENTS_TOO_LARGE, self._too_large)
+                self._life.end(verdict, now)
             self._life.go_on(now)
             self._receipts.go_on(now)
             state.commands += self._spares.go_on(now)
@@ -162,10 +174,8 @@ class Job:
 
     def _take(self, event: Event, now: float) -> None:
         match event:
-            case AgentReported(pod, report):
-                self._agent_reported(pod, report, now)
-            case AgentLost(pod, why):
-                self._agent_lost(pod, why, now)
+            case AgentReported() | AgentLost() | EvidenceReceived() | AgentsTooLarge():
+                self._take_agent(event, now)
             case PodSeen() | PodGone() | PodRefused():
                 self._take_pod(event, now)
             case NodeSeen() | NodeGone():
@@ -177,10 +187,21 @@ class Job:
             case Synced():
                 self._is_synced = True
                 self._begin(now)
-            case EvidenceReceived(pod, evidence):
-                self._examination.take(pod, evidence)
             case Tick():
                 pass
+
+    def _take_agent(
+        self, event: AgentReported | AgentLost | EvidenceReceived | AgentsTooLarge, now: float
+    ) -> None:
+        match event:
+            case AgentReported(pod, report):
+                self._agent_reported(pod, report, now)
+            case AgentLost(pod, why):
+                self._agent_lost(pod, why, now)
+            case EvidenceReceived(pod, evidence):
+                self._examination.take(pod, evidence)
+            case AgentsTooLarge():
+                self._too_large = _too_large_text(event, self.state.roster.members.get)
 
     def _take_pod(self, event: PodSeen | PodGone | PodRefused, now: float) -> None:
         match event:
@@ -296,6 +317,8 @@ class Job:
         member = state.roster.members.get(uid)
         if member is None:
             return
+        if report is not member.report:
+            report = self._of_ranks(report)
         before, was_ordered = member.report, member.ordered is not None
         was_stopped, was_away = member.was_stopped(report), bool(member.lost_why)
         state.has_changed |= was_away or before != report
@@ -323,6 +346,14 @@ class Job:
         elif state.gang.stage is Stage.HALTED and state.incidents.open is not None:
             self._join(member, report, is_same or not was_ordered, now)
         self._examination.suspect(self._hangs.signs(member, report, now), now)
+
+    def _of_ranks(self, report: AgentReport) -> AgentReport:
+        """The report without a watch of ranks that no job of this size has: what is kept of each
+        rank would have no bound."""
+        state = self.state
+        nodes = max(state.nnodes, state.spec.nnodes if state.spec else 0)
+        is_known = all(one.rank < RANKS_OF_NODE_MAX * nodes for one in report.watch)
+        return report if is_known or not nodes else replace(report, watch=())
 
     def _judge_report(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Take what an agent says whose workers should live."""
@@ -506,3 +537,12 @@ class Job:
 
 def _shape(spec: JobSpec) -> tuple[object, ...]:
     return (spec.replica_specs, spec.nproc_per_node)
+
+
+def _too_large_text(event: AgentsTooLarge, member: Callable[[PodUid], Member | None]) -> str:
+    found = member(event.largest) if event.largest is not None else None
+    most = f"; the most comes from pod {found.view.name}" if found else ""
+    return (
+        f"the agents' reports take {event.bytes // 1024} KiB of the operator's memory; "
+        f"a job of this size may take {event.budget // 1024} KiB{most}"
+    )

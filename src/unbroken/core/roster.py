@@ -18,6 +18,8 @@ UNHEARD = -2
 NEVER_ORDERED = 1 << 62
 """`Member.clear_through` of a pod that was never told to start anything."""
 _GONE_KEPT = 50_000
+PAST_AGENTS_KEPT = 64
+"""Earlier agent processes of a pod that are remembered, so that a late report counts for none."""
 _PHASE_ORDER = {
     PodPhase.PENDING: 0,
     PodPhase.UNKNOWN: 1,
@@ -53,7 +55,8 @@ class Member:
     report: AgentReport | None = None
     """Newest one from the newest agent process."""
     position: tuple[int, int, bool] = (-2, 0, False)
-    past_agents: set[str] = field(default_factory=set)
+    past_agents: dict[str, None] = field(default_factory=dict)
+    """Earlier agent processes of the pod, oldest first."""
     ordered: int | None = None
     """Newest attempt that its present agent process was told to start."""
     asked: int = -1
@@ -94,7 +97,9 @@ class Member:
         if report.agent_id in self.past_agents:
             return False
         if old is not None and old.agent_id != report.agent_id:
-            self.past_agents.add(old.agent_id)
+            self.past_agents[old.agent_id] = None
+            if len(self.past_agents) > PAST_AGENTS_KEPT:
+                del self.past_agents[next(iter(self.past_agents))]
             # A stock agent that has restarted its processes, as it was told to, looks like another
             # one; of what it was told to stop nothing lives in either.
             asked = self.asked if is_stock(report) else -1

@@ -38,6 +38,8 @@ FAULTS_MAX = 1024
 RULES_MAX = 1024
 NAME_CHARACTERS = 300
 """Of a module."""
+AGENT_ID_CHARACTERS = 128
+"""An agent's own has 32."""
 LINK_BYTES_MAX = 640 * 1024
 """Longest message that an operator reads from an agent's link."""
 REPORT_BYTES_MAX, REPORT_BYTES_PER_WORKER = 256 * 1024, 2048
@@ -187,7 +189,7 @@ def report_from(value: Mapping[str, Any]) -> AgentReport:
     """The report in a decoded JSON object; PeerError."""
     take = Taker(value, "report")
     return AgentReport(
-        agent_id=take.text("agent_id"),
+        agent_id=take.text("agent_id")[:AGENT_ID_CHARACTERS],
         state=_agent_state(take, "state"),
         newest_attempt=take.count("newest_attempt"),
         attempt=take.count("attempt"),

@@ -1,0 +1,169 @@
+"""Memory that one job's agents may take of the operator: their reports, evidence, and the inbox.
+
+The inbox is never over its bound: links wait unread until the job has dealt with what they said.
+Reports and evidence that the job keeps count against a budget; a job over its budget fails, and
+from then on only the bare state of its agents is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from itertools import islice
+
+from unbroken.core.events import PodUid
+from unbroken.spec.job import JobSpec
+from unbroken.wire.agent import AgentReport
+from unbroken.wire.observation import Evidence, ThreadStack
+
+BUDGET_BYTES = 16 * 1024 * 1024
+BUDGET_BYTES_PER_AGENT, BUDGET_BYTES_PER_WORKER = 32 * 1024, 8 * 1024
+"""What a job may take, and so much more for each agent and each of its workers.  A report of 8
+workers that train takes 10 to 20 KiB, one of 8 workers that died of an exception 60 KiB."""
+WORKERS_UNKNOWN = 16
+"""Workers of a node where `nprocPerNode` is no number."""
+INBOX_BYTES = 16 * 1024 * 1024
+INBOX_REPORTS, INBOX_REPORTS_PER_AGENT = 1000, 2
+"""Reports that wait for the job: heartbeats too, which take next to nothing."""
+SMALL_BYTES = 16 * 1024
+"""Reports up to this length are weighed by a formula, longer ones exactly."""
+
+
+class AgentMemory:
+    """The account of one job; `spec` None: not known yet."""
+
+    def __init__(self, spec: Callable[[], JobSpec | None]) -> None:
+        self.room = asyncio.Event()
+        """Set while the inbox takes more."""
+        self.room.set()
+        self.is_bare = False
+        """The job was over its budget: only the bare state of agents is kept."""
+        self.bytes = 0
+        self._spec = spec
+        self._reports: dict[PodUid, int] = {}
+        self._evidence: dict[PodUid, int] = {}
+        self._texts: dict[str, str] = {}
+        """Frames in the evidence that is kept."""
+        self._waiting: deque[int] = deque()
+        self._waiting_bytes = 0
+
+    @property
+    def agents(self) -> int:
+        """How many the job has, or will have."""
+        spec = self._spec()
+        return spec.nnodes if spec else 0
+
+    @property
+    def budget(self) -> int:
+        """Bytes that reports and evidence may take."""
+        spec = self._spec()
+        nproc = spec.nproc_per_node if spec else ""
+        workers = int(nproc) if nproc.isdecimal() and len(nproc) < 5 else WORKERS_UNKNOWN
+        each = BUDGET_BYTES_PER_AGENT + BUDGET_BYTES_PER_WORKER * workers
+        return BUDGET_BYTES + each * self.agents
+
+    def largest(self) -> PodUid | None:
+        """The pod whose agent takes most."""
+        return max(self._reports, key=self._of, default=None)
+
+    def report(self, uid: PodUid, weight: int) -> bool:
+        """Keep a report instead of the last; False: the job is now over its budget."""
+        self.bytes += weight - self._reports.get(uid, 0)
+        self._reports[uid] = weight
+        return self.bytes <= self.budget
+
+    def evidence(self, uid: PodUid, weight: int) -> bool:
+        """Keep evidence instead of the last; False: the job is now over its budget."""
+        self.bytes += weight - self._evidence.get(uid, 0)
+        self._evidence[uid] = weight
+        return self.bytes <= self.budget
+
+    def share(self, evidence: Evidence) -> tuple[Evidence, int]:
+        """The evidence with one copy of each frame for the whole job, and what it takes anew.
+
+        Most ranks of a job are at the same places: 100,000 ranks would take gigabytes.
+        """
+        known = len(self._texts)
+        ranks = tuple(replace(one, threads=self._shared(one.threads)) for one in evidence.ranks)
+        new = islice(self._texts, known, None)
+        without = replace(evidence, ranks=tuple(replace(one, threads=()) for one in ranks))
+        frames = sum(len(thread.frames) for one in ranks for thread in one.threads)
+        threads = sum(len(one.threads) for one in ranks)
+        weight = weigh(without) + 256 * threads + 8 * frames + sum(map(sys.getsizeof, new))
+        return replace(evidence, ranks=ranks), weight
+
+    def _shared(self, threads: tuple[ThreadStack, ...]) -> tuple[ThreadStack, ...]:
+        texts = self._texts
+        return tuple(
+            replace(one, frames=tuple(texts.setdefault(text, text) for text in one.frames))
+            for one in threads
+        )
+
+    def drop_evidence(self, uid: PodUid) -> None:
+        """The job has done with an agent's evidence."""
+        self.bytes -= self._evidence.pop(uid, 0)
+        if not self._evidence:
+            self._texts.clear()
+
+    def drop(self, uid: PodUid) -> None:
+        """The pod is gone."""
+        self.bytes -= self._reports.pop(uid, 0)
+        self.drop_evidence(uid)
+
+    def told(self, weight: int) -> None:
+        """A report or evidence is put into the inbox; 0: it is kept already."""
+        self._waiting.append(weight)
+        self._waiting_bytes += weight
+        self._look()
+
+    def taken(self) -> None:
+        """The oldest that was put into the inbox has been dealt with."""
+        if self._waiting:
+            self._waiting_bytes -= self._waiting.popleft()
+            self._look()
+
+    def _of(self, uid: PodUid) -> int:
+        return self._reports[uid] + self._evidence.get(uid, 0)
+
+    def _look(self) -> None:
+        is_long = len(self._waiting) > INBOX_REPORTS + INBOX_REPORTS_PER_AGENT * self.agents
+        if is_long or self._waiting_bytes > INBOX_BYTES:
+            self.room.clear()
+        else:
+            self.room.set()
+
+
+def weigh_report(report: AgentReport, length: int) -> int:
+    """Bytes of memory that a report takes at most; `length`: as it came."""
+    if length > SMALL_BYTES or report.faults or report.log_rules or report.receipts:
+        return weigh(report)
+    metrics = sum(len(one.metrics) for one in report.watch)
+    parts = len(report.workers) + len(report.watch) + len(report.kept) + len(report.copies)
+    # Texts take up to four bytes a character; the rest is what Python's objects take.
+    return 1024 + 4 * length + 256 * parts + 192 * metrics
+
+
+def weigh(value: object) -> int:
+    """Bytes of memory of a value of the wire, with all that is in it."""
+    if isinstance(value, Enum):
+        return 0
+    size = sys.getsizeof(value)
+    if isinstance(value, tuple):
+        size += sum(map(weigh, value))
+    elif isinstance(value, Mapping):
+        size += sum(weigh(key) + weigh(item) for key, item in value.items())
+    elif is_dataclass(value):
+        size += sum(weigh(getattr(value, one.name)) for one in fields(value))
+    return size
+
+
+def bare(report: AgentReport) -> AgentReport:
+    """The state of an agent without its workers, faults, rules and receipts."""
+    return replace(
+        report, workers=(), faults=report.faults[:1], log_rules=(), watch=(), receipts=(),
+        reason=report.reason[:200], message=report.message[:200],
+    )  # fmt: skip
