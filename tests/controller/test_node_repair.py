@@ -15,6 +15,7 @@ from apiservers import Cluster
 from controller.plain import Object, PlainRequests
 from unbroken.controller import definitions
 from unbroken.controller.node_repair import COMPONENT, NodeRepair, RepairOptions, provider_of
+from unbroken.controller.pods import JobIdentity
 from unbroken.core.repair_events import RepairSettings
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
@@ -39,7 +40,6 @@ from unbroken.spec.node_keys import (
     Recovery,
 )
 from unbroken.spec.node_record import BlameKind, NodeRecordSpec, RepairState
-from unbroken.spec.write import write_record
 from watching import PATIENCE_SECONDS, running
 
 NUMBERS = itertools.count(1)
@@ -150,12 +150,12 @@ class Fleet(PlainRequests):
         return [line for line in lines if line.split()[1].startswith("fleet-")]
 
     @asynccontextmanager
-    async def repairer(self, options: RepairOptions) -> AsyncIterator[None]:
+    async def repairer(self, options: RepairOptions) -> AsyncIterator[NodeRepair]:
         """A repairer beside the block."""
         informers, recorder = Informers(self.client), EventRecorder(self.client, COMPONENT)
-        repair = NodeRepair(self.client, informers, recorder, options).run()
-        async with running(informers.run(), recorder.run(), repair):
-            yield
+        repair = NodeRepair(self.client, informers, recorder, options)
+        async with running(informers.run(), recorder.run(), repair.run()):
+            yield repair
 
     async def clean_up(self) -> None:
         """Leave nothing to the tests that share the server."""
@@ -288,7 +288,7 @@ def test_node_returns_when_its_check_has_passed(fleet: Any) -> None:
     asyncio.run(check())
 
 
-def test_incidents_are_held_against_the_culprits_node_once(fleet: Any) -> None:
+def test_incidents_of_a_job_are_held_against_the_culprits_node_once(fleet: Any) -> None:
     async def check() -> None:
         async with fleet() as found:
             name = await found.node()
@@ -297,21 +297,11 @@ def test_incidents_are_held_against_the_culprits_node_once(fleet: Any) -> None:
             incident = Incident(
                 1, 0, culprit, (culprit,), Remedy.POD, "lost", now, ended_at=now + 1.0
             )
-            body = {
-                "apiVersion": "unbroken.dev/v1",
-                "kind": "Incident",
-                "metadata": {"name": f"{name}-1"},
-                "spec": write_record(incident),
-            }
-            path = "apis/unbroken.dev/v1/namespaces/default/incidents"
-            await found.call("POST", path, body=body)
             for _ in range(2):
-                async with found.repairer(RepairOptions(settings=QUICK)):
+                async with found.repairer(RepairOptions(settings=QUICK)) as repair:
+                    repair.incident_ended(JobIdentity("team", "lm", "uid"), incident)
                     record = await found.record(name, lambda one: one.blame)
-            assert [(one.source, one.weight) for one in record.blame] == [
-                (f"default/{name}-1", 2.0)
-            ]
-            await found.client.raw("DELETE", f"{path}/{name}-1")
+            assert [(one.source, one.weight) for one in record.blame] == [("team/lm-1", 0.2)]
 
     asyncio.run(check())
 

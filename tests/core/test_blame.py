@@ -82,9 +82,11 @@ def test_incident_beside_the_fault_that_caused_it_counts_little() -> None:
     assert entry is not None
     both = blame.add_incident(record, entry, NOW)
     assert blame.score(both, NOW) == pytest.approx(2.0 + blame.LITTLE_POINTS, abs=0.01)
-    later = replace(entry, at=NOW + DAY)
-    apart = blame.add_incident(record, later, NOW + DAY)
+    later = replace(entry, at=NOW + DAY / 2)
+    apart = blame.add_incident(record, later, NOW + DAY / 2)
     assert apart.blame[-1].weight == blame.INCIDENT_POINTS
+    apart = blame.add_incident(record, replace(entry, at=NOW + DAY), NOW + DAY)
+    assert apart.blame[-1].weight == blame.LITTLE_POINTS
 
 
 def test_appeal_keeps_the_evidence_and_takes_its_weight() -> None:

@@ -328,7 +328,8 @@ def test_five_bad_nodes_at_once_are_repaired_one_after_another() -> None:
     found.wait(30)
     assert found.done() == [("node-0", Action.REBOOT), ("node-1", Action.REBOOT)]
     assert found.message("node-2") == (
-        "waits for its turn: node-0, node-1 under repair, of 10 nodes"
+        "waits for its turn: node-0, node-1 in quarantine or under repair, of 10 nodes; "
+        "the limit is 2 (--repair-share)"
     )
     found.wait(95)
     assert [name for name, _ in found.done()] == [f"node-{index}" for index in range(4)]

@@ -21,7 +21,7 @@ from unbroken.spec.node_keys import (
     VERIFIED,
     instance_type_of,
 )
-from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.node_record import BlameEntry, NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.times import time_text
 from unbroken.spec.write import write_record
 
@@ -183,7 +183,15 @@ def score_line(held: NodeRecordSpec, now: float) -> str:
     """Points against the limit."""
     points = blame.score(held, now)
     entries = "1 entry" if len(held.blame) == 1 else f"{len(held.blame)} entries"
-    return f"{points:.1f} points in {entries}; quarantine from {blame.LIMIT:.0f}"
+    text = f"{points:.1f} points in {entries}; quarantine from {blame.LIMIT:.0f}"
+    most = blame.LIMIT * blame.SPACE_SHARE
+    is_capped = sum(blame.points(one, now) for one in _counting(held)) > points + 0.05
+    return f"{text}; incidents of one namespace count at most {most:.1f}" if is_capped else text
+
+
+def _counting(held: NodeRecordSpec) -> list[BlameEntry]:
+    cleared = held.cleared_at or float("-inf")
+    return [one for one in held.blame if one.at > cleared]
 
 
 def repair_line(repair: RepairRecord, now: float) -> str:
@@ -198,18 +206,11 @@ def repair_line(repair: RepairRecord, now: float) -> str:
 
 
 def blame_rows(held: NodeRecordSpec, now: float) -> list[list[object]]:
-    """What is held against a node, newest first."""
-    cleared = held.cleared_at or float("-inf")
+    """Entries that are held against a node, newest first."""
+    points = blame.counted(held, now)
     return [
-        [
-            _at(one.at),
-            one.kind.value,
-            one.source,
-            "0.0" if one.at <= cleared else f"{blame.points(one, now):.1f}",
-            f"{one.weight:.1f}",
-            one.text,
-        ]
-        for one in reversed(held.blame)
+        [_at(one.at), one.kind.value, one.source, f"{left:.1f}", f"{one.weight:.1f}", one.text]
+        for one, left in reversed(list(zip(held.blame, points, strict=True)))
     ]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field
+import secrets
+from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
 
@@ -104,7 +105,7 @@ async def _lead(
     told: _Told,
     mandate: Mandate,
 ) -> None:
-    namespace = options.namespace
+    namespace, repair = options.namespace, None
     client = client.guarded(mandate.is_given)
     async with asyncio.TaskGroup() as tasks:
         if informers is None:
@@ -142,6 +143,8 @@ async def _lead(
                 slots=asyncio.Semaphore(ORDERS_MAX),
                 permit=mandate,
             )
+            if repair is not None:
+                around = replace(around, incident_ended=repair.incident_ended)
             queues = Queues(client, recorder, watches.jobs, watches.pods, namespace)
             queues.is_on = options.queues
             operator = Operator(around, watches, queues)

@@ -51,12 +51,13 @@ from unbroken.kube.clock import catch_up, steady_clock
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.spec.codec import incident_from
+from unbroken.spec.incident import Incident
 from unbroken.spec.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
 from unbroken.spec.node_keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Recovery
 
-from .kinds import ClusterObject, IncidentObject, NodeCheckObject, NodeRecordObject
+from .kinds import ClusterObject, NodeCheckObject, NodeRecordObject
 from .node_repair_views import check_seen, is_of_a_job, record_patch, repair_node
+from .pods import JobIdentity
 from .providers import (
     ClusterApiProvider,
     CommandProvider,
@@ -166,7 +167,6 @@ class NodeRepair:
         informers.of(NodeRecordObject).subscribe(self._on_record)
         informers.of(NodeCheckObject).subscribe(self._on_check)
         informers.of(ClusterObject).subscribe(self._on_cluster)
-        informers.of(IncidentObject).subscribe(self._on_incident)
         try:
             await informers.synced()
             log.info("node_repair=ready provider=%s", self._provider.name)
@@ -253,11 +253,13 @@ class NodeRepair:
         spec, _ = CLUSTER.spec_of(item)
         self._take(ClusterSeen(spec.name, None if new is None else spec.node_recovery))
 
-    def _on_incident(self, old: IncidentObject | None, new: IncidentObject | None) -> None:
-        if new is None:
-            return
-        incident, _ = incident_from(new)
-        entry = blame.of_incident(incident, str(key_of(new)))
+    def incident_ended(self, job: JobIdentity, incident: Incident) -> None:
+        """Hold an incident of a job of this operator against its culprit's node.
+
+        The Incident objects of the API are not asked: whoever may write in a namespace may make and
+        edit them.  NodeRecords, which only the repairer writes, keep what was held against a node.
+        """
+        entry = blame.of_incident(incident, f"{job.namespace}/{job.name}-{incident.number}")
         if entry is not None:
             self._take(Blamed(incident.culprit.node, entry))
 

@@ -28,6 +28,7 @@ from unbroken.core.events import (
     Event,
     EvidenceReceived,
     FenceNode,
+    IncidentSeen,
     JobSeen,
     NodeGone,
     NodeName,
@@ -57,6 +58,7 @@ from unbroken.kube.clock import catch_up, pause
 from unbroken.kube.events import EventRecorder
 from unbroken.observe.job_records import JobName
 from unbroken.observe.program_metrics import JobHealth
+from unbroken.spec.incident import Incident
 from unbroken.spec.job import Condition, JobSpec, JobStatus
 
 from .agent_memory import AgentMemory
@@ -95,7 +97,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all jobs of one operator share."""
+    """Resources that all jobs of one operator share."""
 
     client: KubeClient
     recorder: EventRecorder
@@ -110,6 +112,8 @@ class Surroundings:
     """Asked before a job is thought about, and before each command to an agent."""
     turns: Turns = field(default_factory=Turns)
     """To connect to agents, of all jobs together."""
+    incident_ended: Callable[[JobIdentity, Incident], None] = lambda job, incident: None
+    """Told of each incident that began while this operator ran its job, once or more."""
 
 
 class JobRunner:
@@ -131,6 +135,8 @@ class JobRunner:
         self._gone: set[PodUid] = set()
         self._unusable: set[NodeName] = set()
         self._seen: JobSeen | None = None
+        self._found: set[int] = set()
+        """Numbers of the incidents that were read from the API, where users may edit them."""
         self._conditions: tuple[Condition, ...] = ()
         self._key: bytes | None = None
         self._secret: str | None = None
@@ -156,6 +162,8 @@ class JobRunner:
             if event == self._seen:
                 return
             self._seen = event
+        if isinstance(event, IncidentSeen):
+            self._found.add(event.incident.number)
         self._told += 1
         self._inbox.put_nowait(event)
 
@@ -335,6 +343,8 @@ class JobRunner:
                 self._writer.event(effect)
             case WriteIncident(incident):
                 self._writer.incident(incident)
+                if incident.number not in self._found:
+                    self._around.incident_ended(self.job, incident)
             case WriteLedger(ledger):
                 self._writer.ledger(ledger)
             case DeleteIncident(number):

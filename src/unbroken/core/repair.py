@@ -102,6 +102,8 @@ class Repairer:
                 self._look(name, now)
             for name in self._facts.waiting():
                 self._admit(name, now)
+            for name in self._desk.admitted():
+                self._look(name, now)
         found, self._desk.out = self._desk.out, []
         return found
 
@@ -198,7 +200,7 @@ class Repairer:
             return
         elif record.quarantined_at is None:
             reason = self._desk.suspicion(record, now)
-            if reason:
+            if reason and self._desk.may_quarantine(node.name, reason):
                 self._desk.quarantine(node.name, reason, now)
         elif not settings.is_dry_run:
             is_out = node.health in (*PENDING, Health.UNSCHEDULABLE) and node.has_taint
@@ -216,8 +218,9 @@ class Repairer:
         record = self._facts.record(node.name)
         wanted, is_relapse = entry_rung(need, record, now)
         action = supported(wanted, self._settings.supports)
-        if action is None and is_relapse:
-            self._desk.quarantine(node.name, f"{need.reason}, again after a repair", now)
+        relapse = f"{need.reason}, again after a repair"
+        if action is None and is_relapse and self._desk.may_quarantine(node.name, relapse):
+            self._desk.quarantine(node.name, relapse, now)
             return
         if need.asked_by == PERSON:
             action = wanted if wanted in self._settings.supports else None
@@ -314,7 +317,8 @@ class Repairer:
             self._due[name] = retry_at(record, settings)
         else:
             facts = self._facts
-            why = obstacle(node, repair, facts.nodes, facts.active(), settings)
+            active, out = facts.active(), facts.out_of_service()
+            why = obstacle(node, repair, facts.nodes, active, out, settings)
             if why:
                 self._desk.say(name, why)
             else:

@@ -310,6 +310,7 @@ class RepairCourse:
             after = freed(after)  # what was held against it has gone with the machine
         elif desk.is_automatic(node):
             doubt = desk.suspicion(after, now)
+            doubt = doubt if desk.may_quarantine(name, doubt) else ""
         is_other_boot = bool(node.boot_id) and node.boot_id != repair.boot_id
         unchanged = f"check {repair.check}" if repair.check else f"repair {repair.began_at:.3f}"
         is_kept = node.name == name and (after.quarantined_at is not None or bool(doubt))

@@ -20,7 +20,7 @@ from .repair_events import (
 )
 from .repair_facts import RepairFacts
 from .repair_records import ended, held_back, quarantined, returned, told
-from .repair_rules import PENDING, is_flapping
+from .repair_rules import PENDING, is_flapping, is_full
 
 
 class RepairDesk:
@@ -36,6 +36,8 @@ class RepairDesk:
         self._orders: dict[str, str] = {}
         """By node: the person's order that was taken from it, until it is shown without."""
         self._said: set[tuple[str, str]] = set()
+        self._held: set[str] = set()
+        """Nodes that are not put into quarantine as too many are out of service."""
 
     def is_news(self, node: RepairNode) -> bool:
         """False while the node is still shown as it was before it was taken into service."""
@@ -55,6 +57,7 @@ class RepairDesk:
         """The node is gone."""
         for kept in (self._returned, self._patched, self._orders):
             kept.pop(name, None)
+        self._held.discard(name)
 
     def is_shown(self, node: RepairNode) -> bool:
         """Whether the node has changed since it was patched last."""
@@ -105,7 +108,7 @@ class RepairDesk:
 
     def suspicion(self, record: NodeRecordSpec, now: float) -> str:
         """Why a node with the record belongs into quarantine; empty: it does not."""
-        points = blame.score(record, now)
+        points = blame.score(record, now, self._settings.blame_limit)
         if points >= self._settings.blame_limit:
             return f"{points:.1f} points are held against it, {record.blame[-1].text[:100]} last"
         if is_flapping(record, self._settings, now):
@@ -113,8 +116,34 @@ class RepairDesk:
             return f"it was repaired {self._settings.flaps_max} times within {hours:.0f} hours"
         return ""
 
+    def may_quarantine(self, name: str, reason: str) -> bool:
+        """Tell whether a node that works may be put into quarantine now.  One that may not is told
+        of once, and is in `admitted` when it may."""
+        full = self._full(name)
+        if not full:
+            self._held.discard(name)
+        elif reason and name not in self._held:
+            self._held.add(name)
+            text = f"{reason}; the node stays in service: {full}"
+            self.tell(name, "QuarantineHeldBack", text, is_warning=True)
+        return not full
+
+    def admitted(self) -> list[str]:
+        """Nodes whose quarantine was held back, and need not be any more; each once."""
+        found = sorted(name for name in self._held if not self._full(name))
+        self._held.difference_update(found)
+        return found
+
+    def _full(self, name: str) -> str:
+        facts = self._facts
+        return is_full(name, facts.out_of_service(), len(facts.nodes), self._settings)
+
     def quarantine(self, name: str, reason: str, now: float) -> None:
-        """Keep new pods off a node until a person has cleared it."""
+        """Keep new pods off a node until a person has cleared it.
+
+        Whether that many may be out of service is not asked here: a node that was being repaired,
+        or has failed its check, must not come back.
+        """
         if self._settings.is_dry_run:
             self.tell_once(name, "RepairDryRun", f"would quarantine the node: {reason}")
             return

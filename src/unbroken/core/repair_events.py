@@ -162,7 +162,7 @@ class ClusterSeen:
 
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """An incident names a node as culprit."""
+    """An incident that this operator saw happen names a node as culprit."""
 
     node: str
     entry: BlameEntry
@@ -279,7 +279,8 @@ class RepairSettings:
     supports: frozenset[Action] = ALL_ACTIONS
     """What the provider can do at all."""
     share: float = 0.2
-    """Of all nodes, how many may be under repair at once; always one (docs/design/nodes.md)."""
+    """Share of all nodes that may be in quarantine or under repair at a time; always one
+    (docs/design/nodes.md)."""
     one_per_rack: bool = True
     is_dry_run: bool = False
     """Say what would be done, do nothing."""

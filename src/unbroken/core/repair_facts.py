@@ -64,6 +64,11 @@ class RepairFacts:
                 found.append(name)
         return found
 
+    def out_of_service(self) -> set[str]:
+        """Nodes that the repairer has taken out of service: under repair, or in quarantine."""
+        kept = (name for name in self.nodes if self.record(name).quarantined_at is not None)
+        return {*self.active(), *kept}
+
     def waiting(self) -> list[str]:
         """Nodes whose repair waits, the longest first."""
         found = [

@@ -162,9 +162,12 @@ def obstacle(
     repair: RepairRecord,
     nodes: Mapping[str, RepairNode],
     active: Collection[str],
+    out: Collection[str],
     settings: RepairSettings,
 ) -> str:
     """For what a repair has to wait that may begin otherwise; empty: for nothing.
+
+    `active` are the nodes under repair, `out` those and the ones in quarantine.
 
     A person's order is never held up: it names the node, and a person has thought of the others.
     """
@@ -177,12 +180,26 @@ def obstacle(
             f"waits for other nodes to come back: {len(lost)} of {len(nodes)} are not ready, "
             "which is rather a fault of the network or of the API server"
         )
-    if len(active) >= max(1, int(settings.share * len(nodes))):
-        return f"waits for its turn: {_names(active)} under repair, of {len(nodes)} nodes"
+    if full := is_full(node.name, out, len(nodes), settings):
+        return f"waits for its turn: {full}"
     beside = [one for one in active if one in nodes and nodes[one].rack == node.rack]
     if settings.one_per_rack and node.rack and beside:
         return f"waits for {_names(beside)}, of the same rack, which is under repair"
     return ""
+
+
+def is_full(name: str, out: Collection[str], count: int, settings: RepairSettings) -> str:
+    """Why no further node may be taken out of service, beside the node `name`; empty: one may.
+
+    `out` are the nodes in quarantine or under repair, of `count`.
+    """
+    others, most = {*out} - {name}, max(1, int(settings.share * count))
+    if len(others) < most:
+        return ""
+    return (
+        f"{_names(others)} in quarantine or under repair, of {count} nodes; the limit is {most} "
+        "(--repair-share)"
+    )
 
 
 def _names(names: Iterable[str]) -> str:
