@@ -20,7 +20,12 @@ from .nodes_options import NodeCommand, NodeRecovery, Provider, RepairDryRun, Re
 from .operator_key import KeyFile, KeyPlace, KeySecretName, key_place
 from .operator_parts import Part, Without
 from .place import Context, Embedded, cluster_of
-from .webhook_options import WebhookPort, WebhookService, webhook_options
+from .webhook_options import (
+    WebhookClientAuthority,
+    WebhookPort,
+    WebhookService,
+    webhook_options,
+)
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions, Tls
@@ -113,6 +118,7 @@ def command(
     without: Without = None,
     webhook_port: WebhookPort = None,
     webhook_service: WebhookService = None,
+    webhook_client_ca: WebhookClientAuthority = None,
     key_file: KeyFile = None,
     key_secret: KeySecretName = None,
 ) -> None:
@@ -146,7 +152,7 @@ def command(
     options = partial(OperatorOptions, namespace, terms, checks, repair, metrics, *parts)
     tls = tls_files(cluster_api_tls_cert, cluster_api_tls_key)
     serving = _serving(cluster_api_host, cluster_api_port, cluster_api_credentials, tls)
-    asked = webhook_options(webhook_port, webhook_service)
+    asked = webhook_options(webhook_port, webhook_service, webhook_client_ca)
     asyncio.run(_run(file, context, partial(_work, options, keys, serving, asked)))
 
 

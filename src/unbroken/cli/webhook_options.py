@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from unbroken.errors import SpecError
 
 if TYPE_CHECKING:
     from unbroken.controller.webhook import WebhookOptions
@@ -30,12 +34,39 @@ WebhookService = Annotated[
 ]
 
 
-def webhook_options(port: int | None, service: str | None) -> WebhookOptions | None:
+WebhookClientAuthority = Annotated[
+    Path | None,
+    typer.Option(
+        "--webhook-client-ca",
+        metavar="FILE",
+        help="PEM file of the authority that signs the API server's client certificate for "
+        "webhooks. Nobody without such a certificate is answered. Default: only the secret path, "
+        "which the API server alone is told, says who asks.",
+    ),
+]
+
+
+def webhook_options(
+    port: int | None, service: str | None, authority: Path | None = None
+) -> WebhookOptions | None:
     """What was asked for; None: no webhook."""
     from unbroken.controller.webhook import WebhookOptions, service_of
 
     if port is None:
         if service is not None:
             raise typer.BadParameter("--webhook-service goes with --webhook-port")
+        if authority is not None:
+            raise typer.BadParameter("--webhook-client-ca goes with --webhook-port")
         return None
-    return WebhookOptions(port, service_of(service) if service else None)
+    trusted = "" if authority is None else _certificates(authority)
+    return WebhookOptions(port, service_of(service) if service else None, trusted)
+
+
+def _certificates(file: Path) -> str:
+    """The text of a file of certificates; SpecError where it has none."""
+    try:
+        text = file.read_text("ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError, ssl.SSLError) as error:
+        raise SpecError(f"--webhook-client-ca {file}: no certificates (PEM): {error}") from error
+    return text

@@ -7,7 +7,7 @@ accepted and yet not as the user may think comes back as a warning (admission.k8
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken.core.conditions import ENDS, Standing, standing
@@ -33,6 +33,8 @@ class Asked:
     namespace: str
     job: Mapping[str, Any]
     old: Mapping[str, Any] | None = None
+    user: Mapping[str, Any] = field(default_factory=dict)
+    """Who asked the API server, as a SubjectAccessReview names users."""
 
 
 def asked(review: Any) -> Asked:
@@ -44,7 +46,15 @@ def asked(review: Any) -> Asked:
     if not isinstance(job, Mapping):
         raise PeerError("the request has no object; only CREATE and UPDATE are answered")
     namespace = str(request.get("namespace") or "default")
-    return Asked(request["uid"], namespace, job, old if isinstance(old, Mapping) else None)
+    before = old if isinstance(old, Mapping) else None
+    return Asked(request["uid"], namespace, job, before, _user(request.get("userInfo")))
+
+
+def _user(found: Any) -> dict[str, Any]:
+    given = found if isinstance(found, Mapping) else {}
+    user = {"user": given.get("username"), "uid": given.get("uid")}
+    user |= {"groups": given.get("groups"), "extra": given.get("extra")}
+    return {key: value for key, value in user.items() if value}
 
 
 def judged(asked: Asked) -> tuple[Verdict, Parsed | None]:

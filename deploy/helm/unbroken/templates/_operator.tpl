@@ -43,6 +43,9 @@
 {{- if include "unbroken.webhook" . }}
 - --webhook-port={{ .Values.webhook.port }}
 - --webhook-service={{ .Release.Namespace }}/{{ include "unbroken.name" . }}-webhook
+{{- if .Values.webhook.clientCAConfigMap }}
+- --webhook-client-ca=/etc/unbroken-webhook/ca.crt
+{{- end }}
 {{- end }}
 {{- with .Values.operator.extraArgs }}
 {{ toYaml . }}
@@ -125,6 +128,10 @@
   resources: [validatingwebhookconfigurations]
   resourceNames: [unbroken-jobs]
   verbs: [get, list, watch, patch]
+# Whether a user may create pods, before a pod of their template is tried as a dry run.
+- apiGroups: [authorization.k8s.io]
+  resources: [subjectaccessreviews]
+  verbs: [create]
 {{- end }}
 {{- if .Values.kueue.enabled }}
 # Whether there is a Kueue, what its flavors are, and which job goes first.
