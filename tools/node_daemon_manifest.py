@@ -1,4 +1,4 @@
-"""Write deploy/node-daemon.yaml, for clusters without Helm, from the chart's node daemon."""
+"""Write deploy/node-daemon.yaml and its policy, for clusters without Helm, from the chart."""
 
 from __future__ import annotations
 
@@ -8,28 +8,40 @@ import helm_python
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy/helm/unbroken"
-FILE = ROOT / "deploy/node-daemon.yaml"
 HEAD = """\
 # The node daemon on every node: it sees faults and writes them on its own Node; docs/guide/
 # node-faults.md.  Written by tools/node_daemon_manifest.py from the chart, which has it built in.
 #
 #   kubectl apply -f deploy/node-daemon.yaml
+#   kubectl apply -f deploy/node-daemon-policy.yaml    # Kubernetes 1.30 and newer
 #
 # `image` is one that holds this package, with `unbroken` on its PATH (deploy/Containerfile).
 """
+POLICY_HEAD = """\
+# Lets each node daemon change only the Node that it runs on: docs/guide/security.md.
+# Written by tools/node_daemon_manifest.py from the chart.  Needs Kubernetes 1.30 or newer.
+#
+#   kubectl apply -f deploy/node-daemon-policy.yaml
+"""
+FILES = {"node-daemon.yaml": HEAD, "node-daemon-policy.yaml": POLICY_HEAD}
+"""Each file of deploy/ with its head; templates of the chart have the same names."""
 OF_HELM = ("helm.sh/chart:", "app.kubernetes.io/managed-by:", "app.kubernetes.io/instance:")
 """Labels that say something of a release only."""
 
 
-def text() -> str:
-    """What the file should hold."""
+def texts() -> dict[Path, str]:
+    """The files with what they should hold."""
     with helm_python.Chart.load(CHART) as chart:
         rendered = chart.render(name="unbroken", namespace="none")
-    lines = rendered["unbroken/templates/node-daemon.yaml"].strip().splitlines()
-    kept = (line for line in lines if not line.strip().startswith(OF_HELM))
-    return HEAD + "\n".join(kept) + "\n"
+    found = {}
+    for name, head in FILES.items():
+        lines = rendered[f"unbroken/templates/{name}"].strip().splitlines()
+        kept = (line for line in lines if not line.strip().startswith(OF_HELM))
+        found[ROOT / "deploy" / name] = head + "\n".join(kept) + "\n"
+    return found
 
 
 if __name__ == "__main__":
-    FILE.write_text(text())
-    print(FILE.relative_to(ROOT))
+    for path, text in texts().items():
+        path.write_text(text)
+        print(path.relative_to(ROOT))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
