@@ -64,7 +64,13 @@ def test_rack_is_the_narrowest_place_and_never_a_zone(labels: dict[str, str], ra
 
 
 def test_label_of_no_meaning_is_none() -> None:
-    assert repair_node(node({HEALTH: "Fine"})).health is None
+    found = repair_node(node({HEALTH: "Fine"}))
+    assert (found.health, found.unknown_health) == (None, "Fine")
+
+
+def test_label_of_older_documents_asks_for_a_replacement() -> None:
+    found = repair_node(node({HEALTH: "UnschedulablePendingReplace"}))
+    assert (found.health, found.unknown_health) == (Health.PENDING_REPLACEMENT, "")
 
 
 @pytest.mark.parametrize(

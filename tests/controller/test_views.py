@@ -191,6 +191,7 @@ HEALTH = "sagemaker.amazonaws.com/node-health-status"
         ({"labels": {HEALTH: "Unschedulable"}}, True, False, True),
         ({"labels": {HEALTH: "UnschedulablePendingReboot"}}, True, False, False),
         ({"labels": {HEALTH: "UnschedulablePendingReplacement"}}, True, False, False),
+        ({"labels": {HEALTH: "UnschedulablePendingReplace"}}, True, False, False),
         ({"conditions": {"NvidiaGPUUnhealthy": "True"}}, True, False, False),
         ({"conditions": {"NvidiaGPUUnhealthy": "False"}}, True, False, True),
     ],

@@ -260,7 +260,11 @@ def test_an_elastic_policy_tells_torchrun_where_to_meet() -> None:
 
 def test_pods_keep_off_nodes_that_wait_for_repair_whatever_else_they_ask() -> None:
     key = "sagemaker.amazonaws.com/node-health-status"
-    leaving = ["UnschedulablePendingReboot", "UnschedulablePendingReplacement"]
+    leaving = [
+        "UnschedulablePendingReboot",
+        "UnschedulablePendingReplace",
+        "UnschedulablePendingReplacement",
+    ]
     is_well = {"key": key, "operator": "NotIn", "values": leaving}
     job = script(workers=1)
     job.look()

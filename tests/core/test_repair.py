@@ -395,6 +395,14 @@ def test_order_of_no_more_than_is_under_way_is_taken_away() -> None:
     assert found.done() == [("node-0", Action.REBOOT)]
 
 
+def test_unknown_label_is_told_and_left() -> None:
+    found = world()
+    found.change(replace(found.nodes["node-0"], unknown_health="Broken"))
+    found.wait(10)
+    assert found.told() == ["HealthUnknown"]
+    assert not found.done()
+
+
 def test_unknown_order_is_told_and_left() -> None:
     found = world()
     found.order("node-0", "reimage")

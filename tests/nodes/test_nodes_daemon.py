@@ -190,6 +190,9 @@ def test_a_fault_shows_on_the_node_and_goes_when_it_was_found_well(place: Opened
             )
             log = at.folder / "logs/SagemakerHealthMonitoringAgent/workers" / f"{at.name}.log"
             (line,) = log.read_text().splitlines()
+            assert '"condition type: ": "NvidiaGPUUnhealthy"' in line
+            held = json.loads(line)["with condition details "]
+            assert (held["status"], held["reason"]) == ("True", "Xid79")
             detail = json.loads(line)["Event detail"]
             assert (detail["Action"], detail["Type"]) == ("replace", "NvidiaGPUUnhealthy")
             assert detail["Reason"] == "NvidiaGpuXidErrorPendingReplacement"

@@ -11,7 +11,7 @@ from unbroken.core.cluster_draft import CheckView, MachineView, NodeView, World
 from unbroken.core.cluster_groups import node_config
 from unbroken.core.cluster_state import ClusterPhase, ClusterState, read_state
 from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK
-from unbroken.spec.node_keys import DEEP_CHECK, HEALTH, REPAIR
+from unbroken.spec.node_keys import DEEP_CHECK, REPAIR, health_of
 from unbroken.spec.times import time_seconds
 
 Object = Mapping[str, Any]
@@ -77,7 +77,7 @@ def node_view(name: str, node: Node | None) -> NodeView:
     return NodeView(
         name,
         any(one.type == "Ready" and one.status == "True" for one in conditions),
-        labels.get(HEALTH, ""),
+        health_of(labels),
         labels.get(DEEP_CHECK, ""),
         annotations.get(REPAIR, ""),
     )

@@ -20,6 +20,7 @@ from unbroken.spec.node_keys import (
     TAINT_VALUE,
     DeepCheck,
     Health,
+    health_of,
 )
 
 Object = dict[str, Any]
@@ -50,7 +51,7 @@ def take(node: Node, check: str) -> Object | None:
     if held_by(node):
         return None
     labels = _labels(node)
-    is_ours = labels.get(HEALTH, "") in FREE
+    is_ours = health_of(labels) in FREE
     hold = {"check": check, "isOurs": is_ours, "before": labels.get(DEEP_CHECK, "")}
     new: dict[str, str | None] = {DEEP_CHECK: DeepCheck.IN_PROGRESS.value}
     patch = _patch(node, new, msgspec.json.encode(hold).decode())
@@ -72,7 +73,7 @@ def give_back(node: Node, standing: CheckPhase) -> Object | None:
         CheckPhase.FAILED: DeepCheck.FAILED.value,
     }.get(standing, "" if before == DeepCheck.IN_PROGRESS.value else before)
     patch = _patch(node, {DEEP_CHECK: found or None}, None)
-    health = _labels(node).get(HEALTH, "")
+    health = health_of(_labels(node))
     if standing is CheckPhase.FAILED:
         # The taint stays, or comes: whoever repairs takes it away.
         if health not in PENDING:

@@ -9,7 +9,7 @@ from unbroken.kube.cache import key_of
 from unbroken.kube.informers import Informers
 from unbroken.observe.node_metrics import NodeMetrics, NodeState
 from unbroken.spec.kinds import NODE_CHECK, NODE_RECORD
-from unbroken.spec.node_keys import CLUSTER_NAME, HEALTH, INSTANCE_GROUP
+from unbroken.spec.node_keys import CLUSTER_NAME, INSTANCE_GROUP, health_of
 
 from .kinds import NodeCheckObject, NodeRecordObject
 from .views import node_view
@@ -46,7 +46,7 @@ def _state(node: Node) -> NodeState:
     labels = (node.metadata and node.metadata.labels) or {}
     return NodeState(
         node_view(node).is_ready,
-        labels.get(HEALTH, ""),
+        health_of(labels),
         labels.get(CLUSTER_NAME, ""),
         labels.get(INSTANCE_GROUP, ""),
     )

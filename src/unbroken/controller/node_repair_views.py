@@ -26,6 +26,7 @@ from unbroken.spec.node_keys import (
     VERIFIED,
     DeepCheck,
     Health,
+    health_of,
 )
 from unbroken.spec.node_record import NodeRecordSpec, RepairRecord
 from unbroken.spec.write import write_record
@@ -56,7 +57,8 @@ def repair_node(node: Node) -> RepairNode:
         boot_id=(info.bootID if info else "") or "",
         cluster=labels.get(CLUSTER_NAME, ""),
         rack=_rack(view.topology),
-        health=_health(labels.get(HEALTH)),
+        health=_health(health_of(labels)),
+        unknown_health="" if _health(health_of(labels)) else labels.get(HEALTH, ""),
         has_taint=any(one.key == HEALTH for one in (node.spec and node.spec.taints) or ()),
         faults=_faults(conditions),
         fault_reason=labels.get(FAULT_REASONS, "") or labels.get(FAULT_REASONS_ALSO, ""),
@@ -78,9 +80,9 @@ def _rack(topology: tuple[str, ...]) -> str:
     return f"{zone}/{rack}" if rack else switch
 
 
-def _health(text: str | None) -> Health | None:
+def _health(text: str) -> Health | None:
     try:
-        return None if text is None else Health(text)
+        return Health(text) if text else None
     except ValueError:
         return None
 

@@ -9,12 +9,13 @@ from lightkube.models.core_v1 import ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
+from unbroken.spec.node_keys import HEALTH, health_of
 from unbroken.spec.rules import port_number
 from unbroken.wire.agent import PORT
 
 from .pods import INDEX_LABEL, REPLICA_LABEL, mounted_secret
 
-HEALTH_LABEL = "sagemaker.amazonaws.com/node-health-status"
+HEALTH_LABEL = HEALTH
 LEAVING = frozenset({"UnschedulablePendingReboot", "UnschedulablePendingReplacement"})
 """Values of it that want the node empty.  Plain `Unschedulable` is a check that is under way: it
 keeps new pods off by a taint and must not interrupt what runs."""
@@ -171,7 +172,7 @@ def node_view(node: Node) -> NodeView:
         name=NodeName((metadata and metadata.name) or ""),
         is_ready=conditions.get("Ready") == "True",
         is_fenced=any(one.key == OUT_OF_SERVICE for one in taints),
-        is_healthy=labels.get(HEALTH_LABEL) not in LEAVING and not _any_true(conditions, FAULTS),
+        is_healthy=health_of(labels) not in LEAVING and not _any_true(conditions, FAULTS),
         topology=(*(labels.get(key, "") for key in TOPOLOGY), _first(labels, RACKS)),
     )
 

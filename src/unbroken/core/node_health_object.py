@@ -23,6 +23,7 @@ from unbroken.spec.node_keys import (
     VERIFIED,
     Action,
     Health,
+    health_of,
 )
 from unbroken.spec.times import time_text
 
@@ -220,7 +221,7 @@ def fault_patch(
 
 def _advised(node: NodeState) -> Iterable[Action]:
     """What the labels call for already, by whomever."""
-    health = node.labels.get(HEALTH)
+    health = health_of(node.labels)
     if health == Health.PENDING_REPLACEMENT.value:
         yield Action.REPLACE
     elif health == Health.PENDING_REBOOT.value:

@@ -13,7 +13,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unbroken.spec.node_keys import HEALTH, Health
+from unbroken.spec.node_keys import HEALTH, OLDER_HEALTH, Health
 from unbroken.spec.pytorchjob import (
     CONTAINER,
     GROUP,
@@ -38,7 +38,7 @@ from .pytorchjob_events import JobPicture
 
 Object = dict[str, Any]
 HERE = "127.0.0.1"
-LEAVING = sorted((Health.PENDING_REBOOT.value, Health.PENDING_REPLACEMENT.value))
+LEAVING = sorted((Health.PENDING_REBOOT.value, Health.PENDING_REPLACEMENT.value, *OLDER_HEALTH))
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 RENDEZVOUS_PORT = "unbroken.dev/rendezvous-port"
 """Annotation of a pod: the port that its job meets at."""

@@ -11,7 +11,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from unbroken.spec.node_keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY, REPAIR, Action, Health
+from unbroken.spec.node_keys import (
+    GPU_UNHEALTHY,
+    HARDWARE_UNHEALTHY,
+    HEALTH,
+    REPAIR,
+    Action,
+    Health,
+)
 from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
 
 from . import blame
@@ -142,6 +149,10 @@ class Repairer:
         if node is not None and is_news:
             self._hold_against(node, now)
             self._take_order(node)
+            if node.unknown_health:
+                known = ", ".join(one.value for one in Health)
+                text = f"{HEALTH}: {node.unknown_health!r} asks for nothing; write one of {known}"
+                self._desk.tell_once(node.name, "HealthUnknown", text)
         repair = self._facts.record(name).repair
         if repair is None:
             if node is not None and is_news:

@@ -44,6 +44,8 @@ class RepairNode:
     """Narrowest place that its labels name, with what is around it; empty: not known."""
     health: Health | None = None
     """Of the label; None: there is none, or nothing known."""
+    unknown_health: str = ""
+    """Value of the label that no document knows; empty: it is known, or there is none."""
     has_taint: bool = False
     """Of `node-health-status`."""
     faults: tuple[NodeFault, ...] = ()

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from unbroken.core.node_health import LogFault
+from unbroken.core.node_health_object import NODE_ACTIONS
 from unbroken.spec.node_keys import GPU_UNHEALTHY, Action
 from unbroken.spec.times import time_text
 
@@ -50,8 +51,24 @@ def line(fault: LogFault, now: float) -> dict[str, object]:
         "ts": time_text(now, has_microseconds=True),
         "msg": "Health event detected",
         "Event detail": detail,
+        **_condition(fault, now),
         "HealthMonitoringAgentDetectionEvent": "HealthEvent",
     }
+
+
+def _condition(fault: LogFault, now: float) -> dict[str, object]:
+    """Keys of the older documented form, blanks and colons included, for filters that look for
+    them; none where the fault sets no condition of the node."""
+    if fault.action not in NODE_ACTIONS:
+        return {}
+    details = {
+        "type": fault.type,
+        "status": "True",
+        "transition": time_text(now),
+        "reason": fault.reason,
+        "message": fault.message,
+    }
+    return {"condition type: ": fault.type, "with condition details ": details}
 
 
 def documented_reason(fault: LogFault) -> str:

@@ -52,6 +52,12 @@ class Health(Enum):
     PENDING_REPLACEMENT = "UnschedulablePendingReplacement"
 
 
+OLDER_HEALTH: Mapping[str, str] = {
+    "UnschedulablePendingReplace": Health.PENDING_REPLACEMENT.value,
+}
+"""Values of the label in older documents of HyperPod -> the value of today."""
+
+
 class DeepCheck(Enum):
     """Of the latest deep check."""
 
@@ -78,6 +84,12 @@ class Recovery(Enum):
     AUTOMATIC = "Automatic"
     NONE = "None"
     """Nothing is touched: labels, taints and events only; a repair that a person orders is made."""
+
+
+def health_of(labels: Mapping[str, str]) -> str:
+    """Value of a node's label `node-health-status`, as documents of today write it; empty: none."""
+    found = labels.get(HEALTH, "")
+    return OLDER_HEALTH.get(found, found)
 
 
 def instance_type_of(labels: Mapping[str, str]) -> str:
