@@ -73,6 +73,10 @@ def test_the_node_daemon_without_helm_is_the_same() -> None:
         ({"nodes": {"command": "reboot"}}, "only called by nodes.provider command, which is none"),
         ({"clusterApi": {"enabled": True}}, "clusterApi.credentialsSecret a Secret whose key"),
         (
+            {"clusterApi": {"tls": {"enabled": False, "secretName": "mine"}}},
+            "clusterApi.tls.secretName has no effect without clusterApi.tls.enabled",
+        ),
+        (
             {"clusterApi": EVERYTHING["clusterApi"], "nodes": {"enabled": False}},
             "an operator with nodes.enabled and without operator.namespace",
         ),
@@ -148,6 +152,26 @@ def test_a_kubelet_asks_the_operator_where_it_answers() -> None:
     silent = render({"metrics": {"enabled": False}})
     [container] = pod_of(one_of(silent, "Deployment", "unbroken-operator"))["containers"]
     assert "livenessProbe" not in container
+
+
+@pytest.mark.parametrize(
+    ("tls", "secret", "made", "scheme"),
+    [
+        ({}, "unbroken-cluster-api-tls", 1, "HTTPS"),
+        ({"secretName": "mine"}, "mine", 0, "HTTPS"),
+        ({"enabled": False}, None, 0, "HTTP"),
+    ],
+)
+def test_the_cluster_api_has_tls(tls: Object, secret: str | None, made: int, scheme: str) -> None:
+    found = render({"clusterApi": {**EVERYTHING["clusterApi"], "tls": tls}})
+    assert len(of_kind(found, "Secret", "unbroken-cluster-api-tls")) == made
+    pod = pod_of(one_of(found, "Deployment", "unbroken-cluster-api"))
+    named = {one["name"]: one["secret"]["secretName"] for one in pod["volumes"] if "secret" in one}
+    assert named.get("tls") == secret
+    assert any("--tls-key" in one for one in pod["containers"][0]["args"]) is bool(secret)
+    assert pod["containers"][0]["readinessProbe"]["httpGet"]["scheme"] == scheme
+    (port,) = one_of(found, "Service", "unbroken-cluster-api")["spec"]["ports"]
+    assert port["name"] == scheme.lower()
 
 
 @pytest.mark.parametrize("name", ["unbroken-operator", "unbroken-cluster-api"])

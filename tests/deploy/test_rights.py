@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster_api.api_program import Running
+from cluster_api.api_program import Running, credentials_file
 from cluster_logs import assert_no_errors
 from controller.kueue_definitions import definitions
 from controller.pytorchjobs import DEFINITION, pytorchjob
@@ -142,9 +142,10 @@ def world(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
             given = [*words, f"--webhook-port={free_port()}"]
             operators.append(stack.enter_context(started(plane, OPERATOR, given, number)))
         _project(plane, key_file)
-        # Beside the tests anybody may call it who reaches it: no keys.
-        words = [one for one in arguments(found, CLUSTER_API) if "--credentials" not in one]
+        mounted = ("--credentials", "--tls-")
+        words = [one for one in arguments(found, CLUSTER_API) if not one.startswith(mounted)]
         words = [one.replace("0.0.0.0", "127.0.0.1") for one in words]
+        words.append(f"--credentials={credentials_file(plane.folder)}")
         stack.enter_context(started(plane, CLUSTER_API, words)).said("cluster_api=")
         api = Running(plane.api)
         api.endpoint = f"http://127.0.0.1:{port}"

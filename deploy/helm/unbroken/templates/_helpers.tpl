@@ -54,6 +54,10 @@ capabilities: {drop: [ALL]}
 {{- .Values.operator.leaseNamespace | default (.Values.operator.namespace | default "kube-system") }}
 {{- end }}
 
+{{- define "unbroken.clusterApiScheme" -}}
+{{- if .Values.clusterApi.tls.enabled }}https{{ else }}http{{ end }}
+{{- end }}
+
 {{/* Takes rules in CEL out of a definition, in place. */}}
 {{- define "unbroken.withoutRules" -}}
 {{- if kindIs "map" . -}}
@@ -74,6 +78,9 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- if and .Values.clusterApi.enabled (not .Values.clusterApi.credentialsSecret) }}
 {{- fail "clusterApi.enabled: name in clusterApi.credentialsSecret a Secret whose key `credentials` holds the keys that may call it" }}
+{{- end }}
+{{- if and .Values.clusterApi.tls.secretName (not .Values.clusterApi.tls.enabled) }}
+{{- fail "clusterApi.tls.secretName has no effect without clusterApi.tls.enabled" }}
 {{- end }}
 {{- if and .Values.clusterApi.enabled (not (include "unbroken.nodes" .)) }}
 {{- fail "clusterApi.enabled: the work of clusters is done by an operator with nodes.enabled and without operator.namespace" }}
