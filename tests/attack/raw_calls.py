@@ -65,7 +65,17 @@ def captured(
     key: Credential = KEY,
 ) -> Captured:
     """A call as boto3 signs it: the same headers, and nothing that makes it unique."""
-    body = json.dumps(members).encode()
+    return signed(endpoint, operation, json.dumps(members).encode(), more, key)
+
+
+def signed(
+    endpoint: str,
+    operation: str,
+    body: bytes,
+    more: Iterable[tuple[str, str]] = (),
+    key: Credential = KEY,
+) -> Captured:
+    """A call with any body."""
     headers = {
         "host": urlsplit(endpoint).netloc,
         "content-type": JSON,

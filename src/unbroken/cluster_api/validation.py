@@ -6,7 +6,6 @@ does nothing is mostly a misspelt one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from datetime import datetime
 from functools import cache
@@ -19,6 +18,8 @@ from .shapes import Schema, Shape, Type
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 """Of every integer of the service model."""
+TIMESTAMP_MAX = 253_402_300_799
+"""The end of the year 9999, in seconds since the epoch; an integer of JSON may have any length."""
 SHOWN_CHARACTERS = 200
 SHOWN_VIOLATIONS = 25
 """More are only counted: a list may have thousands of members."""
@@ -147,7 +148,8 @@ def is_timestamp(value: Any) -> bool:
             return datetime.fromisoformat(value).tzinfo is not None
         except ValueError:
             return False
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= TIMESTAMP_MAX
 
 
 def timestamp(value: float | str) -> float:
