@@ -15,10 +15,13 @@ from typing import Any
 
 import aiohttp
 from lightkube.resources.core_v1 import Event, Pod, ServiceAccount
+from yarl import URL
 
 from unbroken.embedded.apiserver.driver import serving
 from unbroken.embedded.node import NodeOptions, run_node
+from unbroken.embedded.node_calls import authorization
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.clock import wall
 from unbroken.kube.informer import Informer
 
 Object = dict[str, Any]
@@ -26,7 +29,6 @@ PODS = "api/v1/namespaces/default/pods"
 STORY_SECONDS = 90
 TOKEN = "token-of-the-node"
 MARK = "TEST_WORLD"
-HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
 def node_index() -> int:
@@ -166,9 +168,10 @@ class World:
     async def logs(self, name: str, container: str = "main", **query: str) -> str:
         """A container's log."""
         url = f"{await self.address()}/containerLogs/default/{name}/{container}"
+        asked = URL(url).with_query(query)
         async with (
-            aiohttp.ClientSession(headers=HEADERS, raise_for_status=True) as session,
-            session.get(url, params=query) as answer,
+            aiohttp.ClientSession(headers=headers(asked), raise_for_status=True) as session,
+            session.get(asked) as answer,
         ):
             return await answer.text()
 
@@ -179,11 +182,11 @@ class World:
         query = [("command", part) for part in argv] + [("stdout", "true")]
         query += [("tty", "true")] if tty else [("stderr", "true")]
         query += [("stdin", "true")] if stdin is not None else []
-        url = f"{await self.address()}/exec/default/{name}/main"
+        asked = URL(f"{await self.address()}/exec/default/{name}/main").with_query(query)
         found: dict[int, bytes] = {}
         async with (
-            aiohttp.ClientSession(headers=HEADERS) as session,
-            session.ws_connect(url, params=query, protocols=["v5.channel.k8s.io"]) as socket,
+            aiohttp.ClientSession(headers=headers(asked)) as session,
+            session.ws_connect(asked, protocols=["v5.channel.k8s.io"]) as socket,
         ):
             if stdin is not None:
                 await socket.send_bytes(b"\x00" + stdin)
@@ -192,6 +195,12 @@ class World:
             async for message in socket:
                 found[message.data[0]] = found.get(message.data[0], b"") + message.data[1:]
         return found
+
+
+def headers(asked: URL) -> dict[str, str]:
+    """As the API server calls the node."""
+    said = authorization(TOKEN, asked.authority, asked.raw_path_qs, wall())
+    return {"Authorization": said}
 
 
 def processes_of(directory: Path, name: str = "") -> list[int]:

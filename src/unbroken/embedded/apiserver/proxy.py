@@ -7,9 +7,12 @@ from collections.abc import Mapping
 
 import aiohttp
 from aiohttp import web
+from yarl import URL
 
 from unbroken.agent_http.sessions import plain_session
+from unbroken.embedded.node_calls import authorization
 from unbroken.errors import PeerError
+from unbroken.kube.clock import wall
 
 from .status import ApiError, Object, bad_request
 from .store import Store
@@ -43,9 +46,13 @@ class NodeProxy:
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-            headers = {"Authorization": f"Bearer {self._token}"}
-            self._session = plain_session(timeout, headers)
+            self._session = plain_session(timeout)
         return self._session
+
+    def _headers(self, url: URL) -> dict[str, str]:
+        """Headers of a call to a node, good for this call only."""
+        said = authorization(self._token, url.authority, url.raw_path_qs, wall())
+        return {"Authorization": said}
 
     async def forward(
         self, request: web.BaseRequest, subresource: str, pod: Object, store: Store
@@ -72,7 +79,8 @@ class NodeProxy:
         if request.method != "GET":
             raise ApiError(405, "MethodNotAllowed", "logs are read with GET")
         params = {name: request.query[name] for name in LOG_OPTIONS if name in request.query}
-        async with self._client().get(url, params=params) as upstream:
+        asked = URL(url).with_query(params)
+        async with self._client().get(asked, headers=self._headers(asked)) as upstream:
             if upstream.status != 200:
                 raise await _as_error(upstream)
             response = web.StreamResponse(headers={"Content-Type": "text/plain"})
@@ -96,8 +104,9 @@ class NodeProxy:
         if not chosen:
             raise bad_request(f"exec needs one of the subprotocols {', '.join(PROTOCOLS)}")
         query = [(name, value) for name, value in request.query.items() if name != "container"]
+        asked = URL(url).with_query(query)
         async with self._client().ws_connect(
-            url, params=query, protocols=chosen[:1], max_msg_size=0
+            asked, headers=self._headers(asked), protocols=chosen[:1], max_msg_size=0
         ) as upstream:
             downstream = web.WebSocketResponse(protocols=chosen[:1], max_msg_size=0)
             await downstream.prepare(request)

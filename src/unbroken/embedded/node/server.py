@@ -6,13 +6,14 @@ GET /exec/NAMESPACE/POD/CONTAINER?command=...&stdin&stdout&stderr&tty  WebSocket
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable
 from types import TracebackType
 
 from aiohttp import web
 
+from unbroken.embedded.node_calls import is_authorized
 from unbroken.errors import SpecError
+from unbroken.kube.clock import wall
 
 from .context import NodeContext
 from .exec_session import PROTOCOLS, ExecSession, Wanted
@@ -30,7 +31,7 @@ class NodeServer:
     def __init__(self, node: NodeContext, token: str, find: Find) -> None:
         self.port = 0
         self._node = node
-        self._expected = f"Bearer {token}" if token else ""
+        self._token = token
         self._find = find
         self._runner: web.AppRunner | None = None
 
@@ -74,8 +75,9 @@ class NodeServer:
     async def _authorize(
         self, request: web.Request, handler: Callable[[web.Request], object]
     ) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode()
-        if not self._expected or not hmac.compare_digest(given, self._expected.encode()):
+        address = f"{self._node.address}:{self.port}"
+        given = request.headers.get("Authorization", "")
+        if not is_authorized(given, self._token, address, request.raw_path, wall()):
             raise web.HTTPUnauthorized(text="the node's token is needed")
         return await handler(request)  # type: ignore[misc, no-any-return]
 
