@@ -18,6 +18,8 @@ from cli_calls import COUNT, Cli, read_until
 from e2e.control import api_of, is_ready, is_tainted
 
 pytestmark = pytest.mark.slow
+JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 
 
 @pytest.fixture
@@ -68,6 +70,7 @@ def test_jobs_lists_one_line_each(cli: Cli, counting: tuple[str, Any]) -> None:
     name, _ = counting
     (one,) = (job for job in cli.json("jobs")["jobs"] if job["name"] == name)
     assert one["state"] == "Running"
+    assert kubectl_ready(cli, name) == "2/2"
     lines = cli.call("jobs").stdout.splitlines()
     titles = "NAME +STATE +READY +SPARES +RESTARTS +LAST FAULT +GOODPUT +AGE"
     assert re.fullmatch(titles, lines[0])
@@ -203,6 +206,22 @@ def test_delete_returns_when_nothing_is_left(cli: Cli, counting: tuple[str, Any]
     process.communicate(timeout=30)
     refused = cli.call("describe", name, code=1)
     assert refused.stderr == f'error: no job "{name}" in namespace default; see: unbroken jobs -A\n'
+
+
+def kubectl_ready(cli: Cli, name: str) -> str:
+    """READY of the job in the table that `kubectl get hpj` shows."""
+    with closing(api_of(cli)) as api:
+        table = api.send("GET", f"{JOBS}/{name}", headers={"Accept": TABLE}).made
+    titles = [column["name"] for column in table["columnDefinitions"]]
+    return str(table["rows"][0]["cells"][titles.index("Ready")])
+
+
+def test_jobs_and_kubectl_show_the_same_pods_as_ready(cli: Cli) -> None:
+    cli.call("run", "--name", "one-truth", "--spares", "1", cli.script("one_truth.py", ""))
+    assert kubectl_ready(cli, "one-truth") == "0/1"
+    (row,) = (line for line in cli.call("jobs").stdout.splitlines() if "one-truth" in line)
+    assert row.split()[1:4] == ["Completed", "0/1", "1"]
+    assert cli.json("describe", "one-truth")["ready"] == 0
 
 
 def test_ended_jobs_refuse_to_be_changed(cli: Cli) -> None:

@@ -57,7 +57,7 @@ async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
     events.sort(key=_event_time)
     shown = [pod_summary(pod) for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"]))]
     return {
-        **job_summary(job, pods),
+        **job_summary(job),
         "conditions": (job.get("status") or {}).get("conditions") or [],
         "pods": [
             {**pod, "agent": agent_value(agents[pod["name"]]) if pod["name"] in agents else None}

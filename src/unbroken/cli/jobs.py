@@ -9,7 +9,7 @@ import typer
 
 from unbroken.kube.clock import wall
 
-from .cluster import JOB_LABEL, PODS, Cluster, on_cluster
+from .cluster import Cluster, on_cluster
 from .goodput import goodput_of, goodput_value, largest, share_text
 from .place import Context, Embedded, Kubeconfig, Namespace, find
 from .show import note, print_json, print_table
@@ -44,17 +44,11 @@ def command(
     async def read(cluster: Cluster) -> list[dict[str, Any]]:
         inside = "" if every else cluster.namespace
         jobs = await cluster.jobs(inside)
-        pods: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for pod in await cluster.select(PODS, JOB_LABEL, inside):
-            metadata = pod["metadata"]
-            pods.setdefault((metadata["namespace"], metadata["labels"][JOB_LABEL]), []).append(pod)
         broken = await cluster.incidents_of(jobs, inside)
         found = []
         for job in jobs:
-            key = (job["metadata"]["namespace"], job["metadata"]["name"])
             good = goodput_of(job, broken[job["metadata"]["uid"]], now)
-            summary = job_summary(job, pods.get(key, ()))
-            found.append({**summary, "goodput": goodput_value(good)})
+            found.append({**job_summary(job), "goodput": goodput_value(good)})
         return found
 
     found = on_cluster(find(directory, context, kubeconfig), namespace, read)
@@ -76,7 +70,7 @@ def command(
 
 
 def _row(one: dict[str, Any], now: float) -> list[object]:
-    ready = f"{one['ready']}/{one['replicas'] + one['spares']}"
+    ready = f"{one['ready']}/{one['replicas']}"
     good = share_text(one["goodput"]["share"])
     return [
         *(one["name"], one["state"], ready, one["spares"], one["restarts"]),

@@ -147,7 +147,7 @@ async def _apply(cluster: Cluster, value: Object) -> None:
 
 def _tell_created(job: Object, output: Output) -> None:
     if output is Output.JSON:
-        print_json(job_summary(job, ()))
+        print_json(job_summary(job))
         return
     name = job["metadata"]["name"]
     print(f"{name}: created; follow it with: unbroken logs -f {name}")
@@ -167,7 +167,7 @@ async def _follow(cluster: Cluster, job: Object, output: Output) -> int:
         incidents = [as_value(one) for one in outcome.incidents]
         print_json(
             {
-                **job_summary(outcome.job, ()),
+                **job_summary(outcome.job),
                 "exitCode": outcome.exit_code,
                 "incidents": incidents,
             }

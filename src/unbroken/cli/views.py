@@ -33,6 +33,7 @@ OPTIONS = {
     "memory": "--memory-per-node SIZE",
     "nvidia.com/gpu": "--gpu-per-node N",
 }
+READY = re.compile(r"(\d{1,9})/\d{1,9}$", re.ASCII)
 LINE_LENGTH = 200
 FIRST_OUTPUT = "first output"
 STAGES = (
@@ -73,7 +74,7 @@ def world_size(job: Object, told: Iterable[int | None]) -> int | None:
     return replicas(job) * count or None
 
 
-def job_summary(job: Object, pods: Iterable[Object]) -> dict[str, Any]:
+def job_summary(job: Object) -> dict[str, Any]:
     """What `unbroken jobs` says of a job."""
     metadata, status = job["metadata"], job.get("status") or {}
     faulty = status.get("latestFaultyPodInstanceList") or {}
@@ -86,7 +87,7 @@ def job_summary(job: Object, pods: Iterable[Object]) -> dict[str, Any]:
         "reason": now.get("reason", ""),
         "message": now.get("message", ""),
         "replicas": replicas(job),
-        "ready": sum(1 for pod in pods if is_ready(pod)),
+        "ready": ready_pods(job),
         "spares": replicas(job, "spares"),
         "restarts": int(status.get("restartCount") or 0),
         "lastFault": fault.get("reason", ""),
@@ -95,6 +96,17 @@ def job_summary(job: Object, pods: Iterable[Object]) -> dict[str, Any]:
         "started": status.get("startTime"),
         "completed": status.get("completionTime"),
     }
+
+
+def ready_pods(job: Object) -> int:
+    """Pods that are ready or train, of those that train, as the operator counts them.
+
+    `kubectl get hpj` shows the same number: a job that has ended has none, as a pod that has.
+    """
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    texts = (str(c.get("message", "")) for c in conditions if c["type"] == "PodsRunning")
+    found = READY.match(next(texts, ""))
+    return int(found[1]) if found else 0
 
 
 def is_ready(pod: Object) -> bool:
