@@ -1,3 +1,3 @@
 """unbroken keeps PyTorch training jobs running through failures."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

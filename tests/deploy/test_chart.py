@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,10 +26,12 @@ from deploy.charts import (
     render,
     tool,
 )
+from unbroken import __version__
 from unbroken.cli.main import app
 from unbroken.observe.server import HEALTH_PATH
 from unbroken.spec.schema import definitions
 
+ROOT = Path(__file__).parents[2]
 SIXTY_FOUR = "0123456789abcdef" * 4
 
 
@@ -215,11 +219,11 @@ def test_no_rule_has_a_wildcard_and_none_can_widen_itself() -> None:
 
 
 def test_hyp_finds_the_operators_pods() -> None:
-    """Namespace and label key of `hyp get-operator-logs` (stock client 3.12)."""
+    """Namespace and label of HyperPod's documents, and the key of `hyp get-operator-logs` 3.12."""
     deployment = one_of(render(), "Deployment", "unbroken-operator")
     assert deployment["metadata"]["namespace"] == "aws-hyperpod"
     labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert "hp-training-control-plane" in labels
+    assert labels["hp-training-control-plane"] == "hp-training-operator-controller-manager"
 
 
 def test_selectors_find_what_they_are_about() -> None:
@@ -310,3 +314,33 @@ def test_a_packed_chart_holds_all_that_it_reads(tmp_path: Path) -> None:
     with helm_python.Chart.load(archive) as chart:
         rendered = chart.render(EVERYTHING, name="unbroken", namespace=NAMESPACE)
     assert rendered["unbroken/templates/crds.yaml"].count("kind: CustomResourceDefinition") == 6
+
+
+def test_chart_images_and_package_have_one_version() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert about["version"] == about["appVersion"] == __version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["version"] == __version__
+    for guide in ("docs/guide/install.md", "deploy/Containerfile"):
+        named = set(re.findall(r"unbroken(?:-training)?:([0-9][\w.]*)", (ROOT / guide).read_text()))
+        assert named == {__version__}, guide
+
+
+def test_pages_tell_one_way_to_keep_values_over_an_upgrade() -> None:
+    told = [
+        line
+        for page in (ROOT / "docs").rglob("*.md")
+        for line in page.read_text().splitlines()
+        if "helm upgrade unbroken" in line
+    ]
+    assert len(told) >= 3
+    assert all(" --reset-then-reuse-values" in line for line in told)
+
+
+def test_the_notes_point_at_a_page_with_a_first_job() -> None:
+    with helm_python.Chart.load(CHART) as chart:
+        notes = chart.render({}, name="unbroken", namespace=NAMESPACE)[
+            "unbroken/templates/NOTES.txt"
+        ]
+    assert "docs/guide/install.md#first-job" in notes
+    assert "\n## First job\n" in (ROOT / "docs/guide/install.md").read_text()

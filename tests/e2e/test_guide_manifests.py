@@ -236,3 +236,22 @@ def test_the_example_trains_by_the_fsdp_manifest(hyperpod: Cluster, tmp_path: Pa
     assert losses[-1] < losses[0]
     assert row(hyperpod, FSDP)["RESTARTS"] == "0"
     hyperpod.kubectl("delete", "hyperpodpytorchjobs", FSDP)
+
+
+def test_the_first_job_of_the_installation_guide_survives_its_own_fault(
+    cluster: Cluster,
+) -> None:
+    """All of it as written; only the registry is none, and the run is shorter."""
+    guide = (Path(__file__).parents[2] / "docs/guide/install.md").read_text()
+    manifest = guide.partition("<<'YAML'\n")[2].partition("YAML\n")[0]
+    assert manifest
+    cluster.kubectl("create", "configmap", "train-lm", f"--from-file={EXAMPLE}")
+    text = manifest.replace("--steps=2000", "--steps=30")
+    cluster.kubectl("apply", "-f", "-", stdin=text)
+    until(cluster, "first", "Running")
+    assert row(cluster, "first")["READY"] == "2/2"
+    cluster.kubectl("delete", "pod", "first-worker-1")
+    cluster.wait("hyperpodpytorchjobs/first", "condition=Completed", seconds=55)
+    assert "recovered" in cluster.kubectl("get", "incidents").stdout
+    cluster.kubectl("delete", "hpj", "first")
+    cluster.kubectl("delete", "configmap", "train-lm")

@@ -16,7 +16,8 @@ from realnodes.plane import SYSTEM, RealCluster
 
 VALUES: Object = {"checks": {"image": images.NAMES["training"]}}
 LEASE = ("-n", "kube-system", "lease", "unbroken-operator")
-OPERATORS = ("-n", NAMESPACE, "pods", "-l", "hp-training-control-plane=unbroken-operator")
+CONTROL_PLANE = "hp-training-control-plane=hp-training-operator-controller-manager"
+OPERATORS = ("-n", NAMESPACE, "pods", "-l", CONTROL_PLANE)
 
 
 @dataclass(frozen=True)
