@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,35 @@ def test_a_job_from_a_file_to_its_end(cli: Cli) -> None:
     assert cli.call("hyperpod", "cancel-job", "--job-name", "old").stdout == "old: cancelled\n"
     gone = cli.call("hyperpod", "get-job", "--job-name", "old", code=1).stderr
     assert gone.startswith('error: no PyTorchJob "old" in namespace default')
+
+
+def hyperpod(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program `hyperpod` as it is installed."""
+    (program,) = entry_points(group="console_scripts", name="hyperpod")
+    module, _, function = program.value.partition(":")
+    code = f"import sys; sys.argv[0] = 'hyperpod'; from {module} import {function} as run; run()"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(
+        command, cwd=cli.folder, env=cli.environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_program_of_the_documents_works_as_they_type_it(cli: Cli) -> None:
+    write_config(cli, namespace="kubeflow")
+    words = "start-job --config-file ./config.yaml --auto-resume true --max-retry 2"
+    started = hyperpod(cli, *words.split())
+    assert (started.returncode, started.stdout) == (0, "old: started in namespace kubeflow\n")
+    listed = json.loads(hyperpod(cli, "list-jobs", "-n", "kubeflow").stdout)["jobs"]
+    assert [one["Name"] for one in listed] == ["old"]
+    cancelled = hyperpod(cli, "cancel-job", "--job-name", "old", "-n", "kubeflow")
+    assert cancelled.stdout == "old: cancelled\n"
+    again = hyperpod(cli, "get-job", "--job-name", "old", "-n", "kubeflow")
+    assert (again.returncode, again.stderr[:6]) == (1, "error:")
+    shown = hyperpod(cli, "--help").stdout
+    for name in ("start-job", "get-job", "list-jobs", "list-pods", "get-log", "cancel-job"):
+        assert name in shown
+    completion = hyperpod(cli, "--show-completion", "bash").stdout
+    assert "_HYPERPOD_COMPLETE" in completion
 
 
 def wait_succeeded(cli: Cli, name: str) -> None:

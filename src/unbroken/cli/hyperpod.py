@@ -29,6 +29,21 @@ app = typer.Typer(
 )
 
 
+def run() -> None:
+    """Entry point of `hyperpod`, the program of the documents; the same as `unbroken hyperpod`."""
+    from .main import call
+
+    program = typer.Typer(
+        name="hyperpod",
+        no_args_is_help=True,
+        help=app.info.help,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    program.registered_commands += app.registered_commands
+    call(program)
+
+
 class Answer(StrEnum):
     """`true` and `false`, which the CLI takes as words."""
 

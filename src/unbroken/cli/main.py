@@ -101,8 +101,13 @@ def _options(
 
 def run() -> None:
     """Entry point of the command."""
+    call(app)
+
+
+def call(program: typer.Typer) -> None:
+    """Run a program, and turn our errors into messages."""
     try:
-        app()
+        program()
     except UnbrokenError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

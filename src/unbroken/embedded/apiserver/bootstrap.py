@@ -10,7 +10,8 @@ from .status import Object
 from .store import Store
 from .writes import Surroundings, Writer
 
-NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease", "kubeflow")
+"""Those of every cluster, and the one in which HyperPod's documents start PyTorchJobs."""
 PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 """kubernetes v1.33, pkg/apis/scheduling/helpers.go."""
 
