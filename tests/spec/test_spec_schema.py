@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -19,10 +20,11 @@ from apiclient import Api, Object
 from apiservers import Cluster
 from job_samples import changed, job, published
 from samples import CRDS, define
+from unbroken.core.incident_bounds import UNKNOWN, writable
 from unbroken.spec import codec
 from unbroken.spec.descriptions import DESCRIPTIONS
 from unbroken.spec.fields import fields_of
-from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.incident import Incident, Remedy, Restored, Signal, StackGroup
 from unbroken.spec.job import (
     Condition,
     FaultyPods,
@@ -295,3 +297,19 @@ def test_open_incident_is_stored_too(here: Api) -> None:
     assert codec.incident_from(stored) == (found, ())
     assert row(here, f"{INCIDENTS}/llm-1")["Seconds"] is None
     assert incident_definition()["spec"]["names"]["kind"] == stored["kind"]
+
+
+def test_an_incident_with_empty_texts_is_stored(here: Api) -> None:
+    """As the operator writes it.  Server-side apply of Kubernetes 1.20 makes null of an empty text,
+    and refuses that where the definition has a string."""
+    sign = Signal(5.0, "", "", evidence=("", "ValueError", ""))
+    group, restored = StackGroup("", 1, "", ("", "f (x.py:1)")), Restored("", 1, 2, "", 0.1, 0)
+    found = Incident(1, 0, sign, (sign,), Remedy.PROCESS, "", 5.0, groups=(group,))
+    found = writable(replace(found, restored=(restored,), slowest={"ready": ""}))
+    job = {"name": "j", "namespace": here.namespace, "uid": "8f6a1f2e-0000-4000-8000-000000000000"}
+    body = codec.incident_to(found, job)
+    for _ in range(2):
+        stored = here.apply(f"{INCIDENTS}/j-1", body, force=True).made
+        assert codec.incident_from(stored) == (found, ())
+    assert (found.reason, found.culprit.text) == (UNKNOWN, UNKNOWN)
+    assert found.culprit.evidence[1] == "ValueError"

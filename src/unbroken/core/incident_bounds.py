@@ -24,6 +24,9 @@ EVIDENCE_BYTES = 48 * 1024
 """Of all signals but the culprit."""
 RESTORED_MAX = 32
 STACKS_BYTES = 24 * 1024
+UNKNOWN = "unknown"
+"""In the place of a required text that is empty.  Server-side apply of Kubernetes 1.20 makes null
+of an empty text, which the definition refuses: the incident would never be written."""
 _LETTER_BYTES = 12
 """At most, of one letter in JSON: two escapes of six."""
 
@@ -44,13 +47,19 @@ def bounded(incident: Incident) -> Incident:
         incident,
         culprit=culprit,
         signals=_signals(incident.signals[:SIGNALS_MAX], EVIDENCE_BYTES),
-        reason=cut(incident.reason, TEXT_BYTES),
+        reason=_told(incident.reason, TEXT_BYTES),
         blame=cut(incident.blame, TEXT_BYTES),
         outcome=cut(incident.outcome, TEXT_BYTES),
         groups=tuple(groups[:16]),
+        slowest={stage: pod for stage, pod in incident.slowest.items() if pod},
         restored=tuple(map(_restored, incident.restored[:RESTORED_MAX])),
         resumed=cut(incident.resumed, TEXT_BYTES),
     )
+
+
+def _told(text: str, size: int) -> str:
+    """A required text, cut to its size."""
+    return cut(text, size) or UNKNOWN
 
 
 def cut(text: str, size: int) -> str:
@@ -71,8 +80,8 @@ def _signals(signals: Sequence[Signal], left: int) -> tuple[Signal, ...]:
         found.append(
             replace(
                 signal,
-                fault=cut(signal.fault, NAME_BYTES),
-                text=cut(signal.text, TEXT_BYTES),
+                fault=_told(signal.fault, NAME_BYTES),
+                text=_told(signal.text, TEXT_BYTES),
                 pod=cut(signal.pod, NAME_BYTES),
                 node=cut(signal.node, NAME_BYTES),
                 evidence=evidence,
@@ -85,8 +94,8 @@ def _signals(signals: Sequence[Signal], left: int) -> tuple[Signal, ...]:
 def _restored(one: Restored) -> Restored:
     return replace(
         one,
-        ranks=cut(one.ranks, NAME_BYTES),
-        source=cut(one.source, NAME_BYTES // 2),
+        ranks=_told(one.ranks, NAME_BYTES),
+        source=_told(one.source, NAME_BYTES // 2),
         checksum=cut(one.checksum, NAME_BYTES // 2),
         name=cut(one.name, NAME_BYTES // 2),
     )
@@ -95,17 +104,17 @@ def _restored(one: Restored) -> Restored:
 def _group(group: StackGroup, left: int) -> tuple[StackGroup, int]:
     # The innermost frames, which are the first, say more.
     stack, left = _last(group.stack[::-1], left)
-    words = cut(group.doing, TEXT_BYTES)
-    ranks = cut(group.ranks, TEXT_BYTES)
+    words = _told(group.doing, TEXT_BYTES)
+    ranks = _told(group.ranks, TEXT_BYTES)
     return replace(group, ranks=ranks, doing=words, stack=stack[::-1]), left
 
 
 def _last(lines: Sequence[str], left: int) -> tuple[tuple[str, ...], int]:
-    """The last lines that fit."""
+    """The last lines that fit; an empty one is a space, as an empty text cannot be applied."""
     kept: list[str] = []
     for line in reversed(lines):
         if (size := _size(line)) > left:
             break
-        kept.append(line)
+        kept.append(line or " ")
         left -= size
     return tuple(reversed(kept)), left
