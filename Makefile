@@ -48,6 +48,7 @@ check: setup
 	@$(BIN)/ruff check src tests tools benchmarks examples
 	@$(BIN)/mypy
 	@$(BIN)/python tools/check_patterns.py src/unbroken
+	@$(BIN)/python tools/banned_calls.py src
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
 	@$(BIN)/python tools/style_stats.py core=src/unbroken/core,src/unbroken/spec,src/unbroken/wire \
 	    --check 'pure%>=100' 'full_ann%>=100' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=600'

@@ -123,7 +123,7 @@ def test_other_tools_read_a_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(content["model"]["bias"], torch.full((4,), 3.0))
 
 
-@pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata", "rank-00000.pt", "complete.json"])
+@pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata", "rank-00000.state", "complete.json"])
 @pytest.mark.parametrize("how", [flip, os.remove, lambda path: os.truncate(path, 10)])
 def test_a_damaged_one_is_named_and_the_older_taken(
     file: str, how: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

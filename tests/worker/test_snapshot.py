@@ -212,10 +212,10 @@ def test_another_format_is_told_by_worker_and_agent(
         snapshot.save(0)
         snapshot.flush()
         assert snapshot.restore() is None
-        assert "of format 0, and this library reads 1: give agent and worker" in caplog.text
+        assert "of format 0, and this library reads 2: give agent and worker" in caplog.text
         told = {"name": "training", "rank": 0, "attempt": 0, "slot": 0, "step": 0}
         answer, _ = line.request({"type": SNAPSHOT_SAVED, **told}, SNAPSHOT_KEPT)
-        assert "of format 0, and this agent reads 1" in answer["error"]
+        assert "of format 0, and this agent reads 2" in answer["error"]
 
 
 def test_a_flipped_bit_is_found_and_the_older_step_taken(
@@ -275,7 +275,7 @@ def test_refusals_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SpecError, match=r"worker.checkpoints\(...\), not 'directory'"):
         Snapshot(model=model, checkpoints="directory")  # type: ignore[arg-type]
     keeps = Snapshot(model=model, extra={"odd": Training})
-    with pytest.raises(SpecError, match=r"extra holds a .*Training"):
+    with pytest.raises(SpecError, match=r"extra\['odd'\] holds a .*Training"):
         keeps.save(0)
 
 

@@ -9,54 +9,54 @@ but can be asked from inside only, and what their ranks do is seen from their st
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import pickle
-import struct
+import stat
 from collections.abc import Mapping
 from typing import Any
 
 from unbroken.errors import PeerError
+from unbroken.wire import pickled
 from unbroken.wire.observation import Collective
 
 PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 FILE_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DUMP_BYTES_MAX = 64 * 1024 * 1024
 GROUPS_MAX = 64
-_WRONG = (
-    *(pickle.UnpicklingError, struct.error, EOFError, ImportError, MemoryError, RecursionError),
-    *(ArithmeticError, AttributeError, LookupError, TypeError, ValueError),
-)
-
-
-class _Plain(pickle.Unpickler):
-    """Reads data and nothing else: a pickle may name any function to be called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"names {module}.{name}"[:100])
 
 
 def read(dump: bytes) -> tuple[Collective, ...]:
     """The newest collective of each group; PeerError."""
     try:
-        found = _Plain(io.BytesIO(dump)).load()
-        newest: dict[str, Mapping[str, Any]] = {}
+        found = pickled.load(dump)
+        newest: dict[str, Collective] = {}
         for entry in found["entries"]:
-            group = "{}({})".format(*entry["process_group"])
-            known = newest.get(group)
-            is_newer = known is None or entry["collective_seq_id"] >= known["collective_seq_id"]
+            one = _collective(entry)
+            known = newest.get(one.group)
+            is_newer = known is None or one.sequence >= known.sequence
             if is_newer and not entry["is_p2p"]:
-                newest[group] = entry
-        return tuple(_collective(group, newest[group]) for group in sorted(newest)[:GROUPS_MAX])
-    except _WRONG as error:
+                newest[one.group] = one
+        return tuple(newest[group] for group in sorted(newest)[:GROUPS_MAX])
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise PeerError(f"a flight recorder's dump is not understood: {error}"[:200]) from error
 
 
-def _collective(group: str, entry: Mapping[str, Any]) -> Collective:
+def _collective(entry: Mapping[str, Any]) -> Collective:
+    name, description = entry["process_group"]
+    group = f"{_text(name)}({_text(description)})"
     # Gloo's entries stay `scheduled`; what is retired is over with every backend.
-    state = "completed" if entry["retired"] else str(entry["state"])
-    operation = str(entry["profiling_name"]).rpartition(":")[2]
-    return Collective(group[:100], int(entry["collective_seq_id"]), operation[:100], state[:20])
+    state = "completed" if entry["retired"] else _text(entry["state"])
+    operation = _text(entry["profiling_name"]).rpartition(":")[2]
+    sequence = entry["collective_seq_id"]
+    if type(sequence) is not int or not 0 <= sequence < 1 << 63:
+        raise ValueError("a sequence number is none")
+    return Collective(group[:100], sequence, operation[:100], state[:20])
+
+
+def _text(value: Any) -> str:
+    # The text of a nested value could have any length.
+    if type(value) not in (str, int):
+        raise ValueError(f"a {type(value).__name__} in place of a text")
+    return str(value)
 
 
 class Request:
@@ -74,9 +74,15 @@ class Request:
         """What it has dumped since; empty: nothing whole."""
         if not self._path or _written(self._path) == self._before:
             return ()
-        with contextlib.suppress(OSError, PeerError), open(self._path, "rb") as file:
-            return read(file.read(DUMP_BYTES_MAX))
+        with contextlib.suppress(OSError, PeerError), open(self._path, "rb", opener=_now) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return read(file.read(DUMP_BYTES_MAX))
         return ()
+
+
+def _now(path: str, flags: int) -> int:
+    # The file is the job's: a pipe in its place must not keep the agent waiting.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _ask(pipe: str) -> None:

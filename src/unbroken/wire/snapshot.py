@@ -23,7 +23,7 @@ from hashlib import blake2b
 from typing import Any
 from zlib import crc32
 
-MAGIC, VERSION = b"unbroksn", 1
+MAGIC, VERSION = b"unbroksn", 2
 ALIGNMENT = 64
 CHUNK_BYTES = 16 * 1024 * 1024
 COPIED_AT, SEALED_AT, HEADERS_BYTES, BODY_AT = 0, 512, 1024, 4096

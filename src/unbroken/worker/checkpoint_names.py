@@ -12,10 +12,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .typed_values import exchanged
+
 UNFINISHED, BAD, TRASH = ".tmp", ".bad", ".trash"
 _PATTERN = re.compile(r"step-(\d{8,18})\.attempt-(\d{1,9})(\.tmp|\.bad|\.trash)?", re.ASCII)
 
 
+@exchanged
 @dataclass(frozen=True, order=True)
 class Name:
     """A checkpoint; ordered by when it was made."""

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
+from unbroken.errors import WorldError
 from unbroken.worker import context
 
-from .checkpoint_files import CheckpointError
+from .checkpoint_files import CheckpointError, Superseded
+from .typed_values import EXCHANGED, Form, decode, encode
 
 T = TypeVar("T")
+MESSAGES_BYTES_MAX = 8 << 30
+"""Bytes of the messages of all ranks that one exchange may hold in memory."""
+ERROR_CHARACTERS = 2000
+"""Characters of an error's text that the other ranks get."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +34,21 @@ class Peers:
         """One of those that share a directory is."""
         return self.rank == self.members[0]
 
-    def gather(self, value: T) -> list[T]:
-        """Of all ranks, in their order; all have to call it."""
+    def gather(self, value: T, forms: Iterable[Form] = ()) -> list[T]:
+        """Exchange a value of typed parts; all ranks call it, and get all values in their order.
+
+        WorldError: what a rank has sent is no such value.
+        """
         if self.world_size == 1:
             return [value]
-        found: list[T | None] = [None] * self.world_size
-        import_module("torch.distributed").all_gather_object(found, value)
-        return cast("list[T]", found)
+        known = [*EXCHANGED.values(), *forms]
+        found: list[T] = []
+        for rank, data in enumerate(_all_gathered(encode(value, forms=known), self.world_size)):
+            try:
+                found.append(decode(data, forms=known))
+            except ValueError as error:
+                raise WorldError(f"rank {rank} has sent a malformed message: {error}") from None
+        return found
 
     def together(self, act: Callable[[], T]) -> list[T]:
         """Do something on every rank; what fails on one is raised on all."""
@@ -44,14 +58,46 @@ class Peers:
             result = act()
         except Exception as caught:  # noqa: BLE001  (raised below, on every rank)
             error = caught
-        kind = type(error) if isinstance(error, CheckpointError) else CheckpointError
-        told = self.gather((kind if error else None, str(error) or repr(error), result))
+        is_over = isinstance(error, Superseded)
+        text = (str(error) or repr(error))[:ERROR_CHARACTERS]
+        told = self.gather((error is not None, is_over, text, result))
         if error is not None:
             raise error
-        for rank, (failed, text, _) in enumerate(told):
-            if failed is not None:
-                raise failed(f"rank {rank}: {text}")
-        return [result for _, _, result in told]
+        for rank, (failed, is_over, text, _) in enumerate(told):
+            if failed:
+                raise (Superseded if is_over else CheckpointError)(f"rank {rank}: {text}")
+        return [one for _, _, _, one in told]
+
+
+def _all_gathered(data: bytes, world_size: int) -> list[bytes]:
+    """The bytes of all ranks.  WorldError, on all of them: they are too many."""
+    torch, dist = import_module("torch"), import_module("torch.distributed")
+    where = device()
+    own = torch.tensor([len(data)], dtype=torch.int64, device=where)
+    sizes = [torch.zeros_like(own) for _ in range(world_size)]
+    dist.all_gather(sizes, own)
+    lengths = [int(one.item()) for one in sizes]
+    longest = max(lengths)
+    if min(lengths) < 0 or longest * world_size > MESSAGES_BYTES_MAX:
+        raise WorldError(f"messages of {longest} bytes from {world_size} ranks are too large")
+    padded = bytearray(data.ljust(longest, b"\0"))
+    own = torch.frombuffer(padded, dtype=torch.uint8).to(where)
+    found = [torch.empty_like(own) for _ in range(world_size)]
+    dist.all_gather(found, own)
+    return [
+        bytes(memoryview(one.cpu().numpy())[:length])
+        for one, length in zip(found, lengths, strict=True)
+    ]
+
+
+def device() -> Any:
+    """Where tensors have to be to be exchanged by the default group."""
+    c10d = import_module("torch.distributed.distributed_c10d")
+    # Torch's own choice for objects knows the backends of other accelerators.
+    choose = getattr(c10d, "_get_object_coll_device", None)
+    if choose is not None:
+        return choose()
+    return "cuda" if c10d.get_backend() == "nccl" else "cpu"
 
 
 ALONE = Peers(0, 1, (0,))

@@ -9,9 +9,8 @@ read back.  Everything else (schedulers, generators, extras) is each rank's own 
 from __future__ import annotations
 
 import hashlib
-import io
-import pickle
 import random
+import struct
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,9 +20,23 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from unbroken.errors import SpecError
+from unbroken.wire.snapshot import BODY_AT
+
+from .checkpoint_dcp import (
+    checkpoint_module,
+    complain_of_odd,
+    dcp_forms,
+    load_plain,
+    planner,
+    reader,
+)
 from .checkpoint_files import CheckpointError, File, verified
+from .snapshot_state import collected, parse, view
+from .typed_values import decode, encode
 
 RESULTS = "results-{}"
+_MAGIC, _HEADER = b"unbrokst", struct.Struct("<8sQQ")
 
 
 class Staged:
@@ -41,12 +54,13 @@ class Staged:
 
     def plan(self, state: Mapping[str, Any]) -> tuple[bytes, Any]:
         """What this rank has, and a digest of it: equal digests have equal plans."""
-        self._planner = _checkpoint("default_planner").DefaultSavePlanner(
+        self._planner = checkpoint_module("default_planner").DefaultSavePlanner(
             dedup_save_to_lowest_rank=self._is_alone
         )
         self._planner.set_up_planner(dict(state))
         plan = self._planner.create_local_plan()
-        return hashlib.blake2b(pickle.dumps(plan), digest_size=16).digest(), plan
+        data = encode(plan, forms=dcp_forms())
+        return hashlib.blake2b(data, digest_size=16).digest(), plan
 
     def has(self, digest: bytes) -> bool:
         """The plans of all ranks are known for this digest of all digests."""
@@ -81,7 +95,7 @@ class Staged:
         writer = _writer(place, files)
         plan = writer.prepare_global_plan(self._plans)[member]
         results = writer.write_data(plan, self).wait()
-        (place / RESULTS.format(member)).write_bytes(pickle.dumps(results))
+        (place / RESULTS.format(member)).write_bytes(encode(results, forms=dcp_forms()))
         return files
 
     def finish(self, place: Path) -> list[File]:
@@ -90,7 +104,7 @@ class Staged:
         files: list[File] = []
         _writer(place, files).finish(
             self._metadata,
-            [pickle.loads(part.read_bytes()) for part in parts],  # written by this very attempt
+            [decode(part.read_bytes(), forms=dcp_forms()) for part in parts],
         )
         for part in parts:
             part.unlink()
@@ -102,7 +116,7 @@ class Staged:
 
 
 def _writer(place: Path, files: list[File]) -> Any:
-    filesystem = _checkpoint("filesystem")
+    filesystem = checkpoint_module("filesystem")
 
     class Files(filesystem.FileSystem):  # type: ignore[misc, name-defined]
         @contextmanager
@@ -124,24 +138,27 @@ class Objects:
 
     def sharded(self) -> dict[str, Any]:
         """State of modules and optimizers, named as a single process would name it."""
-        state = _checkpoint("state_dict")
-        return {
+        state = checkpoint_module("state_dict")
+        found = {
             name: state.get_model_state_dict(one)
             if self._is(one, "nn", "Module")
             else state.get_optimizer_state_dict(self._owner(name, one), one)
             for name, one in self._tensors().items()
         }
+        complain_of_odd(found)
+        return found
 
     def load_sharded(self, place: Path) -> None:
         """In place."""
-        found, state = self.sharded(), _checkpoint("state_dict")
-        reader = _checkpoint("filesystem").FileSystemReader(place)
+        found, state = self.sharded(), checkpoint_module("state_dict")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             try:
                 # Each rank reads what it needs; that all could is agreed afterwards.
-                _checkpoint("state_dict_loader").load(found, storage_reader=reader, no_dist=True)
-            except _checkpoint("api").CheckpointException as error:
+                checkpoint_module("state_dict_loader").load(
+                    found, storage_reader=reader(place), planner=planner(), no_dist=True
+                )
+            except checkpoint_module("api").CheckpointException as error:
                 # Torch's is no Exception, and its text a traceback.
                 raise CheckpointError(_reason(error)) from error
         for name, one in self._tensors().items():
@@ -152,18 +169,20 @@ class Objects:
 
     def own(self, rng: bool, extra: Mapping[str, Any] | None) -> bytes:
         """What only this rank knows."""
-        content = {
+        return packed({
             "objects": {name: one.state_dict() for name, one in self._others().items()},
             "rng": generators() if rng else None,
             "extra": dict(extra or {}),
-        }
-        buffer = io.BytesIO()
-        import_module("torch").save(content, buffer)
-        return buffer.getvalue()
+        })  # fmt: skip
 
-    def load_own(self, path: Path) -> dict[str, Any]:
+    def load_own(self, place: Path, rank: int) -> dict[str, Any]:
         """Returns the extras; generators go on as they were saved."""
-        content = import_module("torch").load(path, map_location="cpu", weights_only=False)
+        path, older = place / own_name(rank), place / f"rank-{rank:05}.pt"
+        if older.exists() and not path.exists():
+            path = older  # of a release before 0.3
+            content = load_plain(older, str(older))
+        else:
+            content = unpacked(path, self.given)
         for name, one in self._others().items():
             if name not in content["objects"]:
                 raise CheckpointError(f"{path} has no {name!r}")
@@ -232,5 +251,35 @@ def _reason(error: Any) -> str:
     return "; ".join(f"{failure[0]}" for failure in error.failures.values())
 
 
-def _checkpoint(name: str) -> Any:
-    return import_module(f"torch.distributed.checkpoint.{name}")
+def own_name(rank: int) -> str:
+    """The file of what only one rank knows."""
+    return f"rank-{rank:05}.state"
+
+
+def packed(content: Mapping[str, Any]) -> bytes:
+    """Typed values and the bytes of their tensors.  CheckpointError: some cannot be kept."""
+    try:
+        state = collected(content)
+    except SpecError as error:
+        raise CheckpointError(str(error)) from None
+    body = bytearray(BODY_AT + state.payload_bytes)
+    _HEADER.pack_into(body, 0, _MAGIC, state.payload_bytes, len(state.structure))
+    with import_module("torch").no_grad():
+        for piece, tensor in zip(state.pieces, state.tensors, strict=True):
+            if tensor.numel():
+                view(body, piece).copy_(tensor)
+    return bytes(body) + state.structure
+
+
+def unpacked(path: Path, live: Mapping[str, Any]) -> dict[str, Any]:
+    """What `packed` gave.  CheckpointError: the file holds something else."""
+    try:
+        data = bytearray(path.read_bytes())
+        magic, payload, length = _HEADER.unpack_from(data)
+        at = BODY_AT + payload
+        if magic != _MAGIC or len(data) != at + length:
+            raise ValueError("it is no file of this library, or is cut short")
+        kept = parse(bytes(data[at:]), data, live)
+        return {name: kept.state(name, copies=True) for name in ("objects", "rng", "extra")}
+    except (LookupError, OSError, SpecError, ValueError, struct.error) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error

@@ -12,6 +12,7 @@ from typing import Protocol
 from .checkpoint_files import Directory, File, Manifest, sync_directory, verified, write_file
 from .checkpoint_names import Name
 from .checkpoint_peers import Peers
+from .checkpoint_state import own_name
 
 _PARTS, _COMPLETING = "parts", "completing"
 
@@ -79,7 +80,7 @@ class Part:
 
     @property
     def _own(self) -> str:
-        return f"rank-{self.group.rank:05}.pt"
+        return own_name(self.group.rank)
 
     def _complete(self, directory: Directory, tensors: Writing, parts: list[Path]) -> None:
         files = [File(**file) for part in parts for file in json.loads(part.read_bytes())]

@@ -30,11 +30,13 @@ from unbroken.worker import checkpoint, context
 
 from .checkpoint_advice import INTERVAL_SECONDS_MIN, Advice, advise, has_changed, steps_to_wait
 from .checkpoint_advice import mtbf_seconds as mtbf
+from .checkpoint_dcp import dcp_forms
 from .checkpoint_files import CheckpointError, Claim, Directory, Superseded, difference
 from .checkpoint_names import Name, Retention
 from .checkpoint_peers import Peers, peers
 from .checkpoint_state import Objects, Staged
 from .checkpoint_writing import Part
+from .typed_values import exchanged
 
 __all__ = ["CheckpointError", "Checkpoints", "Found", "Superseded", "checkpoints"]
 _log = logging.getLogger(__name__)
@@ -92,6 +94,7 @@ class _Rhythm:
     """So many of them to the next look."""
 
 
+@exchanged
 @dataclass(frozen=True)
 class _Look:
     """What a rank knows that all have to agree on."""
@@ -104,6 +107,7 @@ class _Look:
     now: float
 
 
+@exchanged
 @dataclass(frozen=True)
 class _Offer:
     """What a rank says before a save."""
@@ -167,12 +171,12 @@ class Checkpoints:
             if self._is_bad(name, group):
                 continue
             # Each tells its own error; what one cannot load none has loaded.
-            results = group.gather(self._load(name, group, given))
-            errors = [f"rank {rank}: {one}" for rank, one in enumerate(results) if _is_text(one)]
-            if not errors:
+            found = self._load(name, group, given)
+            results = group.gather(found if isinstance(found, str) else "")
+            errors = [f"rank {rank}: {one}" for rank, one in enumerate(results) if one]
+            if not errors and not isinstance(found, str):
                 self._is_heir = True
                 self._rhythm.began_at = monotonic()
-                found: Found = results[group.rank]  # type: ignore[assignment]
                 return found
             failure = f"{name} cannot be loaded: {errors[0]}"
             _log.warning("%s: %s", self._directory.path, failure)
@@ -236,7 +240,7 @@ class Checkpoints:
             group.together(lambda: self._discard(group))
         digest = hashlib.blake2b(b"".join(offer.digest for offer in offers)).digest()
         if not self._staged.has(digest):
-            plans = group.gather(plan[0])
+            plans = group.gather(plan[0], forms=dcp_forms())
             # What others have too is given to the first who has it: to those of this directory.
             first = set(group.members)
             order = [*group.members, *(at for at in range(group.world_size) if at not in first)]
@@ -351,7 +355,7 @@ class Checkpoints:
                     "%s is of %d ranks: generators, extras and the like are those of rank %d",
                     name, manifest.world_size, rank,
                 )  # fmt: skip
-            extra = given.load_own(place / f"rank-{rank:05}.pt")
+            extra = given.load_own(place, rank)
             files = repr(sorted((file.name, file.crc32) for file in manifest.files))
             checksum = f"{crc32(files.encode()):08x}" if self._shared else ""
             return Found(name.step, place, extra, manifest.world_size, checksum)
@@ -452,10 +456,6 @@ class Checkpoints:
     def _advise(self, cost: float, write: float, workers: int, now: float) -> Advice:
         failures, began_at = self._history
         return advise(cost, write, mtbf(workers, failures, now - began_at))
-
-
-def _is_text(result: Found | str) -> bool:
-    return isinstance(result, str)
 
 
 def _began_at() -> float:

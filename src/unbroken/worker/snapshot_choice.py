@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from .typed_values import exchanged
+
 Point = tuple[int, int]
 """Attempt and step.  A newer attempt comes first: it went on from what it could restore."""
 RANGES_CHARACTERS = 500
 
 
+@exchanged
 @dataclass(frozen=True)
 class Shares:
     """What an agent has of a state that is divided among ranks."""
@@ -22,6 +25,7 @@ class Shares:
     ranks: tuple[int, ...]
 
 
+@exchanged
 @dataclass(frozen=True)
 class Offer:
     """What a rank says of itself."""

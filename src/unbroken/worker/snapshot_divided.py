@@ -36,9 +36,9 @@ from .snapshot_state import (
     mesh_name,
     sharded,
     size_of,
-    unpickled,
     view,
 )
+from .typed_values import decode, exchanged, torch_dtype
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot
@@ -47,6 +47,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+@exchanged
 @dataclass(frozen=True)
 class Outline:
     """A part of an old rank's, without the bytes of its tensors."""
@@ -58,7 +59,7 @@ class Outline:
     def filled(self, fill: Callable[[int, Piece], Any]) -> Any:
         """The state, with something in place of each tensor."""
         numbered = iter(enumerate(self.pieces))
-        return unpickled(self.body, lambda _: fill(*next(numbered)))
+        return decode(self.body, lambda _: fill(*next(numbered)))
 
     @property
     def is_sharded(self) -> bool:
@@ -118,7 +119,7 @@ def opened(snapshot: Snapshot, rank: int, point: Point, world_size: int) -> Shar
 
 def _outline(kept: Kept, name: str) -> Outline:
     pieces: list[Piece] = []
-    unpickled(kept.bodies[name], lambda number: pieces.append(kept.pieces[number]))
+    decode(kept.bodies[name], lambda number: pieces.append(kept.pieces[number]))
     return Outline(kept.bodies[name], tuple(pieces))
 
 
@@ -318,7 +319,7 @@ def _empty(piece: Piece, meshes: Mapping[tuple[Any, ...], Any]) -> Any:
     """A tensor for this rank's part of it."""
     torch = import_module("torch")
 
-    dtype = getattr(torch, piece.dtype)
+    dtype = torch_dtype(piece.dtype)
     if not piece.sharding:
         return torch.empty(piece.shape, dtype=dtype)
     mesh = meshes[piece.sharding[2]]

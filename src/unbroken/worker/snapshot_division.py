@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from .snapshot_state import Piece
+from .typed_values import exchanged
 
 Key = tuple[str, int]
 """A part, and which of its tensors, in the order in which they are read."""
@@ -41,6 +42,7 @@ class Saved:
         return {one: ranks for one, ranks in found.items() if math.prod(one[1])}
 
 
+@exchanged
 @dataclass(frozen=True)
 class Want:
     """A box of what an old rank has."""

@@ -10,8 +10,7 @@ from zlib import crc32
 
 from unbroken.errors import WorldError
 
-from .checkpoint_peers import Peers
-from .snapshot_peers import device
+from .checkpoint_peers import Peers, device
 
 BATCH_BYTES = 64 * 1024 * 1024
 """Of one message, where no tensor alone is larger."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from importlib import import_module
 from typing import Any
 
 from unbroken.errors import WorldError
-from unbroken.wire.snapshot import Header, chunk
+from unbroken.wire.snapshot import COPIED_AT, HEADERS_BYTES, SEALED_AT, Header, chunk, read, write
 
-from .checkpoint_peers import Peers
+from .checkpoint_peers import Peers, device
 
 
 def replicas(world: Peers, group: Any) -> tuple[int, ...]:
@@ -24,7 +25,11 @@ def send(header: Header, memory: Any, receiver: int) -> None:
     torch = import_module("torch")
     dist = import_module("torch.distributed")
 
-    dist.send_object_list([header], dst=receiver)
+    told = bytearray(HEADERS_BYTES)
+    data = write(header)
+    at = COPIED_AT if header.table_checksum is None else SEALED_AT
+    told[at : at + len(data)] = data
+    dist.send(torch.frombuffer(told, dtype=torch.uint8).to(device()), dst=receiver)
     body = torch.frombuffer(memory, dtype=torch.uint8)
     for begin, end in _spans(header):
         dist.send(body[begin:end].to(device()), dst=receiver)
@@ -36,9 +41,11 @@ def receive(sender: int) -> tuple[Header, mmap.mmap]:
     torch = import_module("torch")
     dist = import_module("torch.distributed")
 
-    told: list[Any] = [None]
-    dist.recv_object_list(told, src=sender)
-    header: Header = told[0]
+    told = torch.empty(HEADERS_BYTES, dtype=torch.uint8, device=device())
+    dist.recv(told, src=sender)
+    header = read(bytes(told.cpu().numpy()), sys.maxsize)
+    if header is None:
+        raise WorldError("its header is malformed")
     memory, failure = None, ""
     try:
         memory = mmap.mmap(-1, header.table_at + 4 * header.chunks)
@@ -58,10 +65,3 @@ def _spans(header: Header) -> list[tuple[int, int]]:
     """The body in chunks, then the table."""
     body = [chunk(one, header.body_bytes) for one in range(header.chunks)]
     return [*body, (header.table_at, header.table_at + 4 * header.chunks)]
-
-
-def device() -> str:
-    """On which tensors have to be to be sent."""
-    dist = import_module("torch.distributed")
-
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"

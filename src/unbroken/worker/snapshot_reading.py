@@ -52,6 +52,8 @@ def fitting(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
         reason = difference(kept, snapshot.parts, snapshot.has_rng)
     except UnbrokenError as error:
         reason = str(error)
+    except (AttributeError, LookupError, TypeError) as error:
+        reason = f"its structure is not that of these parts: {error!r}"
     if reason:
         raise ValueError(reason)
     return kept

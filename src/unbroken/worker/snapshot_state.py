@@ -1,19 +1,17 @@
-"""A training state as bytes: tensors flat, and what holds them as a restricted pickle.
+"""A training state as bytes: tensors flat, and what holds them as typed values.
 
-What may be in a structure is what `_PLAIN` names, and tensors and numpy arrays of numbers anywhere
-in it: nothing that is unpickled can run code, whoever wrote the memory.  What is not in it is
-refused when it is saved, not when it is needed.  Loading asks the parts themselves
-(`load_state_dict`); only bare tensors and `extra` are written in place.
+`typed_values` says what may be in a structure; tensors and numpy arrays of numbers may be anywhere
+in it.  Reading a structure runs no code, whoever wrote the memory.  `save` refuses a value that
+cannot be kept and names its place.  Loading asks the parts themselves (`load_state_dict`); only
+bare tensors and `extra` are written in place.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -21,19 +19,16 @@ from typing import Any
 from unbroken.errors import SpecError
 from unbroken.wire.snapshot import BODY_AT, aligned, digest
 
+from .typed_values import NotEncodable, decode, encode, exchanged, torch_dtype
+
 RNG, EXTRA = "rng", "extra"
-_PLAIN = {
-    "builtins": {"bool", "bytearray", "complex", "dict", "float", "frozenset", "int", "list",
-                 "range", "set", "slice", "str", "tuple"},
-    "collections": {"OrderedDict", "defaultdict", "deque", "Counter"},
-    "datetime": {"date", "datetime", "timedelta", "timezone"},
-    "numpy": {"dtype"},
-    "numpy.core.multiarray": {"scalar"},
-    "numpy._core.multiarray": {"scalar"},
-    "torch": {"Size", "device"},
-}  # fmt: skip
+ADVICE = (
+    "convert it to tensors, numpy arrays of numbers, numbers, strings, dates, or to lists, tuples, "
+    "sets and dicts of these, or keep it out of the state"
+)
 
 
+@exchanged
 @dataclass(frozen=True)
 class Piece:
     """One tensor of the body: this rank's part of it."""
@@ -76,20 +71,30 @@ def collect(parts: Mapping[str, Any], has_rng: bool) -> State:
     found = {name: _state(part) for name, part in parts.items()}
     if has_rng:
         found[RNG] = _generators()
+    try:
+        return collected(found)
+    except SpecError as error:
+        raise SpecError(f"snapshot: {error}") from None
+
+
+def collected(found: Mapping[str, Any]) -> State:
+    """The state of parts, given their states.  SpecError: something in it cannot be kept."""
     tensors: list[Any] = []
     pieces: list[Piece] = []
     bodies = {}
     for name, state in found.items():
-        with io.BytesIO() as file:
-            pickler = _Pickler(file, name, pieces, tensors)
-            pickler.dump(state)
-            bodies[name] = file.getvalue()
+        try:
+            bodies[name] = encode(state, _Holes(pieces, tensors))
+        except NotEncodable as error:
+            raise SpecError(
+                f"{name}{error.path} holds {error.reason}, which cannot be kept: {ADVICE}"
+            ) from None
     end = max(
         (one.at + tensor.nbytes for one, tensor in zip(pieces, tensors, strict=True)), default=0
     )
     names = {name: sorted(map(str, s)) for name, s in found.items() if isinstance(s, Mapping)}
     return State(
-        structure=pickle.dumps((bodies, [_row(one) for one in pieces]), protocol=5),
+        structure=encode((bodies, [_row(one) for one in pieces])),
         pieces=pieces,
         tensors=tensors,
         payload_bytes=aligned(max(0, end - BODY_AT)),
@@ -107,45 +112,32 @@ def _state(part: Any) -> Any:
     return part() if callable(part) else part
 
 
-def _hole(number: int) -> int:
-    """Stands for a tensor in a structure."""
-    return number
+class _Holes:
+    """Takes the tensors and arrays out of a part's state."""
 
-
-class _Pickler(pickle.Pickler):
-    """Takes tensors out, and refuses what could not be loaded."""
-
-    def __init__(
-        self, file: io.BytesIO, part: str, pieces: list[Piece], tensors: list[Any]
-    ) -> None:
-        super().__init__(file, protocol=5)
-        self._part, self._pieces, self._tensors = part, pieces, tensors
+    def __init__(self, pieces: list[Piece], tensors: list[Any]) -> None:
+        self._pieces, self._tensors = pieces, tensors
         self._seen: dict[tuple[Any, ...], int] = {}
 
-    def reducer_override(self, obj: Any) -> Any:
-        """Called for all but the plainest of objects."""
+    def __call__(self, value: Any) -> int | None:
+        """The number of its piece; None: it is neither."""
         torch = import_module("torch")
 
-        if obj is _hole:
-            return NotImplemented
-        if isinstance(obj, torch.Tensor):
-            return _hole, (self._take(obj, "tensor"),)
-        if isinstance(obj, torch.dtype):
-            return NotImplemented
+        if isinstance(value, torch.Tensor):
+            return self._take(value, "tensor")
         numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(obj, numpy.ndarray) and obj.dtype.kind in "biuf":
-            return _hole, (self._take(torch.from_numpy(numpy.array(obj)), "array"),)
-        if _is_plain(obj) or (numpy is not None and isinstance(obj, (numpy.generic, numpy.dtype))):
-            return NotImplemented
-        kind = obj if isinstance(obj, type) else type(obj)
-        raise SpecError(
-            f"snapshot: {self._part} holds a {kind.__module__}.{kind.__qualname__}; only tensors, "
-            "numpy arrays, numbers, strings, times and their containers can be kept"
-        )
+        if numpy is None or not isinstance(value, numpy.ndarray):
+            return None
+        if value.dtype.kind not in "biufc":
+            raise NotEncodable(f"a numpy array of {value.dtype}")
+        try:
+            return self._take(torch.from_numpy(numpy.array(value)), "array")
+        except (TypeError, ValueError) as error:
+            raise NotEncodable(f"a numpy array of {value.dtype} ({error})") from None
 
     def _take(self, tensor: Any, kind: str) -> int:
         """The number of its piece; tied tensors have one."""
-        local, sharding = _local(tensor, self._part)
+        local, sharding = _local(tensor)
         key = (local.data_ptr(), local.dtype, local.shape, local.stride(), str(local.device), kind)
         if key in self._seen and local.numel():
             return self._seen[key]
@@ -160,13 +152,7 @@ class _Pickler(pickle.Pickler):
         return last
 
 
-def _is_plain(obj: Any) -> bool:
-    # A multiarray.scalar is a function of numpy's, met on the way into one of its numbers.
-    named = obj if hasattr(obj, "__qualname__") else type(obj)
-    return named.__qualname__ in _PLAIN.get(named.__module__ or "", ())
-
-
-def _local(tensor: Any, part: str) -> tuple[Any, tuple[Any, ...]]:
+def _local(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
     torch = import_module("torch")
 
     sharding: tuple[Any, ...] = ()
@@ -174,11 +160,11 @@ def _local(tensor: Any, part: str) -> tuple[Any, tuple[Any, ...]]:
     if hasattr(tensor, "to_local") and hasattr(tensor, "placements"):
         sharding = (
             tuple(tensor.shape), tuple(tensor.stride()), mesh_name(tensor.device_mesh),
-            tuple(_placement(one, part) for one in tensor.placements),
+            tuple(_placement(one) for one in tensor.placements),
         )  # fmt: skip
         found = found.to_local()
     if found.layout is not torch.strided or found.is_quantized or found.is_meta:
-        raise SpecError(f"snapshot: {part} holds a tensor that is sparse, quantized or has no data")
+        raise NotEncodable("a tensor that is sparse, quantized or has no data")
     return found, sharding
 
 
@@ -187,42 +173,13 @@ def mesh_name(mesh: Any) -> tuple[Any, ...]:
     return (tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()), mesh.mesh_dim_names)
 
 
-def _placement(found: Any, part: str) -> tuple[str, int]:
+def _placement(found: Any) -> tuple[str, int]:
     kind = type(found).__name__
     if kind == "Shard":
         return kind, found.dim
     if kind == "Replicate":
         return kind, 0
-    raise SpecError(f"snapshot: {part} holds a DTensor placed as {found}; Shard and Replicate only")
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, fill: Callable[[int], Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._fill = fill
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Only what a structure may hold."""
-        if (module, name) == (_hole.__module__, _hole.__name__):
-            return self._fill
-        if module == "torch" and name not in _PLAIN["torch"]:
-            torch = import_module("torch")
-
-            found = getattr(torch, name, None)
-            if isinstance(found, torch.dtype):
-                return found
-        elif name in _PLAIN.get(module, ()) or (module == "numpy.dtypes" and name.isidentifier()):
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a snapshot")
-
-
-def unpickled(body: bytes, fill: Callable[[int], Any]) -> Any:
-    """A part's state, with something in place of each tensor, by its number.  ValueError: it holds
-    what has no place there."""
-    try:
-        return _Unpickler(body, fill).load()
-    except (pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(str(error)) from error
+    raise NotEncodable(f"a DTensor placed as {found} (only Shard and Replicate can be kept)")
 
 
 @dataclass
@@ -250,13 +207,13 @@ class Kept:
             return f"tensor {number}"
 
         names = sorted(self.bodies.keys() - {EXTRA, RNG})
-        text = repr([(name, unpickled(self.bodies[name], hole)) for name in names])
+        text = repr([(name, decode(self.bodies[name], hole)) for name in names])
         pieces = [self.pieces[one] for one in numbers]
         return text, max((one.at + size_of(one) for one in pieces), default=BODY_AT)
 
     def state(self, part: str, copies: bool) -> Any:
         """A part's state; tensors lie in the slot unless copies are asked for."""
-        return unpickled(self.bodies[part], lambda one: self._tensor(one, copies))
+        return decode(self.bodies[part], lambda one: self._tensor(one, copies))
 
     def _tensor(self, number: int, copies: bool) -> Any:
         piece = self.pieces[number]
@@ -290,7 +247,7 @@ def view(memory: Any, piece: Piece) -> Any:
     """A piece of a slot, without a copy."""
     torch = import_module("torch")
 
-    dtype = getattr(torch, piece.dtype)
+    dtype = torch_dtype(piece.dtype)
     size = size_of(piece)
     if not size:
         return torch.empty(piece.shape, dtype=dtype)
@@ -300,19 +257,44 @@ def view(memory: Any, piece: Piece) -> Any:
 
 def size_of(piece: Piece) -> int:
     """Bytes."""
-    torch = import_module("torch")
-
-    return int(math.prod(piece.shape) * getattr(torch, piece.dtype).itemsize)
+    return int(math.prod(piece.shape) * torch_dtype(piece.dtype).itemsize)
 
 
 def parse(structure: bytes, memory: Any, parts: Mapping[str, Any]) -> Kept:
     """Read what `collect` wrote; ValueError: it is none."""
     try:
-        bodies, rows = unpickled(structure, int)
-        pieces = [Piece(*row) for row in rows]
-    except (TypeError, ValueError) as error:
+        bodies, rows = decode(structure)
+        pieces = [_piece(row, len(memory)) for row in rows]
+        if not all(type(one) is bytes for one in bodies.values()):
+            raise ValueError("a part's state is not bytes")
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"its structure cannot be read: {error}") from error
     return Kept(bodies, pieces, memory, dict(_meshes(parts)))
+
+
+def _piece(row: Any, end: int) -> Piece:
+    """One row of a structure; ValueError, TypeError: it describes no tensor of a slot that ends
+    there."""
+    at, dtype, shape, kind, sharding = row
+    torch_dtype(dtype)
+    if not (_are_sizes((at,)) and _are_sizes(shape) and kind in ("tensor", "array")):
+        raise ValueError(f"no tensor: {row!r}"[:200])
+    if sharding != ():
+        whole, stride, (mesh, ranks, names), placements = sharding
+        if not all(map(_are_sizes, (whole, stride, mesh, ranks))) or not all(
+            kind in ("Shard", "Replicate") and _are_sizes((dim,)) for kind, dim in placements
+        ):
+            raise ValueError(f"no part of a tensor: {row!r}"[:200])
+        if names is not None and not all(type(name) is str for name in names):
+            raise ValueError(f"no names of a mesh: {names!r}"[:200])
+    piece = Piece(at, dtype, shape, kind, sharding)
+    if at < BODY_AT or at + size_of(piece) > end:
+        raise ValueError(f"a tensor of {size_of(piece)} bytes at {at} is not within {end} bytes")
+    return piece
+
+
+def _are_sizes(found: Any) -> bool:
+    return type(found) is tuple and all(type(one) is int and one >= 0 for one in found)
 
 
 def _meshes(parts: Mapping[str, Any]) -> Sequence[tuple[tuple[Any, ...], Any]]:

@@ -13,6 +13,8 @@ from multiprocessing.context import ForkProcess
 from threading import Event
 from time import monotonic
 
+import msgspec
+
 from unbroken.errors import UnbrokenError
 from unbroken.spec.node_check import CheckKind, CheckResult
 
@@ -38,6 +40,8 @@ TESTS: Mapping[CheckKind, tuple[Test, ...]] = {
     CheckKind.TRAINING: training.TESTS,
 }
 """What belongs to each kind, in order."""
+FINDING_BYTES_MAX = 16 << 20
+"""Bytes of one finding as JSON."""
 NO_EFA = "not measured: the pair test goes over EFA where NCCL uses it"
 
 
@@ -106,10 +110,10 @@ def _run(test: Test, settings: Settings) -> Iterator[tuple[Finding, float]]:
 def _received(receive: Connection) -> Finding | None:
     """The next finding; None: there are no more."""
     try:
-        finding: Finding = receive.recv()
+        data = receive.recv_bytes(FINDING_BYTES_MAX)
     except EOFError:
         return None
-    return finding
+    return msgspec.json.decode(data, type=Finding)
 
 
 def _ending(process: ForkProcess) -> str:
@@ -130,14 +134,18 @@ def _child(test: Test, settings: Settings, send: Connection) -> None:
         Event().wait()
     try:
         for finding in test.run(settings):
-            send.send(finding)
+            _send(send, finding)
     except UnbrokenError as error:
-        send.send(unknown(test.name, str(error)))
+        _send(send, unknown(test.name, str(error)))
     except Exception as error:
         # A bug of ours must not be a fault of the node.
         log.exception("test=%s", test.name)
-        send.send(unknown(test.name, f"{type(error).__name__}: {error}"))
+        _send(send, unknown(test.name, f"{type(error).__name__}: {error}"))
     send.close()
+
+
+def _send(send: Connection, finding: Finding) -> None:
+    send.send_bytes(msgspec.json.encode(finding))
 
 
 def _end(process: ForkProcess) -> None:

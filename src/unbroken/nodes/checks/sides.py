@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
+ANSWER_BYTES_MAX = 16 << 20
+"""Bytes of one answer as JSON."""
 Place = TypeVar("Place")
 Found = TypeVar("Found")
 
@@ -14,7 +17,8 @@ Found = TypeVar("Found")
 def at_each(
     places: Sequence[Place], work: Callable[[Place], Found]
 ) -> list[tuple[Place, Found | str]]:
-    """What `work` returned for each place; a text says how its process ended without an answer."""
+    """What `work` returned for each place, as JSON has it (a tuple comes back as a list); a text
+    says how its process ended without an answer."""
     context = multiprocessing.get_context("fork")
     started = []
     for place in places:
@@ -27,7 +31,7 @@ def at_each(
     found: list[tuple[Place, Found | str]] = []
     for place, process, receive in started:
         try:
-            answer: Found | str = receive.recv()
+            answer: Found | str = json.loads(receive.recv_bytes(ANSWER_BYTES_MAX))
         except EOFError:
             process.join()
             answer = f"its process ended with {process.exitcode}"
@@ -38,5 +42,5 @@ def at_each(
 
 
 def _run(work: Callable[[Place], Found], place: Place, send: Connection) -> None:
-    send.send(work(place))
+    send.send_bytes(json.dumps(work(place)).encode())
     send.close()

@@ -1,0 +1,226 @@
+"""Pickles that torch has written, read as data: an interpreter of its own for the few opcodes.
+
+Python's `pickle` runs what a pickle says.  This module does not use it: a name in a pickle is only
+looked up in a table that the caller gives, and without one each name is refused.  It is the one
+place of the project that reads pickles, and nothing here writes them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+OPCODES_MAX = 5_000_000
+"""Opcodes of one pickle: about five seconds of a core."""
+_FORMATS = {
+    b"J": struct.Struct("<i"), b"K": struct.Struct("<B"), b"M": struct.Struct("<H"),
+    b"G": struct.Struct(">d"),
+}  # fmt: skip
+_TEXTS = {b"X": 4, b"\x8c": 1, b"\x8d": 8}
+LONG1 = b"\x8a"
+_BYTES = {b"B": 4, b"C": 1, b"\x8e": 8, LONG1: 1}
+"""Opcodes followed by data, and how many bytes tell its length."""
+_SKIPPED = {b"\x80": 1, b"\x95": 8}
+"""PROTO and FRAME, with the bytes of their argument."""
+_PUTS, _GETS = {b"q": 1, b"r": 4}, {b"h": 1, b"j": 4}
+_CONSTANTS = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
+_EMPTY: dict[bytes, type] = {b"]": list, b"}": dict, b"\x8f": set}
+_TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a name in a pickle stands for, where it is a class or a function."""
+
+    make: Callable[..., Any]
+    """Called with the arguments that the pickle gives."""
+    kind: type | None = None
+    """The class of what is made, where the pickle fills it afterwards."""
+    fill: Callable[[Any, Any], None] | None = None
+    """Gives such an object its state."""
+
+
+def load(
+    data: bytes, names: Mapping[tuple[str, str], Any] | None = None, opcodes: int = OPCODES_MAX
+) -> Any:
+    """Read a pickle.  Each name in it must be in the table, as a `Known` or as a plain value.
+
+    ValueError: it is malformed, uses another opcode, names something else or is too long.
+    """
+    reader = _Reader(data, names or {})
+    try:
+        for _ in range(opcodes):
+            code = data[reader.at : reader.at + 1]
+            reader.at += 1
+            if code == b".":
+                (found,) = reader.stack
+                return found
+            reader.step(code)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, struct.error) as error:
+        raise ValueError(f"malformed before byte {reader.at}: {error!r}"[:300]) from error
+    raise ValueError(f"more than {opcodes} opcodes")
+
+
+class _Reader:
+    def __init__(self, data: bytes, names: Mapping[tuple[str, str], Any]) -> None:
+        self.at = 0
+        self.stack: list[Any] = []
+        self._data, self._names = data, names
+        self._outer: list[list[Any]] = []
+        """The stacks below each mark."""
+        self._memo: dict[int, Any] = {}
+        self._fills = {
+            one.kind: one.fill for one in self._names.values()
+            if isinstance(one, Known) and one.fill is not None
+        }  # fmt: skip
+
+    def step(self, code: bytes) -> None:
+        """Carry out one opcode."""
+        act = _ACTIONS.get(code)
+        if act is not None:
+            act(self)
+        elif code in _CONSTANTS:
+            self.stack.append(_CONSTANTS[code])
+        elif code in _GETS:
+            self.stack.append(self._memo[self._number(_GETS[code])])
+        elif code in _PUTS:
+            self._memo[self._number(_PUTS[code])] = self.stack[-1]
+        elif code in _EMPTY:
+            self.stack.append(_EMPTY[code]())
+        elif code in _TUPLES:
+            self._gather(_TUPLES[code])
+        elif code in _SKIPPED:
+            self._taken(_SKIPPED[code])
+        else:
+            self.stack.append(self._literal(code))
+
+    def _literal(self, code: bytes) -> Any:
+        """A number, text or bytes that follow their opcode."""
+        if code in _FORMATS:
+            form = _FORMATS[code]
+            return form.unpack(self._taken(form.size))[0]
+        if code in _TEXTS:
+            return self._taken(self._number(_TEXTS[code])).decode(errors="replace")
+        if code not in _BYTES:
+            raise ValueError(f"opcode {code!r} at byte {self.at - 1}")
+        found = self._taken(self._number(_BYTES[code]))
+        return int.from_bytes(found, "little", signed=True) if code == LONG1 else found
+
+    def _taken(self, size: int) -> bytes:
+        found = self._data[self.at : self.at + size]
+        if len(found) != size:
+            raise ValueError("it ends too early")
+        self.at += size
+        return found
+
+    def _number(self, size: int) -> int:
+        return int.from_bytes(self._taken(size), "little")
+
+    def _gather(self, count: int) -> None:
+        found = tuple(self.stack[-count:])
+        if len(found) != count:
+            raise ValueError("a tuple without its parts")
+        self.stack[-count:] = [found]
+
+    def _since_mark(self) -> list[Any]:
+        found, self.stack = self.stack, self._outer.pop()
+        return found
+
+    def mark(self) -> None:
+        """Begin the parts of something."""
+        self._outer.append(self.stack)
+        self.stack = []
+
+    def memoize(self) -> None:
+        """Keep the newest value under the next number."""
+        self._memo[len(self._memo)] = self.stack[-1]
+
+    def append(self) -> None:
+        """Add a value to a list."""
+        value = self.stack.pop()
+        _of(list, self.stack[-1]).append(value)
+
+    def appends(self) -> None:
+        """Add values to a list."""
+        found = self._since_mark()
+        _of(list, self.stack[-1]).extend(found)
+
+    def add_items(self) -> None:
+        """Add values to a set."""
+        found = self._since_mark()
+        _of(set, self.stack[-1]).update(found)
+
+    def set_item(self) -> None:
+        """Add a key and its value to a dict."""
+        value, key = self.stack.pop(), self.stack.pop()
+        _of(dict, self.stack[-1])[key] = value
+
+    def set_items(self) -> None:
+        """Add keys and their values to a dict."""
+        found = self._since_mark()
+        _of(dict, self.stack[-1]).update(_pairs(found))
+
+    def end_tuple(self) -> None:
+        """Make a tuple."""
+        found = self._since_mark()
+        self.stack.append(tuple(found))
+
+    def end_list(self) -> None:
+        """Make a list."""
+        found = self._since_mark()
+        self.stack.append(found)
+
+    def end_dict(self) -> None:
+        """Make a dict."""
+        found = self._since_mark()
+        self.stack.append(dict(_pairs(found)))
+
+    def name(self) -> None:
+        """Look up a name that is written as two lines."""
+        module, _, rest = self._data[self.at : self.at + 400].partition(b"\n")
+        name, end, _ = rest.partition(b"\n")
+        self.at += len(module) + len(name) + 1 + len(end)
+        self._push(module.decode(), name.decode())
+
+    def stacked_name(self) -> None:
+        """Look up a name that lies on the stack."""
+        name, module = self.stack.pop(), self.stack.pop()
+        self._push(module, name)
+
+    def _push(self, module: str, name: str) -> None:
+        if (module, name) not in self._names:
+            raise ValueError(f"names {module}.{name}"[:100])
+        self.stack.append(self._names[module, name])
+
+    def make(self) -> None:
+        """Make an object of a known class."""
+        given, known = self.stack.pop(), self.stack.pop()
+        self.stack.append(_of(Known, known).make(*_of(tuple, given)))
+
+    def fill(self) -> None:
+        """Give an object that was made its state."""
+        state = self.stack.pop()
+        fill = self._fills.get(type(self.stack[-1]))
+        if fill is None:
+            raise ValueError(f"a state for a {type(self.stack[-1]).__name__}")
+        fill(self.stack[-1], state)
+
+
+def _of(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+    return value
+
+
+def _pairs(found: list[Any]) -> Iterator[tuple[Any, Any]]:
+    return zip(found[::2], found[1::2], strict=True)
+
+
+_ACTIONS: dict[bytes, Callable[[_Reader], None]] = {
+    b"(": _Reader.mark, b"\x94": _Reader.memoize, b"a": _Reader.append, b"e": _Reader.appends,
+    b"\x90": _Reader.add_items, b"s": _Reader.set_item, b"u": _Reader.set_items,
+    b"t": _Reader.end_tuple, b"l": _Reader.end_list, b"d": _Reader.end_dict, b"c": _Reader.name,
+    b"\x93": _Reader.stacked_name, b"R": _Reader.make, b"\x81": _Reader.make, b"b": _Reader.fill,
+}  # fmt: skip

@@ -1,0 +1,207 @@
+"""torch.distributed.checkpoint without its pickles: plans as typed values, metadata as data.
+
+Torch's reader unpickles `.metadata`, and its planner unpickles what is no tensor.  Ours reads the
+metadata with `wire.pickled` and the table of classes below, and everything else with
+`torch.load(weights_only=True)`, so that a checkpoint can hold no code.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from unbroken.wire.pickled import Known, load
+
+from .checkpoint_files import CheckpointError
+from .typed_values import Form, choice, record
+
+METADATA_BYTES_MAX = 1 << 30
+METADATA_OPCODES_MAX = 200_000_000
+_PLAIN = (type(None), bool, int, float, str)
+
+
+def checkpoint_module(name: str) -> Any:
+    """A module of torch.distributed.checkpoint."""
+    return import_module(f"torch.distributed.checkpoint.{name}")
+
+
+@cache
+def dcp_forms() -> tuple[Form, ...]:
+    """The forms of torch's plans and of the results of writing them."""
+    planner, metadata = checkpoint_module("planner"), checkpoint_module("metadata")
+    kinds = [
+        planner.SavePlan, planner.WriteItem, planner.TensorWriteData, metadata.MetadataIndex,
+        metadata.ChunkStorageMetadata, metadata.TensorProperties,
+        checkpoint_module("storage").WriteResult, checkpoint_module("filesystem")._StorageInfo,
+    ]  # fmt: skip
+    if hasattr(planner, "BytesIOWriteData"):  # since torch 2.5
+        kinds.append(planner.BytesIOWriteData)
+    return (*map(record, kinds), choice(planner.WriteItemType))
+
+
+def reader(place: Path) -> Any:
+    """A reader of torch's that runs no code of the checkpoint."""
+    filesystem = checkpoint_module("filesystem")
+
+    class Reader(filesystem.FileSystemReader):  # type: ignore[misc, name-defined]
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            return read_metadata(place / ".metadata")
+
+    return Reader(place)
+
+
+def planner() -> Any:
+    """A planner of torch's that loads plain values only."""
+    base = checkpoint_module("default_planner").DefaultLoadPlanner
+
+    class Planner(base):  # type: ignore[misc, valid-type]
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            name = read_item.dest_index.fqn
+            found = load_plain(value, name)
+            if self.flatten_state_dict:
+                nested = checkpoint_module("_nested_dict")
+                nested.set_element(self.original_state_dict, self.mappings[name], found)
+            else:
+                self.state_dict[name] = found
+
+    return Planner()
+
+
+def load_plain(file: Any, name: str) -> Any:
+    """What torch has saved, tensors and plain values only.  CheckpointError: it holds more."""
+    torch = import_module("torch")
+    try:
+        with _allowed():
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{name} cannot be read without running code from the checkpoint: "
+            f"{str(error).splitlines()[0]}"[:500]
+        ) from error
+
+
+def _allowed() -> AbstractContextManager[Any]:
+    """Allow numpy's numbers and arrays, which generators and learning rates may be."""
+    safe_globals = getattr(import_module("torch").serialization, "safe_globals", None)
+    numpy = sys.modules.get("numpy")
+    if safe_globals is None or numpy is None:
+        return nullcontext()
+    core = import_module("numpy._core" if hasattr(numpy, "_core") else "numpy.core")
+    kinds = [type(numpy.dtype(code)) for code in "?bhilqBHILQefdFD"]
+    made = [core.multiarray._reconstruct, core.multiarray.scalar]
+    older = [(one, f"numpy.core.multiarray.{one.__name__}") for one in made]
+    found: AbstractContextManager[Any] = safe_globals(
+        [numpy.ndarray, numpy.dtype, *made, *older, *kinds]
+    )
+    return found
+
+
+def complain_of_odd(state: Mapping[str, Any]) -> None:
+    """Raise CheckpointError where the state of modules and optimizers holds a value that
+    `restore` would refuse."""
+    torch = import_module("torch")
+    plain = (*_PLAIN, torch.Size, torch.dtype, torch.device, torch.Tensor)
+    odd = _odd(state, plain)
+    if odd is not None:
+        path, value = odd
+        kind = type(value)
+        raise CheckpointError(
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be kept: use tensors,"
+            " numbers, strings, lists, tuples and dicts, or keep it out of the state"
+        )
+
+
+def _odd(value: Any, plain: tuple[type, ...]) -> tuple[str, Any] | None:
+    """The path of the first value that is no plain one, and the value."""
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        parts: Iterable[tuple[Any, Any]] = value.items()
+    elif kind in (list, tuple):
+        parts = enumerate(value)
+    else:
+        is_plain = kind in plain or isinstance(value, plain[-1]) or _is_number(value)
+        return None if is_plain else ("", value)
+    for key, one in parts:
+        if type(one) not in _PLAIN and (found := _odd(one, plain)) is not None:
+            return (f"{key}.{found[0]}" if found[0] else f"{key}"), found[1]
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.number | numpy.bool_)
+
+
+def read_metadata(path: Path) -> Any:
+    """The metadata that torch has written.  CheckpointError: it is malformed or holds more."""
+    metadata = checkpoint_module("metadata")
+    try:
+        data = path.read_bytes()
+        if len(data) > METADATA_BYTES_MAX:
+            raise ValueError(f"{len(data)} bytes, more than {METADATA_BYTES_MAX}")
+        found = load(data, _names(), METADATA_OPCODES_MAX)
+        if type(found) is not metadata.Metadata:
+            raise ValueError("it is no Metadata")
+        for info in found.storage_data.values():
+            if not info.relative_path.endswith(".distcp") or "/" in info.relative_path:
+                raise ValueError(f"it names the file {info.relative_path!r}")
+    except (AttributeError, OSError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    found.storage_meta = metadata.StorageMeta()
+    return found
+
+
+@cache
+def _names() -> dict[tuple[str, str], Any]:
+    """All that metadata may name."""
+    torch, metadata = import_module("torch"), checkpoint_module("metadata")
+    kinds = (
+        metadata.Metadata, metadata.TensorStorageMetadata, metadata.BytesStorageMetadata,
+        metadata.ChunkStorageMetadata, metadata.MetadataIndex, metadata.StorageMeta,
+        checkpoint_module("filesystem")._StorageInfo,
+    )  # fmt: skip
+    layouts = {str(one): one for one in vars(torch).values() if isinstance(one, torch.layout)}
+    properties = metadata.TensorProperties
+    encoding = metadata._MEM_FORMAT_ENCODING
+    path = Known(lambda *parts: _Path("/".join(map(str, parts))), _Path, lambda *_: None)
+    return {
+        **{(kind.__module__, kind.__qualname__): _dataclass(kind) for kind in kinds},
+        (properties.__module__, properties.__qualname__): Known(
+            lambda: object.__new__(properties), properties, properties.__setstate__
+        ),
+        (encoding.__module__, encoding.__qualname__): Known(encoding),
+        ("torch", "Size"): Known(torch.Size),
+        ("torch.serialization", "_get_layout"): Known(layouts.__getitem__),
+        ("collections", "OrderedDict"): Known(OrderedDict),
+        **{
+            ("torch", name): one for name, one in vars(torch).items()
+            if isinstance(one, torch.dtype)
+        },
+        **{
+            (module, kind): path for module in ("pathlib", "pathlib._local")
+            for kind in ("PosixPath", "PurePosixPath", "Path")
+        },
+    }  # fmt: skip
+
+
+class _Path(str):
+    """A path, whose class differs between versions of Python; nothing reads it."""
+
+
+def _dataclass(kind: Any) -> Known:
+    wanted = frozenset(kind.__dataclass_fields__)
+
+    def fill(found: Any, state: Any) -> None:
+        if not isinstance(state, dict) or not state.keys() <= wanted:
+            raise ValueError(f"a state that is none of a {kind.__qualname__}")
+        for name, value in state.items():
+            object.__setattr__(found, name, value)
+
+    return Known(lambda: object.__new__(kind), kind, fill)
