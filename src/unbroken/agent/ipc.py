@@ -117,14 +117,16 @@ class WorkerSocket:
         self._hearer = hearer
         self._loop = asyncio.get_running_loop()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._lock = -1
+        """Descriptor that tells other agents that this one lives."""
         self.connections: set[Connection] = set()
 
     def start(self) -> str:
         """Listen; the path.  WorldError."""
-        directory = socket_directory.path()
-        path = f"{directory}/hyperpod_elastic_agent_{os.getpid()}.sock"
+        path = socket_directory.socket_path()
+        socket_directory.sweep()
         try:
-            os.mkdir(directory, 0o700)
+            self._lock = socket_directory.make()
             self._listener.bind(path)
             self._listener.listen(128)
         except OSError as error:
@@ -140,6 +142,9 @@ class WorkerSocket:
         for connection in list(self.connections):
             self._close(connection, "")
         socket_directory.remove()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def of(self, pid: int) -> list[Connection]:
         """Connections of a worker."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import select
-import shutil
 import signal
 from typing import Annotated
 
@@ -14,6 +13,9 @@ import typer
 from unbroken.embedded import state
 
 from .place import DEFAULT, Directory, resolve
+
+NAMED_MAX = 10
+"""Names of what is left that are printed."""
 
 
 def command(
@@ -38,9 +40,20 @@ def command(
     asyncio.run(stop_pods(paths.nodes))
     paths.state.unlink(missing_ok=True)
     print(f"stopped the cluster of {paths.directory}" if found else "no cluster was running")
-    if purge and (paths.options.exists() or paths.kubeconfig.exists()):
-        shutil.rmtree(paths.directory)
-        print(f"deleted {paths.directory}")
+    if purge:
+        _purge(paths)
+
+
+def _purge(paths: state.Paths) -> None:
+    from unbroken.embedded import folders, networks
+
+    left = folders.purge(paths)
+    if left:
+        names = ", ".join(left[:NAMED_MAX]) + (", ..." if len(left) > NAMED_MAX else "")
+        print(f"deleted the cluster of {paths.directory}; left there: {names}")
+        return
+    networks.release(paths.directory)
+    print(f"deleted {paths.directory}")
 
 
 def _end(pid: int) -> None:

@@ -16,12 +16,14 @@ import typer
 
 from unbroken.core.machine_scripts import source_mapping
 from unbroken.embedded import state
+from unbroken.embedded.folders import private
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.quantity import QuantityError, parse_quantity
 from unbroken.spec.instance_types import instance_type as find_type
 
 from .nodes_options import NodeCommand, NodeRecovery, Provider, RepairDryRun, RepairShare
 from .place import DEFAULT, Directory, resolve
+from .show import note
 
 Given = TypeVar("Given")
 Value = TypeVar("Value")
@@ -303,7 +305,8 @@ def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
 
 def start_detached(paths: state.Paths, options: state.ClusterOptions) -> int:
     """Start `unbroken up` in a session of its own, wait until it is ready; its pid."""
-    paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if notice := private(paths.directory):
+        note(notice)
     arguments = [
         *("--dir", str(paths.directory), "--nodes", str(options.nodes)),
         *("--cpu-per-node", options.cpu, "--memory-per-node", options.memory),

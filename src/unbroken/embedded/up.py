@@ -36,6 +36,7 @@ from . import networks, pytorchjobs
 from .admissions import ADMISSIONS
 from .cluster_keys import credentials_file
 from .controllers import ControllerOptions, run_controllers
+from .folders import private
 from .machine_objects import MachineRequests
 from .machine_options import maker
 from .node import stop_pods
@@ -69,7 +70,8 @@ async def run(paths: Paths, options: ClusterOptions, on_ready: Callable[[State],
     `on_ready` is called once, when the API answers and the nodes have registered.  WorldError when
     the cluster cannot run.
     """
-    paths.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if notice := private(paths.directory):
+        log.warning("%s", notice)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

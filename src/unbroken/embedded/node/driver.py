@@ -22,6 +22,7 @@ from lightkube.models.meta_v1 import OwnerReference
 from lightkube.resources.core_v1 import Node as NodeResource
 from lightkube.resources.core_v1 import Pod
 
+from unbroken.agent import socket_directory
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube import clock
 from unbroken.kube.client import ApiRefusal, KubeClient
@@ -436,6 +437,8 @@ async def stop_pods(directory: Path) -> None:
             known = files.recorded() or {}
             grace = known.get("grace")
             tasks.create_task(end_pod(files, 30.0 if grace is None else float(grace)))
+    # Agents that were killed with their keepers could not remove theirs.
+    socket_directory.sweep()
 
 
 async def end_pod(files: PodFiles, grace_seconds: float) -> None:

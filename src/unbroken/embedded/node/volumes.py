@@ -196,8 +196,8 @@ def provide(name: str, wanted: Content, pod_directory: Path, uid: str) -> Path:
         case HostPath(path, type):
             return _host_path(path, type)
         case Directory(True) if SHARED_MEMORY.is_dir():
-            own = memory_directory(uid) / name
-            own.mkdir(parents=True, exist_ok=True)
+            own = private_memory(uid) / name
+            own.mkdir(exist_ok=True)
         case Directory():
             own.mkdir(parents=True, exist_ok=True)
         case Files(files):
@@ -213,6 +213,18 @@ def provide(name: str, wanted: Content, pod_directory: Path, uid: str) -> Path:
 def memory_directory(uid: str) -> Path:
     """Where a pod's volumes of medium Memory are."""
     return SHARED_MEMORY / f"unbroken-{uid}"
+
+
+def private_memory(uid: str) -> Path:
+    """The same, made so that no other user can enter it.  VolumeProblem: another user made it."""
+    folder = memory_directory(uid)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise VolumeProblem(f"{folder} belongs to user {found.st_uid}: have it removed")
+    # What an earlier version made is open to all.
+    folder.chmod(0o700)
+    return folder
 
 
 def discard(pod_directory: Path, uid: str) -> None:
