@@ -376,9 +376,7 @@ class AgentLink:
 
     async def _status(self, session: aiohttp.ClientSession) -> AgentReport:
         url = self._base.with_path("/status")
-        async with session.get(
-            url, headers=self._headers | PLAIN, auto_decompress=False
-        ) as answer:
+        async with session.get(url, headers=self._headers | PLAIN, auto_decompress=False) as answer:
             body = await _read(answer)
             if answer.status != 200:
                 raise PeerError(f"/status is answered with HTTP {answer.status}")

@@ -14,6 +14,7 @@ from typing import BinaryIO, Protocol
 from unbroken.errors import SpecError
 
 from .show import note
+from .terminal import raw
 
 CHUNK_BYTES = 256 * 1024
 STDIN = "-"
@@ -63,12 +64,12 @@ class Progress:
         percent = min(99, self.read_bytes * 100 // self.total_bytes) if self.total_bytes else 0
         if self.is_terminal and self.total_bytes > 8 * CHUNK_BYTES and percent != self.shown:
             self.shown = percent
-            print(f"\rreading the logs: {percent} %", end="", file=sys.stderr, flush=True)
+            print(f"\rreading the logs: {percent} %", end="", file=raw(sys.stderr), flush=True)
 
     def clear(self) -> None:
         """Take the line away."""
         if self.shown >= 0:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print("\r\x1b[K", end="", file=raw(sys.stderr), flush=True)
             self.shown = -1
 
 

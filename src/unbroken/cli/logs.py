@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ from .complete import JobName
 from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
 from .pod_logs import LogReaders, Ranks, pod_lines, split
 from .show import note, print_json
+from .terminal import worker_line
 from .views import ENDED, state, world_size
 
 OnLine = Callable[[Object, str], Awaitable[None]]
@@ -59,10 +61,11 @@ def command(
             if output is Output.JSON:
                 lines.append({"pod": name, "rank": found, "text": text})
             elif rank is not None:
-                print(text, flush=follow)
+                print(worker_line(text, sys.stdout), flush=follow)
             else:
                 known = local_rank is None or found is None
-                print(f"[{name if known else found}]: {text}", flush=follow)
+                shown = worker_line(text, sys.stdout)
+                print(f"[{name if known else found}]: {shown}", flush=follow)
 
         await (_follow(cluster, job, show) if follow else _print(cluster, job, show, previous))
 

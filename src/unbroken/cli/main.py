@@ -13,6 +13,8 @@ from typer.core import TyperGroup
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
+from .terminal import guard, guarded
+
 COMMANDS = {
     "run": "run:app",
     "jobs": "jobs:command",
@@ -54,6 +56,7 @@ class _Commands(Mapping[str, Any]):
             one.command(name)(found)
             found = one
         command = typer.main.get_command(found)
+        guard(command)
         command.name = name  # The help lists it; an app of several commands has none of its own.
         return command
 
@@ -109,7 +112,8 @@ def call(program: typer.Typer) -> None:
     try:
         program()
     except UnbrokenError as error:
-        print(f"error: {error}", file=sys.stderr)
+        with guarded():
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

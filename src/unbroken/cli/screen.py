@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
+from .terminal import coloured, raw, visible, worker_line
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -48,7 +50,7 @@ class PlainScreen:
         """A line that the job wrote."""
         if self._is_read:
             try:
-                print(line, file=self._output, flush=True)
+                print(worker_line(line, self._output), file=self._output, flush=True)
             except BrokenPipeError:
                 self._is_read = False
                 self.note("nobody reads the output any more; the job goes on")
@@ -80,17 +82,20 @@ class LiveScreen:
 
     def output(self, line: str) -> None:
         """A line that the job wrote."""
-        self._console.out(line, highlight=False)
+        from rich.text import Text
+
+        self._console.print(Text.from_ansi(coloured(line)), soft_wrap=True, highlight=False)
 
     def note(self, text: str) -> None:
         """Something that we say."""
-        self._console.print(f"unbroken: {text}", style="bold yellow", markup=False, soft_wrap=True)
+        shown = f"unbroken: {visible(text)}"
+        self._console.print(shown, style="bold yellow", markup=False, soft_wrap=True)
 
     def state(self, lines: Sequence[str]) -> None:
         """How the job is now: a first line that matters most, and details."""
         from rich.text import Text
 
-        first, *rest = lines
+        first, *rest = map(visible, lines)
         text = Text(first, style="bold", no_wrap=True, overflow="ellipsis")
         for line in rest:
             text.append(f"\n  {line}", style="dim not bold")
@@ -111,5 +116,5 @@ def open_screen(*, is_json: bool) -> Screen:
     if sys.stdout.isatty():
         from rich.console import Console
 
-        return LiveScreen(Console())
+        return LiveScreen(Console(file=raw(sys.stdout)))
     return PlainScreen(sys.stdout)

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import typer
 
+from .terminal import Guarded, marked, visible
+
 FIELD = 11
 """Width of the column of names in a story."""
 NARROWEST = 40
@@ -25,14 +27,19 @@ class Paper:
 
     width: int | None = None
     has_colours: bool = False
+    is_guarded: bool = False
+    """Whether it takes no colours but marked ones."""
 
     def paint(self, text: str, style: str) -> str:
         """The text in a colour, `bold` or `dim`, where there are such."""
         if not self.has_colours or not style:
             return text
+        shown = visible(text)
         if style in ("bold", "dim"):
-            return typer.style(text, bold=style == "bold" or None, dim=style == "dim" or None)
-        return typer.style(text, style)
+            found = typer.style(shown, bold=style == "bold" or None, dim=style == "dim" or None)
+        else:
+            found = typer.style(shown, style)
+        return marked(found) if self.is_guarded else found
 
     def wrap(
         self, text: str, indent: int, style: str = "", first: str | None = None
@@ -57,7 +64,8 @@ def paper() -> Paper:
     if not sys.stdout.isatty():
         return Paper()
     is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    return Paper(shutil.get_terminal_size().columns, not is_plain)
+    columns = shutil.get_terminal_size().columns
+    return Paper(columns, not is_plain, isinstance(sys.stdout, Guarded))
 
 
 def print_json(value: Any) -> None:

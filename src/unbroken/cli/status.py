@@ -7,15 +7,13 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from unbroken.embedded import state
 from unbroken.errors import SpecError
 
 from .cluster_place import KEY_ID, REGION, SECRET, TOKEN, key_of
 from .place import DEFAULT, Directory, Form, Output, resolve
-from .show import note, print_json
+from .show import note, print_json, print_table
 
 if TYPE_CHECKING:
     from lightkube.resources.core_v1 import Node, Pod
@@ -97,11 +95,9 @@ def _show(report: dict[str, Any]) -> None:
     for name, value in (report["clusterApiCredentials"] or {}).items():
         print(f"export {VARIABLES[name]}={shlex.quote(value)}")
     print(f"metrics: {report['metrics']}")
-    table = Table(box=None, pad_edge=False)
-    for title in ("NODE", "READY", "PODS", "CPU", "MEMORY", "GPU"):
-        table.add_column(title)
-    for node in report["nodes"]:
-        ready = "yes" if node["ready"] else "no"
-        cells = (node["name"], ready, node["pods"], node["cpu"], node["memory"], node["gpu"])
-        table.add_row(*map(str, cells))
-    Console().print(table)
+    rows = [
+        (node["name"], ready, node["pods"], node["cpu"], node["memory"], node["gpu"])
+        for node in report["nodes"]
+        for ready in ["yes" if node["ready"] else "no"]
+    ]
+    print_table(("NODE", "READY", "PODS", "CPU", "MEMORY", "GPU"), rows)

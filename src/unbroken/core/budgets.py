@@ -94,9 +94,7 @@ def charge(
     return Charge(status, Remedy.FAIL, f"{text}; {MORE}")
 
 
-def waive(
-    limits: Limits, status: RestartStatus, progress: str, *, is_asked: bool
-) -> RestartStatus:
+def waive(limits: Limits, status: RestartStatus, progress: str, *, is_asked: bool) -> RestartStatus:
     """The budget after a restart that is not charged.
 
     A person who asked for the restart (`is_asked`) may have changed something, and progress is

@@ -67,6 +67,7 @@ PROBES = (
 )
 """Lines that have little in common; what matches all of them matches about every line."""
 
+
 def check_rules(rules: RuleSet) -> list[Finding]:
     """Everything that the rules alone tell, in their order."""
     found, names = [], set[str]()

@@ -38,6 +38,7 @@ UUID = re.compile(r"(?i)[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}")
 MAC = re.compile(r"(?i)[0-9a-f]{2}([:-][0-9a-f]{2}){5,19}|([0-9a-f]{4}\.){2,9}[0-9a-f]{4}")
 DURATION = re.compile(r"[+-]?(\d+(\.\d*)?\s*(ns|us|µs|ms|s|m|h|d|w)\s*)+|[+-]?0")
 
+
 def go_text(value: Any) -> str:
     """`value` as Go's %#v prints decoded JSON; the API's errors show bad values so."""
     match value:
