@@ -56,9 +56,11 @@ check: setup
 	    --check 'full_ann%>=100' 'fn_doc%>=80' 'mod_doc%>=100' 'fn_p95<=35' 'fn_max<=60' 'max_file<=600'
 
 # The job's machines in simulated worlds; each failure is printed with the command that repeats it.
+# FRESH=COMMIT adds 3,000 worlds whose seeds are drawn from the commit's hash.
 SEEDS ?= 5000
+FRESH ?=
 sim: setup
-	@$(BIN)/python -m unbroken.testing --seeds $(SEEDS)
+	@$(BIN)/python -m unbroken.testing --seeds $(SEEDS) $(if $(FRESH),--fresh $(FRESH))
 
 bench: setup
 	@$(BIN)/python benchmarks/api.py

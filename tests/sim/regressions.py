@@ -45,7 +45,7 @@ SEEDS = {
     2044999: "rule: stock agents end what they run, whatever number the stop has",
     1004007: "rule: pods of a full restart were deleted after the restart had turned into the end",
     2038088: "rule: an agent that was frozen while no operator lived was to be missed",
-    2080582: "rule: nobody knows who had a rank last if the operator that moved it dies unheard",
+    2080582: "rule: nobody can tell who had a rank last, if its operator dies unheard",
     1006590: "world: an old report came after the last heartbeat, and was the last word",
     1028588: "the same",
     1034603: "the same",

@@ -2,25 +2,46 @@
 
 python -m unbroken.testing --seed 17 --trace
 python -m unbroken.testing --seeds 5000
+python -m unbroken.testing --seeds 5000 --fresh $(git rev-parse HEAD)
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import multiprocessing
+import signal
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from unbroken.testing.probes import unreached
+from unbroken.testing.progress import Progress
 from unbroken.testing.world import World, run
 
 CHUNK = 50
 SHOWN = 5
 """Failures that are printed in full."""
-Result = tuple[Counter[str], list[tuple[int, str]]]
+FRESH_SEEDS = 3000
+FRESH_FIRST, FRESH_RANGES = 10_000_000, 1_000_000
+"""Fresh seeds lie in one of so many ranges that follow each other, above all that are written down
+anywhere."""
+INTERRUPTED = 130
+"""Exit code of a program that Ctrl-C has ended."""
+Result = tuple[int, Counter[str], list[tuple[int, str]]]
+"""Worlds, their probes and their failures."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What the worlds up to now went through."""
+
+    seeds: int = 0
+    probes: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,11 +51,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="tell all that happens in it")
     parser.add_argument("--seeds", type=int, default=5000, help="run so many worlds")
     parser.add_argument("--first", type=int, default=0, help="seed of the first of them")
+    fresh = f"run {FRESH_SEEDS} more worlds, whose seeds are drawn from this commit's hash"
+    parser.add_argument("--fresh", metavar="COMMIT", help=fresh)
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     options = parser.parse_args(arguments)
     if options.seed is not None:
         return _one(options.seed, _say if options.trace else None)
-    return _many(options.first, options.seeds, options.processes)
+    ranges = [range(options.first, options.first + options.seeds)]
+    if options.fresh:
+        seeds = fresh_seeds(options.fresh)
+        ranges.append(seeds)
+        _say(f"fresh seeds {seeds[0]} to {seeds[-1]}, drawn from commit {options.fresh}")
+        _say(f"    python -m unbroken.testing --first {seeds[0]} --seeds {len(seeds)}")
+    return _many(ranges, options.processes)
+
+
+def fresh_seeds(commit: str) -> range:
+    """Seeds that are the same for the same commit and others for every other one."""
+    drawn = int(hashlib.sha256(commit.encode()).hexdigest(), 16) % FRESH_RANGES
+    first = FRESH_FIRST + drawn * FRESH_SEEDS
+    return range(first, first + FRESH_SEEDS)
 
 
 def run_chunk(seeds: Sequence[int]) -> Result:
@@ -49,7 +85,7 @@ def run_chunk(seeds: Sequence[int]) -> Result:
         else:
             probes.update(world.schedule.probes.keys())
             probes["events"] += world.schedule.events
-    return probes, failures
+    return len(seeds), probes, failures
 
 
 def _say(text: str) -> None:
@@ -66,34 +102,51 @@ def _one(seed: int, tell: Callable[[str], None] | None) -> int:
     return 0
 
 
-def _many(first: int, count: int, processes: int) -> int:
-    began = time.perf_counter()
-    seeds = range(first, first + count)
-    chunks = [seeds[i : i + CHUNK] for i in range(0, count, CHUNK)]
-    probes: Counter[str] = Counter()
-    failures: list[tuple[int, str]] = []
-    for result in _results(chunks, processes):
-        probes.update(result[0])
-        failures += result[1]
-    seconds = time.perf_counter() - began
-    for seed, text in sorted(failures)[:SHOWN]:
+def _many(ranges: Iterable[range], processes: int) -> int:
+    chunks = [seeds[i : i + CHUNK] for seeds in ranges for i in range(0, len(seeds), CHUNK)]
+    progress = Progress(sum(map(len, chunks)), sys.stderr, time.perf_counter)
+    found, is_whole = Found(), True
+    try:
+        for seeds, probes, failures in _results(chunks, processes):
+            found.seeds += seeds
+            found.probes.update(probes)
+            found.failures += failures
+            progress.update(found.seeds, len(found.failures))
+    except KeyboardInterrupt:
+        is_whole = False
+    progress.close()
+    missing = _tell(found, progress.seconds, is_whole=is_whole)
+    if not is_whole:
+        return INTERRUPTED
+    return 1 if found.failures or missing else 0
+
+
+def _tell(found: Found, seconds: float, *, is_whole: bool) -> list[str]:
+    """Print what was found; the probes that no world reached."""
+    probes, failures, count = found.probes, sorted(found.failures), found.seeds
+    for seed, text in failures[:SHOWN]:
         _say(f"seed {seed}\n{text}\n    python -m unbroken.testing --seed {seed} --trace\n")
+    if not is_whole:
+        _say("interrupted; up to then:")
     speed = f"{count} seeds in {seconds:.1f} s: {count / seconds:.0f} seeds/s"
-    _say(f"{speed}, {probes.pop('events', 0) / count:.0f} events a seed, {len(failures)} failures")
+    events = probes.pop("events", 0) / max(count, 1)
+    _say(f"{speed}, {events:.0f} events a seed, {len(failures)} failures")
     _say("  ".join(f"{name} {number}" for name, number in sorted(probes.items())))
-    missing = unreached(probes) if count >= 1000 else []
+    missing = unreached(probes) if count >= 1000 and is_whole else []
     if missing:
         _say(f"never reached: {', '.join(missing)}")
     if len(failures) > SHOWN:
-        _say(f"failed: {sorted(seed for seed, _ in failures)}")
-    return 1 if failures or missing else 0
+        _say(f"failed: {[seed for seed, _ in failures]}")
+    return missing
 
 
-def _results(chunks: Sequence[Sequence[int]], processes: int) -> Iterator[Result]:
+def _results(chunks: Sequence[range], processes: int) -> Iterator[Result]:
     if processes == 1:
         yield from map(run_chunk, chunks)
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    # Ctrl-C reaches every process of the terminal; the first one ends the others.
+    context, ignore = multiprocessing.get_context("fork"), (signal.SIGINT, signal.SIG_IGN)
+    with context.Pool(processes, signal.signal, ignore) as pool:
         yield from pool.imap_unordered(run_chunk, chunks)
 
 
