@@ -29,6 +29,8 @@ SEEDS = {
     286: "an operator that came late to a job that was complete did not read its receipts",
     1683: "an operator that heard no agent of an attempt thought that there had been none",
     1278: "an agent that was started again was sent a copy, and nobody asked it",
+    29919: "world, before it changed: an old report came last, and a hang was not seen",
+    31225: "before its world changed: the next operator named another reason for a decided end",
     1008673: "an agent offered the port of an attempt that it had not heard of for the next one",
     1007048: "a pod's failure was charged again by the next operator, which had no incident of it",
     1057560: "the same, and no restart was left",
