@@ -7,13 +7,27 @@ from unbroken.core.roster import UNHEARD, Member
 from unbroken.wire.agent import AgentReport, AgentState
 
 
+def member() -> Member:
+    """A pod that runs."""
+    return Member(PodView(PodName("p"), PodUid("u"), "w", 0, PodPhase.RUNNING), UNHEARD)
+
+
+def test_a_late_report_does_not_bring_back_workers_that_have_ended_at_the_barrier() -> None:
+    pod = member()
+    early = AgentReport("a", AgentState.READY, newest_attempt=0, nproc=1, kept=(0,))
+    late = AgentReport("a", AgentState.READY, newest_attempt=0, nproc=1)
+    assert pod.take(early)
+    assert pod.take(late)
+    assert not pod.take(early)
+
+
 def test_a_late_report_does_not_take_back_the_port_that_is_offered() -> None:
-    member = Member(PodView(PodName("p"), PodUid("u"), "w", 0, PodPhase.RUNNING), UNHEARD)
+    pod = member()
     early = AgentReport("a", AgentState.READY, newest_attempt=0, nproc=1)
     late = AgentReport("a", AgentState.READY, newest_attempt=0, nproc=1, offered_port=2000)
-    assert member.take(early)
-    assert member.take(late)
-    assert not member.take(early)
-    assert member.report == late
+    assert pod.take(early)
+    assert pod.take(late)
+    assert not pod.take(early)
+    assert pod.report == late
     withdrawn = AgentReport("a", AgentState.READY, newest_attempt=1, nproc=1)
-    assert member.take(withdrawn)
+    assert pod.take(withdrawn)

@@ -38,6 +38,9 @@ _STATE_ORDER = {
     AgentState.SHUTDOWN: 5,
 }
 _BETWEEN_ATTEMPTS = (AgentState.INIT, AgentState.READY, AgentState.SHUTDOWN)
+Position = tuple[int, int, bool, int]
+"""Attempt, state, whether a port is offered, and the workers at the barrier, below zero."""
+_UNKNOWN: Position = (-2, 0, False, 0)
 
 
 def is_stock(report: AgentReport) -> bool:
@@ -54,7 +57,7 @@ class Member:
     """Newest attempt of which it is proven that no worker lives here, nor will."""
     report: AgentReport | None = None
     """Newest one from the newest agent process."""
-    position: tuple[int, int, bool] = (-2, 0, False)
+    position: Position = _UNKNOWN
     past_agents: dict[str, None] = field(default_factory=dict)
     """Earlier agent processes of the pod, oldest first."""
     ordered: int | None = None
@@ -103,7 +106,7 @@ class Member:
             # A stock agent that has restarted its processes, as it was told to, looks like another
             # one; of what it was told to stop nothing lives in either.
             asked = self.asked if is_stock(report) else -1
-            self.position, self.ordered, self.asked = (-2, 0, False), None, asked
+            self.position, self.ordered, self.asked = _UNKNOWN, None, asked
         elif not is_stock(report) and self._position(report) < self.position:
             return False
         self.position = self._position(report)
@@ -111,12 +114,12 @@ class Member:
         self._learn(report)
         return True
 
-    def _position(self, report: AgentReport) -> tuple[int, int, bool]:
+    def _position(self, report: AgentReport) -> Position:
         """How far the agent was; it never goes back.  In each state a port is offered once it is
-        found."""
+        found, and who waits at the barrier may be ended there."""
         of = report.newest_attempt if report.state in _BETWEEN_ATTEMPTS else self.attempt_of(report)
         has_port = report.offered_port is not None
-        return (-1 if of is None else of, _STATE_ORDER[report.state], has_port)
+        return (-1 if of is None else of, _STATE_ORDER[report.state], has_port, -len(report.kept))
 
     def _learn(self, report: AgentReport) -> None:
         if report.state in _BETWEEN_ATTEMPTS:
