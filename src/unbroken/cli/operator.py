@@ -147,9 +147,8 @@ def command(
     terms = LeaderTerms(namespace=lease_namespace)
     least = link_bandwidth(check_link)
     checks = CheckerOptions(check_image, log_directory=check_logs, link_bandwidth=least)
-    metrics = _metrics(metrics_host, metrics_port)
-    parts = [part not in (without or ()) for part in Part]
-    options = partial(OperatorOptions, namespace, terms, checks, repair, metrics, *parts)
+    settings = (namespace, terms, checks, repair, _metrics(metrics_host, metrics_port))
+    options = partial(OperatorOptions, *settings, *(part not in (without or ()) for part in Part))
     tls = tls_files(cluster_api_tls_cert, cluster_api_tls_key)
     serving = _serving(cluster_api_host, cluster_api_port, cluster_api_credentials, tls)
     asked = webhook_options(webhook_port, webhook_service, webhook_client_ca)
