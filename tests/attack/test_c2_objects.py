@@ -26,6 +26,7 @@ from apiservers import Cluster, kubeconfig_of
 from attack.hostile_objects import JSON, mutated, nested
 from controller import conftest
 from controller.conftest import conditions, job
+from unbroken.cli.cluster import _decoded
 from unbroken.controller.auto_resume_views import concerns, node_state, pod_state
 from unbroken.controller.kinds import IncidentObject, JobObject, PyTorchJobObject
 from unbroken.controller.node_repair_views import repair_node
@@ -251,6 +252,12 @@ def test_an_object_is_told_once_and_counted_each_time(caplog: pytest.LogCaptureF
     for number in range(5000):
         refusals.unreadable(head_of(item(f"a{number}", 1).encode()), ValueError("odd"))
     assert len(refusals.untold) == len(refusals._known) == 1024
+
+
+def test_a_list_of_the_cli_shows_the_others() -> None:
+    body = f'{{"items":[{item("deep", 1, spec=nested(9_000))},{item("honest", 1)}]}}'
+    names = [one["metadata"]["name"] for one in _decoded(body.encode())["items"]]
+    assert names == ["deep", "honest"]
 
 
 @given(JSON, st.integers(1, 12))

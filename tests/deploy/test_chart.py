@@ -293,6 +293,16 @@ def test_an_operator_of_one_namespace_has_rights_to_jobs_there_only() -> None:
     assert one_of(found, "Role", "unbroken-operator-lease")["metadata"]["namespace"] == "team-a"
 
 
+def test_the_authority_of_the_api_server_is_mounted_where_it_is_named() -> None:
+    assert "webhook-client-ca" not in str(render())
+    found = render({"webhook": {"clientCAConfigMap": "front-proxy"}})
+    assert "--webhook-client-ca=/etc/unbroken-webhook/ca.crt" in arguments(found)
+    pod = pod_of(one_of(found, "Deployment", "unbroken-operator"))
+    assert {"name": "webhook-client-ca", "configMap": {"name": "front-proxy"}} in pod["volumes"]
+    mounts = {one["name"]: one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+    assert mounts["webhook-client-ca"] == "/etc/unbroken-webhook"
+
+
 def test_an_image_is_named_by_tag_or_digest() -> None:
     def image(values: Object) -> str:
         (container,) = pod_of(one_of(render(values), "Deployment", "unbroken-operator"))[

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import json
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -333,6 +335,34 @@ def test_the_webhook_keeps_its_registration(world: World) -> None:
     changed = {**found["webhooks"][0], "timeoutSeconds": 1}
     merged(world, path, {"webhooks": [changed]})
     world.plane.wait(path, lambda one: one["webhooks"][0]["timeoutSeconds"] != 1)
+
+
+def test_a_pod_is_tried_for_a_user_who_may_create_it(world: World) -> None:
+    """Asked as the API server asks, which does not reach Services of this network."""
+    path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/unbroken-jobs"
+    client = world.plane.wait(path)["webhooks"][0]["clientConfig"]
+    place = client["service"]
+    words = next(one.process.args for one in world.operators if one.process.poll() is None)
+    port = next(int(word.partition("=")[2]) for word in words if "--webhook-port" in word)
+    user = {"username": "admin", "groups": ["system:masters"]}
+    job = {"apiVersion": "sagemaker.amazonaws.com/v1", "kind": "HyperPodPyTorchJob"}
+    container = {"name": "main", "image": "any", "resources": {"limits": {"cpu": "-1"}}}
+    replica = {"name": "pods", "replicas": 1, "template": {"spec": {"containers": [container]}}}
+    job |= {"metadata": {"name": "tried"}, "spec": {"replicaSpecs": [replica]}}
+    asked = {"uid": "1", "namespace": "default", "object": job, "userInfo": user}
+    trusted = base64.b64decode(client["caBundle"]).decode()
+    tls = ssl.create_default_context(cadata=trusted).wrap_socket(
+        socket.create_connection(("127.0.0.1", port)),
+        server_hostname=f"{place['name']}.{place['namespace']}.svc",
+    )
+    body = json.dumps({"kind": "AdmissionReview", "request": asked}).encode()
+    with tls:
+        head = f"POST {place['path']} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        tls.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        answer = b"".join(iter(lambda: tls.recv(65536), b""))
+    said = json.loads(answer.partition(b"\r\n\r\n")[2])["response"]
+    assert not said["allowed"]
+    assert "resources.limits[cpu]" in said["status"]["message"]
 
 
 def test_a_check_that_is_long_over_is_deleted(world: World) -> None:

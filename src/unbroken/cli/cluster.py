@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from unbroken.errors import SpecError, WorldError
+from unbroken.kube.nesting import DEPTH_MAX, cut
 from unbroken.spec import incident as incident_spec
 from unbroken.spec import job as job_spec
 
@@ -142,7 +143,11 @@ def is_owned(item: Mapping[str, Any], uid: str) -> bool:
 
 
 def _decoded(body: bytes) -> Object:
-    found: Object = msgspec.json.decode(body)
+    """An answer of the API; what is nested too deeply in it is replaced by a number."""
+    try:
+        found: Object = msgspec.json.decode(body)
+    except RecursionError:
+        found = msgspec.json.decode(cut(body, DEPTH_MAX)[0])
     return found
 
 

@@ -144,8 +144,7 @@ def command(
         DEFAULT_SHARE if repair_share is None else repair_share,
         bool(repair_dry_run),
     )
-    terms = LeaderTerms(namespace=lease_namespace)
-    least = link_bandwidth(check_link)
+    terms, least = LeaderTerms(namespace=lease_namespace), link_bandwidth(check_link)
     checks = CheckerOptions(check_image, log_directory=check_logs, link_bandwidth=least)
     settings = (namespace, terms, checks, repair, _metrics(metrics_host, metrics_port))
     options = partial(OperatorOptions, *settings, *(part not in (without or ()) for part in Part))

@@ -47,7 +47,7 @@ from unbroken.core.repair_events import (
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.kube.clock import catch_up, steady_clock
+from unbroken.kube.clock import catch_up, pause, steady_clock
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
@@ -77,6 +77,7 @@ COMPONENT = "unbroken-node-repair"
 WORKERS = 4
 CALLS_MAX = 32
 """Calls of a provider at a time; one takes minutes at most."""
+TICK_RETRY_SECONDS = 5.0
 MACHINE_ASK_SECONDS = 1.0
 """Between two looks at a Machine: they boot in moments, and are read from the API server."""
 PROVIDERS = ("machines", "cluster-api", "karpenter", "command", "none")
@@ -191,7 +192,12 @@ class NodeRepair:
                     await self._wake.wait()
             except TimeoutError:
                 await catch_up(due, self._clock)
-                self._take(Tick())
+                try:
+                    self._take(Tick())
+                except Exception:
+                    # This task is the program's own: it must not end with what one node says.
+                    log.exception("node_repair=tick")
+                    await pause(TICK_RETRY_SECONDS)
 
     # What the API says.
 

@@ -44,9 +44,12 @@ class WebhookProcess:
         random, failures = entropy(), 0
         while True:
             began = monotonic()
-            code = await self._run_once()
+            try:
+                ended = f"exit_code={await self._run_once()}"
+            except OSError as error:  # no memory, descriptor or process for another
+                ended = f'reason="{error}"'
             failures = 1 if monotonic() - began > STEADY_SECONDS else failures + 1
-            log.warning("webhook=ended exit_code=%s failures=%d", code, failures)
+            log.warning("webhook=ended %s failures=%d", ended, failures)
             await pause(RESTARTS.delay(failures, random))
 
     async def _run_once(self) -> int:
