@@ -11,6 +11,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 import re
 import socket
 import sys
@@ -34,7 +35,7 @@ from unbroken.wire.agent_codec import encode_report
 from unbroken.wire.observation import RankWatch
 
 PORT = 18080
-FIRST_NET = 224
+FIRST_NET = int(os.environ.get("CONTROL_PLANE_NET", "224"))
 """Of the loopback addresses of agents; those of embedded clusters lie below."""
 WEBSOCKET = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 """RFC 6455, 1.3."""

@@ -52,9 +52,9 @@ from unbroken.wire.agent_codec import (
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .permit import Always, Permit
-from .rates import Rate
+from .rates import HEAVY_BYTES, Rate
 from .reports import read_answer
-from .sessions import plain_session
+from .sessions import agent_session
 from .turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,9 @@ QUESTIONS_MAX = 2
 """Answers with evidence that an agent may still owe."""
 PLAIN = {"Accept-Encoding": "identity"}
 """Nothing is unpacked: a short answer could become a long one."""
+BREACH_LIMIT_SECONDS = 30.0
+"""Longest pause before an agent that breaks the protocol is connected to; it begins at 1 s and is
+doubled each time."""
 NO_LINK = (403, 404)
 """Answers to who asks for a link where there is none: a stock agent says 404, and 403 where its
 server (uvicorn) finds a library for WebSockets."""
@@ -129,6 +132,8 @@ class AgentLink:
         self.room = asyncio.Event()
         """Set while reports may be handed over; an agent waits unread for it.  May be replaced."""
         self.room.set()
+        self.heavy = asyncio.Lock()
+        """Held while a long message is read; likewise, for those who share their turns."""
         self.report_bytes = 0
         """Length of the newest report as it came."""
         self._rate: Rate | None = None
@@ -144,7 +149,7 @@ class AgentLink:
         self._questions = 0
         """For evidence, without an answer so far."""
         self._is_up = False
-        self._failures = 0
+        self._failures = self._breaches = 0
         self._why = ""
         """Why it could not be reached when that was last logged."""
 
@@ -157,6 +162,10 @@ class AgentLink:
         """Ask for evidence.  No answer comes from an agent that cannot give it or is not linked."""
         self._questions = min(self._questions + 1, QUESTIONS_MAX)
         self._send_aside(command)
+
+    def forget(self) -> None:
+        """Keep nothing of the newest report: a heartbeat that repeats it is read anew."""
+        self._report = None
 
     def warm(self, command: WarmCommand) -> None:
         """Say who knows what to import; nothing comes of it where the agent is not linked."""
@@ -172,7 +181,7 @@ class AgentLink:
         if self._session is not None:
             await self._run(self._session)
             return
-        async with plain_session() as session:
+        async with agent_session() as session:
             await self._run(session)
 
     async def _run(self, session: aiohttp.ClientSession) -> None:
@@ -202,8 +211,19 @@ class AgentLink:
 
     async def _pause(self) -> None:
         grown = RETRY_FIRST_SECONDS * RETRY_FACTOR ** min(self._failures - 2, 64)
-        delay = min(RETRY_LIMIT_SECONDS, grown) * (1.0 - self.turns.random.random() / 2)
+        delay = min(RETRY_LIMIT_SECONDS, grown)
+        if self._breaches:
+            delay = min(BREACH_LIMIT_SECONDS, 2.0 ** min(self._breaches - 1, 64))
+        delay *= 1.0 - self.turns.random.random() / 2
         await _first(asyncio.Event(), delay)
+
+    def _broken(self, error: Exception, seconds: float) -> Broken:
+        # A refused handshake may come from a proxy before an agent that is not up yet.
+        is_refusal = isinstance(error, aiohttp.WSServerHandshakeError)
+        if isinstance(error, PeerError | aiohttp.ClientResponseError) and not is_refusal:
+            self._breaches += 1
+            self._failures += 1  # No second look is needed.
+        return Broken(self._told(_text(error, seconds)))
 
     def _told(self, what: str) -> str:
         return f"the agent at {self._base.authority} {what}"
@@ -252,18 +272,18 @@ class AgentLink:
             is_stock = error.status in NO_LINK
             return Broken(self._told(_refusal_text(error.status)), is_stock)
         except _ERRORS as error:
-            return Broken(self._told(_text(error, CONNECT_SECONDS)))
+            return self._broken(error, CONNECT_SECONDS)
         async with _closing(socket), asyncio.TaskGroup() as tasks:
             sending = tasks.create_task(self._send_all(socket))
             self._is_linked = True
             try:
-                return Broken(await self._receive_all(socket))
+                return await self._receive_all(socket)
             finally:
                 self._is_linked = False
                 self._asides.clear()
                 sending.cancel()
 
-    async def _receive_all(self, socket: Socket) -> str:
+    async def _receive_all(self, socket: Socket) -> Broken:
         """Take what the agent says until it says no more; why that is."""
         self._heard_hash, self._report, self._questions = 0, None, 0
         silence = MISSED_MAX * self.heartbeat_seconds
@@ -271,23 +291,39 @@ class AgentLink:
             async with _patience(silence) as patience:
                 while True:
                     message = await socket.receive()
-                    if message.type is aiohttp.WSMsgType.TEXT:
+                    size = len(message.data) if isinstance(message.data, bytes) else 0
+                    began = _now()
+                    if message.type is not aiohttp.WSMsgType.TEXT:
+                        if not await _take_other(socket, message):
+                            break
+                    elif size > HEAVY_BYTES:
+                        began = await self._take_heavy(message.data, patience)
+                    else:
                         self._take_frame(message.data)
-                    elif not await _take_other(socket, message):
-                        break
                     patience.heard()
-                    delay = self._spoken().message(len(message.data), patience.heard_at)
+                    now = patience.heard_at
+                    delay = self._spoken().message(size, now - began, now)
                     if delay or not self.room.is_set():
                         # TCP holds the agent up meanwhile, which is no silence of its own.
                         with patience.suspended():
                             await _first(asyncio.Event(), delay)
                             await self.room.wait()
-            return self._told("closed the link")
+            return Broken(self._told("closed the link"))
         except TimeoutError:
             self._failures += 1  # Three heartbeats are missing: no second look is needed.
-            return self._told(f"was silent for {silence:g} s")
+            return Broken(self._told(f"was silent for {silence:g} s"))
         except _ERRORS as error:
-            return self._told(_text(error, silence))
+            return self._broken(error, silence)
+
+    async def _take_heavy(self, frame: bytes, patience: Patience) -> float:
+        """Take a long frame in its turn; when that began."""
+        with patience.suspended():
+            async with self.heavy:
+                began = _now()
+                self._take_frame(frame)
+                # The next one of the job is not read before others have had their turn.
+                await asyncio.sleep(0)  # noqa: TID251 - gives way, and waits for nothing
+                return began
 
     def _take_frame(self, frame: bytes) -> None:
         # A heartbeat repeats the report.  Only its hash is kept: thousands of frames are large.
@@ -302,15 +338,14 @@ class AgentLink:
     def _answer(self, frame: bytes) -> AgentReport | None:
         """The report in a frame; None: it had something else, which was dealt with."""
         try:
-            answer = read_answer(frame)
+            answer = read_answer(frame, takes_evidence=self._questions > 0)
         except EvidenceError as error:
             logger.warning("agent=%s dropped reason=%r", self._base.authority, str(error))
             return None
         if not isinstance(answer, Evidence):
             return answer
-        if self._questions:
-            self._questions -= 1
-            self._on_evidence(answer)
+        self._questions -= 1
+        self._on_evidence(answer)
         return None
 
     async def _send_all(self, socket: Socket) -> None:
@@ -337,11 +372,11 @@ class AgentLink:
                     await self._post_pending(session)
                     report = await self._status(session)
             except _ERRORS as error:
-                return Broken(self._told(_text(error, SILENCE_SECONDS)))
+                return self._broken(error, SILENCE_SECONDS)
             self._heard(report)
             await self.room.wait()
             # Polls have a rate of their own; only long answers make it slower.
-            delay = self._spoken().size(self.report_bytes, _now())
+            delay = self._spoken().answer(self.report_bytes, 0.0, _now())
             await _first(self._has_command, max(POLL_SECONDS, delay))
 
     async def _post_pending(self, session: aiohttp.ClientSession) -> None:

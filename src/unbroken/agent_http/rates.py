@@ -13,6 +13,12 @@ MESSAGES_A_SECOND, MESSAGES_BURST = 5.0, 40.0
 within a second of a start or a fault."""
 BYTES_A_SECOND, BYTES_BURST = 64 * 1024.0, 2 * 1024 * 1024.0
 """Bytes of one agent, sustained and at once.  A report of 16 workers takes 4 to 25 KB."""
+WORK_A_SECOND, WORK_BURST = 0.002, 0.1
+"""Seconds of the operator's time for the messages of one agent, sustained and at once.  A report
+takes 0.1 ms and one that was made to be slow 50 ms: a hundred such agents get a fifth of a core."""
+HEAVY_BYTES = 16 * 1024
+"""Of messages that are longer one of a job is read at a time, and others have their turn between:
+one may take 50 ms."""
 CONNECTION_MESSAGES = 10.0
 """An agent that ends its connection and is connected to again at once costs so many messages."""
 
@@ -36,19 +42,21 @@ class _Bucket:
 class Rate:
     """The rate of one agent, over all of its connections."""
 
-    __slots__ = ("_bytes", "_messages")
+    __slots__ = ("_bytes", "_messages", "_work")
 
     def __init__(self, now: float) -> None:
         self._messages = _Bucket(MESSAGES_A_SECOND, MESSAGES_BURST, MESSAGES_BURST, now)
         self._bytes = _Bucket(BYTES_A_SECOND, BYTES_BURST, BYTES_BURST, now)
+        self._work = _Bucket(WORK_A_SECOND, WORK_BURST, WORK_BURST, now)
 
-    def message(self, size: int, now: float) -> float:
-        """Count a message; the seconds to wait before the next one is read."""
-        return max(self._messages.wait(1.0, now), self._bytes.wait(size, now))
+    def message(self, size: int, work: float, now: float) -> float:
+        """Count a message that took so many seconds to read; the seconds to wait before the next
+        one is read."""
+        return max(self._messages.wait(1.0, now), self.answer(size, work, now))
 
-    def size(self, size: int, now: float) -> float:
-        """Count the bytes of an answer that was asked for; the seconds to wait before the next."""
-        return self._bytes.wait(size, now)
+    def answer(self, size: int, work: float, now: float) -> float:
+        """Count an answer that was asked for; the seconds to wait before the next question."""
+        return max(self._bytes.wait(size, now), self._work.wait(work, now))
 
     def connection(self, now: float) -> float:
         """Count a connection; the seconds to wait before it is made."""

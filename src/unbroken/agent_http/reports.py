@@ -24,7 +24,7 @@ _ESCAPE = b"\\"
 _DECODER = msgspec.json.Decoder(AgentReport)
 
 
-def read_answer(frame: bytes) -> AgentReport | Evidence | None:
+def read_answer(frame: bytes, takes_evidence: bool = True) -> AgentReport | Evidence | None:
     """As `decode_answer`, and with the same errors."""
     # No text in a frame of this size can be one that is to be cut.
     is_usual = len(frame) <= TEXT_MAX and frame.startswith(_HEAD)
@@ -32,10 +32,10 @@ def read_answer(frame: bytes) -> AgentReport | Evidence | None:
         try:
             report = _DECODER.decode(frame)
         except (msgspec.DecodeError, RecursionError):
-            return decode_answer(frame)
+            return decode_answer(frame, takes_evidence)
         if _is_usual(report):
             return replace(report, progress={}) if report.progress else report
-    return decode_answer(frame)
+    return decode_answer(frame, takes_evidence)
 
 
 def _is_usual(report: AgentReport) -> bool:

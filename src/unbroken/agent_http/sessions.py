@@ -7,19 +7,50 @@ to send this program anywhere else, nor fill its memory with few bytes.
 
 from __future__ import annotations
 
+import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import aiohttp
+from aiohappyeyeballs import AddrInfoType
 from aiohttp import hdrs
+from aiohttp.connector import Connection
+from aiohttp.http import HttpProcessingError
 
 from unbroken.errors import PeerError
+
+
+AGENT_RECEIVE_BYTES = 16 * 1024
+"""The kernel's receive buffer of a connection to an agent. No more is read of one agent before the
+others have their turn. A report is shorter as a rule; a long one comes in pieces."""
+
+
+class FinalResponse(aiohttp.ClientResponse):
+    """An answer that refuses to be put off (status 1xx): there could be millions of those."""
+
+    async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+        """Read the head of the answer; ClientResponseError."""
+        protocol = connection.protocol
+        assert protocol is not None
+        try:
+            message, payload = await protocol.read()
+        except HttpProcessingError as error:
+            raise self._wrong(error.message) from error
+        if message.code < 200 and message.code != 101:
+            raise self._wrong(f"status {message.code}")
+        # The base class reads it from here.
+        protocol.feed_data((message, payload), 0)
+        return await super().start(connection)
+
+    def _wrong(self, text: str) -> aiohttp.ClientResponseError:
+        return aiohttp.ClientResponseError(self.request_info, self.history, message=text)
 
 
 def plain_session(
     timeout: aiohttp.ClientTimeout | None = None,
     headers: Mapping[str, str] | None = None,
     tls: ssl.SSLContext | None = None,
+    make_socket: Callable[[AddrInfoType], socket.socket] | None = None,
 ) -> aiohttp.ClientSession:
     """Make a session that refuses redirects and compressed answers (PeerError).
 
@@ -27,14 +58,28 @@ def plain_session(
     says which certificates are trusted; None trusts those of the system.
     """
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ssl=tls or True),
+        connector=aiohttp.TCPConnector(limit=0, ssl=tls or True, socket_factory=make_socket),
         timeout=timeout or aiohttp.ClientTimeout(total=300.0),
         headers={hdrs.ACCEPT_ENCODING: "identity", **(headers or {})},
         middlewares=(_only_its_own_answer,),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         trust_env=False,
+        response_class=FinalResponse,
     )
+
+
+def agent_session() -> aiohttp.ClientSession:
+    """Make the session in which an operator talks to all agents, of all jobs."""
+    return plain_session(make_socket=_agent_socket)
+
+
+def _agent_socket(address: AddrInfoType) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, AGENT_RECEIVE_BYTES)
+    return made
 
 
 async def _only_its_own_answer(

@@ -40,6 +40,8 @@ class AgentMemory:
         self.room = asyncio.Event()
         """Set while the inbox takes more."""
         self.room.set()
+        self.heavy = asyncio.Lock()
+        """Held while a long message of the job's agents is read."""
         self.is_bare = False
         """The job was over its budget: only the bare state of agents is kept."""
         self.bytes = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client import CollectorRegistry
 
-from unbroken.agent_http.sessions import plain_session
+from unbroken.agent_http.sessions import agent_session
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import steady_clock, wall
 from unbroken.kube.events import EventRecorder
@@ -132,7 +132,7 @@ async def _lead(
             repair = NodeRepair(client, informers, repairs, options.repair)
             tasks.create_task(repair.run())
             tasks.create_task(Clusters(client, informers).run())
-        async with plain_session() as session:
+        async with agent_session() as session:
             around = Surroundings(
                 client=client,
                 recorder=recorder,

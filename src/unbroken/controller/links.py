@@ -122,7 +122,8 @@ class AgentLinks:
 
         token = None if self._key is None else self._key.hex()
         link = AgentLink(address, place.port, token, on_report, on_lost, self._session, on_evidence)
-        link.permit, link.turns, link.room = self._permit, self._turns, self._memory.room
+        link.permit, link.turns = self._permit, self._turns
+        link.room, link.heavy = self._memory.room, self._memory.heavy
         link.heartbeat_seconds = heartbeat_seconds(max(self._turns.links, self._memory.agents))
         held = _Held(address, place, link, self._tasks.create_task(link.run()))
         self._held[uid] = held
@@ -135,8 +136,9 @@ class AgentLinks:
             if not memory.is_bare and not memory.report(uid, weight):
                 self._too_large()
             held.heard, held.report = report, report
-        if memory.is_bare and held.report is held.heard:
-            held.report = bare(report)
+        if memory.is_bare:
+            held.link.forget()
+            held.heard, held.report = None, bare(report)
             weight = weigh_report(held.report, 0)
             memory.report(uid, weight)
         memory.told(weight)

@@ -34,7 +34,7 @@ from .observation import CollectCommand, Evidence
 from .observation_codec import EVIDENCE, collect_body, collect_from, evidence_from, watch_from
 
 WORKERS_MAX = 1024
-FAULTS_MAX = 1024
+FAULTS_MAX = 256
 RULES_MAX = 1024
 NAME_CHARACTERS = 300
 """Of a module."""
@@ -109,17 +109,19 @@ def decode_report(frame: str | bytes) -> AgentReport:
     return report_from(load(frame))
 
 
-def decode_answer(frame: str | bytes) -> AgentReport | Evidence | None:
+def decode_answer(
+    frame: str | bytes, takes_evidence: bool = True
+) -> AgentReport | Evidence | None:
     """Read a frame of an agent's link as the operator needs it, without `progress`.
 
-    None: a frame of a type that only newer programs know.  PeerError; EvidenceError where only the
-    evidence is lost, and the agent reports as before.
+    None: evidence that is not wanted, or a frame of a type that only newer programs know.
+    PeerError; EvidenceError where only the evidence is lost, and the agent reports as before.
     """
     if len(frame) > LINK_BYTES_MAX:
         raise PeerError(f"a message of {len(frame)} bytes; at most {LINK_BYTES_MAX} are read")
     value = load(frame)
     kind = value.get("type", "report")
-    if kind == EVIDENCE:
+    if kind == EVIDENCE and takes_evidence:
         try:
             return evidence_from(value)
         except PeerError as error:
