@@ -1,7 +1,7 @@
 """How long one operator takes to stop and start a large job, and what that costs.
 
     python benchmarks/control_plane.py [--agents 100,1000,5000,12500] [--server embedded,real]
-                                       [--jobs N] [--incidents N] [--steps] [--json FILE]
+                                       [--jobs N] [--incidents N] [--steps] [--plain] [--json FILE]
 
 The operator is a process of its own, and so is the API server; agents live in two other ones, each
 at an address of its own, with frames and repetitions of real ones and no workers.  One of them
@@ -117,7 +117,7 @@ async def measure(kind: str, count: int, options: argparse.Namespace) -> dict[st
                 sys.exit(f"{count} agents cannot be divided among {options.jobs} jobs")
             made = agents(count, options.nproc, options.processes, options.steps)
             async with made as running, asyncio.TaskGroup() as tasks:
-                kubelet = tasks.create_task(Kubelet(client, count // options.jobs).run())
+                kubelet = tasks.create_task(Kubelet(client, count // options.jobs, running).run())
                 with operator(kubeconfig, folder, options.operator, options.profile) as one:
                     found = await _measured(client, count, running, one, options)
                 kubelet.cancel()
@@ -133,7 +133,7 @@ async def _measured(
 ) -> dict[str, Any]:
     began = time.monotonic()
     for job in range(options.jobs):
-        await _create(client, manifest(job, count // options.jobs, options.nproc))
+        await _create(client, manifest(job, count // options.jobs, options.nproc, options.plain))
     await until(running.state, START_SECONDS, lambda found: bool(found["running"] == count))
     created = time.monotonic() - began
     print(f"{count} run after {created:.1f} s", flush=True)
@@ -188,6 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--agents", default="100,1000,5000,12500")
     parser.add_argument("--server", default="embedded")
+    parser.add_argument("--plain", action="store_true", help="jobs without a key")
     parser.add_argument("--jobs", type=int, default=1, help="that share the agents")
     parser.add_argument("--incidents", type=int, default=10)
     parser.add_argument("--nproc", type=int, default=8, help="workers of an agent")

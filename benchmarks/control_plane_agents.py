@@ -33,6 +33,7 @@ from unbroken.wire.agent import (
 )
 from unbroken.wire.agent_codec import encode_report
 from unbroken.wire.observation import RankWatch
+from unbroken.wire.proof import NONCE_HEADER, Seal, Unseal, greeting, nonce_of
 
 PORT = 18080
 FIRST_NET = int(os.environ.get("CONTROL_PLANE_NET", "224"))
@@ -121,14 +122,18 @@ class Frames:
         return text
 
     def make(self, name: str, known: dict[str, Any]) -> bytes:
-        """A whole frame of the link."""
-        payload = (self._texts[name] % known).encode()
-        size = len(payload)
-        if size < 126:
-            return bytes((0x81, size)) + payload
-        if size < 1 << 16:
-            return b"\x81\x7e" + size.to_bytes(2, "big") + payload
-        return b"\x81\x7f" + size.to_bytes(8, "big") + payload
+        """What a frame of the link says."""
+        return (self._texts[name] % known).encode()
+
+
+def framed(code: int, payload: bytes) -> bytes:
+    """A whole frame of the link: text (1) or binary (2)."""
+    size, head = len(payload), 0x80 | code
+    if size < 126:
+        return bytes((head, size)) + payload
+    if size < 1 << 16:
+        return bytes((head, 0x7E)) + size.to_bytes(2, "big") + payload
+    return bytes((head, 0x7F)) + size.to_bytes(8, "big") + payload
 
 
 @dataclass(eq=False, slots=True)
@@ -141,6 +146,9 @@ class Agent:
     frame: bytes = b""
     sent_at: float = 0.0
     restate_seconds: float = RESTATED * HEARTBEAT_SECONDS
+    key: bytes | None = None
+    """Of its job; None: it has none."""
+    uid: str = ""
     links: list[Link] = field(default_factory=list)
 
     def say(self, name: str) -> None:
@@ -153,7 +161,7 @@ class Agent:
         """Report the same again."""
         self.sent_at = self.home.now
         for link in self.links:
-            link.transport.write(self.frame)
+            link.tell(self.frame)
 
     def command(self, payload: bytes) -> None:
         """Follow a start or a stop, as `core.workers` does for one whose workers just obey."""
@@ -199,14 +207,23 @@ class Link(asyncio.Protocol):
         self._agent = agent
         self._rest = b""
         self._is_open = False
+        self._seal: Seal | None = None
+        self._unseal: Unseal | None = None
         self.transport: asyncio.Transport
+
+    def tell(self, payload: bytes) -> None:
+        """Say something."""
+        if self._seal is None:
+            self.transport.write(framed(1, payload))
+        else:
+            self.transport.write(framed(2, self._seal(payload)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._is_open:
+        if self in self._agent.links:
             self._agent.links.remove(self)
 
     def data_received(self, data: bytes) -> None:
@@ -218,8 +235,12 @@ class Link(asyncio.Protocol):
                 return
             self._open(head)
         for code, payload in self._frames():
-            if code == 1:
-                self._agent.command(payload)
+            if code in (1, 2):
+                said = payload if self._unseal is None else self._unseal(payload)
+                if said:
+                    self._agent.command(said)
+                else:
+                    self._join()
             elif code == 8:
                 self.transport.write(b"\x88\x00")
                 self.transport.close()
@@ -232,8 +253,21 @@ class Link(asyncio.Protocol):
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Accept: " + accept + b"\r\n\r\n"
         )
+        target = head.split(b" ", 2)[1].decode()
+        names = {name.lower(): value for name, value in fields.items()}
+        nonce = nonce_of(names.get(NONCE_HEADER.lower().encode(), b"").decode())
         asked = HEARTBEAT.search(head.split(b"\r\n")[0])
         self._agent.restate_seconds = RESTATED * float(asked[1] if asked else HEARTBEAT_SECONDS)
+        agent = self._agent
+        if agent.key is None or nonce is None:
+            self._join()
+            return
+        self._is_open = True
+        message, session = greeting(agent.key, nonce, os.urandom(16), agent.uid, target)
+        self.transport.write(framed(2, message))
+        self._seal, self._unseal = Seal(session.up), Unseal(session.down)
+
+    def _join(self) -> None:
         self._is_open = True
         self._agent.links.append(self)
         self._agent.say(self._agent.says)
@@ -321,6 +355,11 @@ class Home:
             at = time.monotonic()
             agent.say("faulted")
             return {"failed_at": at}
+        if "pod" in order:
+            agent = self.agents[order["pod"] - self.first]
+            agent.uid = order["uid"]
+            agent.key = bytes.fromhex(order["key"]) if order["key"] else None
+            return {}
         linked = sum(bool(agent.links) for agent in self.agents)
         running = sum(agent.says == "running" for agent in self.agents)
         tallies = {

@@ -18,6 +18,8 @@ from typing import Any
 from control_plane_agents import PORT, address
 from lightkube.resources.core_v1 import Pod
 
+from unbroken.controller.pods import AUTH_ANNOTATION, mounted_secret
+from unbroken.core.keys import MASTER_BYTES, job_key
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.informer import Informer
 from unbroken.spec.job import GROUP, KIND, PLURAL, VERSION
@@ -34,15 +36,20 @@ TICKS = os.sysconf("SC_CLK_TCK")
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
-def manifest(job: int, agents: int, nproc: int) -> dict[str, Any]:
-    """A job of so many agents: it may restart as often as it is hurt."""
+MASTER = bytes(range(MASTER_BYTES))
+"""The operator's key."""
+
+
+def manifest(job: int, agents: int, nproc: int, is_plain: bool) -> dict[str, Any]:
+    """A job of so many agents: it may restart as often as it is hurt; `is_plain`: without a key."""
+    annotations = {AUTH_ANNOTATION: "none"} if is_plain else {}
     port = {"name": "AGENT_PORT", "value": str(PORT)}
     container = {"name": "pytorch", "image": "none", "env": [port]}
     template = {"spec": {"containers": [container]}}
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": KIND,
-        "metadata": {"name": f"job-{job}", "namespace": "default"},
+        "metadata": {"name": f"job-{job}", "namespace": "default", "annotations": annotations},
         "spec": {
             "nprocPerNode": str(nproc),
             "replicaSpecs": [{"name": REPLICA, "replicas": agents, "template": template}],
@@ -54,8 +61,9 @@ def manifest(job: int, agents: int, nproc: int) -> dict[str, Any]:
 class Kubelet:
     """Says of every new pod that it runs, at its agent's address; `size`: agents of a job."""
 
-    def __init__(self, client: KubeClient, size: int) -> None:
+    def __init__(self, client: KubeClient, size: int, running: Agents) -> None:
         self._client = client
+        self._running = running
         self._size = size
         self._waiting: asyncio.Queue[Pod] = asyncio.Queue()
         self._pods = Informer(client, Pod, namespace="default", on_change=self._changed)
@@ -77,7 +85,9 @@ class Kubelet:
             assert pod.metadata is not None
             name = pod.metadata.name or ""
             _, job, _, pod_index = name.split("-")
-            at = address(int(job) * self._size + int(pod_index))
+            index = int(job) * self._size + int(pod_index)
+            at = address(index)
+            await self._running.move_in(index, pod)
             container = {
                 "name": "pytorch", "image": "none", "imageID": "none", "ready": True,
                 "restartCount": 0, "started": True,
@@ -100,13 +110,23 @@ class Agents:
     def __init__(self, processes: list[asyncio.subprocess.Process], share: int) -> None:
         self._processes = processes
         self._share = share
+        self._turns = {process.pid: asyncio.Lock() for process in processes}
 
     async def _ask(self, process: asyncio.subprocess.Process, order: object) -> dict[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(json.dumps(order).encode() + b"\n")
-        answer: dict[str, Any] = json.loads(await process.stdout.readline())
+        async with self._turns[process.pid]:
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+            answer: dict[str, Any] = json.loads(await process.stdout.readline())
         return answer
+
+    async def move_in(self, index: int, pod: Pod) -> None:
+        """Tell the agent of its pod and, where that mounts one, of its job's key."""
+        assert pod.metadata is not None
+        owner = (pod.metadata.ownerReferences or ())[0].uid
+        key = "" if mounted_secret(pod) is None else job_key(MASTER, owner).hex()
+        order = {"pod": index, "uid": pod.metadata.uid, "key": key}
+        await self._ask(self._processes[index // self._share], order)
 
     async def fail(self, index: int) -> float:
         """Let a worker of the agent die; when that was, on the monotonic clock."""
@@ -195,10 +215,12 @@ def operator(
     kubeconfig: Path, folder: Path, extra: list[str], profile: str | None = None
 ) -> Iterator[Operator]:
     """An operator that ends with the block; what it logs is in `folder`."""
-    counts = folder / "counts.json"
+    counts, key = folder / "counts.json", folder / "operator.key"
+    key.touch(0o600)
+    key.write_text(MASTER.hex())
     command = [
         sys.executable, str(HERE / "control_plane_operator.py"), "--kubeconfig", str(kubeconfig),
-        *extra,
+        "--key-file", str(key), *extra,
     ]  # fmt: skip
     environment = {**os.environ, "CONTROL_PLANE_COUNTS": str(counts)}
     if profile:

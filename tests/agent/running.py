@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from unbroken.agent_http.client import AgentLink
+from agent_requests import AgentRequests
+from unbroken.agent_http.client import AgentLink, Identity
 from unbroken.wire.agent import (
     AgentReport,
     AgentState,
@@ -31,7 +32,7 @@ from unbroken.wire.observation import CollectCommand, Evidence
 
 MARK = "UNBROKEN_TEST_AGENT"
 KEY = bytes(range(32))
-TOKEN = KEY.hex()
+UID = "uid-of-the-pod"
 
 
 class Drain:
@@ -82,7 +83,7 @@ class Running:
     port: int
     mark: str
     log_dir: Path
-    token: str | None = TOKEN
+    key: bytes | None = KEY
 
     def request(
         self,
@@ -92,13 +93,9 @@ class Running:
         headers: dict[str, str] | None = None,
     ) -> tuple[int, bytes, http.client.HTTPMessage]:
         """One request; a body that is not bytes is sent as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        with contextlib.closing(connection):
-            connection.request(method, path, data, sent | (headers or {}))
-            answer = connection.getresponse()
-            return answer.status, answer.read(), answer.headers
+        with contextlib.closing(AgentRequests("127.0.0.1", self.port, self.key)) as agent:
+            return agent.request(method, path, data, headers or {})
 
     def status(self) -> dict[str, Any]:
         """The documented status."""
@@ -154,6 +151,8 @@ def running(
     key.write_text(KEY.hex() + "\n")
     logs = directory / "logs"
     base = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    if not link:
+        environ = {"UNBROKEN_AGENT_AUTH": "none", **environ}
     auth = {} if "UNBROKEN_AGENT_AUTH" in environ else {"UNBROKEN_AGENT_KEY_FILE": str(key)}
     own = (
         *(sys.executable, "-m", "unbroken.agent"),
@@ -171,6 +170,7 @@ def running(
             "OMP_NUM_THREADS": "1",
             "AGENT_HOST": "127.0.0.1",
             "AGENT_PORT": "0",
+            "UNBROKEN_POD_UID": UID,
             "UNBROKEN_RESOURCE_CONFIG_DIR": str(directory / "config"),
             "UNBROKEN_AGENT_LINK": "on" if link else "off",
         }
@@ -181,7 +181,7 @@ def running(
     console, stderr = Drain(process.stdout), Drain(process.stderr)
     try:
         port = int(stderr.wait_for(r"waits for an operator at http://\S+:(\d+) ")[1])
-        yield Running(process, console, stderr, port, mark, logs, None if not auth else TOKEN)
+        yield Running(process, console, stderr, port, mark, logs, None if not auth else KEY)
     finally:
         process.terminate()
         process.wait()
@@ -253,14 +253,16 @@ class Operator:
 
 
 @contextlib.asynccontextmanager
-async def linked(agent: Running | int, token: str | None = TOKEN) -> AsyncIterator[Operator]:
+async def linked(
+    agent: Running | int, key: bytes | None = KEY, uid: str | None = UID
+) -> AsyncIterator[Operator]:
     """An operator in touch with an agent, or with whatever listens on a port."""
     port = agent if isinstance(agent, int) else agent.port
     if isinstance(agent, Running):
-        token = agent.token
+        key = agent.key
     operator = Operator()
     link = AgentLink(
-        "127.0.0.1", port, token, operator.on_report, operator.on_lost,
+        "127.0.0.1", port, key and Identity(key, uid), operator.on_report, operator.on_lost,
         on_evidence=operator.on_evidence,
     )  # fmt: skip
     operator.send, operator.collect, operator.warm = link.send, link.collect, link.warm

@@ -12,17 +12,19 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from running import SLEEPER, Running, linked, program, running, start, stop
+from running import KEY, SLEEPER, Running, linked, program, running, start, stop
 
+from agent_requests import AgentRequests, raw_link
 from unbroken.agent.main import read_key
 from unbroken.errors import SpecError
 from unbroken.wire.agent import AgentState
+from unbroken.wire.proof import TAG_HEADER
 
 pytestmark = pytest.mark.slow
 
@@ -205,9 +207,11 @@ def test_a_start_that_is_refused_starts_nothing(agent: Running) -> None:
     assert len(agent.processes()) == 1
 
 
-@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "x"}])
-def test_without_the_token_nothing_is_said_or_done(agent: Running, headers: dict[str, str]) -> None:
-    agent.token = None
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": f"Bearer {KEY.hex()}"}, {TAG_HEADER: "0" * 32}, {TAG_HEADER: "é"}],
+)
+def test_without_the_key_nothing_is_said_or_done(agent: Running, headers: dict[str, str]) -> None:
     for method, path in [
         ("GET", "/status"),
         ("GET", "/v1/report"),
@@ -216,10 +220,11 @@ def test_without_the_token_nothing_is_said_or_done(agent: Running, headers: dict
         ("POST", "/start"),
         ("GET", "/nope"),
     ]:
-        code, answer, found = agent.request(method, path, b"{}", headers)
-        assert (code, found["www-authenticate"]) == (401, "Bearer")
-        assert "token" in detail(answer)
-    assert agent.request("GET", "/v1/health")[0] == 200
+        with closing(AgentRequests("127.0.0.1", agent.port, None)) as stranger:
+            code, answer, _ = stranger.request(method, path, b"{}", headers)
+            assert code == 401
+            assert "job's key" in detail(answer)
+            assert stranger.request("GET", "/v1/health", None, {})[0] == 200
 
     async def link() -> None:
         async with aiohttp.ClientSession() as session:
@@ -261,7 +266,7 @@ def test_workers_do_not_learn_the_key_and_get_torchruns_variables(tmp_path: Path
         "HOME": "/home/x",
     }
     assert {name: found.get(name) for name in expected} == expected
-    assert not [name for name in found if name.startswith("UNBROKEN_AGENT_TOKEN")]
+    assert not [name for name in found if name.startswith("UNBROKEN_AGENT_KEY")]
 
 
 def test_an_address_table_that_cannot_be_written_is_told_and_stops_nothing(tmp_path: Path) -> None:
@@ -317,7 +322,7 @@ def test_a_key_file_without_a_key_is_refused(
 def test_a_job_may_do_without_a_key(tmp_path: Path) -> None:
     path = program(tmp_path, SLEEPER)
     with running(tmp_path, path, UNBROKEN_AGENT_AUTH="none") as agent:
-        assert agent.token is None
+        assert agent.key is None
         assert agent.status()["status"] == "ready"
 
 
@@ -341,16 +346,10 @@ def test_a_huge_body_is_refused(agent: Running) -> None:
 
 def test_rubbish_on_the_link_changes_nothing(agent: Running) -> None:
     async def story() -> None:
-        headers = {"Authorization": f"Bearer {agent.token}"}
-        address = f"http://127.0.0.1:{agent.port}/v1/link"
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(address, headers=headers) as link,
-            linked(agent) as operator,
-        ):
+        async with raw_link(agent.port, KEY) as link, linked(agent) as operator:
             for frame in ("{", "[]", '{"type": "dance"}', '{"type": "start"}', "x" * 100_000):
-                await link.send_str(frame)
-            await link.send_bytes(b"\0\1")
+                await link.send(frame)
+            await link.send(b"\0\1")
             operator.send(start(0))
             await operator.workers(0)
             operator.send(stop(0))
@@ -361,14 +360,10 @@ def test_rubbish_on_the_link_changes_nothing(agent: Running) -> None:
 
 def test_a_link_may_ask_for_slower_heartbeats(agent: Running) -> None:
     async def frames(asked: str, count: int) -> list[float]:
-        headers, found = {"Authorization": f"Bearer {agent.token}"}, []
-        address = f"http://127.0.0.1:{agent.port}/v1/link?heartbeat={asked}"
-        async with (
-            aiohttp.ClientSession() as session,
-            session.ws_connect(address, headers=headers) as link,
-        ):
+        found = []
+        async with raw_link(agent.port, KEY, f"?heartbeat={asked}") as link:
             for _ in range(count):
-                await link.receive_str()
+                await link.receive()
                 found.append(asyncio.get_running_loop().time())
         return found
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
 import os
 import signal
 import socket
@@ -12,9 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from running import SLEEPER, linked, program, running, start, stop
+from running import KEY, SLEEPER, linked, program, running, start, stop
 from test_agent_output import run_to_end
 
+from agent_requests import AgentRequests
 from e2e.control import frozen
 from e2e.job_events import await_end
 from unbroken.wire.agent import AgentState, FaultKind, WorkerFault
@@ -108,22 +108,21 @@ def test_who_died_before_the_stop_is_named_though_the_agent_hears_of_both_at_onc
 
     async def story() -> None:
         with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            asked = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=30)
+            asked = AgentRequests("127.0.0.1", agent.port, KEY)
             async with linked(agent) as operator:
                 with contextlib.closing(asked):
                     operator.send(start(0))
                     report = await operator.workers(0)
-                    headers = {"Authorization": f"Bearer {agent.token}"}
-                    asked.request("GET", "/status", headers=headers)
-                    asked.getresponse().read()
+                    asked.request("GET", "/status", None, {})
+                    stop = asked.tagged("POST", "/stop", None, {})
                     with frozen(report.pid or 0):
                         if is_told_first:
-                            asked.request("POST", "/stop", headers=headers)
+                            asked.connection.request("POST", "/stop", headers=stop)
                         os.kill(report.workers[1].pid, signal.SIGKILL)
                         await_end(report.workers[1].pid)
                         if not is_told_first:
-                            asked.request("POST", "/stop", headers=headers)
-                    assert asked.getresponse().status == 200
+                            asked.connection.request("POST", "/stop", headers=stop)
+                    assert asked.connection.getresponse().status == 200
                 await operator.state(AgentState.READY)
             told = [one.faults for one in operator.reports if one.faults]
             assert [(f.rank, f.kind, f.signal) for f in told[-1]] == [(1, FaultKind.SIGNAL, 9)]

@@ -148,19 +148,19 @@ def test_two_operators_hear_the_same_and_do_no_harm(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def test_a_wrong_token_is_no_loss_and_no_agent(
+def test_a_wrong_key_is_no_loss_and_no_agent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
 
     async def story() -> None:
         with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with linked(agent.port, token="wrong") as stranger, linked(agent) as operator:
+            async with linked(agent.port, key=bytes(32)) as stranger, linked(agent) as operator:
                 stranger.send(start(0))
                 operator.send(start(1))
                 await operator.workers(1)
                 assert (stranger.reports, stranger.losses) == ([], [])
-                assert "does not take the operator's token (HTTP 401)" in caplog.text
+                assert "does not prove that it has the job's key" in caplog.text
 
     asyncio.run(story())
 
@@ -225,7 +225,7 @@ def test_an_agent_that_refuses_the_link_is_asked_and_one_that_stumbles_is_stoppe
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()
-            async with linked(runner.addresses[0][1]) as operator:
+            async with linked(runner.addresses[0][1], key=None) as operator:
                 report = await operator.state(AgentState.READY)
                 assert report.agent_id == "stock-2026-01-01T00:00:00.000000+00:00"
                 operator.send(start(0))

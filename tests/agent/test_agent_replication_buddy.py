@@ -1,4 +1,4 @@
-"""What a buddy takes: whole snapshots of its job's newest attempt, from who has the token."""
+"""What a buddy takes: whole snapshots of its job's newest attempt, from who has the key."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from zlib import crc32
 
 import pytest
 
-from agent.running import TOKEN, Running, program, running
+from agent.running import KEY, Running, program, running
 from agent.snapshot_clients import NAME, Copy, copies, path, slot, whole
+from agent_requests import AgentRequests
 from unbroken.agent.replication_fetch import Fetch
 from unbroken.agent.snapshots import Snapshots
 from unbroken.wire.snapshot import BODY_AT, COPIED_AT, SEALED_AT, write
@@ -75,7 +76,7 @@ def test_what_a_sender_says_that_it_needs_is_kept(buddy: Running) -> None:
 def test_a_holder_without_workers_is_told_by_its_address(buddy: Running) -> None:
     assert put(buddy, 12, (1, 1), slot(12, 1, 1)) == 200
     address, slots = f"127.0.0.1:{buddy.port}", Snapshots()
-    work = Fetch((NAME, 12), [address], TOKEN, None, slots.memory)
+    work = Fetch((NAME, 12), [address], KEY, None, slots.memory)
 
     async def scenario() -> None:
         (offer,) = await work.offers()
@@ -153,29 +154,29 @@ def test_what_is_not_that_snapshot_leaves_nothing(data: bytes, status: int, budd
     assert buddy.request("GET", path(3, 2, 9))[0] == 404
 
 
-def test_only_who_has_the_token_sends_or_reads(buddy: Running) -> None:
+def test_only_who_has_the_key_sends_or_reads(buddy: Running) -> None:
     assert put(buddy, 5, (1, 1), slot(5, 1, 1)) == 200
     for method, data in (("PUT", slot(5, 1, 2)), ("GET", None)):
-        headers = {"Authorization": "Bearer wrong"}
-        assert buddy.request(method, path(5, 1, 1), data, headers)[0] == 401
-    assert buddy.request("GET", path(5), None, {"Authorization": ""})[0] == 401
+        with contextlib.closing(AgentRequests("127.0.0.1", buddy.port, None)) as stranger:
+            assert stranger.request(method, path(5, 1, 1), data, {})[0] == 401
     assert copies(buddy, 5) == [Copy(1, 1)]
 
 
-def ask(agent: Running, where: str, size: int) -> tuple[socket.socket, bytes]:
+def ask(agent: Running, where: str, size: int, data: bytes = b"") -> tuple[socket.socket, bytes]:
     """Offer a copy, and wait to be told to go on, or not to."""
-    sock = socket.create_connection(("127.0.0.1", agent.port), timeout=30)
-    sock.sendall(
-        f"PUT {where} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
-        f"Content-Length: {size}\r\nExpect: 100-continue\r\n\r\n".encode()
-    )
+    agent_requests = AgentRequests("127.0.0.1", agent.port, KEY)
+    headers = {"Content-Length": str(size), "Expect": "100-continue"}
+    tagged = agent_requests.tagged("PUT", where, data, headers)
+    lines = [f"{name}: {value}" for name, value in tagged.items()]
+    sock = agent_requests.connection.sock
+    sock.sendall("\r\n".join([f"PUT {where} HTTP/1.1", "Host: x", *lines, "", ""]).encode())
     return sock, sock.recv(65536)
 
 
 def test_a_transfer_that_is_cut_off_leaves_nothing(buddy: Running) -> None:
     data = slot(6, 1, 1)
     for end in (0, 100, 1023, 1024, BODY_AT, 70_000, len(data) - 1):
-        sock, answer = ask(buddy, path(6, 1, 1), len(data))
+        sock, answer = ask(buddy, path(6, 1, 1), len(data), data)
         assert b" 100 " in answer
         sock.sendall(data[:end])
         sock.close()
@@ -198,7 +199,7 @@ def test_what_is_not_wanted_is_refused_before_it_is_sent(buddy: Running) -> None
 
 def test_a_newer_transfer_of_a_rank_takes_the_place_of_a_hanging_one(buddy: Running) -> None:
     data = slot(8, 1, 1)
-    sock, _ = ask(buddy, path(8, 1, 1), len(data))
+    sock, _ = ask(buddy, path(8, 1, 1), len(data), data)
     sock.sendall(data[:50_000])
     assert put(buddy, 8, (1, 2), slot(8, 1, 2)) == 200
     with contextlib.suppress(OSError):

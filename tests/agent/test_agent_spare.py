@@ -25,6 +25,8 @@ worker.progress(1)
 signal.pause()
 """
 INFO = "--server-log-level=info"
+PLAIN = {"UNBROKEN_AGENT_AUTH": "none"}
+"""For peers that are not agents, and have no key."""
 GATE = """
 import os, sys
 if "template" in sys.orig_argv:
@@ -103,7 +105,7 @@ def test_a_spare_imports_what_the_workers_of_another_agent_have(tmp_path: Path) 
 def test_of_several_the_first_that_answers_well_is_believed(tmp_path: Path) -> None:
     async def story() -> None:
         half, other = answer("wave")[:-5], answer("no_such_module", "colorsys")
-        with running(tmp_path, INFO, program(tmp_path, TRAIN)) as spare:
+        with running(tmp_path, INFO, program(tmp_path, TRAIN), **PLAIN) as spare:
             async with (
                 linked(spare) as operator,
                 peer(half) as broken,
@@ -125,7 +127,7 @@ def test_of_several_the_first_that_answers_well_is_believed(tmp_path: Path) -> N
 
 def test_what_is_learned_later_is_imported_too(tmp_path: Path) -> None:
     async def story() -> None:
-        with running(tmp_path, INFO, program(tmp_path, TRAIN)) as spare:
+        with running(tmp_path, INFO, program(tmp_path, TRAIN), **PLAIN) as spare:
             async with (
                 linked(spare) as operator,
                 peer(answer("wave")) as one,
@@ -151,7 +153,7 @@ def test_a_start_does_not_wait_for_what_is_being_imported(tmp_path: Path) -> Non
         site.mkdir()
         (site / "sitecustomize.py").write_text(GATE.format(gate=str(gate), bell=str(bell)))
         script = program(tmp_path, TRAIN)
-        with running(tmp_path, INFO, script, PYTHONPATH=str(site)) as spare:
+        with running(tmp_path, INFO, script, PYTHONPATH=str(site), **PLAIN) as spare:
             async with linked(spare) as operator, peer(answer("colorsys")) as one:
                 await operator.state(AgentState.READY)
                 operator.warm(WarmCommand((one,)))

@@ -31,7 +31,7 @@ async def asked(pod: Redirecting, what: str, count: int = 2) -> None:
 @pytest.mark.parametrize("status", STATUSES)
 def test_a_link_goes_nowhere_else(status: int) -> None:
     async def check() -> None:
-        async with redirecting(Redirecting(status)) as pod, linked(pod.port, token=None):
+        async with redirecting(Redirecting(status)) as pod, linked(pod.port, key=None):
             await asked(pod, "GET /v1/link")
         assert pod.heard == []
 
@@ -42,7 +42,7 @@ def test_a_link_goes_nowhere_else(status: int) -> None:
 def test_the_documented_status_goes_nowhere_else(status: int) -> None:
     async def check() -> None:
         given = Redirecting(status, ("/status",))
-        async with redirecting(given) as pod, linked(pod.port, token=None) as operator:
+        async with redirecting(given) as pod, linked(pod.port, key=None) as operator:
             await asked(pod, "GET /status")
             assert operator.reports == []
         assert pod.heard == []
@@ -54,7 +54,7 @@ def test_the_documented_status_goes_nowhere_else(status: int) -> None:
 def test_a_command_goes_nowhere_else(status: int) -> None:
     async def check() -> None:
         given = Redirecting(status, ("/stop",))
-        async with redirecting(given) as pod, linked(pod.port, token=None) as operator:
+        async with redirecting(given) as pod, linked(pod.port, key=None) as operator:
             operator.send(StopCommand(0))
             await asked(pod, "POST /stop", 1)
             await asked(pod, "GET /v1/link")

@@ -69,10 +69,12 @@ def test_a_pod_carries_its_job_and_what_the_agent_needs() -> None:
     container = pod["spec"]["containers"][0]
     assert variables(container) == {
         "AGENT_HOST": "status.podIP",
+        "UNBROKEN_POD_UID": "metadata.uid",
         "NNODES": "2",
         "NPROC_PER_NODE": "auto",
         "AGENT_PORT": "8080",
         "UNBROKEN_JOB": "lm",
+        "UNBROKEN_JOB_UID": JOB.uid,
         "UNBROKEN_POD": "lm-pods-1",
         "UNBROKEN_AGENT_KEY_FILE": "/var/run/unbroken/key",
     }

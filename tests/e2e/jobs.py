@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent_requests import AgentRequests
 from apiclient import Api
 from e2e.clusters import Cluster, processes
 from e2e.control import api_of
@@ -158,11 +158,9 @@ class Job:
         """GET of the agent of a worker."""
         pod = self.pods()[worker.more["environment"]["UNBROKEN_POD"]]
         key = key_in(self.api.get(f"secrets/{secret_of(pod)}").made)
-        connection = http.client.HTTPConnection(pod["status"]["podIP"], PORT, timeout=20)
-        headers = {"Authorization": f"Bearer {key.hex()}"}
-        with contextlib.closing(connection):
-            connection.request("GET", path, headers=headers)
-            return json.loads(connection.getresponse().read())
+        place, uid = pod["status"]["podIP"], pod["metadata"]["uid"]
+        with contextlib.closing(AgentRequests(place, PORT, key, uid)) as agent:
+            return json.loads(agent.request("GET", path, None, {})[1])
 
     def patch(self, body: Object) -> None:
         """Merge into the job."""

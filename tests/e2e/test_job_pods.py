@@ -15,7 +15,7 @@ from e2e.clusters import Cluster
 from e2e.job_events import Event, await_end, parent, places
 from e2e.jobs import Job, job
 from job_keys import key_in, secret_of
-from unbroken.agent_http.client import AgentLink
+from unbroken.agent_http.client import AgentLink, Identity
 from unbroken.wire.agent import PORT, AgentReport
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -167,7 +167,8 @@ async def until_warm(one: Job, pod: str) -> None:
 
     found = one.pods()[pod]
     key = key_in(one.api.get(f"secrets/{secret_of(found)}").made)
-    link = AgentLink(found["status"]["podIP"], PORT, key.hex(), hear, lambda why: None)
+    identity = Identity(key, found["metadata"]["uid"])
+    link = AgentLink(found["status"]["podIP"], PORT, identity, hear, lambda why: None)
     listening = asyncio.create_task(link.run())
     await warm.wait()
     listening.cancel()

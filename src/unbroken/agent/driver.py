@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import unbroken
+from unbroken.agent_http.guard import Guard
 from unbroken.agent_http.server import AgentServer
 from unbroken.agent_http.snapshots import Copies
 from unbroken.core.workers import (
@@ -69,6 +70,8 @@ logger = logging.getLogger(__name__)
 PORTS_REMEMBERED = 1000
 PORT_RETRY_SECONDS = 1.0
 """From a search that found no free port to the next one."""
+UID_VARIABLE = "UNBROKEN_POD_UID"
+"""The uid of the agent's own pod, which it proves to who talks with it."""
 ARRIVE_SECONDS = 5.0
 """For a worker to leave its training."""
 ARRIVE_VARIABLE = "UNBROKEN_ARRIVE_SECONDS"
@@ -123,11 +126,11 @@ class Driver:
     def __init__(
         self, options: Options, key: bytes | None, make: MakeOwner, has_link: bool = True
     ) -> None:
-        token = None if key is None else key.hex()
         self._options = options
         self._machine = Workers(settings(options))
-        self._server = AgentServer(self, token, has_link)
-        self._token = token
+        guard = None if key is None else Guard(key, os.environ.get(UID_VARIABLE, ""))
+        self._server = AgentServer(self, guard, has_link)
+        self._key = key
         self._processes = make(options, self.feed, self._now)
         self._conversation = Conversation(
             self.feed,
@@ -135,7 +138,7 @@ class Driver:
             lambda command, local_rank: environment(options, command, local_rank, ""),
             options.nproc,
             options.is_inprocess,
-            SnapshotMessages(options.nproc, token, self._keep, self._restate),
+            SnapshotMessages(options.nproc, key, self._keep, self._restate),
         )
         self._table = RankTable(Path(os.environ.get(DIRECTORY_VARIABLE, DIRECTORY)))
         self._random = random.Random()
@@ -233,7 +236,7 @@ class Driver:
     async def _learn(self, command: WarmCommand) -> None:
         from .peer_imports import fetch  # of spares only
 
-        names = await fetch(command.peers, self._token)
+        names = await fetch(command.peers, self._key)
         # Where a start has come meanwhile, its workers tell what they import.
         if names and self._machine.state is AgentState.READY:
             self._processes.import_beforehand(names)

@@ -31,10 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = parse(sys.argv[1:] if arguments is None else arguments)
         key = read_key(os.environ)
+        has_link = os.environ.get(LINK_VARIABLE) != "off"
+        if key is not None and not has_link:
+            raise SpecError(
+                f"{LINK_VARIABLE}=off speaks the stock agent's protocol, which knows no key: set "
+                f"{AUTH_VARIABLE}=none as well (annotation unbroken.dev/agent-auth: none)"
+            )
     except UnbrokenError as error:
         print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
-    has_link = os.environ.get(LINK_VARIABLE) != "off"
     return keep(lambda keeper: run_agent(options, key, keeper, has_link), options.signals)
 
 

@@ -6,12 +6,11 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from unbroken.agent_http.peer import connected
 from unbroken.errors import PeerError
 from unbroken.wire.agent import IMPORTS_PATH
 from unbroken.wire.agent_codec import decode_imports
 from unbroken.wire.json_fields import FRAME_BYTES_MAX
-
-from .replication_peer import connected
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +18,11 @@ FETCH_SECONDS = 5.0
 """Of one agent."""
 
 
-async def fetch(addresses: Sequence[str], token: str | None) -> tuple[str, ...]:
+async def fetch(addresses: Sequence[str], key: bytes | None) -> tuple[str, ...]:
     """The list of the first agent that has one; empty: none has."""
     for address in addresses:
         try:
-            names = await _ask(address, token)
+            names = await _ask(address, key)
         except (OSError, TimeoutError, ValueError, PeerError) as error:
             reason = str(error) or f"no answer in {FETCH_SECONDS:g} s"
             logger.info("agent=%s does not tell what to import reason=%r", address, reason)
@@ -33,8 +32,8 @@ async def fetch(addresses: Sequence[str], token: str | None) -> tuple[str, ...]:
     return ()
 
 
-async def _ask(address: str, token: str | None) -> tuple[str, ...]:
-    async with asyncio.timeout(FETCH_SECONDS), connected(address, token) as peer:
+async def _ask(address: str, key: bytes | None) -> tuple[str, ...]:
+    async with asyncio.timeout(FETCH_SECONDS), connected(address, key) as peer:
         await peer.ask("GET", IMPORTS_PATH)
         head = await peer.head()
         if head.status != 200:

@@ -15,17 +15,19 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from io import FileIO
 from typing import Any
 
+from unbroken.agent_http.peer import Head, Peer, connected
 from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
 from unbroken.agent_http.snapshots import Incoming as TakesBytes
 from unbroken.core.replication import KEPT, Arrival, Decision, Item, Rounds
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.wire.agent import StartCommand
-from unbroken.wire.snapshot import HEADERS_BYTES, digest, read
+from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
+from unbroken.wire.snapshot import HEADERS_BYTES, digest, job_of, read
 
 from .replication_copies import Copies
 from .replication_fetch import Fetch, Offer
 from .replication_held import Held
-from .replication_peer import Head, Peer, connected, path
+from .replication_peer import path
 from .replication_rounds import Agreements, StrangerError, ask
 from .replication_sending import OvertakenError, Part, Saved
 from .snapshots import Slot, Snapshots, row
@@ -49,9 +51,9 @@ Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 class Replication:
     """Of one agent; `begin` with each attempt, `close` when it ends."""
 
-    def __init__(self, snapshots: Snapshots, token: str | None, run: Run) -> None:
-        job = os.environ.get("UNBROKEN_JOB", "")
-        self._snapshots, self._token, self._run = snapshots, token, run
+    def __init__(self, snapshots: Snapshots, key: bytes | None, run: Run) -> None:
+        job = job_of(os.environ)
+        self._snapshots, self._key, self._run = snapshots, key, run
         self._job = digest(job) if job else None
         self.copies = Copies(snapshots.memory, self._job, lambda: snapshots.newest)
         self._held = Held(snapshots)
@@ -189,7 +191,7 @@ class Replication:
     async def _heard(self, name: str, arrival: Arrival, command: StartCommand) -> Decision | None:
         if command.rank == 0 or self._is_alone:
             return await self._agreements.hear(name, command.rank, arrival)
-        return await ask(command, self._token, name, arrival)
+        return await ask(command, self._key, name, arrival)
 
     def _let_go(self, name: str, attempt: int, *, is_agreed: bool) -> None:
         """Of what is not needed any more."""
@@ -233,7 +235,7 @@ class Replication:
             if not self._rounds.tries(name):
                 self._rounds.failed(item)
                 return
-            async with connected(command.buddy, self._token) as peer:
+            async with connected(command.buddy, self._key) as peer:
                 head = await self._put(peer, part, path((name, rank), (command.attempt, step)))
                 if head.status == 422 and part.copy is None and not part.is_intact:
                     raise OvertakenError
@@ -267,6 +269,7 @@ class Replication:
         common = self._rounds.common(part.item.name)
         keep = "none" if common is None else str(common)
         asks = {"Content-Length": str(part.size), "Expect": "100-continue", KEEP_HEADER: keep}
+        asks[DIGEST_HEADER] = snapshot_digest(part.headers, part.size)
         await peer.ask("PUT", where, asks)
         head = await peer.head()
         if head.status != 100:
@@ -328,7 +331,7 @@ class Replication:
         command, memory = self._command, self._snapshots.memory
         if command is None or (wanted is not None and wanted in here):
             return {}
-        work = Fetch(key, command.holders, self._token, self._job, memory)
+        work = Fetch(key, command.holders, self._key, self._job, memory)
         offers = _by_point(one for one in await work.offers() if one.point not in here)
         if is_list:
             told = [(point, self._snapshots.node(key, point)) for point in sorted(here)]

@@ -8,12 +8,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from unbroken.agent_http.peer import connected
 from unbroken.agent_http.snapshots import Key, Point
 from unbroken.errors import PeerError, UnbrokenError
 
 from .memory import File, Memory
 from .replication_copies import Subject, check
-from .replication_peer import connected, path
+from .replication_peer import path
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ class Fetch:
 
     key: Key
     holders: Sequence[str]
-    token: str | None
+    secret: bytes | None
+    """The job's key."""
     job: bytes | None
     memory: Memory
     problems: list[str] = field(default_factory=list)
@@ -61,7 +63,7 @@ class Fetch:
 
     async def _listed(self, address: str) -> list[Offer]:
         try:
-            async with asyncio.timeout(LIST_SECONDS), connected(address, self.token) as peer:
+            async with asyncio.timeout(LIST_SECONDS), connected(address, self.secret) as peer:
                 await peer.ask("GET", path(self.key))
                 head = await peer.head()
                 if head.status != 200:
@@ -74,12 +76,12 @@ class Fetch:
     async def _brought(self, offer: Offer) -> File:
         file = self.memory.take(f"unbroken-fetched-{self.key[1]}", offer.size)
         try:
-            async with connected(offer.address, self.token) as peer:
+            async with connected(offer.address, self.secret) as peer:
                 await peer.ask("GET", path(self.key, offer.point))
                 head = await peer.head()
                 if head.status != 200 or head.length != offer.size:
                     raise PeerError(f"it answers {head.status}, with another size than it said")
-                await peer.receive(file.fd, file.size)
+                await peer.receive(head, file.fd)
             await check(file, Subject(self.key, offer.point, self.job))
         except BaseException:
             self.memory.give_back(file)

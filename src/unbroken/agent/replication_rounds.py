@@ -9,12 +9,13 @@ import asyncio
 import json
 from dataclasses import dataclass, field
 
+from unbroken.agent_http.peer import SILENCE_SECONDS, connected
 from unbroken.agent_http.snapshots import Refused
 from unbroken.core.replication import Agreement, Arrival, Decision
 from unbroken.errors import PeerError
 from unbroken.wire.agent import StartCommand
 
-from .replication_peer import SILENCE_SECONDS, connected, name_path
+from .replication_peer import name_path
 
 LISTEN_SECONDS = 15.0
 """So long one question waits for its answer; then it is asked again."""
@@ -90,11 +91,11 @@ def first(command: StartCommand) -> str:
 
 
 async def ask(
-    command: StartCommand, token: str | None, name: str, arrival: Arrival
+    command: StartCommand, key: bytes | None, name: str, arrival: Arrival
 ) -> Decision | None:
     """Ask node rank 0; None: nothing is decided yet.  PeerError, OSError, TimeoutError."""
     told = {"attempt": command.attempt, "node": command.rank, **arrival._asdict()}
-    async with connected(first(command), token) as peer:
+    async with connected(first(command), key) as peer:
         await peer.ask("POST", name_path(name), body=json.dumps(told).encode())
         head = await peer.head(LISTEN_SECONDS + SILENCE_SECONDS)
         if head.status in (404, 405, 421):

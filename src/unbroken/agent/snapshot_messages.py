@@ -34,9 +34,9 @@ class SnapshotMessages:
     """One agent's side; `changed` is called when `add_to` would add something else."""
 
     def __init__(
-        self, nproc: int, token: str | None, run: Run, changed: Callable[[], None]
+        self, nproc: int, key: bytes | None, run: Run, changed: Callable[[], None]
     ) -> None:
-        self._nproc, self._token, self._run, self._changed = nproc, token, run, changed
+        self._nproc, self._key, self._run, self._changed = nproc, key, run, changed
         self._command: StartCommand | None = None
         self._receipts: dict[tuple[str, int], Receipt] = {}
         self._copies: tuple[int, ...] = ()
@@ -86,7 +86,7 @@ class SnapshotMessages:
         if self._replication is None:
             from .replication import Replication
 
-            self._replication = Replication(self._memory(), self._token, self._run)
+            self._replication = Replication(self._memory(), self._key, self._run)
             self._replication.copies.on_change = self._copies_changed
             if self._command is not None:
                 self._replication.begin(self._command)

@@ -18,7 +18,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import aiohttp
 from aiohttp.http import WSMessageNoDecodeText
@@ -50,6 +50,15 @@ from unbroken.wire.agent_codec import (
     encode_command,
 )
 from unbroken.wire.observation import CollectCommand, Evidence
+from unbroken.wire.proof import (
+    NONCE_BYTES,
+    NONCE_HEADER,
+    TAG_BYTES,
+    Seal,
+    Stranger,
+    Unseal,
+    greeted,
+)
 
 from .permit import Always, Permit
 from .rates import HEAVY_BYTES, Rate
@@ -93,10 +102,21 @@ _ERRORS = (aiohttp.ClientError, TimeoutError, OSError, PeerError)
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Why the agent could not be heard; `is_stock`: it answers, and has no link."""
+    """Why the agent could not be heard; `is_stock`: it answers, and has no link; `is_stranger`: it
+    did not prove that it is the agent that is meant."""
 
     why: str
     is_stock: bool = False
+    is_stranger: bool = False
+
+
+class Identity(NamedTuple):
+    """The agent that is meant: who listens at its address has to prove that."""
+
+    key: bytes
+    """Of its job."""
+    uid: str | None
+    """Of its pod; None: any of the job."""
 
 
 class AgentLink:
@@ -111,7 +131,7 @@ class AgentLink:
         self,
         address: str,
         port: int,
-        token: str | None,
+        identity: Identity | None,
         on_report: Callable[[AgentReport], None],
         on_lost: Callable[[str], None],
         session: aiohttp.ClientSession | None = None,
@@ -123,8 +143,14 @@ class AgentLink:
         """Of all links that share a process; likewise."""
         self.heartbeat_seconds = HEARTBEAT_SECONDS
         """Between two words of an agent that has nothing new to say; likewise."""
+        self.on_stranger: Callable[[str], None] = lambda why: None
+        """Called once for each reason why the agent is not believed; likewise."""
         self._base = URL.build(scheme="http", host=address, port=port)
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._identity = identity
+        """None: the job has no key, and whoever listens is believed."""
+        self._seal: Seal | None = None
+        self._unseal: Unseal | None = None
+        """Of this connection."""
         self._on_report = on_report
         self._on_lost = on_lost
         self._on_evidence = on_evidence
@@ -141,14 +167,13 @@ class AgentLink:
         self._unconfirmed: Command | None = None
         """Sent on this connection, on which nothing has been heard since."""
         self._has_command = asyncio.Event()
-        self._is_linked = False
+        self._is_linked = self._is_up = False
         self._asides: dict[type, CollectCommand | WarmCommand] = {}
         self._heard_hash = 0
         """Of the last frame of this connection that had a report."""
         self._report: AgentReport | None = None
         self._questions = 0
         """For evidence, without an answer so far."""
-        self._is_up = False
         self._failures = self._breaches = 0
         self._why = ""
         """Why it could not be reached when that was last logged."""
@@ -194,6 +219,8 @@ class AgentLink:
                 if is_stock:
                     continue
                 self._failures += 1
+                if broken.is_stranger and broken.why != self._why:
+                    self.on_stranger(broken.why)
                 # The first failure after a good time may be the connection's only: look at once.
                 if self._failures > 1:
                     self._lose(broken.why)
@@ -260,17 +287,15 @@ class AgentLink:
         """Talk over one WebSocket until it ends."""
         try:
             async with self.turns.turn(), asyncio.timeout(CONNECT_SECONDS):
-                socket = await session.ws_connect(
-                    self._base.with_path(LINK_PATH) % {HEARTBEAT_KEY: self.heartbeat_seconds},
-                    headers=self._headers,
-                    max_msg_size=LINK_BYTES_MAX,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
-                    autoping=False,
-                    decode_text=False,
-                )
+                socket = await self._connect(session)
         except aiohttp.WSServerHandshakeError as error:
-            is_stock = error.status in NO_LINK
-            return Broken(self._told(_refusal_text(error.status)), is_stock)
+            has_key = self._identity is not None
+            # Without a proof nothing is asked, or told, by the stock agent's protocol either.
+            is_stock = error.status in NO_LINK and not has_key
+            why = self._told(_refusal_text(error.status, has_key=has_key))
+            return Broken(why, is_stock, is_stranger=has_key)
+        except Stranger as error:
+            return Broken(self._told(str(error)), is_stranger=True)
         except _ERRORS as error:
             return self._broken(error, CONNECT_SECONDS)
         async with _closing(socket), asyncio.TaskGroup() as tasks:
@@ -283,6 +308,32 @@ class AgentLink:
                 self._asides.clear()
                 sending.cancel()
 
+    async def _connect(self, session: aiohttp.ClientSession) -> Socket:
+        """Open a link, to the agent that is meant.  Stranger, or one of `_ERRORS`."""
+        url = self._base.with_path(LINK_PATH) % {HEARTBEAT_KEY: self.heartbeat_seconds}
+        nonce, identity = os.urandom(NONCE_BYTES), self._identity
+        socket = await session.ws_connect(
+            url,
+            headers={} if identity is None else {NONCE_HEADER: nonce.hex()},
+            max_msg_size=LINK_BYTES_MAX + TAG_BYTES,
+            timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_SECONDS),
+            autoping=False,
+            decode_text=False,
+        )
+        if identity is None:
+            return socket
+        try:
+            message = await socket.receive()
+            greeting = message.data if message.type is aiohttp.WSMsgType.BINARY else b""
+            found = greeted(identity.key, nonce, identity.uid, url.raw_path_qs, greeting)
+            self._seal, self._unseal = Seal(found.down), Unseal(found.up)
+            # The agent says nothing before it knows that we have the key, too.
+            await socket.send_bytes(self._seal(b""))
+        except BaseException:
+            await socket.close()
+            raise
+        return socket
+
     async def _receive_all(self, socket: Socket) -> Broken:
         """Take what the agent says until it says no more; why that is."""
         self._heard_hash, self._report, self._questions = 0, None, 0
@@ -293,13 +344,14 @@ class AgentLink:
                     message = await socket.receive()
                     size = len(message.data) if isinstance(message.data, bytes) else 0
                     began = _now()
-                    if message.type is not aiohttp.WSMsgType.TEXT:
+                    frame = self._frame_of(message)
+                    if frame is None:
                         if not await _take_other(socket, message):
                             break
                     elif size > HEAVY_BYTES:
-                        began = await self._take_heavy(message.data, patience)
+                        began = await self._take_heavy(frame, patience)
                     else:
-                        self._take_frame(message.data)
+                        self._take_frame(frame)
                     patience.heard()
                     now = patience.heard_at
                     delay = self._spoken().message(size, now - began, now)
@@ -335,6 +387,14 @@ class AgentLink:
             self._heard_hash, self._report, self.report_bytes = heard, answer, len(frame)
         self._heard(self._report)
 
+    def _frame_of(self, message: WSMessageNoDecodeText) -> bytes | None:
+        """What the agent has said; None: it is no frame of ours.  Stranger."""
+        if self._unseal is None:
+            return message.data if message.type is aiohttp.WSMsgType.TEXT else None
+        if message.type is aiohttp.WSMsgType.TEXT:
+            raise Stranger("sent a message without a tag")
+        return self._unseal(message.data) if message.type is aiohttp.WSMsgType.BINARY else None
+
     def _answer(self, frame: bytes) -> AgentReport | None:
         """The report in a frame; None: it had something else, which was dealt with."""
         try:
@@ -357,12 +417,18 @@ class AgentLink:
             try:
                 if command is not None:
                     self._unconfirmed = command
-                    await socket.send_str(encode_command(command))
+                    await self._say(socket, encode_command(command))
                 for aside in asides.values():
                     await self.permit.given()
-                    await socket.send_str(encode_command(aside))
+                    await self._say(socket, encode_command(aside))
             except _ERRORS:
                 return  # The receiving side hears of it too, and ends the link.
+
+    async def _say(self, socket: Socket, text: str) -> None:
+        if self._seal is None:
+            await socket.send_str(text)
+        else:
+            await socket.send_bytes(self._seal(text.encode()))
 
     async def _poll(self, session: aiohttp.ClientSession) -> Broken:
         """Talk by the documented requests until one fails."""
@@ -399,7 +465,7 @@ class AgentLink:
         path, body = _request(command)
         url = self._base.with_path(path)
         async with session.post(
-            url, json=body, headers=self._headers | PLAIN, auto_decompress=False
+            url, json=body, headers=PLAIN, auto_decompress=False, allow_redirects=False
         ) as answer:
             if answer.status != 200:
                 text = (await _read(answer)).decode(errors="replace")[:500]
@@ -411,7 +477,9 @@ class AgentLink:
 
     async def _status(self, session: aiohttp.ClientSession) -> AgentReport:
         url = self._base.with_path("/status")
-        async with session.get(url, headers=self._headers | PLAIN, auto_decompress=False) as answer:
+        async with session.get(
+            url, headers=PLAIN, auto_decompress=False, allow_redirects=False
+        ) as answer:
             body = await _read(answer)
             if answer.status != 200:
                 raise PeerError(f"/status is answered with HTTP {answer.status}")
@@ -539,9 +607,14 @@ async def _first(event: asyncio.Event, seconds: float) -> None:
         return
 
 
-def _refusal_text(status: int) -> str:
+def _refusal_text(status: int, *, has_key: bool) -> str:
+    if has_key and status in NO_LINK:
+        return (
+            f"has no link that could prove the job's key (HTTP {status}); HyperPod's own agent "
+            "needs the annotation unbroken.dev/agent-auth: none on its job"
+        )
     if status in (401, 403):
-        return f"does not take the operator's token (HTTP {status})"
+        return f"does not know the key of its job (HTTP {status})"
     return f"refused the link with HTTP {status}"
 
 

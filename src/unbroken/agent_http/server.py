@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
 import socket
@@ -45,13 +44,17 @@ from unbroken.wire.agent_codec import LINK_BYTES_MAX, decode_command, encode_rep
 from unbroken.wire.json_fields import FRAME_BYTES_MAX
 from unbroken.wire.observation import CollectCommand, Evidence
 from unbroken.wire.observation_codec import COLLECT_SECONDS_MAX, encode_evidence
+from unbroken.wire.proof import HELLO_PATH, Seal, Stranger, Unseal
 
+from .guard import Guard, Link
 from .snapshots import Copies, Refused, SnapshotRoutes
 
 logger = logging.getLogger(__name__)
 
 STRICT_HEADER = "Unbroken-Strict"
 LINKS_MAX = 32
+OPEN_PATHS = frozenset({"/v1/health", LINK_PATH})
+"""Asked without a tag: one tells nothing, the other has a proof of its own."""
 EVIDENCE_SECONDS = 5.0
 """For who asks by HTTP and does not say how long."""
 KEEP_ALIVE_SECONDS = 5.0
@@ -117,9 +120,10 @@ class _Unsent:
 class AgentServer:
     """Serves an agent from `start` to `close`; `publish` says that its report has changed."""
 
-    def __init__(self, agent: Agent, token: str | None, has_link: bool = True) -> None:
+    def __init__(self, agent: Agent, guard: Guard | None, has_link: bool = True) -> None:
         self._agent = agent
-        self._token = None if token is None else token.encode()
+        self._guard = guard
+        """None: whoever reaches the port is let in."""
         self._links: dict[web.WebSocketResponse, _Unsent] = {}
         self._frame = ""
         self._server: asyncio.Server | None = None
@@ -133,8 +137,10 @@ class AgentServer:
         )
 
     def _application(self, has_link: bool) -> web.Application:
-        application = web.Application(middlewares=[self._guard], client_max_size=FRAME_BYTES_MAX)
+        application = web.Application(middlewares=[self._let_in], client_max_size=FRAME_BYTES_MAX)
         application.on_response_prepare.append(_drop_content_type)
+        if self._guard is not None:
+            application.on_response_prepare.append(self._guard.tag)
         routes: list[tuple[str, str, Handler]] = [
             ("GET", "/status", self._status),
             ("POST", "/start", self._start),
@@ -191,31 +197,26 @@ class AgentServer:
             unsent.change.set()
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Let in who has the token, and answer errors in the documented form."""
+    async def _let_in(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Let in who has the job's key, and answer errors in the documented form."""
         try:
-            if request.path != "/v1/health" and not self._is_allowed(request):
-                text = "the agent takes commands only with its job's token"
-                headers = {"WWW-Authenticate": "Bearer"}
-                return _detail(401, text, headers)
+            if self._guard is not None and request.path == HELLO_PATH:
+                return self._guard.hello(request)
+            if self._guard is not None and request.path not in OPEN_PATHS:
+                await self._guard.admit(request)
             return await handler(request)
         except Unprocessable as error:
             return _detail(422, error.problems)
         except Refused as error:
-            return _detail(error.status, str(error))
+            answer = _detail(error.status, str(error))
+            if error.status == 401:
+                answer.force_close()
+            return answer
         except web.HTTPMethodNotAllowed as error:
             allowed = ", ".join(sorted(error.allowed_methods))
             return _detail(405, error.reason, {"Allow": allowed})
         except web.HTTPClientError as error:
             return _detail(error.status, error.reason)
-
-    def _is_allowed(self, request: web.Request) -> bool:
-        if self._token is None:
-            return True
-        given = request.headers.get(hdrs.AUTHORIZATION, "")
-        scheme, _, token = given.partition(" ")
-        found = token.strip().encode("utf-8", "surrogateescape")
-        return hmac.compare_digest(found, self._token) and scheme.lower() == "bearer"
 
     async def _status(self, _: web.Request) -> web.Response:
         return self._status_answer()
@@ -276,20 +277,37 @@ class AgentServer:
         channel = web.WebSocketResponse(
             max_msg_size=FRAME_BYTES_MAX, timeout=CLOSE_SECONDS, compress=False
         )
-        await channel.prepare(request)
+        link = Link()
+        if self._guard is None:
+            await channel.prepare(request)
+        else:
+            try:
+                link = await self._guard.link(request, channel)
+            except (Stranger, ConnectionError) as error:
+                logger.warning("path=%s refused reason=%r", LINK_PATH, str(error))
+                await channel.close()
+                return channel
         _bound_unsent(request)
         unsent = self._links[channel] = _Unsent(_RESTATED * _heartbeat_seconds(request))
         unsent.change.set()
         try:
             async with asyncio.TaskGroup() as tasks:
-                sending = tasks.create_task(self._send_reports(channel, unsent))
-                await self._receive_commands(channel, unsent)
+                sending = tasks.create_task(self._send_reports(channel, unsent, link.seal))
+                await self._receive_commands(channel, unsent, link.unseal)
                 sending.cancel()
         finally:
             del self._links[channel]
         return channel
 
-    async def _send_reports(self, channel: web.WebSocketResponse, unsent: _Unsent) -> None:
+    async def _send_reports(
+        self, channel: web.WebSocketResponse, unsent: _Unsent, seal: Seal | None
+    ) -> None:
+        async def say(text: str) -> None:
+            if seal is None:
+                await channel.send_str(text)
+            else:
+                await channel.send_bytes(seal(text.encode()))
+
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(unsent.restate_seconds):
@@ -298,19 +316,28 @@ class AgentServer:
             faults, unsent.faults = unsent.faults, ""
             try:
                 if faults not in ("", self._frame):
-                    await channel.send_str(faults)
-                await channel.send_str(self._frame)
+                    await say(faults)
+                await say(self._frame)
                 while unsent.evidence:
-                    await channel.send_str(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
+                    await say(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
             except (ClientConnectionError, ConnectionError):
                 return  # The receiving side hears of it too, and ends the link.
 
-    async def _receive_commands(self, channel: web.WebSocketResponse, unsent: _Unsent) -> None:
+    async def _receive_commands(
+        self, channel: web.WebSocketResponse, unsent: _Unsent, unseal: Unseal | None
+    ) -> None:
+        """Until the link ends, or somebody says something who has not the key."""
         async for message in channel:
-            if message.type is not WSMsgType.TEXT:
-                continue
+            if message.type is not (WSMsgType.TEXT if unseal is None else WSMsgType.BINARY):
+                if unseal is None:
+                    continue
+                logger.warning("path=%s ended reason='a message without a tag'", LINK_PATH)
+                break
             try:
-                command = decode_command(message.data)
+                command = decode_command(message.data if unseal is None else unseal(message.data))
+            except Stranger as error:
+                logger.warning("path=%s ended reason=%r", LINK_PATH, str(error))
+                break
             except PeerError as error:
                 logger.warning("path=%s dropped reason=%r", LINK_PATH, str(error))
                 continue

@@ -19,7 +19,6 @@ from aiohttp.http import HttpProcessingError
 
 from unbroken.errors import PeerError
 
-
 AGENT_RECEIVE_BYTES = 16 * 1024
 """The kernel's receive buffer of a connection to an agent. No more is read of one agent before the
 others have their turn. A report is shorter as a rule; a long one comes in pieces."""

@@ -17,6 +17,8 @@ from aiohttp import hdrs, web
 
 from unbroken.core.replication import Arrival, Decision
 from unbroken.errors import PeerError
+from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
+from unbroken.wire.snapshot import HEADERS_BYTES
 
 PATH = "/v1/snapshots"
 NAME_PATH = PATH + "/{name}"
@@ -119,7 +121,7 @@ class SnapshotRoutes:
         needed = _needed(request.headers.get(KEEP_HEADER, ""))
         incoming = self._copies().receive(_key(request), _point(request), size, needed)
         if incoming is not None:
-            await _receive(request, incoming)
+            await _receive(request, incoming, size)
         return web.Response()
 
     async def _agree(self, request: web.Request) -> web.Response:
@@ -132,7 +134,8 @@ class SnapshotRoutes:
 async def _give(request: web.Request, file: FileIO) -> web.StreamResponse:
     """The kernel sends it: none of it passes through this process."""
     size = os.fstat(file.fileno()).st_size
-    answer = web.StreamResponse(headers={hdrs.CONTENT_LENGTH: str(size)})
+    digest = snapshot_digest(os.pread(file.fileno(), HEADERS_BYTES, 0), size)
+    answer = web.StreamResponse(headers={hdrs.CONTENT_LENGTH: str(size), DIGEST_HEADER: digest})
     await answer.prepare(request)
     loop = asyncio.get_running_loop()
     for begin in range(0, size, GIVE_BYTES):
@@ -147,14 +150,20 @@ async def _give(request: web.Request, file: FileIO) -> web.StreamResponse:
     return answer
 
 
-async def _receive(request: web.Request, incoming: Incoming) -> None:
+async def _receive(request: web.Request, incoming: Incoming, size: int) -> None:
+    begin = bytearray()
     try:
         if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # As aiohttp itself does: the answer is yet to begin.
         while not request.content.at_eof():
             async with asyncio.timeout(SILENCE_SECONDS):
-                incoming.write(await request.content.readany())
+                data = await request.content.readany()
+            begin += data[: HEADERS_BYTES - len(begin)]
+            incoming.write(data)
+        told = request.headers.get(DIGEST_HEADER)
+        if told is not None and told != snapshot_digest(bytes(begin), size):
+            raise Refused(422, "its headers are not the ones that were announced")
         await incoming.finish()
     except TimeoutError:
         raise Refused(408, f"nothing came for {SILENCE_SECONDS:g} s") from None

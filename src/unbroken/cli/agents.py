@@ -9,7 +9,7 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from unbroken.errors import PeerError
 from unbroken.spec.times import time_text
@@ -21,13 +21,12 @@ from unbroken.wire.observation_codec import decode_evidence
 from .cluster import SECRETS, Cluster, Object
 from .ranks import watch_value
 
-if TYPE_CHECKING:
-    import aiohttp
-
 T = TypeVar("T")
 
 ANSWER_SECONDS = 2.0
 """An agent that takes longer is busy or gone; what it would say is left out."""
+ANSWER_BYTES_MAX = 64 << 20
+"""Evidence of all ranks of a node, at most."""
 
 
 async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
@@ -62,36 +61,31 @@ class Question(Generic[T]):
     decode: Callable[[bytes], T]
     seconds: float
 
-    async def ask(self, session: aiohttp.ClientSession, address: str) -> T | None:
+    async def ask(self, pod: Object, key: bytes | None) -> T | None:
         """None: there is no agent, or one that does not speak with us."""
-        import aiohttp
+        from unbroken.agent_http.peer import connected
 
+        address, uid = pod["status"]["podIP"], pod["metadata"]["uid"]
+        place = f"[{address}]:{PORT}" if ":" in address else f"{address}:{PORT}"
         try:
-            async with session.get(f"http://{address}:{PORT}{self.path}") as answer:
-                return self.decode(await answer.read()) if answer.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, OSError, PeerError):
+            async with asyncio.timeout(self.seconds), connected(place, key, uid) as peer:
+                await peer.ask("GET", self.path)
+                head = await peer.head(self.seconds)
+                if head.status != 200:
+                    return None
+                return self.decode(await peer.text(head, ANSWER_BYTES_MAX))
+        except (TimeoutError, OSError, PeerError):
             return None
 
 
 async def _ask(cluster: Cluster, pods: Sequence[Object], question: Question[T]) -> dict[str, T]:
     if cluster.place.paths is None:
         return {}
-    import aiohttp
-
-    from unbroken.agent_http.sessions import plain_session
-
     key = await job_key(cluster, pods)
-    headers = {"Authorization": f"Bearer {key.hex()}"} if key else {}
-    timeout = aiohttp.ClientTimeout(total=question.seconds)
-    async with plain_session(timeout, headers) as session:
-        addresses = {
-            pod["metadata"]["name"]: address
-            for pod in pods
-            if (address := (pod.get("status") or {}).get("podIP"))
-        }
-        asked = [question.ask(session, one) for one in addresses.values()]
-        answers = await asyncio.gather(*asked)
-    return {name: one for name, one in zip(addresses, answers, strict=True) if one is not None}
+    asked = [pod for pod in pods if (pod.get("status") or {}).get("podIP")]
+    answers = await asyncio.gather(*(question.ask(pod, key) for pod in asked))
+    names = [str(pod["metadata"]["name"]) for pod in asked]
+    return {name: one for name, one in zip(names, answers, strict=True) if one is not None}
 
 
 def agent_value(report: AgentReport) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def command(
     if place.paths is None:
         raise SpecError(
             "agents are reached on embedded clusters only; elsewhere ask one inside its pod: "
-            "GET http://POD_IP:8080/v1/evidence with the job's token"
+            "/v1/evidence of port 8080, which asks for the job's key"
         )
     found = on_cluster(place, namespace, read)
     if rank is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from unbroken.agent_http.client import AgentLink, heartbeat_seconds
+from unbroken.agent_http.client import AgentLink, Identity, heartbeat_seconds
 from unbroken.agent_http.permit import Permit
 from unbroken.agent_http.turns import Turns
 from unbroken.core.events import (
@@ -62,6 +62,8 @@ class AgentLinks:
         self._turns = turns
         self._memory = memory
         self._held: dict[PodUid, _Held] = {}
+        self.on_stranger: Callable[[str], None] = lambda why: None
+        """Hears why what listens at a pod's address is not believed."""
 
     def follow(self, pod: PodView, place: AgentPlace) -> None:
         """The pod is now like this: keep, make or end its link."""
@@ -120,8 +122,11 @@ class AgentLinks:
         def on_evidence(evidence: Evidence) -> None:
             self._evidence(uid, evidence)
 
-        token = None if self._key is None else self._key.hex()
-        link = AgentLink(address, place.port, token, on_report, on_lost, self._session, on_evidence)
+        identity = None if self._key is None else Identity(self._key, uid)
+        link = AgentLink(
+            address, place.port, identity, on_report, on_lost, self._session, on_evidence
+        )
+        link.on_stranger = self.on_stranger
         link.permit, link.turns = self._permit, self._turns
         link.room, link.heavy = self._memory.room, self._memory.heavy
         link.heartbeat_seconds = heartbeat_seconds(max(self._turns.links, self._memory.agents))

@@ -153,6 +153,7 @@ def _environment(
         "NPROC_PER_NODE": spec.nproc_per_node,
         "AGENT_PORT": str(PORT),
         "UNBROKEN_JOB": job.name,
+        "UNBROKEN_JOB_UID": job.uid,
         "UNBROKEN_POD": str(order.name),
     }
     if has_key:
@@ -162,8 +163,12 @@ def _environment(
     for annotation, variable in ((WARM, WARM_VARIABLE), (PRELOAD, PRELOAD_VARIABLE)):
         if annotation in job.annotations:
             values[variable] = job.annotations[annotation]
-    address = {"name": "AGENT_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
-    return [address, *({"name": name, "value": value} for name, value in values.items())]
+    fields = {"AGENT_HOST": "status.podIP", "UNBROKEN_POD_UID": "metadata.uid"}
+    told = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
+    return [*told, *({"name": name, "value": value} for name, value in values.items())]
 
 
 def _equip(container: Object, added: Iterable[Object], *, has_key: bool) -> None:

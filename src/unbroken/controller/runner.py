@@ -212,6 +212,7 @@ class JobRunner:
                 *(around.session, self._key, self.tell, self._tasks, permit, around.turns),
                 self._memory,
             )
+            links.on_stranger = lambda why: self.complain("AgentNotProven", why)
             self._links = links
             while True:
                 events = self._with_others(await self._next())

@@ -54,7 +54,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """An operator, or whoever holds the token, has said what should be."""
+    """An operator, or whoever has the job's key, has said what should be."""
 
     command: Command
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 from zlib import crc32
 
 from unbroken.errors import SpecError, UnbrokenError
-from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, digest
+from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, digest, job_of
 
 from . import Context, context
 from .doubt import is_doubted
@@ -236,7 +236,7 @@ class Snapshot:
 
 def job_digest(found: Context) -> bytes:
     """Whose job it is."""
-    return digest(found.job)
+    return digest(job_of(os.environ) or found.job)
 
 
 def _check(name: str, parts: Mapping[str, Any]) -> None:

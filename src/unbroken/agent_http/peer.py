@@ -1,0 +1,223 @@
+"""Requests to an agent on a connection of their own, without a copy in this process: bodies go from
+memory to the socket and back by the kernel (sendfile, recv into a mapping).
+
+With a job's key the agent proves first that it has the key too; then each request has a tag, and
+each answer is checked before it is believed (`wire/proof`).  No redirect is followed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from io import FileIO
+
+from unbroken.errors import PeerError
+from unbroken.wire.proof import (
+    DIGEST_HEADER,
+    GREETING_BYTES_MAX,
+    HELLO_PATH,
+    NONCE_BYTES,
+    NONCE_HEADER,
+    TAG_HEADER,
+    TAGGED,
+    Asked,
+    Session,
+    Stranger,
+    answer_tag,
+    digest_of,
+    greeted,
+    is_tag,
+    request_tag,
+    snapshot_digest,
+)
+from unbroken.wire.snapshot import HEADERS_BYTES
+
+CONNECT_SECONDS = 2.0
+SILENCE_SECONDS = 5.0
+"""Without any progress."""
+PROGRESS_SECONDS, PROGRESS_BYTES = 3.0, 16 * 1024 * 1024
+"""Who sends less of a body is given up."""
+RECEIVE_BYTES = 1024 * 1024
+HEAD_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Head:
+    """How an answer begins."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+
+    @property
+    def digest(self) -> str:
+        """What the agent says is the digest of the body; empty: nothing."""
+        return self.headers.get(DIGEST_HEADER.lower(), "")
+
+    @property
+    def length(self) -> int:
+        """Of the body."""
+        found = self.headers.get("content-length", "")
+        if not found.isdecimal() or len(found) > 18:
+            raise PeerError("an answer without its length")
+        return int(found)
+
+
+class _Filling:
+    """Reads a body into a file, in a thread: several at once need several cores.  The file is not
+    mapped: letting go of a mapping of many pages would hold up everybody else."""
+
+    def __init__(self, sock: socket.socket, fd: int, begin: bytes, size: int) -> None:
+        self._sock, self._fd, self._size = sock, fd, size
+        self.received = os.pwrite(fd, begin[:size], 0)
+
+    def run(self) -> None:
+        """Until it is full.  PeerError, OSError."""
+        buffer = memoryview(bytearray(RECEIVE_BYTES))
+        while self.received < self._size:
+            count = self._sock.recv_into(buffer[: self._size - self.received])
+            if not count:
+                raise PeerError("it has closed the connection")
+            os.pwrite(self._fd, buffer[:count], self.received)
+            self.received += count
+
+
+class Peer:
+    """A connection; `ask`, then what the request needs."""
+
+    def __init__(self, sock: socket.socket, host: str) -> None:
+        self._sock, self._host = sock, host
+        self._loop = asyncio.get_running_loop()
+        self._unread = b""
+        self._session: Session | None = None
+        self._asked = 0
+        """Requests of the session so far."""
+
+    async def greet(self, key: bytes, uid: str | None) -> None:
+        """Have the agent prove that it has the key, in the pod that is meant.  Stranger."""
+        nonce = os.urandom(NONCE_BYTES)
+        await self.ask("GET", HELLO_PATH, {NONCE_HEADER: nonce.hex()})
+        head = await self.head()
+        if head.status != 200:
+            raise Stranger(f"does not prove that it has the job's key (HTTP {head.status})")
+        message = await self.text(head, GREETING_BYTES_MAX)
+        self._unread = self._unread[len(message) :]
+        self._session = greeted(key, nonce, uid, HELLO_PATH, message)
+
+    async def ask(
+        self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> None:
+        """Send a request's head, and a small body."""
+        sent = {"Host": self._host, **(headers or {})}
+        if body:
+            sent["Content-Length"] = str(len(body))
+        if self._session is not None:
+            sent.setdefault(DIGEST_HEADER, digest_of(body))
+            tagged = Asked(method, path, tuple(sent.get(name, "") for name in TAGGED))
+            sent[TAG_HEADER] = request_tag(self._session, self._asked, tagged)
+            self._asked += 1
+        lines = [f"{name}: {value}" for name, value in sent.items()]
+        text = "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""])
+        async with asyncio.timeout(SILENCE_SECONDS):
+            await self._loop.sock_sendall(self._sock, text.encode() + body)
+
+    async def head(self, seconds: float = SILENCE_SECONDS) -> Head:
+        """The beginning of an answer, which is the agent's; PeerError."""
+        async with asyncio.timeout(seconds):
+            while b"\r\n\r\n" not in self._unread:
+                await self._more()
+        text, _, self._unread = self._unread.partition(b"\r\n\r\n")
+        first, *rows = text.decode("latin-1").split("\r\n")
+        parts = first.split(" ")
+        if len(parts) < 2 or not parts[0].startswith("HTTP/1.") or not parts[1].isdecimal():
+            raise PeerError(f"no HTTP: {first[:100]!r}")
+        pairs = (row.partition(":") for row in rows)
+        found = Head(int(parts[1]), {name.lower(): value.strip() for name, _, value in pairs})
+        if self._session is not None and found.status != 100:
+            self._check(self._session, found)
+        return found
+
+    def _check(self, session: Session, head: Head) -> None:
+        wanted = answer_tag(session, self._asked - 1, head.status, head.digest)
+        if not is_tag(head.headers.get(TAG_HEADER.lower()), wanted):
+            raise Stranger(f"its answer has no tag of this session (HTTP {head.status})")
+
+    async def text(self, head: Head, limit: int = HEAD_BYTES_MAX) -> bytes:
+        """A body of so many bytes at most; PeerError."""
+        if head.length > limit:
+            raise PeerError(f"an answer of {head.length} bytes")
+        async with asyncio.timeout(SILENCE_SECONDS):
+            while len(self._unread) < head.length:
+                await self._more(limit)
+        body = self._unread[: head.length]
+        if self._session is not None and digest_of(body) != head.digest:
+            raise Stranger("its answer is not the one that it has put a tag on")
+        return body
+
+    async def send(self, file: FileIO, begin: int, count: int) -> None:
+        """A piece of a file."""
+        async with asyncio.timeout(SILENCE_SECONDS):
+            await self._loop.sock_sendfile(self._sock, file, begin, count, fallback=False)
+
+    async def receive(self, head: Head, fd: int) -> None:
+        """A snapshot, into a file of its size.  PeerError: it ends early, or is slow."""
+        size = head.length
+        filling = _Filling(self._sock, fd, self._unread, size)
+        self._sock.settimeout(PROGRESS_SECONDS)
+        work = self._loop.run_in_executor(None, filling.run)
+        try:
+            while not work.done():
+                before = filling.received
+                await asyncio.wait([work], timeout=PROGRESS_SECONDS)
+                if not work.done() and filling.received - before < PROGRESS_BYTES:
+                    raise PeerError(f"it sends less than {PROGRESS_BYTES} bytes in 3 s")
+        finally:
+            if not work.done():
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                await asyncio.wait([work])
+            error = work.exception()
+        if error is not None:
+            raise error
+        headers = os.pread(fd, HEADERS_BYTES, 0)
+        if self._session is not None and snapshot_digest(headers, size) != head.digest:
+            raise Stranger("the snapshot is not the one that it has put a tag on")
+
+    async def _more(self, limit: int = HEAD_BYTES_MAX) -> None:
+        data = await self._loop.sock_recv(self._sock, HEAD_BYTES_MAX)
+        if not data:
+            raise PeerError("it has closed the connection")
+        self._unread += data
+        if len(self._unread) > limit + HEAD_BYTES_MAX:
+            raise PeerError("an answer without an end")
+
+
+@contextlib.asynccontextmanager
+async def connected(address: str, key: bytes | None, uid: str | None = None) -> AsyncIterator[Peer]:
+    """A connection to `host:port`, to somebody who has the key; OSError, TimeoutError, PeerError.
+
+    `uid`: of the pod that is meant; None: any pod of the job.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise PeerError(f"no address: {address[:100]!r}")
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(CONNECT_SECONDS):
+        found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        family, kind, protocol, _, where = found[0]
+        sock = socket.socket(family, kind, protocol)
+        try:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, where)
+        except BaseException:
+            sock.close()
+            raise
+    with sock:
+        peer = Peer(sock, address)
+        if key is not None:
+            await peer.greet(key, uid)
+        yield peer

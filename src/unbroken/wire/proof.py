@@ -1,0 +1,159 @@
+"""How two programs show each other that they have their job's key, which neither of them sends.
+
+Who connects sends a nonce.  The agent answers with a greeting: its own nonce, the uid of its pod,
+and a proof over both.  Out of these each side makes the keys of the session, which are used on this
+connection alone.  Every message then carries a tag over its number and its content, so that what is
+forged, repeated, left out or out of order is found.  (docs/design/agent-authentication.md)
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+from typing import NamedTuple
+
+from unbroken.errors import PeerError
+
+HELLO_PATH = "/v1/hello"
+"""Answers with a greeting; requests of the same connection are tagged from then on."""
+NONCE_HEADER, TAG_HEADER = "Unbroken-Nonce", "Unbroken-Tag"
+DIGEST_HEADER = "Unbroken-Digest"
+"""SHA-256 of a body; of a snapshot see `snapshot_digest`."""
+NONCE_BYTES, PROOF_BYTES, TAG_BYTES = 16, 32, 16
+GREETING_BYTES_MAX = NONCE_BYTES + PROOF_BYTES + 256
+_LABEL = b"unbroken-agent/v1"
+
+
+class Stranger(PeerError):
+    """It did not show that it has the job's key, or it is not the pod that is meant."""
+
+
+class Session(NamedTuple):
+    """The keys of one connection."""
+
+    up: bytes
+    """Of what the agent says."""
+    down: bytes
+    """Of what the agent is told."""
+
+
+def mac(key: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256 of parts, which cannot be shifted into each other."""
+    message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return hmac.digest(key, message, "sha256")
+
+
+def nonce_of(text: str | None) -> bytes | None:
+    """The nonce in a header; None: there is none."""
+    if text is None or len(text) != 2 * NONCE_BYTES:
+        return None
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return None
+
+
+def greeting(key: bytes, asked: bytes, own: bytes, uid: str, target: str) -> tuple[bytes, Session]:
+    """What an agent answers to the nonce `asked`; its own nonce is new for each greeting.
+
+    `target`: the path that was asked for, with its query.
+    """
+    about = (asked, own, uid.encode(), target.encode())
+    return own + mac(key, _LABEL, b"agent", *about) + uid.encode(), _session(key, about)
+
+
+def greeted(key: bytes, asked: bytes, uid: str | None, target: str, message: bytes) -> Session:
+    """The session that a greeting begins; `uid` None: of any pod of the job.  Stranger."""
+    begin, end = NONCE_BYTES, NONCE_BYTES + PROOF_BYTES
+    if not end <= len(message) <= GREETING_BYTES_MAX:
+        raise Stranger("does not prove that it has the job's key")
+    own, proof, found = message[:begin], message[begin:end], message[end:]
+    about = (asked, own, found, target.encode())
+    if not hmac.compare_digest(proof, mac(key, _LABEL, b"agent", *about)):
+        raise Stranger("does not prove that it has the job's key")
+    if uid is not None and found != uid.encode():
+        name = found.decode(errors="replace")
+        raise Stranger(f"is the agent of the pod with uid {name or 'unknown'}, not of {uid}")
+    return _session(key, about)
+
+
+def _session(key: bytes, about: tuple[bytes, ...]) -> Session:
+    secret = mac(key, _LABEL, b"session", *about)
+    return Session(mac(secret, b"up"), mac(secret, b"down"))
+
+
+class Seal:
+    """Puts a tag before each message of one direction."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def __call__(self, payload: bytes) -> bytes:
+        """The message with its tag."""
+        number = self._count.to_bytes(8, "big")
+        self._count += 1
+        return hmac.digest(self._key, number + payload, "sha256")[:TAG_BYTES] + payload
+
+
+class Unseal:
+    """Takes the tag off each message of one direction, in their order."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._count = 0
+
+    def __call__(self, message: bytes) -> bytes:
+        """The message without its tag; Stranger where the tag is wrong."""
+        payload = message[TAG_BYTES:]
+        wanted = hmac.digest(self._key, self._count.to_bytes(8, "big") + payload, "sha256")
+        if not hmac.compare_digest(message[:TAG_BYTES], wanted[:TAG_BYTES]):
+            raise Stranger(f"sent a message {self._count} that is forged, repeated or out of order")
+        self._count += 1
+        return payload
+
+
+class Asked(NamedTuple):
+    """A request, as far as its tag covers it."""
+
+    method: str
+    target: str
+    """Path and query, as they are sent."""
+    headers: tuple[str, ...]
+    """Values of those in `TAGGED`, in its order; empty: not given."""
+
+
+TAGGED = ("Content-Length", DIGEST_HEADER, "Unbroken-Keep", "Unbroken-Strict")
+"""Headers that say what a request means."""
+
+
+def request_tag(session: Session, number: int, asked: Asked) -> str:
+    """The tag of the request of this number on its connection."""
+    parts = (asked.method, asked.target, *asked.headers)
+    found = mac(session.down, b"request", number.to_bytes(8, "big"), *(p.encode() for p in parts))
+    return found[:TAG_BYTES].hex()
+
+
+def answer_tag(session: Session, number: int, status: int, digest: str) -> str:
+    """The tag of the answer to that request."""
+    parts = (str(status), digest)
+    found = mac(session.up, b"answer", number.to_bytes(8, "big"), *(p.encode() for p in parts))
+    return found[:TAG_BYTES].hex()
+
+
+def is_tag(given: str | None, wanted: str) -> bool:
+    """Whether a header has the tag; takes as long for any other."""
+    return hmac.compare_digest((given or "").encode("utf-8", "replace"), wanted.encode())
+
+
+def digest_of(body: bytes) -> str:
+    """For `DIGEST_HEADER`."""
+    return sha256(body).hexdigest()
+
+
+def snapshot_digest(headers: bytes, size: int) -> str:
+    """The same for a snapshot, whose body is summed by the checksums in its headers.
+
+    SHA-256 of all of it would hold a restore up (docs/design/agent-authentication.md).
+    """
+    return sha256(headers + size.to_bytes(8, "big")).hexdigest()

@@ -1,0 +1,80 @@
+"""Programs that listen where an agent is meant to be, and are none, or are another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from unbroken.wire.agent import AgentReport, AgentState
+from unbroken.wire.agent_codec import encode_report
+from unbroken.wire.proof import NONCE_HEADER, Seal, greeting, nonce_of
+
+REPORT = encode_report(AgentReport("false", AgentState.READY, nproc=2, pid=1)).encode()
+
+
+@dataclass
+class FalseAgent:
+    """Greets with a key and a uid (None: not at all), and then says what it is told to say."""
+
+    key: bytes | None
+    uid: str = ""
+    says: list[str] = field(default_factory=list)
+    """`good`, `again`, `forged`, `later`, `plain`: one frame each."""
+    heard: list[bytes] = field(default_factory=list)
+    """All that whoever has linked has said."""
+    links: int = 0
+    port: int = 0
+
+    async def link(self, request: web.Request) -> web.StreamResponse:
+        """One link."""
+        self.links += 1
+        channel = web.WebSocketResponse()
+        await channel.prepare(request)
+        seal = Seal(b"")
+        if self.key is not None:
+            asked = nonce_of(request.headers.get(NONCE_HEADER)) or b""
+            message, session = greeting(self.key, asked, os.urandom(16), self.uid, request.raw_path)
+            await channel.send_bytes(message)
+            seal = Seal(session.up)
+        await self._speak(channel, seal)
+        async for one in channel:
+            self.heard.append(one.data if isinstance(one.data, bytes) else one.data.encode())
+        return channel
+
+    async def _speak(self, channel: web.WebSocketResponse, seal: Seal) -> None:
+        last = b""
+        for what in self.says:
+            if what == "plain":
+                await channel.send_str(REPORT.decode())
+                continue
+            if what == "later":
+                seal(REPORT)
+            last = last if what == "again" else seal(REPORT)
+            await channel.send_bytes(last[:-1] + b" " if what == "forged" else last)
+
+
+@asynccontextmanager
+async def false_agent(agent: FalseAgent) -> AsyncIterator[FalseAgent]:
+    """Serve it during the block."""
+    application = web.Application()
+    application.router.add_get("/v1/link", agent.link)
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    agent.port = runner.addresses[0][1]
+    try:
+        yield agent
+    finally:
+        await runner.cleanup()
+
+
+async def until_linked(agent: FalseAgent, count: int) -> None:
+    """Return once so many links were begun."""
+    async with asyncio.timeout(30):
+        while agent.links < count:
+            await asyncio.sleep(0.01)
