@@ -71,7 +71,7 @@ def test_a_python_error_comes_with_its_lines(tmp_path: Path) -> None:
     [
         (("missing.py",), FaultKind.EXIT_CODE, "exit code 2"),
         (("--no-python", "./missing"), FaultKind.NOT_STARTED, "cannot start './missing': No such"),
-        (("--no-python", "./token"), FaultKind.NOT_STARTED, "cannot start './token': Permission"),
+        (("--no-python", "./key"), FaultKind.NOT_STARTED, "cannot start './key': Permission"),
         (("-m", "no_such_module"), FaultKind.EXIT_CODE, "exit code 1"),
     ],
 )

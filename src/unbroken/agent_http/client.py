@@ -94,6 +94,8 @@ doubled each time."""
 NO_LINK = (403, 404)
 """Answers to who asks for a link where there is none: a stock agent says 404, and 403 where its
 server (uvicorn) finds a library for WebSockets."""
+UNPROVEN = (401, *NO_LINK)
+"""Of who is asked for a proof, and is no agent of the job."""
 RETRY_FACTOR = 1.25
 """An agent that takes a while to start is found within a fifth of that."""
 Socket = aiohttp.ClientWebSocketResponse[Literal[False]]
@@ -293,7 +295,7 @@ class AgentLink:
             # Without a proof nothing is asked, or told, by the stock agent's protocol either.
             is_stock = error.status in NO_LINK and not has_key
             why = self._told(_refusal_text(error.status, has_key=has_key))
-            return Broken(why, is_stock, is_stranger=has_key)
+            return Broken(why, is_stock, is_stranger=has_key and error.status in UNPROVEN)
         except Stranger as error:
             return Broken(self._told(str(error)), is_stranger=True)
         except _ERRORS as error:
@@ -324,6 +326,8 @@ class AgentLink:
             return socket
         try:
             message = await socket.receive()
+            if message.type not in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
+                raise ConnectionResetError  # An agent that ends, perhaps.
             greeting = message.data if message.type is aiohttp.WSMsgType.BINARY else b""
             found = greeted(identity.key, nonce, identity.uid, url.raw_path_qs, greeting)
             self._seal, self._unseal = Seal(found.down), Unseal(found.up)
