@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from api_program import KEY, Running, credentials_file, running_api
@@ -16,6 +19,7 @@ from apiservers import Cluster
 from cli_calls import Cli
 from deploy.charts import EVERYTHING, of_kind, render
 from unbroken.cluster_api.driver import ClusterApiOptions, Tls
+from unbroken.cluster_api.listener import HANDSHAKES_MAX
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +90,21 @@ def test_a_renewed_certificate_is_served_without_a_restart(
         lambda found: found.returncode == 0,
     )
     assert json.loads(done.stdout) == {"ClusterSummaries": []}
+
+
+def test_handshakes_that_are_not_made_keep_nobody_out(
+    secured: Running, aws_folder: Path, tmp_path: Path
+) -> None:
+    place = urlsplit(secured.endpoint)
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection((str(place.hostname), place.port), 30))
+            for _ in range(2 * HANDSHAKES_MAX)
+        ]
+        done = listed(aws_folder, secured.endpoint, "--ca-bundle", str(tmp_path / "ca.crt"))
+        assert done.returncode == 0, done.stderr
+        # All of them end, whether others come or not.
+        assert [one.recv(1) for one in silent] == [b""] * len(silent)
 
 
 @pytest.mark.parametrize(
