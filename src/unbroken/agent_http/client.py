@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -60,6 +60,7 @@ from unbroken.wire.proof import (
     greeted,
 )
 
+from .patience import Patience, patience_of
 from .permit import Always, Permit
 from .rates import HEAVY_BYTES, Rate
 from .reports import read_answer
@@ -74,9 +75,6 @@ like."""
 SILENCE_SECONDS = MISSED_MAX * HEARTBEAT_SECONDS
 HEARTBEATS_A_SECOND = 4000
 """Of all agents of a process; each costs it 75 us (benchmarks/control_plane.py)."""
-GLANCE_SECONDS = 0.1
-"""For what an agent said while we stood still ourselves, and which waits to be read; a look that
-comes so late was held up itself."""
 CONNECT_SECONDS = 1.0
 CLOSE_SECONDS = 0.1
 POLL_SECONDS = 0.15
@@ -343,7 +341,7 @@ class AgentLink:
         self._heard_hash, self._report, self._questions = 0, None, 0
         silence = MISSED_MAX * self.heartbeat_seconds
         try:
-            async with _patience(silence) as patience:
+            async with patience_of(silence) as patience:
                 while True:
                     message = await socket.receive()
                     size = len(message.data) if isinstance(message.data, bytes) else 0
@@ -513,64 +511,6 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
             text = f"{answer.url.path} is answered with more than {ANSWER_BYTES_MAX} bytes"
             raise PeerError(text)
     return bytes(body)
-
-
-class Patience:
-    """When an agent was heard last, and whether it is listened to."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.heard_at = self._loop.time()
-        self.is_suspended = False
-
-    def heard(self) -> None:
-        """The agent said something."""
-        self.heard_at = self._loop.time()
-
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Do not listen during the block: the time does not count as silence."""
-        self.is_suspended = True
-        try:
-            yield
-        finally:
-            self.is_suspended = False
-            self.heard()
-
-
-@asynccontextmanager
-async def _patience(seconds: float) -> AsyncIterator[Patience]:
-    """TimeoutError in the block after so long without a call of `heard`.
-
-    Unlike `asyncio.timeout` it sets no timer for each call: agents say something all the time.
-    A process that was stopped, or starved, sees the time pass before it sees what was said: only
-    a look that comes when it was to come, and is the second, finds a silence.
-    """
-    loop, patience = asyncio.get_running_loop(), Patience()
-    glanced_at = patience.heard_at
-    timer: asyncio.TimerHandle
-
-    def look(due: float) -> None:
-        nonlocal timer, glanced_at
-        now = loop.time()
-        if patience.is_suspended:
-            patience.heard()
-        heard_at = patience.heard_at
-        is_silent = now >= heard_at + seconds
-        if is_silent and heard_at < glanced_at and now < due + GLANCE_SECONDS:
-            limit.reschedule(now)
-            return
-        if is_silent:
-            glanced_at = now
-        due = now + GLANCE_SECONDS if is_silent else heard_at + seconds
-        timer = loop.call_at(due, look, due)
-
-    timer = loop.call_at(patience.heard_at + seconds, look, patience.heard_at + seconds)
-    try:
-        async with asyncio.timeout(None) as limit:
-            yield patience
-    finally:
-        timer.cancel()
 
 
 async def _take_other(socket: Socket, message: WSMessageNoDecodeText) -> bool:

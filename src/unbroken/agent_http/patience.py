@@ -1,0 +1,69 @@
+"""How long an agent may be silent, judged by a process that may itself have stood still."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+GLANCE_SECONDS = 0.1
+"""For what an agent said while we stood still ourselves, and which waits to be read; a look that
+comes so late was held up itself."""
+
+
+class Patience:
+    """When an agent was heard last, and whether it is listened to."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()
+        self.is_suspended = False
+
+    def heard(self) -> None:
+        """The agent said something."""
+        self.heard_at = self._loop.time()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Do not listen during the block: the time does not count as silence."""
+        self.is_suspended = True
+        try:
+            yield
+        finally:
+            self.is_suspended = False
+            self.heard()
+
+
+@asynccontextmanager
+async def patience_of(seconds: float) -> AsyncIterator[Patience]:
+    """TimeoutError in the block after so long without a call of `heard`.
+
+    Unlike `asyncio.timeout` it sets no timer for each call: agents say something all the time.
+    A process that was stopped, or starved, sees the time pass before it sees what was said: only
+    a look that comes when it was to come, and is the second, finds a silence.
+    """
+    loop, patience = asyncio.get_running_loop(), Patience()
+    glanced_at = patience.heard_at
+    timer: asyncio.TimerHandle
+
+    def look(due: float) -> None:
+        nonlocal timer, glanced_at
+        now = loop.time()
+        if patience.is_suspended:
+            patience.heard()
+        heard_at = patience.heard_at
+        is_silent = now >= heard_at + seconds
+        if is_silent and heard_at < glanced_at and now < due + GLANCE_SECONDS:
+            limit.reschedule(now)
+            return
+        if is_silent:
+            glanced_at = now
+        due = now + GLANCE_SECONDS if is_silent else heard_at + seconds
+        timer = loop.call_at(due, look, due)
+
+    timer = loop.call_at(patience.heard_at + seconds, look, patience.heard_at + seconds)
+    try:
+        async with asyncio.timeout(None) as limit:
+            yield patience
+    finally:
+        timer.cancel()
