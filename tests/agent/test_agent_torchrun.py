@@ -81,6 +81,63 @@ def test_ranks_and_the_store_are_the_operators(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
+LATE = """
+import pathlib, sys, time
+from unbroken.agent import torchrun
+real = torchrun.Rendezvous.next_rendezvous
+def late(self):
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+    return real(self)
+torchrun.Rendezvous.next_rendezvous = late
+"""
+BLIND = """
+from unbroken.agent import torchrun
+torchrun.LOOK_SECONDS = 3600.0
+"""
+
+
+def busy(directory: Path, how: str) -> tuple[str, ...]:
+    """A torchrun on a busy machine: one of its two threads gets no time."""
+    started = directory / "busy_torchrun.py"
+    started.write_text(f"{how}\nfrom torch.distributed.run import main\nmain()\n")
+    return (sys.executable, str(started), *TORCHRUN[3:])
+
+
+def test_a_start_that_comes_before_torchrun_asks_for_it_is_run(tmp_path: Path) -> None:
+    async def story() -> None:
+        script, command = program(tmp_path, SLEEPER), busy(tmp_path, LATE)
+        with running(tmp_path, script, command=command) as agent:
+            async with linked(agent) as operator:
+                await operator.state(AgentState.READY)
+                operator.send(start(7))
+                await operator.report(lambda r: r.newest_attempt == 7)
+                (tmp_path / "go").touch()
+                report = await operator.report(lambda r: len(r.workers) == 2 or bool(r.faults))
+                assert report.faults == ()
+                assert report.attempt == 7
+                operator.send(stop(7))
+                await operator.state(AgentState.READY)
+                operator.send(ShutdownCommand())
+                assert await asyncio.to_thread(agent.wait) == 0
+
+    asyncio.run(story())
+
+
+def test_workers_that_succeed_before_they_are_seen_complete_the_job(tmp_path: Path) -> None:
+    async def story() -> None:
+        script, command = program(tmp_path, ""), busy(tmp_path, BLIND)
+        with running(tmp_path, script, command=command) as agent:
+            async with linked(agent) as operator:
+                operator.send(start(0))
+                report = await operator.state(AgentState.COMPLETED)
+                assert [worker.state for worker in report.workers] == ["succeeded"] * 2
+                operator.send(ShutdownCommand())
+                assert await asyncio.to_thread(agent.wait) == 0
+
+    asyncio.run(story())
+
+
 def test_a_script_that_fails_at_once_is_told(tmp_path: Path) -> None:
     async def story() -> None:
         with running(tmp_path, program(tmp_path, "1 / 0"), command=TORCHRUN) as agent:

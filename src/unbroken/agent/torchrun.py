@@ -174,6 +174,10 @@ class TorchWorkers:
     _released: threading.Event = field(default_factory=threading.Event)
     _is_done: bool = False
     """torchrun waits after success."""
+    _given: int | None = None
+    """The newest attempt that torchrun was given; only its own thread reads and writes it."""
+    _found: int | None = None
+    """The newest attempt of which workers were found."""
 
     def join(
         self, options: Options, feed: Callable[[Event], None], clock: Callable[[], float]
@@ -198,9 +202,16 @@ class TorchWorkers:
         """torchrun writes the output."""
 
     def next_start(self) -> StartCommand | str:
-        """In torchrun's thread: nothing of the last attempt lives; wait for the next."""
-        self._tell(self._stopped)
-        return self.starts.get()
+        """In torchrun's thread: nothing of the last attempt lives; wait for the next.
+
+        At the first call there was no attempt, but a start may be waiting already: torchrun can
+        take longer to come here than the operator takes to find the agent ready.
+        """
+        if self._given is not None:
+            self._tell(self._stopped)
+        found = self.starts.get()
+        self._given = None if isinstance(found, str) else found.attempt
+        return found
 
     def wait_for_release(self) -> None:
         """In torchrun's thread: every worker has succeeded."""
@@ -263,6 +274,7 @@ class TorchWorkers:
             self._seen[pid] = seen
             self._loop.add_reader(seen.pidfd, self._ended, attempt, pid)
             pids.append(pid)
+        self._found = attempt
         self._feed(StageStarted(attempt, Stage.TRAIN, tuple(pids)))
 
     def _ended(self, attempt: int, pid: int, end: WorkerEnd | None = None) -> None:
@@ -299,9 +311,17 @@ class TorchWorkers:
 
     def _succeeded(self) -> None:
         from unbroken.core.faults import WorkerEnd
+        from unbroken.core.workers import Stage, StageStarted, WorkerEnded
 
         self._is_done = True
-        self._finish(WorkerEnd(exit_code=0))
+        attempt = self._finish(WorkerEnd(exit_code=0))
+        if attempt is not None and attempt != self._found:
+            # They were over before this thread had looked; without a word the job would never end.
+            self._found, nproc = attempt, self._options.nproc
+            self._feed(StageStarted(attempt, Stage.TRAIN, (0,) * nproc))
+            for local_rank in range(nproc):
+                end = WorkerEnd(exit_code=0)
+                self._feed(WorkerEnded(attempt, Stage.TRAIN, local_rank, end))
         if self.is_stop_wanted:
             self._released.set()
 
