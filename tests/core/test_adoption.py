@@ -346,3 +346,35 @@ def test_attempt_of_stock_agents_that_not_all_run_is_stopped() -> None:
     both = {view.uid for view in new.views.values()}
     assert {e.pod for e in effects if isinstance(e, StopWorkers)} == both
     assert not any(isinstance(e, StartWorkers) for e in effects)
+
+
+@pytest.mark.parametrize("seen", ["before", "after"])
+def test_operator_that_dies_with_a_node_leaves_the_node_to_be_blamed(seen: str) -> None:
+    """The next one has heard no agent of that node, before or after it hears that it is lost."""
+    new = left()
+    if seen == "before":
+        new.run("100 node n1 not-ready")
+    new.run(f"""
+        100 synced
+        100 runs w-0 0 rank=0 {HELD}
+        110 tick
+        110.1 ready w-0 0
+        112 node n1 not-ready
+        112 tick
+    """)
+    assert new.incidents[1].culprit.fault == "NodeLost"
+    assert new.incidents[1].culprit.node == "n1"
+    assert new.job.attempt == 1
+
+
+def test_node_without_workers_is_not_blamed_for_the_operators_absence() -> None:
+    new = left(2, 1)
+    new.run(f"""
+        100 synced
+        100 runs w-0 0 rank=0 {HELD}
+        100 ready w-2
+        110 tick
+        112 node n2 not-ready
+        112 lost w-2
+    """)
+    assert new.incidents[1].culprit.fault == "OperatorRestarted"

@@ -14,7 +14,7 @@ from . import budgets, ladder, repeats, signals
 from .conditions import Standing
 from .events import NodeName, PodName, PodPhase
 from .gang import Stage
-from .incidents import RESTART_REQUESTED, UNCHARGED, culprit
+from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED, UNCHARGED, culprit
 from .life import Life, Verdict
 from .progress import Before, before, made
 from .repeats import Repeat
@@ -141,13 +141,22 @@ class Recovery:
     def signs(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
         """The sign, if there is one, that the loss of a pod or of its agent is."""
         state = self._state
-        was_training = state.gang.stage is Stage.HALTED and member.uid in state.gang.ranks
+        was_training = state.gang.stage is Stage.HALTED and (
+            member.uid in state.gang.ranks or self._is_missed(member, fault)
+        )
         # Our own deletions are no signs; that a node was lost is one also of a pod that must go.
         is_news = not member.condemned or fault in _OF_NODES
         is_part = was_training and state.incidents.open is not None and is_news
         if is_part or state.gang.is_training(member.uid):
             return [signals.of_pod(fault, text, member, now)]
         return []
+
+    def _is_missed(self, member: Member, fault: str) -> bool:
+        """Whether the loss of this node is why a new operator did not find every rank: the one
+        before may have died with the node, and nobody told the new one who trained there."""
+        incident = self._state.incidents.open
+        is_adopted = incident is not None and incident.culprit.fault == OPERATOR_RESTARTED
+        return is_adopted and fault in _OF_NODES and member.report is None
 
     def lose(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
         """Let a pod go; the sign of a fault if its workers should live."""
