@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta, timezone
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from itertools import chain
 from typing import Any, TypeVar
@@ -202,6 +202,7 @@ def _of_torch() -> tuple[Form, ...]:
     )
 
 
+@lru_cache(maxsize=128)
 def torch_dtype(name: str) -> Any:
     """A dtype by its name without `torch.`; ValueError: there is none."""
     torch = import_module("torch")
