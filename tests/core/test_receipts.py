@@ -12,7 +12,7 @@ from core.drive_job import Script, spec
 from unbroken.core.events import AgentReported, RecordEvent
 from unbroken.core.receipts import RESTORED_MAX, resumption
 from unbroken.spec.incident import Restored
-from unbroken.wire.agent import Receipt
+from unbroken.wire.agent import AgentReport, AgentState, Receipt
 from unbroken.wire.observation import RankWatch
 
 
@@ -301,3 +301,28 @@ def test_samples_are_taken_back_where_a_rank_turns_up_that_was_not_known_before(
     counted(script, 13, "w-1", 42, 43 * 8)
     assert script.incidents[1].samples_repeated is None
     assert script.incidents[1].resumed == ""
+
+
+def test_samples_are_counted_again_once_it_is_known_how_many_steps_are_made_again() -> None:
+    script = Script(spec(2))
+    script.up()
+    script.run("5 runs w-0 0\n5 runs w-1 0")
+    for rank in (0, 1):
+        counted(script, 6, f"w-{rank}", 10, 11 * 8)
+        counted(script, 7, f"w-{rank}", 42, 43 * 8)
+    script.run("8 failed w-1 0\n9 ready w-0 0\n9 ready w-1 0")
+    begun = []
+    for rank in (0, 1):
+        name = f"w-{rank}"
+        watch = (RankWatch(rank, step=40, metrics={"samples": 41 * 8}),)
+        running = AgentReport(
+            f"{name}.a", AgentState.RUNNING, 1, 1, rank, "10.0.0.0", 29001, nproc=1,
+            watch=watch, receipts=(receipt(rank),),
+        )  # fmt: skip
+        begun.append(AgentReported(script.views[name].uid, running))
+    script.effects += script.job.steps(begun, 10)
+    script.run("10 tick")
+    assert script.incidents[1].samples_repeated == 16, "as the receipts tell"
+    script.give(begun[0], 11)
+    assert script.incidents[1].resumed_step == 40
+    assert script.incidents[1].samples_repeated == 48

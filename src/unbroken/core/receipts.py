@@ -153,6 +153,8 @@ class Receipts:
         self._before: tuple[int, Tracks] = -1, {}
         """The attempt before, if it told any samples, and what they were."""
         self._samples: Accounted | None = None
+        self._lost: int | None = None
+        """The steps made again that these samples are counted with."""
         self._is_unsettled = False
         """Whether there may be more to say of samples."""
         self._due: float | None = None
@@ -189,7 +191,7 @@ class Receipts:
             self._before = self._order.attempt, self._tracks
         self._order, self._due = order, None
         self._told.clear()
-        self._tracks, self._samples, self._is_unsettled = {}, None, False
+        self._tracks, self._samples, self._lost, self._is_unsettled = {}, None, None, False
         self._awaited = set(self._state.gang.ranks)
 
     def deadline(self) -> float | None:
@@ -198,9 +200,9 @@ class Receipts:
     def go_on(self, now: float) -> None:
         """Let the incident have what is due; what an attempt that is over has told is."""
         is_over = self._state.phase is not Phase.TRAINING
-        if self._is_unsettled:
+        if self._is_unsettled or self._is_outdated():
             self._is_unsettled, known = False, self._samples
-            self._samples = self._accounted()
+            self._samples, self._lost = self._accounted(), self._lost_steps()
             self._due = self._due if self._samples == known else now
         if self._due is None or self._order is None or (now < self._due and not is_over):
             return
@@ -212,6 +214,8 @@ class Receipts:
         sums = resumption(found, incident.step, self._samples)
         changes = {one.name: getattr(sums, one.name) for one in fields(sums)}
         self._state.amend_incident(incident.number, **changes)
+        if self._is_outdated():
+            self._due = now
         if sums.replicas_agree is False and incident.replicas_agree is not False:
             text = f"attempt {self._order.attempt} {sums.resumed}"
             self._state.tell(REPLICAS_DISAGREE, text, is_warning=True)
@@ -222,6 +226,14 @@ class Receipts:
         if incident is None or incident.attempt != attempt:
             return None
         return account(tracks, self._tracks, lost_steps(incident))
+
+    def _lost_steps(self) -> int | None:
+        incident = None if self._order is None else self._incident(self._order.attempt)
+        return None if incident is None else lost_steps(incident)
+
+    def _is_outdated(self) -> bool:
+        """Whether more, or fewer, steps are known to be made again since samples were counted."""
+        return bool(self._tracks) and self._lost_steps() != self._lost
 
     def _incident(self, attempt: int) -> Incident | None:
         """The one that led to the attempt: the last before it, in this life of the job."""
