@@ -67,10 +67,9 @@ def kept_key(path: Path) -> bytes:
     found = read_key(path)
     if found is not None:
         return found
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft.unlink(missing_ok=True)
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(secrets.token_hex(MASTER_BYTES).encode() + b"\n")
