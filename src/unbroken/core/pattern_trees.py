@@ -14,7 +14,7 @@ NEVER = math.inf
 """As a length: there is no such text."""
 _CLASSES = "dDwWsS"
 _CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_COUNT = re.compile(r"\{(\d*)(,?)(\d*)\}")
+_COUNT = re.compile(r"\{(\d*+)(,?)(\d*+)\}")
 _GROUP = re.compile(r"\?(?:P?<([A-Za-z_]\w*)>|:|>|([imsU-]+):|([=!]|<=|<!))")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]")
 _LETTER = re.compile(r"\\(?:x([0-9a-fA-F]{2})|x\{([0-9a-fA-F]+)\}|u([0-9a-fA-F]{4})|(0[0-7]{0,2}))")
