@@ -297,8 +297,16 @@ def test_the_operator_fails_the_bad_job_and_serves_the_honest_one(
             container = port["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
             container["env"] = [{"name": "AGENT_PORT", "value": "9" * 5000}]
             await at.post("hyperpodpytorchjobs", port)
+            many = job("many")
+            annotations = {f"unbroken.dev/{n}": "x" for n in range(3000)}
+            many["metadata"]["annotations"] = annotations
+            await at.post("hyperpodpytorchjobs", many)
             async with at.operator():
                 await at.post("hyperpodpytorchjobs", job("honest"))
+                found = await at.until("hyperpodpytorchjobs/many", conditions)
+                told = conditions(found)["Failed"]["message"]
+                assert len(told) < 9000, told[-80:]
+                assert "more" in told[-20:], told[-80:]
                 found = await at.until("hyperpodpytorchjobs/port", conditions)
                 assert "must be a port" in conditions(found)["Failed"]["message"]
                 deep = await at.until("hyperpodpytorchjobs/deep100", conditions)

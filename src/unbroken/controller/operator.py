@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 INVALID = "InvalidSpec"
 """Reason of the condition of a job that cannot be understood."""
+PROBLEMS_TOLD, REFUSAL_CHARACTERS = 40, 3900
+"""Bounds of the text of a refusal: a job may have thousands of problems."""
 CRASHES = Backoff(first=1.0, limit=60.0)
 
 
@@ -268,7 +270,9 @@ class Operator:
         if self._refused.get(key) == parsed.problems:
             return
         self._refused[key] = parsed.problems
-        text = "; ".join(str(problem) for problem in parsed.problems)
+        text = "; ".join(str(problem) for problem in parsed.problems[:PROBLEMS_TOLD])
+        left = len(parsed.problems) - PROBLEMS_TOLD
+        text = text[:REFUSAL_CHARACTERS] + (f"; and {left} more" if left > 0 else "")
         log.warning('job=%s refused="%s"', key, text)
         if runner is not None:
             runner.complain(INVALID, f"the change is not taken: {text}")
