@@ -1,4 +1,4 @@
-"""Namespaces that attacks have to themselves."""
+"""Namespaces with an operator of their own, for attacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def place(cluster: Cluster) -> Callable[[], Any]:
 
     @asynccontextmanager
     async def opened() -> AsyncIterator[Place]:
-        name = f"attack-{next(NUMBERS)}"
+        name = f"objects-{next(NUMBERS)}"
         async with connect(cluster.kubeconfig) as client:
             await client.raw("POST", "api/v1/namespaces", body={"metadata": {"name": name}})
             yield Place(client, name)

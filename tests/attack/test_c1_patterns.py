@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from controller import conftest
+from attack import places
 from controller.conftest import conditions, job
 from job_samples import MANIFESTS
 from job_samples import rule as job_with_rule
@@ -32,7 +32,7 @@ from unbroken.spec.patterns import Pattern, pattern_facts
 
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[2]
-place = conftest.place
+place = places.place
 HOSTILE = {
     "the audit's": "(?:|){64}(?!)",
     "nested repetition": r"(?=(a+)+$)(?!)",

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
 from apiservers import Cluster, kubeconfig_of
+from attack import places
 from attack.hostile_objects import JSON, mutated, nested
-from controller import conftest
 from controller.conftest import conditions, job
 from unbroken.cli.cluster import _decoded
 from unbroken.controller.auto_resume_views import concerns, node_state, pod_state
@@ -44,7 +44,7 @@ from unbroken.spec.pytorchjob import AUTO_RESUME, MAX_RETRIES, parse_pytorchjob
 from watching import Watcher, running
 
 Object = dict[str, Any]
-place = conftest.place
+place = places.place
 DEPTHS = (100, 1_200, 10_000)
 POD = {
     "metadata": {
