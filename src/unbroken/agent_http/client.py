@@ -18,6 +18,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from time import thread_time
 from typing import Literal, NamedTuple
 
 import aiohttp
@@ -344,19 +345,17 @@ class AgentLink:
             async with patience_of(silence) as patience:
                 while True:
                     message = await socket.receive()
-                    size = len(message.data) if isinstance(message.data, bytes) else 0
-                    began = _now()
+                    size, work = len(message.data) if isinstance(message.data, bytes) else 0, 0.0
                     frame = self._frame_of(message)
                     if frame is None:
                         if not await _take_other(socket, message):
                             break
                     elif size > HEAVY_BYTES:
-                        began = await self._take_heavy(frame, patience)
+                        work = await self._take_heavy(frame, patience)
                     else:
-                        self._take_frame(frame)
+                        work = self._take_frame(frame)
                     patience.heard()
-                    now = patience.heard_at
-                    delay = self._spoken().message(size, now - began, now)
+                    delay = self._spoken().message(size, work, patience.heard_at)
                     if delay or not self.room.is_set():
                         # TCP holds the agent up meanwhile, which is no silence of its own.
                         with patience.suspended():
@@ -370,24 +369,29 @@ class AgentLink:
             return self._broken(error, silence)
 
     async def _take_heavy(self, frame: bytes, patience: Patience) -> float:
-        """Take a long frame in its turn; when that began."""
+        """Take a long frame in its turn; the seconds of the processor that it took."""
         with patience.suspended():
             async with self.heavy:
-                began = _now()
-                self._take_frame(frame)
+                work = self._take_frame(frame)
                 # The next one of the job is not read before others have had their turn.
                 await asyncio.sleep(0)  # noqa: TID251 - gives way, and waits for nothing
-                return began
+                return work
 
-    def _take_frame(self, frame: bytes) -> None:
+    def _take_frame(self, frame: bytes) -> float:
+        """Take a frame; the seconds of the processor that it took, 0 for a heartbeat."""
         # A heartbeat repeats the report.  Only its hash is kept: thousands of frames are large.
-        heard = hash(frame)
+        heard, began = hash(frame), 0.0
         if self._report is None or heard != self._heard_hash:
+            # By the wall's clock an agent would pay for what keeps this process from running.
+            began = thread_time()
+            questions = self._questions
             answer = self._answer(frame)
             if answer is None:
-                return
+                # Evidence that was asked for costs the agent nothing.
+                return thread_time() - began if questions == self._questions else 0.0
             self._heard_hash, self._report, self.report_bytes = heard, answer, len(frame)
         self._heard(self._report)
+        return thread_time() - began if began else 0.0
 
     def _frame_of(self, message: WSMessageNoDecodeText) -> bytes | None:
         """What the agent has said; None: it is no frame of ours.  Stranger."""

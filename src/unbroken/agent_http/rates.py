@@ -13,9 +13,11 @@ MESSAGES_A_SECOND, MESSAGES_BURST = 5.0, 40.0
 within a second of a start or a fault."""
 BYTES_A_SECOND, BYTES_BURST = 64 * 1024.0, 2 * 1024 * 1024.0
 """Bytes of one agent, sustained and at once.  A report of 16 workers takes 4 to 25 KB."""
-WORK_A_SECOND, WORK_BURST = 0.002, 0.1
-"""Seconds of the operator's time for the messages of one agent, sustained and at once.  A report
-takes 0.1 ms and one that was made to be slow 50 ms: a hundred such agents get a fifth of a core."""
+WORK_A_SECOND, WORK_BURST = 0.005, 0.05
+"""Processor seconds for the messages of one agent, sustained and at once.  A report
+takes 0.1 ms, one with the tracebacks of 16 workers 5 ms, one that was made to be slow 50 ms."""
+WAIT_SECONDS_MAX = 5.0
+"""Longest time that an agent waits unread; what it owes beyond that is forgotten."""
 HEAVY_BYTES = 16 * 1024
 """Of messages that are longer one of a job is read at a time, and others have their turn between:
 one may take 50 ms."""
@@ -34,7 +36,8 @@ class _Bucket:
 
     def wait(self, cost: float, now: float) -> float:
         """Take tokens; the seconds until none is owed."""
-        self.left = min(self.burst, self.left + (now - self.at) * self.rate) - cost
+        left = min(self.burst, self.left + (now - self.at) * self.rate) - cost
+        self.left = max(left, -WAIT_SECONDS_MAX * self.rate)
         self.at = now
         return max(0.0, -self.left / self.rate)
 
