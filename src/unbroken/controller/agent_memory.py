@@ -26,7 +26,8 @@ BUDGET_BYTES_PER_AGENT, BUDGET_BYTES_PER_WORKER = 32 * 1024, 8 * 1024
 workers that train takes 10 to 20 KiB, one of 8 workers that died of an exception 60 KiB."""
 WORKERS_UNKNOWN = 16
 """Workers of a node where `nprocPerNode` is no number."""
-INBOX_BYTES = 16 * 1024 * 1024
+INBOX_BYTES, INBOX_BYTES_PER_AGENT = 16 * 1024 * 1024, 32 * 1024
+"""Reports and evidence that wait for the job: all agents may have news at once."""
 INBOX_REPORTS, INBOX_REPORTS_PER_AGENT = 1000, 2
 """Reports that wait for the job: heartbeats too, which take next to nothing."""
 SMALL_BYTES = 16 * 1024
@@ -132,10 +133,15 @@ class AgentMemory:
         return self._reports[uid] + self._evidence.get(uid, 0)
 
     def _look(self) -> None:
-        is_long = len(self._waiting) > INBOX_REPORTS + INBOX_REPORTS_PER_AGENT * self.agents
-        if is_long or self._waiting_bytes > INBOX_BYTES:
+        agents = self.agents
+        share = max(
+            len(self._waiting) / (INBOX_REPORTS + INBOX_REPORTS_PER_AGENT * agents),
+            self._waiting_bytes / (INBOX_BYTES + INBOX_BYTES_PER_AGENT * agents),
+        )
+        if share > 1.0:
             self.room.clear()
-        else:
+        elif share < 0.5:
+            # Thousands may wait: they are not woken for each report that is taken.
             self.room.set()
 
 

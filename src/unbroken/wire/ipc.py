@@ -94,6 +94,6 @@ class Frames:
 def _object(body: bytes) -> list[dict[str, Any]]:
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [value] if isinstance(value, dict) else []

@@ -126,6 +126,8 @@ def read(headers: bytes, size: int) -> Header | None:
 def version(headers: bytes) -> int | None:
     """Of the format, whether or not it can be read; None: nothing is there."""
     for at in (SEALED_AT, COPIED_AT):
+        if len(headers) < at + _BEGINNING.size:
+            continue
         magic, found = _BEGINNING.unpack_from(headers, at)
         if magic == MAGIC:
             return int(found)
