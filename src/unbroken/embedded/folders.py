@@ -24,7 +24,7 @@ DATABASE = "objects.db"
 CREDENTIALS = "cluster-api-credentials"
 MADE = (
     *("nodes", "logs", "volumes", "apiserver.lock", "internal.kubeconfig", "kubelet-token"),
-    *("token", "server.pem", "kubeconfig", "up.log", "up.json", CREDENTIALS),
+    *("token", "server.pem", "kubeconfig", "up.log", "up.json", "operator.key", CREDENTIALS),
     *(DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal"),
     # Last, so that a purge that was interrupted can be repeated.
     *("up.lock", "cluster.json"),
