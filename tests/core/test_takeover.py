@@ -47,6 +47,19 @@ def test_a_failed_pod_is_charged_once_though_its_incident_was_never_written(stat
     assert new.status.restart_status.restart_count == 1
 
 
+def test_a_pod_that_failed_with_what_was_charged_is_not_charged_beside_it() -> None:
+    old = Script(spec(2, 1, RunPolicy(job_max_retry_count=1)))
+    old.up()
+    for name in old.views:
+        old.run(f"5 pod {name} phase=Running")
+    old.run("10 failed w-0 0")
+    forget_incidents(old)
+    new = old.successor(100)
+    new.run("100 pod w-1 phase=Failed why=Error\n100 synced\n100 ready w-0 0 rank=0\n100 ready w-2")
+    assert new.incidents == {}
+    assert new.job.attempt == 1
+
+
 def test_a_pod_that_somebody_deletes_before_it_trains_is_no_fault_though_it_ends_badly() -> None:
     script = Script()
     script.run("0 job\n0 synced\n0 pod w-0 node=n0\n0 pod w-1 node=n1\n1 ready w-0")

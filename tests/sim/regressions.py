@@ -45,6 +45,8 @@ SEEDS = {
     2083571: "a rank was given to a pod that went, and a kept process got another rank",
     2190938: "a late report brought back workers that had ended at the barrier",
     2198743: "samples were not counted again when it was known which steps are made again",
+    2152290: "a failed pod was charged beside its peers' complaint, whose incident was not written",
+    2003167: "rule: of more than 50 incidents the oldest are with the ledger",
     1027717: "rule: no operator can know the number of a stock attempt that was never written",
     2044999: "rule: stock agents end what they run, whatever number the stop has",
     1004007: "rule: pods of a full restart were deleted after the restart had turned into the end",

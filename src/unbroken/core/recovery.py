@@ -224,12 +224,12 @@ class Recovery:
             self.fault([sign], now)
 
     def _is_settled(self, member: Member) -> bool:
-        """Whether this end was dealt with before: somebody deletes the pod already, or an earlier
-        operator has charged its fault and could not write the incident."""
-        told = self._state.status.latest_faulty
+        """Whether this end was dealt with: somebody deletes the pod already, or it belongs to
+        a fault that an earlier operator has charged and whose incident it could not write."""
+        state = self._state
         is_older = member.clear_through == UNHEARD and member.report is None
-        is_charged = is_older and told is not None and member.view.name in told.faulty_pod_list
-        return member.view.is_deleting or is_charged
+        is_unwritten = state.standing is Standing.FAULTED and state.incidents.open is None
+        return member.view.is_deleting or (is_older and is_unwritten)
 
     def _is_cut_off(self, member: Member) -> bool:
         """Whether the pod is out of reach with its node.  An agent that answers from a node that

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from unbroken.core.budgets import limits
-from unbroken.core.incidents import OPERATOR_RESTARTED
+from unbroken.core.incidents import INCIDENTS_MAX, OPERATOR_RESTARTED
 from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import Condition, JobSpec, JobStatus, RestartStatus
 from unbroken.testing.checkers import TERMINAL, Checkers, condition
@@ -132,9 +132,12 @@ class Ending:
             require(self._is_culprit_real(incident), "the culprit did nothing", incident)
         if self.truth.is_undisturbed:
             numbers = sorted(incident.number for incident in incidents)
-            require(numbers == list(range(1, len(numbers) + 1)), "a number is missing", numbers)
+            # Where there are too many, the ledger has taken in the oldest.
+            retired = max(numbers, default=0) - len(numbers)
+            is_whole = not retired or len(numbers) == INCIDENTS_MAX
+            require(is_whole and retired >= 0, "a number is missing", numbers)
             restarts = [i for i in incidents if i.remedy is not Remedy.FAIL]
-            is_told = len(restarts) == self.status.restart_count
+            is_told = len(restarts) + retired == self.status.restart_count
             require(is_told, "every restart has one incident", *restarts)
 
     def _is_culprit_real(self, incident: Incident) -> bool:
