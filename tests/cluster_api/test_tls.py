@@ -18,8 +18,7 @@ from api_program import KEY, Running, credentials_file, running_api
 from apiservers import Cluster
 from cli_calls import Cli
 from deploy.charts import EVERYTHING, of_kind, render
-from unbroken.cluster_api.driver import ClusterApiOptions, Tls
-from unbroken.cluster_api.listener import HANDSHAKES_MAX
+from unbroken.cluster_api.driver import LIMITS, ClusterApiOptions, Tls
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +98,7 @@ def test_handshakes_that_are_not_made_keep_nobody_out(
     with ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection((str(place.hostname), place.port), 30))
-            for _ in range(2 * HANDSHAKES_MAX)
+            for _ in range(2 * LIMITS.connections)
         ]
         done = listed(aws_folder, secured.endpoint, "--ca-bundle", str(tmp_path / "ca.crt"))
         assert done.returncode == 0, done.stderr

@@ -65,6 +65,11 @@ class Link(NamedTuple):
     unseal: Unseal | None = None
 
 
+def is_snapshot(request: web.Request) -> bool:
+    """Whether the body is a snapshot, which is read piece by piece."""
+    return request.method == "PUT" and request.path.startswith(f"{PATH}/")
+
+
 class Guard:
     """Of one agent; `uid`: of its pod, empty where it knows none."""
 
@@ -103,8 +108,7 @@ class Guard:
             raise Refused(401, f"{NO_KEY}; this request is forged, repeated or out of order")
         request[VISIT] = Visit(known.session, known.requests)
         known.requests += 1
-        is_snapshot = request.method == "PUT" and request.path.startswith(f"{PATH}/")
-        if not is_snapshot and digest_of(await request.read()) != headers[1]:
+        if not is_snapshot(request) and digest_of(await request.read()) != headers[1]:
             raise Refused(401, f"{NO_KEY}; the body is not the one of the tag")
 
     @staticmethod

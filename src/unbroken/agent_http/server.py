@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
 
 from unbroken.errors import PeerError, WorldError
+from unbroken.listener import BACKLOG, Connections, Limits, admitted
 from unbroken.wire.agent import (
     HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
@@ -46,13 +47,16 @@ from unbroken.wire.observation import CollectCommand, Evidence
 from unbroken.wire.observation_codec import COLLECT_SECONDS_MAX, encode_evidence
 from unbroken.wire.proof import HELLO_PATH, Seal, Stranger, Unseal
 
-from .guard import Guard, Link
+from .guard import Guard, Link, is_snapshot
 from .snapshots import Copies, Refused, SnapshotRoutes
 
 logger = logging.getLogger(__name__)
 
 STRICT_HEADER = "Unbroken-Strict"
 LINKS_MAX = 32
+LIMITS = Limits(256)
+"""Eight times the operators that may be linked; the rest is for other nodes' agents and for people.
+"""
 OPEN_PATHS = frozenset({"/v1/health", LINK_PATH})
 """Asked without a tag: one tells nothing, the other has a proof of its own."""
 EVIDENCE_SECONDS = 5.0
@@ -126,13 +130,11 @@ class AgentServer:
         """None: whoever reaches the port is let in."""
         self._links: dict[web.WebSocketResponse, _Unsent] = {}
         self._frame = ""
-        self._server: asyncio.Server | None = None
+        self._connections: Connections | None = None
         self._listener: socket.socket | None = None
         self._runner = web.AppRunner(
             self._application(has_link),
-            access_log=None,
             handle_signals=False,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
             shutdown_timeout=CLOSE_SECONDS,
         )
 
@@ -164,22 +166,23 @@ class AgentServer:
         self.publish(self._agent.report())
         await self._runner.setup()
         self._listener = listener = listening_socket(host, port)
-        factory = self._runner.server
-        assert factory is not None
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(factory, sock=listener)
+        assert self._runner.server is not None
+        self._connections = Connections(
+            self._runner.server, LIMITS, keepalive_timeout=KEEP_ALIVE_SECONDS
+        )
+        self._connections.listen(listener)
         return int(listener.getsockname()[1])
 
     def stop_listening(self) -> None:
         """Close the port; what is connected stays."""
-        if self._server is not None:
+        if self._connections is not None:
             assert self._listener is not None
             # Until its program begins, a worker that is just starting holds a copy of the socket,
             # on which the port would go on listening.
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
-            self._server.close()
-            self._server = None
+            self._connections.close()
+            self._connections = None
 
     async def close(self) -> None:
         """End all connections."""
@@ -202,8 +205,12 @@ class AgentServer:
         try:
             if self._guard is not None and request.path == HELLO_PATH:
                 return self._guard.hello(request)
-            if self._guard is not None and request.path not in OPEN_PATHS:
-                await self._guard.admit(request)
+            if request.path not in OPEN_PATHS:
+                if self._guard is not None:
+                    await self._guard.admit(request)
+                elif not is_snapshot(request):
+                    await request.read()
+                admitted(request)
             return await handler(request)
         except Unprocessable as error:
             return _detail(422, error.problems)
@@ -287,6 +294,7 @@ class AgentServer:
                 logger.warning("path=%s refused reason=%r", LINK_PATH, str(error))
                 await channel.close()
                 return channel
+        admitted(request)
         _bound_unsent(request)
         unsent = self._links[channel] = _Unsent(_RESTATED * _heartbeat_seconds(request))
         unsent.change.set()
@@ -364,7 +372,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(128)
+        listener.listen(BACKLOG)
     except OSError as error:
         raise WorldError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import ssl
@@ -19,17 +18,19 @@ from aiohttp.http_exceptions import HttpProcessingError
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause, wall
+from unbroken.listener import Connections, Limits, bound
 
 from .calls import Around
 from .credentials import read_credentials
-from .listener import InUse, Listener
 from .replays import UsedSignatures
-from .server import Service, application
+from .server import BODY_SECONDS, Service, application
 from .store import Store
 
 log = logging.getLogger(__name__)
 
 CLOSING_SECONDS = 2.0
+LIMITS = Limits(256, BODY_SECONDS + 5.0)
+"""Each connection may hold a body of 1 MiB; a client whose body comes too slowly is told so."""
 IDLE_SECONDS = 10.0
 """Until a connection without a whole request head is closed; boto3 opens another one."""
 LINGERING_SECONDS = 1.0
@@ -94,29 +95,30 @@ async def serve_cluster_api(client: KubeClient, options: ClusterApiOptions) -> A
 async def _listening(
     service: Service, options: ClusterApiOptions, tls: ssl.SSLContext | None
 ) -> AsyncIterator[str]:
-    in_use = InUse()
-    runner = web.AppRunner(
-        application(service, in_use.serving),
-        access_log=None,
+    try:
+        sockets = await bound(options.host, options.port)
+    except OSError as error:
+        text = f"the cluster API cannot listen on {options.host}:{options.port}: {error}"
+        raise WorldError(text) from error
+    host, port = sockets[0].getsockname()[:2]
+    runner = web.AppRunner(application(service), shutdown_timeout=CLOSING_SECONDS)
+    await runner.setup()
+    assert runner.server is not None
+    connections = Connections(
+        runner.server,
+        LIMITS,
         logger=_http_log(),
-        shutdown_timeout=CLOSING_SECONDS,
         keepalive_timeout=IDLE_SECONDS,
         lingering_time=LINGERING_SECONDS,
         auto_decompress=False,
     )
-    await runner.setup()
-    assert runner.server is not None
     try:
-        async with contextlib.AsyncExitStack() as stack:
-            listening = Listener(runner.server, in_use, tls).listening(options.host, options.port)
-            try:
-                host, port = await stack.enter_async_context(listening)
-            except OSError as error:
-                text = f"the cluster API cannot listen on {options.host}:{options.port}: {error}"
-                raise WorldError(text) from error
-            scheme = "http" if tls is None else "https"
-            yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+        for one in sockets:
+            connections.listen(one, tls)
+        scheme = "http" if tls is None else "https"
+        yield f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     finally:
+        connections.close()
         await runner.cleanup()
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from unbroken.errors import UnbrokenError
+from unbroken.listener import admitted
 
 from .calls import Around, Call, Object
 from .errors import ApiError, not_offered
@@ -51,16 +51,12 @@ class Service:
     used: UsedSignatures
 
 
-Serving = Callable[[web.Request], AbstractContextManager[None]]
-"""Keeps the connection of a verified request open while it is answered."""
-
-
-def application(service: Service, serving: Serving) -> web.Application:
+def application(service: Service) -> web.Application:
     """The server's routes."""
     app = web.Application(client_max_size=BODY_BYTES)
 
     async def answer(request: web.Request) -> web.Response:
-        return await _answer(service, serving, request)
+        return await _answer(service, request)
 
     async def healthy(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -70,11 +66,11 @@ def application(service: Service, serving: Serving) -> web.Application:
     return app
 
 
-async def _answer(service: Service, serving: Serving, request: web.Request) -> web.Response:
+async def _answer(service: Service, request: web.Request) -> web.Response:
     id = service.around.new_hex(REQUEST_ID_DIGITS)
     status, body = 200, b""
     try:
-        body = msgspec.json.encode(await _call(service, serving, request))
+        body = msgspec.json.encode(await _call(service, request))
     except ApiError as error:
         status, body = error.status, _error(error.code, error.message)
     except web.HTTPRequestEntityTooLarge:
@@ -101,7 +97,7 @@ def _error(code: str, message: str) -> bytes:
     return msgspec.json.encode({"__type": code, "message": message})
 
 
-async def _call(service: Service, serving: Serving, request: web.Request) -> Object:
+async def _call(service: Service, request: web.Request) -> Object:
     _check_target(request)
     headers = headers_of(request.headers.items())
     _check_content(headers)
@@ -114,8 +110,8 @@ async def _call(service: Service, serving: Serving, request: web.Request) -> Obj
     check(schema(), operation, value)
     if operation not in HANDLERS:
         raise not_offered(operation)
-    with serving(request):
-        return await _carried_out(service, claim, operation, value)
+    admitted(request)
+    return await _carried_out(service, claim, operation, value)
 
 
 async def _carried_out(

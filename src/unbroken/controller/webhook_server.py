@@ -28,11 +28,11 @@ from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 from lightkube import ApiError
 
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.listener import Connections, Limits, admitted
 from unbroken.spec.parse import Parsed
 from unbroken.spec.problems import Problem, Verdict
 
@@ -52,15 +52,12 @@ CONNECTIONS_MAX = 128
 """Connections; beyond, the oldest that has sent no review yet is closed."""
 SILENCE_SECONDS = 10.0
 """A connection that has sent no whole review for so long is closed."""
-HANDSHAKE_SECONDS = 5.0
 MEMORY_BYTES = 4 << 30
 """Address space of the process; eight of the largest reviews take about 0.5 GiB."""
 DESCRIPTORS = 512
 LINE_BYTES = 1 << 20
 REFUSALS = frozenset({400, 422})
 """Of a pod: its template is at fault, not the place, the quota or the time."""
-QUIET = logging.getLogger(f"{__name__}.access")
-QUIET.disabled = True
 ACCESS_REVIEWS = "apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -111,6 +108,7 @@ class Reviewer:
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.read()
+        admitted(request)
         with _limited(JUDGE_SECONDS):
             question = asked(msgspec.json.decode(body))
             verdict, parsed = judged(question)
@@ -120,7 +118,6 @@ class Reviewer:
         if verdict.problems:
             paths = ",".join(one.path for one in verdict.problems)[:500]
             log.info("job=%s refused=%s", ascii(_name(question)), ascii(paths))
-        _heard(request)
         return web.json_response(answered(question, verdict))
 
     async def _may_try(self, question: Asked) -> bool:
@@ -205,41 +202,6 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# --- connections
-
-_CONNECTIONS: dict[RequestHandler, bool] = {}
-"""Open ones, oldest first; True: a whole review has come by it."""
-
-
-class _Connection(RequestHandler):
-    """A connection that is closed where nobody says anything sensible by it."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Make room for it, and give it its time."""
-        super().connection_made(transport)
-        if len(_CONNECTIONS) >= CONNECTIONS_MAX:
-            silent = (one for one, is_heard in _CONNECTIONS.items() if not is_heard)
-            oldest = next(silent, None) or self
-            oldest.force_close()
-        _CONNECTIONS[self] = False
-        asyncio.get_running_loop().call_later(SILENCE_SECONDS, self._expire)
-
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget it."""
-        _CONNECTIONS.pop(self, None)
-        super().connection_lost(exc)
-
-    def _expire(self) -> None:
-        if _CONNECTIONS.get(self) is False:
-            self.force_close()
-
-
-def _heard(request: web.Request) -> None:
-    protocol = request.protocol
-    if protocol in _CONNECTIONS:
-        _CONNECTIONS[protocol] = True
-
-
 # --- life
 
 
@@ -256,25 +218,19 @@ def _context(settings: Settings) -> ssl.SSLContext:
 async def _serve(lines: asyncio.StreamReader, settings: Settings) -> None:
     """Answer until stdin ends; each further line is a new certificate."""
     context = _context(settings)
-    loop = asyncio.get_running_loop()
     async with connect(settings.kubeconfig, context=settings.context) as client:
         reviewer = Reviewer(client, settings.path)
         application = web.Application(client_max_size=BODY_BYTES)
         application.router.add_post("/{path:.*}", reviewer.review)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+        runner = web.AppRunner(application, shutdown_timeout=1.0)
         await runner.setup()
         assert runner.server is not None
-        manager = runner.server
-        server = await loop.create_server(
-            lambda: _Connection(manager, loop=loop, access_log=QUIET, lingering_time=1.0),
-            sock=socket.socket(fileno=settings.descriptor),
-            ssl=context,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS,
-            ssl_shutdown_timeout=1.0,
-        )
-        async with server:
-            while line := await lines.readline():
-                msgspec.json.decode(line, type=Leaf).load_into(context)
+        limits = Limits(CONNECTIONS_MAX, SILENCE_SECONDS)
+        connections = Connections(runner.server, limits, lingering_time=1.0)
+        connections.listen(socket.socket(fileno=settings.descriptor), context)
+        while line := await lines.readline():
+            msgspec.json.decode(line, type=Leaf).load_into(context)
+        connections.close()
         await runner.cleanup()
 
 

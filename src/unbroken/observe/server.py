@@ -10,41 +10,57 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from unbroken.errors import WorldError
+from unbroken.listener import Connections, Limits, bound
 
 PATH = "/metrics"
 HEALTH_PATH = "/healthz"
 """Answered while the program's event loop turns, for the probes of a kubelet."""
 PORT = 8081
 """Of the training operator's metrics, as documented."""
+LIMITS = Limits(64)
+"""A few scrapers and the kubelet.  The program needs its other descriptors."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
 async def serving_metrics(registry: CollectorRegistry, host: str, port: int) -> AsyncIterator[str]:
     """Serve for the time of the block; gives the address.  `port` 0: any.  WorldError."""
-    app = web.Application()
+    app = web.Application(middlewares=[_close_after])
     app.router.add_get(PATH, _handler(registry))
     app.router.add_get(HEALTH_PATH, _healthy)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            text = f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port"
-            raise WorldError(text) from error
-        bound = runner.addresses[0][1]
-        yield f"http://{host}:{bound}{PATH}"
+        sockets = await bound(host, port)
+    except OSError as error:
+        text = f"cannot serve metrics at {host}:{port}: {error.strerror}; choose another port"
+        raise WorldError(text) from error
+    actual = sockets[0].getsockname()[1]
+    runner = web.AppRunner(app)
+    await runner.setup()
+    assert runner.server is not None
+    connections = Connections(runner.server, LIMITS)
+    try:
+        for one in sockets:
+            connections.listen(one)
+        yield f"http://{host}:{actual}{PATH}"
     finally:
+        connections.close()
         await runner.cleanup()
+
+
+@web.middleware
+async def _close_after(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Close the connection after its answer: everybody is a stranger here."""
+    response = await handler(request)
+    response.force_close()
+    return response
 
 
 async def _healthy(_: web.Request) -> web.StreamResponse:
     return web.Response(text="ok\n")
 
 
-def _handler(
-    registry: CollectorRegistry,
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler(registry: CollectorRegistry) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})

@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import os
 import random
+import resource
 import secrets
 import ssl
 import time
@@ -28,6 +29,7 @@ from aiohttp.streams import StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from unbroken.errors import WorldError
+from unbroken.listener import Connections, Limits, bound
 
 from . import access, bootstrap
 from .admission import Admit
@@ -39,6 +41,8 @@ from .server import ApiServer
 from .store import Store
 from .writes import Surroundings
 
+CONNECTIONS_MAX = 4096
+"""Hundreds of watches are usual."""
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """Of generated names (apimachinery v0.33, util/rand: no vowels, no look-alikes)."""
 
@@ -76,26 +80,29 @@ async def serving(
         around = _surroundings(admissions or {})
         server = ApiServer(store, catalogue, around, identity.token, proxy)
         bootstrap.create_defaults(store, catalogue, around)
-        runner = web.ServerRunner(
-            web.Server(
-                server.handle,
-                request_factory=_request,
-                handler_cancellation=True,
-                access_log=None,
-            ),
-            shutdown_timeout=0.5,
-        )
+        http = web.Server(server.handle, request_factory=_request, handler_cancellation=True)
+        runner = web.ServerRunner(http, shutdown_timeout=0.5)
+        connections = Connections(http, _limits())
         try:
             await runner.setup()
-            url = await _listen(runner, access.last_port(directory, port), identity.tls)
-            internal = await _listen(runner, (0,), None)
+            url = await _listen(connections, access.last_port(directory, port), identity.tls)
+            internal = await _listen(connections, (0,), None)
             kubeconfig = access.write_kubeconfig(directory / "kubeconfig", url, identity)
             inner = access.write_kubeconfig(directory / "internal.kubeconfig", internal, identity)
             yield Serving(url, kubeconfig, inner, identity.token, identity.kubelet_token)
         finally:
+            connections.close()
             await proxy.close()
             await runner.cleanup()
             store.close()
+
+
+def _limits() -> Limits:
+    """Half of the process's descriptors: its nodes' connections to itself need the others."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return Limits(CONNECTIONS_MAX)
+    return Limits(min(CONNECTIONS_MAX, descriptors // 2))
 
 
 def _surroundings(admissions: Mapping[str, Admit]) -> Surroundings:
@@ -122,18 +129,18 @@ def _request(
 
 
 async def _listen(
-    runner: web.ServerRunner, ports: tuple[int, ...], tls: ssl.SSLContext | None
+    connections: Connections, ports: tuple[int, ...], tls: ssl.SSLContext | None
 ) -> str:
     """Listen on the first of `ports` that is free; its URL."""
     for port in ports:
-        site = web.TCPSite(runner, "127.0.0.1", port, ssl_context=tls, reuse_address=True)
         try:
-            await site.start()
+            (listening,) = await bound("127.0.0.1", port)
         except OSError as error:
             if port == ports[-1]:
                 raise WorldError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from error
             continue
-        actual = runner.addresses[-1][1]
+        actual = listening.getsockname()[1]
+        connections.listen(listening, tls)
         return f"{'https' if tls else 'http'}://127.0.0.1:{actual}"
     raise AssertionError("no port was given")
 

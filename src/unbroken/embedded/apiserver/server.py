@@ -13,6 +13,8 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
+from unbroken.listener import admitted
+
 from . import bodies, deletion, documents, reviews, subresources
 from .catalogue import Catalogue
 from .definitions import Definitions
@@ -95,6 +97,7 @@ class ApiServer:
         wanted = f"Bearer {self._token}"
         if not hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode()):
             raise ApiError(401, "Unauthorized", "Unauthorized")
+        admitted(request)
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         path = unquote(request.rel_url.raw_path)

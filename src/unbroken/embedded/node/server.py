@@ -14,6 +14,7 @@ from aiohttp import web
 from unbroken.embedded.node_calls import is_authorized
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
+from unbroken.listener import Connections, Limits, admitted, bound
 
 from .context import NodeContext
 from .exec_session import PROTOCOLS, ExecSession, Wanted
@@ -22,6 +23,8 @@ from .pod_worker import PodWorker
 
 PORT = 10250
 """Kubelet's; on a machine where it is taken, any other."""
+LIMITS = Limits(128)
+"""Streams of logs and commands of one node's pods."""
 Find = Callable[[str, str], PodWorker | None]
 
 
@@ -34,6 +37,7 @@ class NodeServer:
         self._token = token
         self._find = find
         self._runner: web.AppRunner | None = None
+        self._connections: Connections | None = None
 
     async def __aenter__(self) -> NodeServer:
         app = web.Application(middlewares=[self._authorize])
@@ -41,26 +45,17 @@ class NodeServer:
         app.router.add_get("/healthz", _healthz)
         app.router.add_get(f"/containerLogs/{place}", self._logs)
         app.router.add_get(f"/exec/{place}", self._exec)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True
-        )
+        try:
+            (listening,) = await bound(self._node.address, PORT)
+        except OSError:
+            (listening,) = await bound(self._node.address, 0)
+        self.port = listening.getsockname()[1]
+        self._runner = web.AppRunner(app, shutdown_timeout=0.5, handler_cancellation=True)
         await self._runner.setup()
-        self.port = await self._listen(self._runner)
+        assert self._runner.server is not None
+        self._connections = Connections(self._runner.server, LIMITS)
+        self._connections.listen(listening)
         return self
-
-    async def _listen(self, runner: web.AppRunner) -> int:
-        for port in (PORT, 0):
-            site = web.TCPSite(runner, self._node.address, port)
-            try:
-                await site.start()
-            except OSError:
-                if port == 0:
-                    raise
-                await site.stop()
-            else:
-                break
-        found: int = runner.addresses[0][1]
-        return found
 
     async def __aexit__(
         self,
@@ -68,6 +63,8 @@ class NodeServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._connections is not None:
+            self._connections.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -79,6 +76,7 @@ class NodeServer:
         given = request.headers.get("Authorization", "")
         if not is_authorized(given, self._token, address, request.raw_path, wall()):
             raise web.HTTPUnauthorized(text="the node's token is needed")
+        admitted(request)
         return await handler(request)  # type: ignore[misc, no-any-return]
 
     def _worker(self, request: web.Request) -> tuple[PodWorker, str]:

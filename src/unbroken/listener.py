@@ -1,0 +1,212 @@
+"""Listens for HTTP, with or without TLS, and bounds the connections of a server.
+
+aiohttp alone keeps a half-sent request for ever, so that a stranger can use up a program's file
+descriptors.  Here a connection is a stranger's until a request of it is admitted, and must have
+come so far within some seconds.  When there are too many connections, the oldest stranger makes
+room for a new one, then the oldest connection that waits for its next request.  A connection whose
+admitted request is being answered (a watch, a link, a transfer) is never closed for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    import ssl  # an agent does without it at run time
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 128
+"""Connections that the kernel keeps for us."""
+HANDSHAKE_SECONDS = 5.0
+AGAIN_SECONDS = 0.2
+"""Until connections are accepted again after the system had no file descriptor for one."""
+
+
+class Limits(NamedTuple):
+    """Bounds of one server."""
+
+    connections: int
+    """Open ones, with those whose TLS handshake is under way."""
+    seconds: float = 10.0
+    """From the start of a connection until a request of it is admitted."""
+
+
+class Connections:
+    """The connections of a server, from all its listening sockets."""
+
+    def __init__(self, server: web.Server, limits: Limits, **options: Any) -> None:
+        """`options` are those of aiohttp's RequestHandler."""
+        self._server = server
+        self._limits = limits
+        self._options = {"access_log": None, **options}
+        self._listening: list[socket.socket] = []
+        self._strangers: dict[_Connection, asyncio.TimerHandle] = {}
+        """The oldest first, as in `_idle`."""
+        self._idle: dict[_Connection, None] = {}
+        self._in_use: set[_Connection] = set()
+
+    def listen(self, listening: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+        """Accept connections of a listening socket, and close it at the end."""
+        listening.setblocking(False)
+        self._listening.append(listening)
+        self._resume(listening, tls)
+
+    def stop_listening(self) -> None:
+        """Close the listening sockets.  What is connected stays."""
+        loop = asyncio.get_running_loop()
+        for one in self._listening:
+            loop.remove_reader(one)
+            one.close()
+        self._listening.clear()
+
+    def close(self) -> None:
+        """Stop listening, and end handshakes.  The server's runner ends the other connections."""
+        self.stop_listening()
+        for one in [one for one in self._strangers if one.transport is None]:
+            self._drop(one)
+
+    def use(self, connection: _Connection) -> None:
+        """Keep the connection open until its request is answered."""
+        self.forget(connection)
+        self._in_use.add(connection)
+
+    def answered(self, connection: _Connection) -> None:
+        """Let a connection make room again, if it was in use."""
+        if connection in self._in_use:
+            self._in_use.discard(connection)
+            self._idle[connection] = None
+
+    def forget(self, connection: _Connection) -> None:
+        """Count the connection no more."""
+        timer = self._strangers.pop(connection, None)
+        if timer is not None:
+            timer.cancel()
+        self._idle.pop(connection, None)
+        self._in_use.discard(connection)
+
+    def _resume(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        if listening in self._listening:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(listening, self._accept, listening, tls)
+
+    def _accept(self, listening: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Accept one connection: a burst of them must not keep all else waiting."""
+        loop = asyncio.get_running_loop()
+        try:
+            accepted, _ = listening.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.warning('accepts=no reason="%s"', error)
+            loop.remove_reader(listening)
+            loop.call_later(AGAIN_SECONDS, self._resume, listening, tls)
+            return
+        if not self._make_room():
+            accepted.close()
+            return
+        accepted.setblocking(False)
+        connection = _Connection(self, self._server, self._options)
+        timer = loop.call_later(self._limits.seconds, self._drop, connection)
+        self._strangers[connection] = timer
+        connection.opening = loop.create_task(_open(connection, accepted, tls))
+        connection.opening.add_done_callback(partial(self._opened, connection, accepted))
+
+    def _make_room(self) -> bool:
+        """Whether one more connection may be opened."""
+        count = len(self._strangers) + len(self._idle) + len(self._in_use)
+        if count < self._limits.connections:
+            return True
+        oldest = next(itertools.chain(self._strangers, self._idle), None)
+        if oldest is None:
+            return False
+        self._drop(oldest)
+        return True
+
+    def _drop(self, connection: _Connection) -> None:
+        self.forget(connection)
+        if connection.transport is not None:
+            connection.transport.abort()
+        elif connection.opening is not None:
+            connection.opening.cancel()
+
+    def _opened(
+        self, connection: _Connection, accepted: socket.socket, done: asyncio.Task[None]
+    ) -> None:
+        if done.cancelled():
+            accepted.close()
+        if done.cancelled() or connection.transport is None:
+            self.forget(connection)
+
+
+class _Connection(web.RequestHandler):
+    """A connection that tells when it is answered and when it ends."""
+
+    __slots__ = ("connections", "opening")
+
+    def __init__(
+        self, connections: Connections, server: web.Server, options: dict[str, Any]
+    ) -> None:
+        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        self.connections = connections
+        self.opening: asyncio.Task[None] | None = None
+        """Connects it, with the handshake."""
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget it."""
+        self.connections.forget(self)
+        super().connection_lost(exc)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the rest of an answer; then it may make room."""
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self.connections.answered(self)
+
+
+def admitted(request: web.BaseRequest) -> None:
+    """Keep the connection of a request open until it is answered: no stranger sent it."""
+    connection = request.protocol
+    if isinstance(connection, _Connection) and connection.transport is not None:
+        connection.connections.use(connection)
+
+
+async def bound(host: str, port: int) -> list[socket.socket]:
+    """Make a listening socket for each address of the host; empty: all addresses.  OSError."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    with contextlib.ExitStack() as stack:
+        made = [
+            stack.enter_context(socket.create_server(address, family=family, backlog=BACKLOG))
+            for family, address in dict.fromkeys((one[0], one[4]) for one in found)
+        ]
+        stack.pop_all()
+    return made
+
+
+async def _open(
+    connection: _Connection, accepted: socket.socket, tls: ssl.SSLContext | None
+) -> None:
+    seconds = HANDSHAKE_SECONDS if tls is not None else None
+    # A handshake that fails or takes too long is an OSError, too.
+    with contextlib.suppress(OSError):
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: connection,
+            accepted,
+            ssl=tls,
+            ssl_handshake_timeout=seconds,
+            ssl_shutdown_timeout=seconds,
+        )

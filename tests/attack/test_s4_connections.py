@@ -1,0 +1,161 @@
+"""Half-sent requests that use up the descriptors of a server.
+
+The attack: any local user or pod opened hundreds of connections, sent half of a request on each and
+waited.  The server kept them for ever, until it had no descriptor left for its honest clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from agent.running import KEY, SLEEPER, Running, marked, program, running
+from agent_requests import raw_link
+from apiclient import Api
+from apiservers import embedded_cluster
+from samples import config_map
+
+pytestmark = pytest.mark.slow
+
+HELD = 600
+AGENT_MAX, METRICS_MAX = 256, 64
+API_DESCRIPTORS = 512
+SPARE = 40
+"""Descriptors that a server may open for honest clients and for itself."""
+ORDINARY_SECONDS = 3.0
+OVER_SECONDS = 30.0
+OPENINGS = (
+    b"",
+    b"GET / HTTP/1.1\r\nHost: x\r\n",
+    b"POST /start HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{",
+)
+METRICS = """
+import asyncio, prometheus_client
+from unbroken.observe.server import serving_metrics
+async def main():
+    async with serving_metrics(prometheus_client.CollectorRegistry(), "127.0.0.1", 0) as url:
+        print(url, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@contextmanager
+def descriptors(soft: int) -> Iterator[None]:
+    """Change the limit of open files of this process, and of those that it starts."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def opened(pids: Collection[int]) -> int:
+    """How many descriptors the processes have."""
+    return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+
+
+def hold(
+    address: tuple[str, int],
+    pids: Collection[int],
+    maximum: int,
+    honest: Callable[[], object],
+    tls: ssl.SSLContext | None = None,
+) -> None:
+    """Hold half-sent connections open; fails if the server keeps them or forgets the honest."""
+    honest()
+    before, most = opened(pids), 0
+    with descriptors(4 * HELD), ExitStack() as stack:
+        for number in range(HELD):
+            one: socket.socket = stack.enter_context(socket.create_connection(address, 30))
+            if tls is not None and number % 4:
+                one = stack.enter_context(tls.wrap_socket(one))
+            with suppress(ConnectionError):
+                one.sendall(OPENINGS[number % len(OPENINGS)])
+            if number % 100 == 99:
+                began = time.monotonic()
+                honest()
+                assert time.monotonic() - began < ORDINARY_SECONDS
+                most = max(most, opened(pids) - before)
+        assert most <= maximum + SPARE
+        until_back(pids, before)
+        honest()
+
+
+def until_back(pids: Collection[int], before: int) -> None:
+    """Wait until the server has closed what nobody uses."""
+    end = time.monotonic() + OVER_SECONDS
+    while (now := opened(pids)) > before + 3:
+        assert time.monotonic() < end, f"{now} descriptors, {before} before"
+        time.sleep(0.1)
+
+
+def test_the_agent_serves_its_operator_and_keeps_its_link(tmp_path: Path) -> None:
+    async def story(agent: Running) -> None:
+        async with raw_link(agent.port, KEY) as link:
+            address, pids = ("127.0.0.1", agent.port), marked(agent.mark)
+            holding = asyncio.create_task(
+                asyncio.to_thread(hold, address, pids, AGENT_MAX, agent.status)
+            )
+            while not holding.done():
+                await link.receive()
+            await holding
+            await link.receive()
+
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        asyncio.run(story(agent))
+
+
+def test_an_agent_without_a_key_waits_for_no_body(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER), UNBROKEN_AGENT_AUTH="none") as agent:
+        hold(("127.0.0.1", agent.port), marked(agent.mark), AGENT_MAX, agent.status)
+
+
+def test_metrics_are_scraped() -> None:
+    command = [sys.executable, "-c", METRICS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        try:
+            port = urlsplit(url).port or 0
+
+            def honest() -> None:
+                with urllib.request.urlopen(url, timeout=30) as answer:
+                    assert answer.status == 200
+
+            hold(("127.0.0.1", port), {process.pid}, METRICS_MAX, honest)
+        finally:
+            process.terminate()
+
+
+def test_the_embedded_api_answers_and_keeps_its_watches(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        with descriptors(API_DESCRIPTORS):
+            cluster = stack.enter_context(embedded_cluster(tmp_path / "state"))
+        api = stack.enter_context(closing(Api(cluster))).within("default")
+        stranger = ssl.create_default_context(cadata=cluster.ca)
+        stranger.check_hostname = False
+        place = urlsplit(cluster.url)
+        address = (str(place.hostname), int(place.port or 0))
+        watch = stack.enter_context(api.watch("configmaps"))
+
+        def honest() -> None:
+            api.get("configmaps").done()
+
+        hold(address, {cluster.process.pid}, API_DESCRIPTORS // 2, honest, stranger)
+        api.post("configmaps", config_map("told")).done()
+        assert watch.events(1) == [("ADDED", "told")]
