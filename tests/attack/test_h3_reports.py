@@ -92,8 +92,7 @@ class World:
 
     async def create(self, job: int, count: int) -> None:
         """A job that asks nobody for a token, so that the agents need none."""
-        made = manifest(job, count, 8)
-        made["metadata"]["annotations"] = {"unbroken.dev/agent-auth": "none"}
+        made = manifest(job, count, 8, is_plain=True)
         for _ in range(300):
             with suppress(ApiRefusal):  # The operator installs the kind first.
                 await self.client.raw("POST", JOBS, body=made)
@@ -105,6 +104,20 @@ class World:
         """Of a job."""
         found = json.loads(await self.client.raw("GET", f"{JOBS}/job-{job}"))
         return list(found.get("status", {}).get("conditions", []))
+
+
+class HonestKubelet(Kubelet):
+    """Tells honest agents which pod they are; hostile ones need not know."""
+
+    def __init__(self, client: KubeClient, size: int, running: Agents) -> None:
+        move_in = running.move_in
+
+        async def tell(index: int, pod: Any) -> None:
+            if index < HONEST:
+                await move_in(index, pod)
+
+        running.move_in = tell  # type: ignore[method-assign]
+        super().__init__(client, size, running)
 
 
 @asynccontextmanager
@@ -129,7 +142,7 @@ async def world(kinds: list[str]) -> AsyncIterator[World]:
             assert hostile.stdout is not None
             hostile.stdout.readline()
             async with agents(HONEST, 8, 1, False) as honest, asyncio.TaskGroup() as tasks:
-                kubelet = tasks.create_task(Kubelet(client, SIZE).run())
+                kubelet = tasks.create_task(HonestKubelet(client, SIZE, honest).run())
                 found = World(program.pid, port, client, honest)
                 await found.create(0, HONEST)
                 while (await honest.state())["running"] < HONEST:
