@@ -16,6 +16,9 @@ BYTES_A_SECOND, BYTES_BURST = 64 * 1024.0, 2 * 1024 * 1024.0
 WORK_A_SECOND, WORK_BURST = 0.005, 0.05
 """Processor seconds for the messages of one agent, sustained and at once.  A report
 takes 0.1 ms, one with the tracebacks of 16 workers 5 ms, one that was made to be slow 50 ms."""
+WORK_OF_MESSAGE, WORK_OF_BYTE = 0.001, 1e-6
+"""Most that a message is charged: this, and so much for each byte.  What it takes beyond that is
+not the agent's doing, but Python's garbage collection: seconds with thousands of agents."""
 WAIT_SECONDS_MAX = 5.0
 """Longest time that an agent waits unread; what it owes beyond that is forgotten."""
 HEAVY_BYTES = 16 * 1024
@@ -59,7 +62,8 @@ class Rate:
 
     def answer(self, size: int, work: float, now: float) -> float:
         """Count an answer that was asked for; the seconds to wait before the next question."""
-        return max(self._bytes.wait(size, now), self._work.wait(work, now))
+        charged = min(work, WORK_OF_MESSAGE + WORK_OF_BYTE * size)
+        return max(self._bytes.wait(size, now), self._work.wait(charged, now))
 
     def connection(self, now: float) -> float:
         """Count a connection; the seconds to wait before it is made."""
