@@ -206,6 +206,19 @@ def test_a_server_that_puts_off_is_asked_again_when_it_says(run: Any) -> None:
     run(scenario)
 
 
+def test_a_server_that_starts_is_asked_again_within_two_seconds(run: Any) -> None:
+    """kube-apiserver asks for 10 s where it needs 0.2 s, and a new job waited for them."""
+
+    async def scenario(way: Way) -> None:
+        fault = Fault(lambda call: call.method == "POST", status=503, headers={"Retry-After": "10"})
+        way.proxy.faults = [fault]
+        await way.client.raw("POST", way.maps, body={"metadata": {"name": "soon"}})
+        first, second = way.proxy.writes()
+        assert 1.0 <= second.at - first.at < 5.0
+
+    run(scenario)
+
+
 def test_other_failures_are_for_the_caller_to_repeat(run: Any) -> None:
     """Whether what failed without a word was done is not known here."""
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 from aiohttp import web
@@ -155,6 +156,24 @@ def test_forgotten_version_lists_again_and_tells_what_was_deleted(tmp_path: Any)
     script = Script(page(5, "a"), [GONE], page(20, "b"), 410, page(30, "b", "c"), [])
     requests = ["list", "watch 5", "list", "watch 20", "list", "watch 30"]
     check(tmp_path, script, ["+a", "-a", "+b", "~b", "+c"], requests)
+
+
+def test_forgotten_version_is_no_failure_of_the_server(tmp_path: Any) -> None:
+    """After an outage the first watch often ends so; a further back-off cost up to 5 s."""
+    failures, times = 6, []
+    script = Script(page(5, "a"), *[500] * failures, [GONE], page(20, "b"), [])
+
+    async def scenario() -> None:
+        async with script.serve(tmp_path) as path, connect(path) as client:
+            informer = Informer(client, ConfigMap)
+            async with running(informer.run()):
+                for count in (failures + 2, failures + 3):
+                    await script.requests.until(lambda seen, count=count: len(seen) >= count)
+                    times.append(monotonic())
+
+    asyncio.run(scenario())
+    assert script.requests.seen[-2:] != ["watch 5", "watch 5"]
+    assert times[1] - times[0] < 0.8, "the seventh delay is 1.6 s at least"
 
 
 def test_errors_are_survived(tmp_path: Any) -> None:

@@ -28,7 +28,7 @@ from lightkube.resources.coordination_v1 import Lease
 
 from unbroken.errors import PeerError, WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.kube.clock import boottime, micro_time, monotonic, pause, wall
+from unbroken.kube.clock import boottime, micro_time, monotonic, wall
 from unbroken.kube.informer import Informer
 from unbroken.kube.mandate import Mandate
 
@@ -188,7 +188,7 @@ class Election:
         """Return when the lease is another's."""
         was_certain = True
         while True:
-            await pause(self._terms.renew_seconds)
+            await self._client.pause(self._terms.renew_seconds)
             if not await self._try():
                 return
             is_certain = self._mandate.is_given()

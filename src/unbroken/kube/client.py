@@ -182,6 +182,10 @@ class KubeClient(AsyncClient):
         if self._may_write is not None and not self._may_write():
             raise WorldError(NOT_ALLOWED, retry_after_seconds=RETRY_SECONDS)
 
+    async def pause(self, seconds: float) -> None:
+        """Wait before a retry: `Contact.pause` of the connections that this client shares."""
+        await self._carrier.contact.pause(seconds)
+
     async def __aenter__(self) -> Self:
         return self
 

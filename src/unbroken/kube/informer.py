@@ -24,7 +24,7 @@ from unbroken.errors import SpecError, UnbrokenError
 from .backoff import Backoff
 from .cache import Cache, Change, HasMetadata, Key, key_of
 from .client import ApiRefusal, KubeClient, Scope
-from .clock import entropy, monotonic, pause
+from .clock import entropy, monotonic
 from .events import EventRecorder
 from .nesting import DEPTH_MAX, is_too_deep
 from .observed import observed
@@ -159,16 +159,21 @@ class Informer(Generic[T]):
         backoff, failures = Backoff(), 0
         while True:
             started, self._has_moved = monotonic(), False
+            resumes = self._version is not None
             try:
-                if self._version is None:
+                if not resumes:
                     await self._list()
                 await self._watch()
                 reason = "the server ended the watch"
             except UnbrokenError as error:
                 self.failures += 1
+                reason = str(error)
                 if isinstance(error, ApiRefusal) and error.code == 410:
                     self._version = None
-                reason = str(error)
+                    if resumes:
+                        # The server answers, and has forgotten the version: list at once.
+                        log.debug('informer=%s lists="%s"', self._scope.path(), reason)
+                        continue
             except Exception:
                 # Nobody watches for this task: ended, it would end the program.
                 self.failures += 1
@@ -176,12 +181,13 @@ class Informer(Generic[T]):
                 log.exception("informer=%s", self._scope.path())
             settled = monotonic() - started >= SETTLED_SECONDS
             failures = 0 if self._has_moved or settled else failures + 1
-            level = logging.WARNING if failures == LOUD_FAILURES else logging.DEBUG
-            log.log(
-                level, 'informer=%s failures=%d reason="%s"', self._scope.path(), failures, reason
-            )
+            self._log_failures(failures, reason)
             if failures:
-                await pause(backoff.delay(failures, self._random))
+                await self._client.pause(backoff.delay(failures, self._random))
+
+    def _log_failures(self, failures: int, reason: str) -> None:
+        level = logging.WARNING if failures == LOUD_FAILURES else logging.DEBUG
+        log.log(level, 'informer=%s failures=%d reason="%s"', self._scope.path(), failures, reason)
 
     async def _list(self) -> None:
         self._left_out.clear()

@@ -55,7 +55,7 @@ async def keep_lease(client: KubeClient, terms: LeaseTerms) -> None:
         except UnbrokenError as error:
             failures += 1
             log.warning('lease=%s failures=%d reason="%s"', terms.name, failures, error)
-            await pause(backoff.delay(failures, random))
+            await client.pause(backoff.delay(failures, random))
         else:
             failures = 0
             await pause(began + terms.renew_seconds - monotonic())

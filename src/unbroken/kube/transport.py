@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from random import Random
 from weakref import WeakSet
 
 import aiohttp
@@ -20,7 +21,7 @@ import httpx2
 from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
-from .clock import pause
+from .clock import entropy, pause
 
 KEEP_ALIVE_SECONDS = 60.0
 """Idle connections are kept this long; kube-apiserver keeps its side for 3 minutes and more."""
@@ -32,13 +33,19 @@ CLOSING_ROUNDS = 20
 """Rounds of the loop that a connection may take to notice its end."""
 
 JSON = b"application/json"
-TOO_MANY, SERVER_ERRORS = 429, 500
+TOO_MANY, SERVER_ERRORS, UNAVAILABLE = 429, 500, 503
 
 TRIES = 11
 """A request that the server puts off is sent again so often (client-go v1.33 rest/request.go,
 maxRetries 10, and with_retry.go: 429 or 5xx with Retry-After)."""
 WAIT_SECONDS_MAX = 60.0
 """Of one such wait, whatever the server asks for."""
+STARTING_SECONDS_MAX = 2.0
+"""Of such a wait after a 503.  A kube-apiserver that starts asks for 10 s for each request for a
+custom resource, and serves them 0.2 s later (measured, v1.20.2)."""
+
+EARLIEST = 0.2
+"""Part of a back-off that is waited for even if the server answers again before."""
 
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAY_WRITE = "may_write"
@@ -46,14 +53,55 @@ MAY_WRITE = "may_write"
 NOT_ALLOWED = "it is not certain that this process leads, so it does nothing"
 
 
+class Contact:
+    """The state of the connection to the API server, shared by all users of one transport.
+
+    The first request that is answered after an outage wakes everything that waits for its retry.
+    Without it each informer and each lease would find out by itself, up to its longest back-off
+    later.
+    """
+
+    def __init__(self) -> None:
+        self._is_lost = False
+        self._regained = asyncio.Event()
+
+    def lost(self) -> None:
+        """Note a request that got no answer."""
+        self._is_lost = True
+        self._regained.clear()
+
+    def answered(self) -> None:
+        """Note a request that got an answer, even if the answer is an error."""
+        if self._is_lost:
+            self._is_lost = False
+            self._regained.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait for `seconds`; in an outage, until the server answers again, if that is earlier.
+
+        The wait lasts `EARLIEST` of `seconds` in any case: a request that alone fails, while
+        others are answered, must not be repeated at their rate.
+        """
+        if not self._is_lost:
+            await pause(seconds)
+            return
+        await pause(seconds * EARLIEST)
+        if self._is_lost:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds * (1.0 - EARLIEST)):
+                    await self._regained.wait()
+
+
 class AiohttpTransport(httpx2.AsyncBaseTransport):
     """One connection pool to one API server; opened by the first request."""
 
     def __init__(self, verify: ssl.SSLContext | bool, *, is_local: bool) -> None:
+        self.contact = Contact()
         self._verify = verify
         self._is_local = is_local
         self._session: aiohttp.ClientSession | None = None
         self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._random = entropy()
         self._upgrading: httpx2.AsyncHTTPTransport | None = None
 
     def _open(self) -> aiohttp.ClientSession:
@@ -82,7 +130,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             request.headers["accept-encoding"] = "identity"
         answer = await self._send(request)
         for _ in range(TRIES - 1):
-            seconds = _put_off(answer)
+            seconds = _put_off(answer, self._random)
             if seconds is None:
                 break
             # The server has not done it, and says so: any request may come again, in the same way.
@@ -102,7 +150,7 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
             sock_read=times.get("read"),
         )
         try:
-            return await self._open().request(
+            answer = await self._open().request(
                 request.method,
                 URL(str(request.url), encoded=True),
                 headers=[(key.decode(), value.decode()) for key, value in request.headers.raw],
@@ -113,7 +161,10 @@ class AiohttpTransport(httpx2.AsyncBaseTransport):
                 allow_redirects=False,
             )
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            self.contact.lost()
             raise _translated(error) from error
+        self.contact.answered()
+        return answer
 
     async def _upgrade(self, request: httpx2.Request) -> httpx2.Response:
         # exec takes the connection over, which only httpx's own transport lets lightkube do.
@@ -167,11 +218,14 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         return await self._carrier.handle_async_request(request)
 
 
-def _put_off(answer: aiohttp.ClientResponse) -> float | None:
+def _put_off(answer: aiohttp.ClientResponse, random: Random) -> float | None:
     """Seconds after which the server wants to be asked again; None: this is its answer."""
     asked = answer.headers.get("Retry-After", "")
     if not asked.isdecimal() or (answer.status != TOO_MANY and answer.status < SERVER_ERRORS):
         return None
+    if answer.status == UNAVAILABLE:
+        # Jitter, as all clients of a server that starts hear this at the same time.
+        return min(float(asked), random.uniform(STARTING_SECONDS_MAX / 2, STARTING_SECONDS_MAX))
     return min(float(asked), WAIT_SECONDS_MAX)
 
 
