@@ -216,6 +216,26 @@ def test_a_stop_that_was_continued_is_dismissed_and_a_new_one_is_not() -> None:
     assert job.tell("w-1", 50, ill(1, STOPPED, 49)) == "look w-0, look w-1"
 
 
+def test_an_answer_from_before_a_stop_does_not_dismiss_it() -> None:
+    job = silent()
+    job.answer("w-1", 31, looked(1))
+    job.tell("w-1", 33, ill(1, STOPPED, 32.5))
+    assert job.answer("w-0", 33.5, looked(0)) == "look w-0, look w-1", "the stop has its own look"
+    job.answer("w-0", 35, looked(0))
+    assert job.answer("w-1", 35, looked(1, IN_DATA, "T")) == STOP
+    assert job.incidents[1].culprit.fault == "Stopped"
+
+
+def test_a_stop_that_was_continued_before_its_own_look_is_dismissed() -> None:
+    job = silent()
+    job.answer("w-1", 31, looked(1))
+    job.tell("w-1", 33, ill(1, STOPPED, 32.5))
+    job.answer("w-0", 33.5, looked(0))
+    job.answer("w-0", 35, looked(0))
+    assert job.answer("w-1", 35, looked(1)) == ""
+    assert job.tick(36) == ""
+
+
 def test_a_rank_stuck_in_the_kernel_is_stopped_only_where_that_may_act() -> None:
     job = WatchedJob(modes="stuck=act")
     job.tell("w-1", 20, ill(1, STUCK, 5))

@@ -50,6 +50,9 @@ class _Case:
     found_at: float
     by: float
     awaited: set[PodUid]
+    suspected: dict[tuple[Detector, Place], float]
+    """Alarms of ranks that stood when it was asked, by when they began: a look says nothing of
+    one that came later."""
     evidence: dict[PodUid, Evidence] = field(default_factory=dict)
     rules: list[Signal] = field(default_factory=list)
     """Log rules that the job breaks: they are faults, whatever the evidence says."""
@@ -118,6 +121,8 @@ class Examination:
         case.awaited.difference_update(gone)
         if not case.awaited or now >= case.by:
             self._conclude(case, now)
+            if self._is_running() and self._suspects():
+                self._begin(now)
 
     def interrupted(self, found: Sequence[Signal], now: float) -> tuple[list[Signal], Details]:
         """What goes into the incident that another fault opens, with the evidence there is."""
@@ -160,7 +165,8 @@ class Examination:
         command = CollectCommand(self._requests, state.attempt, EXAMINE_SECONDS)
         state.commands += [CollectEvidence(uid, command) for uid in sorted(asked)]
         by = now + EXAMINE_SECONDS + GRACE_SECONDS
-        self._case = _Case(self._requests, state.attempt, now, by, set(asked))
+        suspected = {(one, place): alarm.since for one, place, alarm in self._suspects()}
+        self._case = _Case(self._requests, state.attempt, now, by, set(asked), suspected)
         return self._case
 
     def _can_answer(self, uid: PodUid) -> bool:
@@ -205,21 +211,22 @@ class Examination:
     def _findings(self, case: _Case, what: Blame, now: float) -> list[Signal]:
         """The faults that are left after the look."""
         looks = _looks(case)
-        found = self._confirmed(looks, now)
+        found = self._confirmed(case, looks, now)
         found += [self._of_rule(one, what, looks) for one in case.rules]
         stall = self._stalls.stall
         if stall is not None and not found and self._is_hang(stall, what, now):
             found = self._of_silence(stall, what, looks, now)
         return found
 
-    def _confirmed(self, looks: dict[int, RankEvidence], now: float) -> list[Signal]:
+    def _confirmed(self, case: _Case, looks: dict[int, RankEvidence], now: float) -> list[Signal]:
         """Ranks that are stopped or stuck, unless the look has shown otherwise."""
         found = []
         for detector, place, alarm in self._suspects():
             seen = looks.get(place[1])
             states = _STOPPED if detector is Detector.STOPPED else _STUCK
             if seen is not None and seen.state not in states:
-                self._cleared[detector, place] = alarm.since
+                if case.suspected.get((detector, place)) == alarm.since:
+                    self._cleared[detector, place] = alarm.since
                 continue
             signal = self._stalls.signal(detector, place, alarm, now)
             found.append(replace(signal, evidence=_seen(seen)))
