@@ -1,4 +1,4 @@
-"""Links of simulated worlds: what comes late is not the last that is heard."""
+"""Links of simulated worlds: what comes late is not the last that is heard, polls take turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from unbroken.core.events import PodUid
 from unbroken.testing.links import Link, Quality
 from unbroken.testing.schedule import Schedule
-from unbroken.wire.agent import AgentReport, AgentState, Command, WarmCommand
+from unbroken.wire.agent import AgentReport, AgentState, Command, StopCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand
 
 
@@ -21,12 +21,13 @@ class Speaker:
     is_alive: bool = True
     links: list[Link] = field(default_factory=list)
     said: int = 0
+    obeyed: list[Command] = field(default_factory=list)
 
     def report(self) -> AgentReport:
         return AgentReport("a", AgentState.RUNNING, attempt=self.said)
 
     def command(self, command: Command) -> None:
-        raise NotImplementedError
+        self.obeyed.append(command)
 
     def collect(self, command: CollectCommand, answer: object) -> None:
         raise NotImplementedError
@@ -47,3 +48,24 @@ def test_a_heartbeat_follows_the_last_message_that_is_late(seed: int) -> None:
     agent.quality.heal()
     schedule.run(schedule.now + 60.0)
     assert heard[-1] == 19
+
+
+def test_orders_to_a_polled_agent_wait_for_its_answer_and_the_newest_one_goes() -> None:
+    schedule, heard = Schedule(1), list[int]()
+    agent = Speaker(Quality(usual_seconds=0.2, is_polled=True))
+
+    def told(_: PodUid, report: AgentReport) -> None:
+        assert not agent.obeyed, "an answer that was given before the order comes before it"
+        heard.append(report.attempt or 0)
+
+    link = Link(schedule, PodUid("p"), agent, told)
+    link.up()
+    link.down(StopCommand(1))
+    link.down(StopCommand(2))
+    schedule.run(schedule.now + 0.3)
+    assert heard == [0]
+    agent.said = 1
+    link.up()
+    schedule.run(schedule.now + 0.11)
+    assert agent.obeyed == [StopCommand(2)]
+    assert heard == [0], "nothing is asked while an order is under way"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unbroken.core import events as core
+from unbroken.core.adoption import ADOPT_SECONDS
 from unbroken.core.events import PodPhase, PodUid
 from unbroken.core.examination import DISMISSED
 from unbroken.core.signals import PROCESS_STOPPED, SPINNING, STALLED
@@ -17,6 +18,7 @@ from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import JobSpec, JobStatus
 from unbroken.testing.barriers import Barriers
 from unbroken.testing.cluster import ENDED, Cluster
+from unbroken.testing.hearing import Hearing
 from unbroken.testing.schedule import Schedule
 from unbroken.testing.snapshots import Snapshots
 from unbroken.testing.training import SUCCESS, Worker
@@ -96,6 +98,7 @@ class Checkers:
         self._is_asked = False
         """A look at the ranks is under way."""
         self.barriers = Barriers(schedule, self.require)
+        self.hearing = Hearing()
         self.snapshots: Snapshots | None = None
         self._seen: dict[int, RankEvidence] = {}
         """What the operator was shown in answer to its newest question."""
@@ -257,6 +260,8 @@ class Checkers:
             del truth.ended[attempt]
             # Suspended and resumed in one step, which no status tells.
             truth.epochs += (truth.epochs, attempt) in self._attempts
+            # What it made before that is no progress of the restarts that follow.
+            self.hearing.steps.pop(attempt, None)
         else:
             return
         truth.is_suspended = truth.wants_suspension
@@ -293,7 +298,8 @@ class Checkers:
         if attempt not in self._truth.ended:
             self.moment("stop", attempt)
         truth = self._truth
-        if truth.is_forbidden or self._is_out_of_time() or self._is_half_started(attempt):
+        is_unknown = self._is_half_started(attempt) or self._is_unheard(attempt)
+        if truth.is_forbidden or self._is_out_of_time() or is_unknown:
             truth.ended.setdefault(attempt, None)
         is_known = truth.end(attempt, is_begun=attempt <= self.newest)
         self.require(is_known, f"attempt {attempt} is given up without a fault", why)
@@ -304,6 +310,16 @@ class Checkers:
         attempt = self._attempts.get((self._truth.epochs, number))
         is_whole = attempt is not None and len(attempt.born) == attempt.world_size
         return not is_whole and self._ordered_in.get(number, self.generation) != self.generation
+
+    def _is_unheard(self, number: int) -> bool:
+        """Whether a new operator has had no word from a rank for as long as it waits for one.
+
+        Where links lose messages, that happens without a fault, and looks like a lost agent.
+        """
+        attempt = self._attempts.get((self._truth.epochs, number))
+        if attempt is None or self._truth.is_clear or attempt.generation == self.generation:
+            return False
+        return self.hearing.misses(attempt.pods.values(), ADOPT_SECONDS, self._schedule.now)
 
     def _is_out_of_time(self) -> bool:
         """Whether a limit of time that the user has set has passed."""
@@ -422,6 +438,10 @@ class Checkers:
             self._schedule.probes["many_signals"] += 1
         self.incidents[incident.number] = incident
 
+    def heard(self, events: Sequence[core.Event]) -> None:
+        """The operator takes these in one step."""
+        self.hearing.take(events, self._truth.ended, self._schedule.now)
+
     def shown(self, evidence: Evidence) -> None:
         """The operator is given evidence."""
         if evidence.request == self._request:
@@ -466,6 +486,7 @@ class Checkers:
         self._full_restarts &= self.incidents.keys()
         self.generation += 1
         self.barriers.operator_crashed()
+        self.hearing.forget(status.restart_count)
         if self._is_asked:
             self._schedule.probes["operator_crash_in_a_look"] += 1
         self._is_asked = False

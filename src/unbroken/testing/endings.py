@@ -13,9 +13,6 @@ from unbroken.testing.checkers import TERMINAL, Checkers, condition
 from unbroken.testing.truth import Truth
 from unbroken.wire.agent import FaultKind
 
-NEW_STEPS, NEW_STEPS_BY_BAD_LINKS = 5, 10
-"""Steps that an operator must have heard of: agents report about once in a second, where links are
-good, and messages are lost or late for up to 15 s where they are not."""
 OWN = ("doomed", "worker_crash")
 """Faults of the script, or that look so."""
 
@@ -30,7 +27,6 @@ class Ending:
     status: JobStatus
     reached: Mapping[int, int]
     """Steps that were made by the end of each attempt."""
-    are_steps_told: bool
 
     def judge(self, kept: Iterable[Incident]) -> str:
         """Check what is told of it; the name of its end."""
@@ -91,19 +87,18 @@ class Ending:
         )
 
     def _has_progressed(self, attempts: int) -> bool:
-        """Whether one of the newest attempts made new steps, and the operator must know it."""
-        if not self.are_steps_told:
-            return False
-        least = NEW_STEPS if self.truth.is_clear else NEW_STEPS_BY_BAD_LINKS
-        return max(self._new_steps()[-attempts:], default=0) >= least
+        """Whether one of the newest attempts made new steps that the operator was told of.
 
-    def _new_steps(self) -> list[int]:
-        """Steps that each attempt made beyond all before it."""
+        Watchdogs tell steps when they have learned a rhythm or see an alarm, and not before.
+        """
+        return any(new > 0 for new in self._new_steps(self.checkers.hearing.steps)[-attempts:])
+
+    def _new_steps(self, told: Mapping[int, int]) -> list[int]:
+        """Steps that were told of each attempt beyond all that were made before it."""
         found, most = [], 0
         for attempt in range(self.status.restart_count + 1):
-            reached = max(self.reached.get(attempt, most), most)
-            found.append(reached - most)
-            most = reached
+            found.append(max(told.get(attempt, 0) - most, 0))
+            most = max(self.reached.get(attempt, 0), most)
         return found
 
     def _judge_budget(self, is_failed: bool) -> None:
@@ -114,7 +109,8 @@ class Ending:
         if used.without_progress is not None and not any(
             fault.kind == "user_restart" for fault in self.truth.faults
         ):
-            row = max(map(len, "".join("x" if n else "." for n in self._new_steps()).split("x")))
+            made = "".join("x" if new else "." for new in self._new_steps(self.reached))
+            row = max(map(len, made.split("x")))
             # What an attempt restored shows the progress of the one before.
             self.checkers.require(row <= used.without_progress + 2, "too many restarts", row)
         if used.total is not None:

@@ -27,7 +27,8 @@ class Quality:
     is_beating: bool = False
     """Heartbeats go on until nothing is under way, for what comes late may be out of date."""
     is_polled: bool = False
-    """Requests and answers in turn: what is under way is lost with the one who asked."""
+    """Requests and answers in turn, as `agent_http` does: a command waits for the answer that is
+    under way, the newest one alone, and what is under way is lost with the one who asked."""
 
     def heal(self) -> None:
         """Every message arrives once, in order."""
@@ -76,11 +77,18 @@ class Link:
         """Nothing comes through, and nobody knows yet."""
         self._repeats = False
         self._trails = False
+        self._answers = self._orders = 0
+        """Where it is polled: under way."""
+        self._next: Command | None = None
+        """Goes out when nothing is."""
         self._astray_until = 0.0
         """When the newest of the messages that are late or doubled has come at the latest."""
 
     def up(self) -> None:
         """Tell the operator how the agent stands."""
+        if self._orders:
+            return  # it is asked once the order has come
+        self._answers += self.agent.quality.is_polled and not self.is_silent
         is_clean = self._send(self._arrived_up, self.agent.report())
         if not is_clean and not self._repeats:
             self._repeats = True
@@ -98,6 +106,10 @@ class Link:
 
     def down(self, command: Command) -> None:
         """Tell the agent what should be."""
+        if self._answers or self._orders:
+            self._next = command
+            return
+        self._orders += self.agent.quality.is_polled and not self.is_silent
         self._send(self._arrived_down, command)
 
     def warm(self, command: WarmCommand) -> None:
@@ -161,8 +173,13 @@ class Link:
     def _arrived_up(self, report: AgentReport) -> None:
         if self.is_open and not self.is_silent:
             self._told(self.pod, report)
+        self._answers = max(0, self._answers - 1)
+        if self._next is not None and not self._answers:
+            command, self._next = self._next, None
+            self.down(command)
 
     def _arrived_down(self, command: Command) -> None:
+        self._orders = 0
         is_lost = self.is_silent or (self.agent.quality.is_polled and not self.is_open)
         if self.agent.is_alive and not is_lost:
             self.agent.command(command)

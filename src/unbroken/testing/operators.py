@@ -51,6 +51,9 @@ class Judge(Protocol):
     def written(self, effect: core.Effect) -> None:
         """The API has it now."""
 
+    def heard(self, events: Sequence[core.Event]) -> None:
+        """The operator takes these in one step."""
+
     def shown(self, evidence: Evidence) -> None:
         """The operator is given evidence."""
 
@@ -199,6 +202,7 @@ class Operator:
 
     def _take(self, machine: Machine, events: Sequence[core.Event]) -> list[core.Effect]:
         is_training = getattr(machine, "phase", None) is Phase.TRAINING
+        self._control.judge.heard(events)
         effects = machine.steps(events, self._schedule.now)
         reports = [one.report for one in events if isinstance(one, core.AgentReported)]
         if len(reports) > 1:

@@ -85,6 +85,8 @@ class Gathering:
 
     members: dict[int, Worker] = field(default_factory=dict)
     trains_since: float | None = None
+    stands_at: int | None = None
+    """The step at which it broke."""
     is_broken: bool = False
     is_done: bool = False
     is_quiet: bool = False
@@ -142,6 +144,15 @@ class Training:
         """Whether its attempt gets on."""
         place = self.place(worker)
         return place.trains_since is not None and not place.is_broken and not place.is_done
+
+    def step(self, worker: Worker) -> int | None:
+        """The newest step of its attempt; None: it makes none yet."""
+        place = self.place(worker)
+        if place.trains_since is None:
+            return None
+        if place.stands_at is not None:
+            return place.stands_at
+        return self.steps + int(self._schedule.now - place.trains_since)
 
     def new_pid(self) -> int:
         """A process id, used once in the life of a world."""
@@ -236,6 +247,7 @@ class Training:
             spent = self._schedule.now - place.trains_since
             self.steps += int(spent)
             self._work_left = max(1.0, self._work_left - spent)
+        place.stands_at = self.steps
         self.reached |= {member.attempt: self.steps for member in place.members.values()}
 
     def _break(self, place: Gathering) -> None:

@@ -144,9 +144,7 @@ class Watches:
 
     def view(self, worker: Worker) -> RankWatch:
         """The worker as its watchdog sees it."""
-        place, now = self._training.place(worker), self._schedule.now
-        began = place.trains_since
-        step = None if began is None else self._training.steps + int(now - began)
+        now, step = self._schedule.now, self._training.step(worker)
         view = RankWatch(worker.rank, "train", step, now, 1.0, now, worker.allowed_seconds)
         if step is not None:
             samples = BATCH * (step + 1) + shift(worker.rank, worker.attempt)

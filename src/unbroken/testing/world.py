@@ -434,8 +434,7 @@ class World:
         ranks = self.scenario.nproc * spec.nnodes
         for wrong in self.watches.judge_end(told, status.restart_count, ranks):
             require(False, wrong)
-        reached, is_told = self.training.reached, self.scenario.rhythm is not None
-        ending = Ending(self.checkers, self.truth, spec, status, reached, is_told)
+        ending = Ending(self.checkers, self.truth, spec, status, self.training.reached)
         name = ending.judge(self.control.incidents.objects.values())
         if spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
             pods = self.cluster.pods.objects.values()

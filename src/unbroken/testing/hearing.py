@@ -1,0 +1,48 @@
+"""What agents have told operators: nobody can decide by what was said and never arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from unbroken.core import events as core
+from unbroken.core.events import PodUid
+from unbroken.wire.agent import AgentState
+
+
+class Hearing:
+    """The reports that reached the operators of one job."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, int] = {}
+        """The newest step that was told of each attempt before its end."""
+        self._pods: set[PodUid] = set()
+        """Those whose agents the present operator has heard."""
+        self._since: float | None = None
+        """When the present operator knew all that the API has."""
+
+    def take(self, events: Iterable[core.Event], ended: Container[int], now: float) -> None:
+        """Note what one step of the operator takes; `ended` are the attempts that are over."""
+        for event in events:
+            if isinstance(event, core.Synced):
+                self._since = now
+            if not isinstance(event, core.AgentReported):
+                continue
+            self._pods.add(event.pod)
+            report = event.report
+            if report.state is AgentState.FAULTED:
+                return  # what comes with it comes after the end
+            told = [rank.step for rank in report.watch if rank.step is not None]
+            if report.attempt is not None and report.attempt not in ended:
+                newest = self.steps.get(report.attempt, 0)
+                self.steps[report.attempt] = max([newest, *told])
+
+    def misses(self, pods: Iterable[PodUid], seconds: float, now: float) -> bool:
+        """Whether the operator has waited so long for one of the pods, and heard nothing."""
+        is_over = self._since is not None and now >= self._since + seconds
+        return is_over and not self._pods.issuperset(pods)
+
+    def forget(self, written: int) -> None:
+        """Let the operator die; of attempts from `written` on it had written nothing down."""
+        self._pods.clear()
+        self._since = None
+        self.steps = {attempt: step for attempt, step in self.steps.items() if attempt < written}
