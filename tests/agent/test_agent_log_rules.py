@@ -112,15 +112,6 @@ def test_a_line_on_stderr_of_any_rank_is_a_fault(tmp_path: Path) -> None:
         assert agent.status()["reason"] == "LogFault_cuda"
 
 
-def test_a_pattern_that_only_re_knows_is_used(tmp_path: Path) -> None:
-    text = f"say(1, 'loss of 3\\nloss of life\\n')\n{SILENT}"
-    rule = {"name": "look", "logPattern": r"loss (?!of \d)", "faultOnMatch": True}
-    with running(tmp_path, script(tmp_path, text), nproc=1) as agent:
-        report = run(agent, rule)
-        assert the_fault(report)[0] == "LogFault_look"
-        assert report.faults[0].lines == ("loss of life",)
-
-
 def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
     text = """
 say(1, "step 1 lo")

@@ -87,14 +87,6 @@ def test_all_may_be_kept_and_the_attempt_is_told_of_all_the_same() -> None:
     )
 
 
-def test_a_process_that_was_kept_for_another_rank_ends_before_the_start() -> None:
-    check(
-        *READY,
-        (start(1, rank=1), "kill, port, running"),
-        (NothingLives(), "spawn train 1, running"),
-    )
-
-
 @pytest.mark.parametrize("mode", ["process_level_restart", "ipr", "job_level_restart"])
 def test_any_other_stop_keeps_nobody(mode: str) -> None:
     check(

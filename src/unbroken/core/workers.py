@@ -359,10 +359,6 @@ class Workers:
 
     def _start(self, command: StartCommand, now: float) -> list[Effect]:
         self._newest = max(command.attempt, self._newest or 0)
-        if self._members and self._rank not in (None, command.rank):
-            # A process has one rank for life: who was kept for another one ends first.
-            self._members.clear()
-            self._is_clean = False
         self._rank = command.rank
         first = Stage.PRE_TRAIN if self.settings.has_pre_train else Stage.TRAIN
         self._run = Run(command, first)
