@@ -18,6 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from aiohttp.typedefs import Handler
 
 if TYPE_CHECKING:
     import ssl  # an agent does without it at run time
@@ -165,6 +167,11 @@ class _Connection(web.RequestHandler):
         self.connections.forget(self)
         super().connection_lost(exc)
 
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Log a defect of ours.  A stranger's bad bytes are none: they could fill the log."""
+        if not isinstance(kw.get("exc_info"), HttpProcessingError):
+            super().log_exception(*args, **kw)
+
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
@@ -180,6 +187,24 @@ def admitted(request: web.BaseRequest) -> None:
     connection = request.protocol
     if isinstance(connection, _Connection) and connection.transport is not None:
         connection.connections.use(connection)
+
+
+def unreadable_header(request: web.BaseRequest) -> str:
+    """Name a header that is not UTF-8, whose text no answer could repeat; empty if all are."""
+    for name, value in request.headers.items():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            return name
+    return ""
+
+
+@web.middleware
+async def readable(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse a request with a header that is not UTF-8."""
+    if name := unreadable_header(request):
+        return web.json_response({"detail": f"header {name} is not valid UTF-8"}, status=400)
+    return await handler(request)
 
 
 async def bound(host: str, port: int) -> list[socket.socket]:

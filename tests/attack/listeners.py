@@ -22,7 +22,7 @@ from typing import Self
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
 """A listener must answer or close within this time.  Longer counts as a failure."""
 PATIENCE_SECONDS = 0.1
 """A listener that has not answered after this time is told that no more bytes will come."""
@@ -132,6 +132,13 @@ class Siege:
         )
         assert self.growth < growth_max
         assert max(self.waits) < wait_max
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port: int = found.getsockname()[1]
+    return port
 
 
 def resident(pid: int) -> int:
@@ -310,6 +317,9 @@ class Recorder(threading.Thread):
         with contextlib.suppress(OSError):
             while chunk := source.recv(1 << 20):
                 target.sendall(chunk)
+        with contextlib.suppress(OSError):
+            # The client learns that the server has closed the connection.
+            socket.socket.shutdown(target, socket.SHUT_RDWR)
 
 
 def besiege(siege: Siege, recorded: Sequence[bytes]) -> None:

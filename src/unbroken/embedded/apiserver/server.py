@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from unbroken.listener import admitted
+from unbroken.listener import admitted, unreadable_header
 
 from . import bodies, deletion, documents, reviews, subresources
 from .catalogue import Catalogue
@@ -73,7 +73,8 @@ class ApiServer:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; never raises but for cancellation and lost connections."""
         try:
-            _check_headers(request)
+            if header := unreadable_header(request):
+                raise bad_request(f"header {header} is not valid UTF-8")
             self._authenticate(request)
             return await self._dispatch(request)
         except ApiError as refusal:
@@ -329,15 +330,6 @@ async def _next(watch: Watch, end: float, *, has_bookmarks: bool) -> bytes:
             raise _WatchEndedError from None
         return watch.bookmark()
     return watch.news()
-
-
-def _check_headers(request: web.BaseRequest) -> None:
-    """Refuse headers that are not UTF-8: their text could not be repeated in an answer."""
-    for name, value in request.headers.items():
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise bad_request(f"header {name} is not valid UTF-8") from None
 
 
 def _no_method() -> ApiError:
