@@ -7,6 +7,7 @@ the processes of another machine are out of reach, and its nodes are somebody's.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,7 +22,19 @@ from unbroken.wire.agent import AgentReport
 from .agents import reports
 from .cluster import NODES, PODS, Cluster, Object, on_cluster
 from .complete import JobName
-from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Place, Use, find
+from .place import (
+    DEFAULT,
+    Context,
+    Embedded,
+    Form,
+    Kubeconfig,
+    Namespace,
+    Output,
+    Place,
+    Use,
+    find,
+    resolve,
+)
 from .show import print_json
 
 POWER = "unbroken.dev/power"
@@ -163,15 +176,22 @@ def kill_node(
 ) -> None:
     """Switch off the node of a rank: all that runs there is killed, and it says nothing more."""
 
+    place = find(directory, context, kubeconfig, Use.CHANGE)
+
     async def act(cluster: Cluster) -> dict[str, Any]:
         victim = await _find(cluster, job, rank)
         await cluster.patch(NODES, victim.node, {"metadata": {"annotations": {POWER: "off"}}})
-        on = f"unbroken chaos start-node {victim.node}" + (
-            f" --dir {directory}" if directory else ""
-        )
+        on = f"unbroken chaos start-node {victim.node}{_folder_option(place)}"
         return _done("switched off the node of", victim, hint=f"switch it on again: {on}")
 
-    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output)
+    _drill(act, place, namespace, output)
+
+
+def _folder_option(place: Place) -> str:
+    """The option that names this local cluster in any shell; empty for the default folder."""
+    if place.paths is None or place.paths.directory == resolve(DEFAULT):
+        return ""
+    return f" --dir {shlex.quote(str(place.paths.directory))}"
 
 
 @app.command("start-node")
