@@ -45,12 +45,15 @@ def running(clusters: Callable[[str], Cluster]) -> Iterator[Running]:
 
 
 @pytest.fixture
-def prod(running: Running) -> str:
-    """A cluster that somebody needs."""
+def prod(running: Running) -> Iterator[str]:
+    """A cluster that somebody needs, until the test ends."""
     name = f"prod-{next(NUMBERS)}"
     running.ok("CreateCluster", ClusterName=name, InstanceGroups=[GROUP])
     running.until_phase(name, "InService")
-    return name
+    yield name
+    # The test may have deleted it.
+    if is_there(running, name):
+        running.gone(name)
 
 
 def is_there(running: Running, name: str) -> bool:

@@ -62,13 +62,18 @@ def listed(folder: Path, endpoint: str, *options: str) -> subprocess.CompletedPr
     )
 
 
+def is_list(text: str) -> bool:
+    """Whether it answers list-clusters; the API server may hold clusters of other tests."""
+    return isinstance(json.loads(text)["ClusterSummaries"], list)
+
+
 def test_clients_that_trust_the_certificate_are_answered(
     secured: Running, aws_folder: Path, tmp_path: Path
 ) -> None:
     assert secured.endpoint.startswith("https://127.0.0.1:")
     done = listed(aws_folder, secured.endpoint, "--ca-bundle", str(tmp_path / "ca.crt"))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"ClusterSummaries": []}
+    assert is_list(done.stdout)
     done = listed(aws_folder, secured.endpoint)
     assert "CERTIFICATE_VERIFY_FAILED" in done.stderr
     cli = Cli(tmp_path / "none", tmp_path)
@@ -76,7 +81,7 @@ def test_clients_that_trust_the_certificate_are_answered(
     shell |= {"AWS_ACCESS_KEY_ID": KEY.key_id, "AWS_SECRET_ACCESS_KEY": KEY.secret}
     call = ("cluster", "list", "-o", "json", "--endpoint-url", secured.endpoint)
     trusting = {**shell, "AWS_CA_BUNDLE": str(tmp_path / "ca.crt")}
-    assert json.loads(cli.call(*call, environment=trusting).stdout) == {"ClusterSummaries": []}
+    assert is_list(cli.call(*call, environment=trusting).stdout)
     assert "CERTIFICATE_VERIFY_FAILED" in cli.call(*call, environment=shell, code=1).stderr
 
 
@@ -88,7 +93,7 @@ def test_a_renewed_certificate_is_served_without_a_restart(
         lambda: listed(aws_folder, secured.endpoint, "--ca-bundle", str(tmp_path / "newer.crt")),
         lambda found: found.returncode == 0,
     )
-    assert json.loads(done.stdout) == {"ClusterSummaries": []}
+    assert is_list(done.stdout)
 
 
 def test_handshakes_that_are_not_made_keep_nobody_out(
