@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -13,7 +14,12 @@ STARTERS = {"real": real_cluster, "embedded": embedded_cluster}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker for what is younger than the real server."""
+    """Declare the markers, and have processes of tests hear SIGINT.
+
+    A shell starts its background commands with SIGINT ignored, and all their children inherit it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
         "markers", "since(minor, what): needs Kubernetes 1.minor or newer, which brought `what`"
     )
