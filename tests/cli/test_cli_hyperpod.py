@@ -89,7 +89,11 @@ def hyperpod(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_program_of_the_documents_works_as_they_type_it(cli: Cli) -> None:
+def test_the_program_of_the_documents_works_as_they_type_it(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without it typer asks which shell is among its parents, and there may be none.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     write_config(cli, namespace="kubeflow")
     words = "start-job --config-file ./config.yaml --auto-resume true --max-retry 2"
     started = hyperpod(cli, *words.split())

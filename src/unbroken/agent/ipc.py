@@ -1,8 +1,9 @@
 """The socket between the agent and its workers: who may connect, and frames both ways.
 
 Path and frames are those of the HyperPod agent (`wire/ipc.py`).  A connection belongs to the worker
-from which its process descends, as the kernel tells it.  Bad frames, too many connections and
-messages that are not read cost whoever is to blame its connection, and nobody else anything.
+from which its process descends, as the kernel tells it.  A frame that is too long, too many
+connections and messages that are not read cost the sender its connection, and nobody else anything.
+A frame that holds no JSON object is dropped.
 """
 
 from __future__ import annotations
@@ -201,7 +202,7 @@ class WorkerSocket:
             return
         try:
             messages = connection.frames.feed(data)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             self._close(connection, str(error))
             return
         for message in messages:

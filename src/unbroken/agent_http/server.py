@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
 
 from unbroken.errors import PeerError, WorldError
-from unbroken.listener import BACKLOG, Connections, Limits, admitted, readable
+from unbroken.listener import BACKLOG, Connections, Limits, admitted, unreadable_header
 from unbroken.wire.agent import (
     HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
@@ -139,9 +139,7 @@ class AgentServer:
         )
 
     def _application(self, has_link: bool) -> web.Application:
-        application = web.Application(
-            middlewares=[readable, self._let_in], client_max_size=FRAME_BYTES_MAX
-        )
+        application = web.Application(middlewares=[self._let_in], client_max_size=FRAME_BYTES_MAX)
         application.on_response_prepare.append(_drop_content_type)
         if self._guard is not None:
             application.on_response_prepare.append(self._guard.tag)
@@ -288,6 +286,8 @@ class AgentServer:
         )
         link = Link()
         if self._guard is None:
+            if header := unreadable_header(request):
+                raise Refused(400, f"header {header} is not valid UTF-8")
             await channel.prepare(request)
         else:
             try:

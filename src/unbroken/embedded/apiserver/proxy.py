@@ -86,8 +86,14 @@ class NodeProxy:
             response = web.StreamResponse(headers={"Content-Type": "text/plain"})
             response.enable_chunked_encoding()
             await response.prepare(request)
-            async for chunk in upstream.content.iter_any():
-                await response.write(chunk)
+            try:
+                async for chunk in upstream.content.iter_any():
+                    await response.write(chunk)
+            except aiohttp.ClientPayloadError:
+                # The node has gone.  The reader sees that the log is cut, and not that it ends.
+                if request.transport is not None:
+                    request.transport.abort()
+                return response
             await response.write_eof()
             return response
 
