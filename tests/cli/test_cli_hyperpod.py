@@ -84,16 +84,14 @@ def hyperpod(cli: Cli, *arguments: str) -> subprocess.CompletedProcess[str]:
     module, _, function = program.value.partition(":")
     code = f"import sys; sys.argv[0] = 'hyperpod'; from {module} import {function} as run; run()"
     command = [sys.executable, "-c", code, *arguments]
+    # Otherwise typer asks which shell is among its parents, and there may be none.
+    environment = cli.environment | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
     return subprocess.run(
-        command, cwd=cli.folder, env=cli.environment, capture_output=True, text=True, check=False
+        command, cwd=cli.folder, env=environment, capture_output=True, text=True, check=False
     )
 
 
-def test_the_program_of_the_documents_works_as_they_type_it(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Without it typer asks which shell is among its parents, and there may be none.
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+def test_the_program_of_the_documents_works_as_they_type_it(cli: Cli) -> None:
     write_config(cli, namespace="kubeflow")
     words = "start-job --config-file ./config.yaml --auto-resume true --max-retry 2"
     started = hyperpod(cli, *words.split())
