@@ -169,7 +169,7 @@ class _Connection(web.RequestHandler):
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a defect of ours.  A stranger's bad bytes are none: they could fill the log."""
-        if not isinstance(kw.get("exc_info"), HttpProcessingError):
+        if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
             super().log_exception(*args, **kw)
 
     async def finish_response(
