@@ -7,6 +7,8 @@ Signature Version 4 alone takes a captured request again for as long as its time
 - A call that changes something is carried out once per signature.  A repeat is refused with the
   error that AWS has for a call that comes while an equal one is under way: ResourceInUse for
   CreateCluster, ConflictException for others.  boto3 and the aws CLI do not retry these errors.
+- A client that makes an equal call within the same second signs it alike.  For `RETRY_SECONDS` such
+  a repeat gets ThrottlingException: boto3 and the aws CLI try again by themselves, and sign anew.
 - A call that was refused or failed has changed nothing, and clients repeat it.  Its signature is
   good again for `RETRY_SECONDS`: a client's clock gives a later retry another signature.
 - A signature older than this server is refused for calls that change something: an earlier server
@@ -28,6 +30,8 @@ KEPT_SECONDS = 2.0 * SKEW_SECONDS
 """A signature of a clock that is `SKEW_SECONDS` ahead is valid for that long."""
 RETRY_SECONDS = 2.0
 """A client signs in whole seconds: an equal signature arrives within one second and its journey."""
+NEXT_SECOND = 1.0
+"""Until the clock that signed a call shows another second."""
 KEPT_MAX = 10_000
 """Signatures kept of one key: 16 changes a second for ten minutes, about 2 MB."""
 READS = ("Describe", "List")
@@ -37,6 +41,20 @@ READS = ("Describe", "List")
 class _Use:
     first: float
     is_done: bool = True
+
+
+class SameSecondError(ApiError):
+    """A repeat so soon that it may be a second call of an honest client.
+
+    Answer it after `NEXT_SECOND`: the client's retry has another signature then.
+    """
+
+    def __init__(self, operation: str) -> None:
+        super().__init__(
+            "ThrottlingException",
+            f"An equal {operation} with the same signature was made in the same second. "
+            "Send it again: a signature of the next second is another one.",
+        )
 
 
 class UsedSignatures:
@@ -60,8 +78,10 @@ class UsedSignatures:
             used.popitem(last=False)
         use = used.get(claim.signature)
         if use is not None:
-            if use.is_done or now - use.first > RETRY_SECONDS:
+            if now - use.first > RETRY_SECONDS or (use.is_done and operation == "CreateCluster"):
                 raise _refusal(operation)
+            if use.is_done:
+                raise SameSecondError(operation)
             use.is_done = True
             return
         if len(used) >= KEPT_MAX:

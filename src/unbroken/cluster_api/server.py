@@ -16,12 +16,13 @@ import msgspec
 from aiohttp import web
 
 from unbroken.errors import UnbrokenError
+from unbroken.kube.clock import pause
 from unbroken.listener import admitted
 
 from .calls import Around, Call, Object
 from .errors import ApiError, not_offered
 from .operations import HANDLERS
-from .replays import UsedSignatures
+from .replays import NEXT_SECOND, SameSecondError, UsedSignatures
 from .shapes import schema
 from .signatures import Claim, Credential, Message, admit, headers_of, verify_body
 from .validation import check
@@ -117,7 +118,11 @@ async def _call(service: Service, request: web.Request) -> Object:
 async def _carried_out(
     service: Service, claim: Claim, operation: str, value: Mapping[str, Any]
 ) -> Object:
-    service.used.take(operation, claim, service.around.now())
+    try:
+        service.used.take(operation, claim, service.around.now())
+    except SameSecondError:
+        await pause(NEXT_SECOND)
+        raise
     try:
         return await HANDLERS[operation](Call(service.around, value, claim.region))
     except BaseException:
