@@ -6,6 +6,7 @@ Whoever heard the token could start, stop and end every agent of the job, and re
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import os
 import subprocess
@@ -24,7 +25,7 @@ from unbroken.agent_http.peer import connected
 from unbroken.errors import PeerError
 from unbroken.wire.agent import AgentState
 from unbroken.wire.agent_codec import encode_command
-from unbroken.wire.proof import Stranger
+from unbroken.wire.proof import TAG_BYTES, Seal, Stranger, Unseal
 
 pytestmark = pytest.mark.slow
 OTHER_KEY = bytes(32)
@@ -35,6 +36,17 @@ def agent(tmp_path: Path) -> Iterator[Running]:
     """An agent with a key, in a pod."""
     with running(tmp_path, program(tmp_path, SLEEPER)) as found:
         yield found
+
+
+@pytest.mark.parametrize("size", [0, 1, 55, 56, 64, 5000])
+def test_a_tag_is_the_hmac_of_the_number_and_the_message(size: int) -> None:
+    seal, unseal = Seal(KEY), Unseal(KEY)
+    for number in range(3):
+        payload = os.urandom(size)
+        message = seal(payload)
+        wanted = hmac.digest(KEY, number.to_bytes(8, "big") + payload, "sha256")
+        assert message == wanted[:TAG_BYTES] + payload
+        assert unseal(message) == payload
 
 
 # --- who listens at the address of a pod

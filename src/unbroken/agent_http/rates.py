@@ -6,8 +6,6 @@ same again once in `HEARTBEAT_SECONDS` or more rarely.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 MESSAGES_A_SECOND, MESSAGES_BURST = 5.0, 40.0
 """Messages of one agent, sustained and at once.  An agent of 16 workers sends 2 a second, and 8
 within a second of a start or a fault."""
@@ -28,21 +26,28 @@ CONNECTION_MESSAGES = 10.0
 """An agent that ends its connection and is connected to again at once costs so many messages."""
 
 
-@dataclass(slots=True)
 class _Bucket:
-    """Tokens that come back at a rate; below 0 somebody has to wait."""
+    """Tokens that come back at a rate, kept as the time at which none of them is missing."""
 
-    rate: float
-    burst: float
-    left: float
-    at: float
+    __slots__ = ("_burst_seconds", "_full_at", "_seconds_each")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._seconds_each, self._burst_seconds = 1.0 / rate, burst / rate
+        self._full_at = now
 
     def wait(self, cost: float, now: float) -> float:
         """Take tokens; the seconds until none is owed."""
-        left = min(self.burst, self.left + (now - self.at) * self.rate) - cost
-        self.left = max(left, -WAIT_SECONDS_MAX * self.rate)
-        self.at = now
-        return max(0.0, -self.left / self.rate)
+        # Without min and max: this runs several times for each message of each agent.
+        full_at = self._full_at
+        if full_at < now:
+            full_at = now
+        full_at += cost * self._seconds_each
+        late = full_at - now - self._burst_seconds
+        if late > WAIT_SECONDS_MAX:
+            full_at -= late - WAIT_SECONDS_MAX
+            late = WAIT_SECONDS_MAX
+        self._full_at = full_at
+        return late if late > 0.0 else 0.0
 
 
 class Rate:
@@ -51,19 +56,24 @@ class Rate:
     __slots__ = ("_bytes", "_messages", "_work")
 
     def __init__(self, now: float) -> None:
-        self._messages = _Bucket(MESSAGES_A_SECOND, MESSAGES_BURST, MESSAGES_BURST, now)
-        self._bytes = _Bucket(BYTES_A_SECOND, BYTES_BURST, BYTES_BURST, now)
-        self._work = _Bucket(WORK_A_SECOND, WORK_BURST, WORK_BURST, now)
+        self._messages = _Bucket(MESSAGES_A_SECOND, MESSAGES_BURST, now)
+        self._bytes = _Bucket(BYTES_A_SECOND, BYTES_BURST, now)
+        self._work = _Bucket(WORK_A_SECOND, WORK_BURST, now)
 
     def message(self, size: int, work: float, now: float) -> float:
         """Count a message that took so many seconds to read; the seconds to wait before the next
         one is read."""
-        return max(self._messages.wait(1.0, now), self.answer(size, work, now))
+        delay, other = self._messages.wait(1.0, now), self.answer(size, work, now)
+        return delay if delay > other else other
 
     def answer(self, size: int, work: float, now: float) -> float:
         """Count an answer that was asked for; the seconds to wait before the next question."""
-        charged = min(work, WORK_OF_MESSAGE + WORK_OF_BYTE * size)
-        return max(self._bytes.wait(size, now), self._work.wait(charged, now))
+        delay = self._bytes.wait(size, now)
+        if not work:
+            return delay
+        most = WORK_OF_MESSAGE + WORK_OF_BYTE * size
+        other = self._work.wait(work if work < most else most, now)
+        return delay if delay > other else other
 
     def connection(self, now: float) -> float:
         """Count a connection; the seconds to wait before it is made."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COLLECT = (50_000, 20, 100)
+COLLECT = (150_000, 20, 100)
 """New objects before each generation is searched for garbage.  With Python's own 700 a quarter of
 the time of a recovery of 4,000 agents went there (benchmarks/operator_path.py)."""
 DEFAULT_SHARE = 0.2

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from itertools import islice
+from typing import NamedTuple
 
 from unbroken.core.events import PodUid
 from unbroken.spec.job import JobSpec
@@ -34,6 +35,14 @@ SMALL_BYTES = 16 * 1024
 """Reports up to this length are weighed by a formula, longer ones exactly."""
 
 
+class _Limits(NamedTuple):
+    agents: int
+    budget: int
+    """Bytes of reports and evidence that are kept."""
+    inbox_reports: int
+    inbox_bytes: int
+
+
 class AgentMemory:
     """The account of one job; `spec` None: not known yet."""
 
@@ -47,6 +56,9 @@ class AgentMemory:
         """The job was over its budget: only the bare state of agents is kept."""
         self.bytes = 0
         self._spec = spec
+        self._limited: JobSpec | None = None
+        """The job that the limits were worked out for: they are asked for at each report."""
+        self._known_limits = _limits_of(None)
         self._reports: dict[PodUid, int] = {}
         self._evidence: dict[PodUid, int] = {}
         self._texts: dict[str, str] = {}
@@ -57,17 +69,18 @@ class AgentMemory:
     @property
     def agents(self) -> int:
         """How many the job has, or will have."""
-        spec = self._spec()
-        return spec.nnodes if spec else 0
+        return self._limits().agents
 
     @property
     def budget(self) -> int:
         """Bytes that reports and evidence may take."""
+        return self._limits().budget
+
+    def _limits(self) -> _Limits:
         spec = self._spec()
-        nproc = spec.nproc_per_node if spec else ""
-        workers = int(nproc) if nproc.isdecimal() and len(nproc) < 5 else WORKERS_UNKNOWN
-        each = BUDGET_BYTES_PER_AGENT + BUDGET_BYTES_PER_WORKER * workers
-        return BUDGET_BYTES + each * self.agents
+        if spec is not self._limited:
+            self._limited, self._known_limits = spec, _limits_of(spec)
+        return self._known_limits
 
     def largest(self) -> PodUid | None:
         """The pod whose agent takes most."""
@@ -121,28 +134,36 @@ class AgentMemory:
         """A report or evidence is put into the inbox; 0: it is kept already."""
         self._waiting.append(weight)
         self._waiting_bytes += weight
-        self._look()
+        limits = self._limits()
+        if len(self._waiting) > limits.inbox_reports or self._waiting_bytes > limits.inbox_bytes:
+            self.room.clear()
 
     def taken(self) -> None:
         """The oldest that was put into the inbox has been dealt with."""
-        if self._waiting:
-            self._waiting_bytes -= self._waiting.popleft()
-            self._look()
+        if not self._waiting:
+            return
+        self._waiting_bytes -= self._waiting.popleft()
+        if self.room.is_set():
+            return
+        limits, waiting = self._limits(), 2 * len(self._waiting)
+        # Thousands may wait: they are not woken for each report that is taken.
+        if waiting < limits.inbox_reports and 2 * self._waiting_bytes < limits.inbox_bytes:
+            self.room.set()
 
     def _of(self, uid: PodUid) -> int:
         return self._reports[uid] + self._evidence.get(uid, 0)
 
-    def _look(self) -> None:
-        agents = self.agents
-        share = max(
-            len(self._waiting) / (INBOX_REPORTS + INBOX_REPORTS_PER_AGENT * agents),
-            self._waiting_bytes / (INBOX_BYTES + INBOX_BYTES_PER_AGENT * agents),
-        )
-        if share > 1.0:
-            self.room.clear()
-        elif share < 0.5:
-            # Thousands may wait: they are not woken for each report that is taken.
-            self.room.set()
+
+def _limits_of(spec: JobSpec | None) -> _Limits:
+    agents, nproc = (spec.nnodes, spec.nproc_per_node) if spec else (0, "")
+    workers = int(nproc) if nproc.isdecimal() and len(nproc) < 5 else WORKERS_UNKNOWN
+    each = BUDGET_BYTES_PER_AGENT + BUDGET_BYTES_PER_WORKER * workers
+    return _Limits(
+        agents,
+        BUDGET_BYTES + each * agents,
+        INBOX_REPORTS + INBOX_REPORTS_PER_AGENT * agents,
+        INBOX_BYTES + INBOX_BYTES_PER_AGENT * agents,
+    )
 
 
 def weigh_report(report: AgentReport, length: int) -> int:

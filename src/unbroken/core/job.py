@@ -174,7 +174,9 @@ class Job:
 
     def _take(self, event: Event, now: float) -> None:
         match event:
-            case AgentReported() | AgentLost() | EvidenceReceived() | AgentsTooLarge():
+            case AgentReported(pod, report):
+                self._agent_reported(pod, report, now)
+            case AgentLost() | EvidenceReceived() | AgentsTooLarge():
                 self._take_agent(event, now)
             case PodSeen() | PodGone() | PodRefused():
                 self._take_pod(event, now)
@@ -190,12 +192,8 @@ class Job:
             case Tick():
                 pass
 
-    def _take_agent(
-        self, event: AgentReported | AgentLost | EvidenceReceived | AgentsTooLarge, now: float
-    ) -> None:
+    def _take_agent(self, event: AgentLost | EvidenceReceived | AgentsTooLarge, now: float) -> None:
         match event:
-            case AgentReported(pod, report):
-                self._agent_reported(pod, report, now)
             case AgentLost(pod, why):
                 self._agent_lost(pod, why, now)
             case EvidenceReceived(pod, evidence):
@@ -317,17 +315,18 @@ class Job:
         member = state.roster.members.get(uid)
         if member is None:
             return
-        if report is not member.report:
+        if report.watch and report is not member.report:
             report = self._of_ranks(report)
         before, was_ordered = member.report, member.ordered is not None
         was_stopped, was_away = member.was_stopped(report), bool(member.lost_why)
-        state.has_changed |= was_away or before != report
+        state.has_changed |= was_away or (before is not report and before != report)
         if not member.take(report):
             return
         self._spares.take(before, report, was_away, now)
         state.lost.pop(uid, None)
-        heard = (report.newest_attempt, report.attempt, state.newest_seen)
-        state.newest_seen = max(attempt for attempt in heard if attempt is not None)
+        for attempt in (report.newest_attempt, report.attempt):
+            if attempt is not None and attempt > state.newest_seen:
+                state.newest_seen = attempt
         self._adoption.heard(uid)
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
@@ -351,9 +350,12 @@ class Job:
         """The report without a watch of ranks that no job of this size has: what is kept of each
         rank would have no bound."""
         state = self.state
+        last = max(one.rank for one in report.watch)
+        if last < RANKS_OF_NODE_MAX * state.nnodes:
+            return report
         nodes = max(state.nnodes, state.spec.nnodes if state.spec else 0)
-        is_known = all(one.rank < RANKS_OF_NODE_MAX * nodes for one in report.watch)
-        return report if is_known or not nodes else replace(report, watch=())
+        is_known = last < RANKS_OF_NODE_MAX * nodes or not nodes
+        return report if is_known else replace(report, watch=())
 
     def _judge_report(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Take what an agent says whose workers should live."""

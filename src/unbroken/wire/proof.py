@@ -22,6 +22,10 @@ DIGEST_HEADER = "Unbroken-Digest"
 NONCE_BYTES, PROOF_BYTES, TAG_BYTES = 16, 32, 16
 GREETING_BYTES_MAX = NONCE_BYTES + PROOF_BYTES + 256
 _LABEL = b"unbroken-agent/v1"
+_BLOCK_BYTES = 64
+"""Of SHA-256."""
+_INNER, _OUTER = bytes(i ^ 0x36 for i in range(256)), bytes(i ^ 0x5C for i in range(256))
+"""What HMAC does to each byte of the key."""
 
 
 class Stranger(PeerError):
@@ -82,32 +86,51 @@ def _session(key: bytes, about: tuple[bytes, ...]) -> Session:
     return Session(mac(secret, b"up"), mac(secret, b"down"))
 
 
-class Seal:
-    """Puts a tag before each message of one direction."""
+class _Tags:
+    """HMAC-SHA256 (RFC 2104) over the number and content of each message of one direction.
+
+    The same as `hmac.digest`, whose set-up takes longer than a message: an operator checks ten
+    thousand of them a second.
+    """
+
+    __slots__ = ("_count", "_inner", "_outer")
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        if len(key) > _BLOCK_BYTES:
+            raise ValueError(f"a session's key of {len(key)} bytes; {_BLOCK_BYTES} at most")
+        padded = key.ljust(_BLOCK_BYTES, b"\0")
+        self._inner = sha256(padded.translate(_INNER))
+        self._outer = sha256(padded.translate(_OUTER))
         self._count = 0
+
+    def _tag(self, payload: bytes) -> bytes:
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(self._count.to_bytes(8, "big") + payload)
+        outer.update(inner.digest())
+        return outer.digest()[:TAG_BYTES]
+
+
+class Seal(_Tags):
+    """Puts a tag before each message of one direction."""
+
+    __slots__ = ()
 
     def __call__(self, payload: bytes) -> bytes:
         """The message with its tag."""
-        number = self._count.to_bytes(8, "big")
+        tag = self._tag(payload)
         self._count += 1
-        return hmac.digest(self._key, number + payload, "sha256")[:TAG_BYTES] + payload
+        return tag + payload
 
 
-class Unseal:
+class Unseal(_Tags):
     """Takes the tag off each message of one direction, in their order."""
 
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-        self._count = 0
+    __slots__ = ()
 
     def __call__(self, message: bytes) -> bytes:
         """The message without its tag; Stranger where the tag is wrong."""
         payload = message[TAG_BYTES:]
-        wanted = hmac.digest(self._key, self._count.to_bytes(8, "big") + payload, "sha256")
-        if not hmac.compare_digest(message[:TAG_BYTES], wanted[:TAG_BYTES]):
+        if not hmac.compare_digest(message[:TAG_BYTES], self._tag(payload)):
             raise Stranger(f"sent a message {self._count} that is forged, repeated or out of order")
         self._count += 1
         return payload
