@@ -56,7 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "look-ahead": (
         {"logPattern": ".*(?=loss)", **HANG},
-        ["error .logPattern: Invalid value: \".*(?=loss)\": (?= at character 3: RE2 does not know"],
+        ['error .logPattern: Invalid value: ".*(?=loss)": (?= at character 3: RE2 does not know'],
     ),
     "a back-reference": (
         {"logPattern": r".*(a)\1", **HANG},

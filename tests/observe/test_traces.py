@@ -186,7 +186,7 @@ def test_a_collector_that_holds_still_holds_nobody_up(
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_TRACES_EXPORTER": "none"}, ""),
         (
             {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
-            "traces=off reason=\"OTEL_EXPORTER_OTLP_PROTOCOL is grpc, not http/protobuf\"",
+            'traces=off reason="OTEL_EXPORTER_OTLP_PROTOCOL is grpc, not http/protobuf"',
         ),
     ],
 )

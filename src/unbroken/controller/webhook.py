@@ -81,9 +81,7 @@ def service_of(text: str) -> tuple[str, str]:
     return namespace, name
 
 
-def configuration(
-    options: WebhookOptions, port: int, trusted: bytes, path: str = PATH
-) -> Object:
+def configuration(options: WebhookOptions, port: int, trusted: bytes, path: str = PATH) -> Object:
     """The registration of the webhook."""
     client: Object = {"caBundle": base64.b64encode(trusted).decode()}
     if options.service is None:

@@ -109,9 +109,7 @@ def decode_report(frame: str | bytes) -> AgentReport:
     return report_from(load(frame))
 
 
-def decode_answer(
-    frame: str | bytes, takes_evidence: bool = True
-) -> AgentReport | Evidence | None:
+def decode_answer(frame: str | bytes, takes_evidence: bool = True) -> AgentReport | Evidence | None:
     """Read a frame of an agent's link as the operator needs it, without `progress`.
 
     None: evidence that is not wanted, or a frame of a type that only newer programs know.
