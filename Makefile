@@ -65,7 +65,7 @@ sim: setup
 bench: setup
 	@$(BIN)/python benchmarks/api.py
 	@$(BIN)/python benchmarks/recovery.py --quick
-	@$(BIN)/python benchmarks/agent.py
+	@$(BIN)/python benchmarks/agent_latency.py
 	@$(BIN)/python benchmarks/node_faults.py --quick
 
 # Restarts, snapshots and hangs on the GPUs of this machine; $(GPU_PYTHON) has this package and a CUDA torch.

@@ -1,6 +1,6 @@
 """How heavy and how quick the agent is: start, memory, processor time, and its reactions.
 
-`python benchmarks/agent.py [--json FILE]`; nothing else should run on the machine.
+`python benchmarks/agent_latency.py [--json FILE]`; nothing else should run on the machine.
 """
 
 from __future__ import annotations
