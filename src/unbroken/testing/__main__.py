@@ -111,6 +111,9 @@ def _many(ranges: Iterable[range], processes: int) -> int:
             found.seeds += seeds
             found.probes.update(probes)
             found.failures += failures
+            for seed, _ in failures:
+                # A long run may be looked into before it ends.
+                progress.say(f"seed {seed} failed")
             progress.update(found.seeds, len(found.failures))
     except KeyboardInterrupt:
         is_whole = False

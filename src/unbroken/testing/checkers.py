@@ -125,7 +125,11 @@ class Checkers:
         if key[1] != worker.attempt:
             key = (epoch, worker.attempt)
         attempt = self._attempts.get(key)
-        if attempt is None or self._is_forgotten(attempt, worker):
+        if attempt is not None and self._is_forgotten(attempt, worker):
+            # Its number and its address are used again.
+            del self._attempts[key], self._masters[attempt.master]
+            attempt, key = None, (epoch, worker.attempt)
+        if attempt is None:
             attempt = Attempt(
                 worker.master, worker.world_size, self._ordered_in.get(worker.attempt, -1)
             )

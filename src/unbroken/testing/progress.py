@@ -38,6 +38,11 @@ class Progress:
         self._stream.write(f"{CLEAR_LINE}{text}" if self._is_terminal else f"{text}\n")
         self._stream.flush()
 
+    def say(self, text: str) -> None:
+        """Write a line that stays."""
+        self._stream.write(f"{CLEAR_LINE}{text}\n" if self._is_terminal else f"{text}\n")
+        self._stream.flush()
+
     def close(self) -> None:
         """Remove the line from the terminal, so that the result begins at its start."""
         if self._is_terminal:
