@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.controller import node_checks_log as check_log
 from unbroken.controller import node_checks_nodes as holds
 from unbroken.controller import node_checks_pods as check_pods
-from unbroken.controller.node_checks_pods import CheckerOptions
+from unbroken.controller.node_checks_pods import CheckerOptions, unmade
 from unbroken.core.check_plan_steps import Step
 from unbroken.spec.kinds import NODE_CHECK
 from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
@@ -210,9 +210,11 @@ def test_the_log_has_the_documented_forms(tmp_path: Path) -> None:
     stress = CheckKind.STRESS
     fault = CheckResult("n1", stress, "disk-write", Outcome.FAIL, 1.0, "slow", 9.5, 25.0, "MB/s")
     good = CheckResult("n1", stress, "cpu-arithmetic", Outcome.PASS, 1.0)
-    lines = [(one, check_log.line(one, 0.0, "us-west-2", "ml.p5")) for one in (good, fault)]
+    broken = unmade("n1", stress, "the test was killed by signal 11")
+    lines = [(one, check_log.line(one, 0.0, "us-west-2", "ml.p5")) for one in (good, fault, broken)]
     check_log.write(tmp_path, "c", lines)
-    first, second = (tmp_path / "n1" / "sagemaker-deep-health-check.log").read_text().splitlines()
+    written = (tmp_path / "n1" / "sagemaker-deep-health-check.log").read_text().splitlines()
+    first, second, third = written
     assert first == "1970-01-01T00:00:00Z\tinfo\tcpu-arithmetic success"
     entry = json.loads(second)
     assert (entry["level"], entry["ts"]) == ("error", "1970-01-01T00:00:00Z")
@@ -221,4 +223,11 @@ def test_the_log_has_the_documented_forms(tmp_path: Path) -> None:
         "Encountered FaultyInstance. Replace the Instance. Region: us-west-2, InstanceType: ml.p5. "
         "ERROR:slow: Expected threshold :25,disk-write output: 9.5 MB/s"
     )
-    assert (tmp_path / "DeepHealthCheckResults" / "c").read_text().splitlines() == [second]
+    entry = json.loads(third)
+    assert "FaultyInstance" not in entry
+    assert (entry["level"], entry["Instance"]) == ("error", "n1")
+    assert entry["msg"] == (
+        "Encountered UnknownError. Region: us-west-2, InstanceType: ml.p5. "
+        "ERROR:the test was killed by signal 11"
+    )
+    assert (tmp_path / "DeepHealthCheckResults" / "c").read_text().splitlines() == [second, third]

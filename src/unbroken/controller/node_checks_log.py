@@ -1,7 +1,7 @@
 """The documented log of deep checks, on disk.
 
 Lines of one node: `<directory>/<node>/sagemaker-deep-health-check.log`, as `TIME info TEXT`; a
-fault is a JSON object.  The faults of all nodes of a check are also in
+fault, and a test that broke off, is a JSON object.  These of all nodes of a check are also in
 `<directory>/DeepHealthCheckResults/<check>`.
 (Forms: SageMaker developer guide, "Deep health checks"; reference section 2.5.)
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from unbroken.core.check_limits import RUN
 from unbroken.kube.clock import rfc3339
 from unbroken.spec.node_check import CheckResult, Outcome
 
@@ -22,33 +23,39 @@ RESULTS = "DeepHealthCheckResults"
 
 def line(result: CheckResult, now: float, region: str, instance_type: str) -> str:
     """The line that tells a result."""
-    if result.outcome is Outcome.FAIL:
-        return _fault(result, now, region, instance_type)
+    if is_error(result):
+        return _error(result, now, region, instance_type)
     amount = "" if result.measured is None else f" {result.measured:g} {result.unit}".rstrip()
     word = "success" if result.outcome is Outcome.PASS else "skipped"
     text = f": {result.message}" if result.message else ""
     return f"{rfc3339(now)}\tinfo\t{result.test} {word}{amount}{text}"
 
 
-def _fault(result: CheckResult, now: float, region: str, instance_type: str) -> str:
+def is_error(result: CheckResult) -> bool:
+    """Whether a test found a fault, or broke off: no part of the machine is named then."""
+    return result.outcome is Outcome.FAIL or (result.outcome, result.test) == (Outcome.UNKNOWN, RUN)
+
+
+def _error(result: CheckResult, now: float, region: str, instance_type: str) -> str:
     limits = ""
     if result.expected is not None and result.measured is not None:
         least, got = f"{result.expected:g}", f"{result.measured:g}"
         limits = f": Expected threshold :{least},{result.test} output: {got} {result.unit}".rstrip()
+    is_fault = result.outcome is Outcome.FAIL
+    # A test that broke off proves nothing, so no replacement is asked for.
+    found = "FaultyInstance. Replace the Instance." if is_fault else "UnknownError."
     message = (
-        f"Encountered FaultyInstance. Replace the Instance. Region: {region or 'none'}, "
+        f"Encountered {found} Region: {region or 'none'}, "
         f"InstanceType: {instance_type or 'unknown'}. "
         f"ERROR:{result.message or result.test}{limits}"
     )
-    entry = {
-        **{"level": "error", "ts": rfc3339(now), "msg": message},
-        **{"FaultyInstance": result.node, "test": result.test},
-    }
+    named = {"FaultyInstance": result.node} if is_fault else {"Instance": result.node}
+    entry = {"level": "error", "ts": rfc3339(now), "msg": message, **named, "test": result.test}
     return msgspec.json.encode(entry).decode()
 
 
 def write(directory: Path, check: str, lines: Iterable[tuple[CheckResult, str]]) -> None:
-    """Append lines to the files of their nodes, and faults to that of the check."""
+    """Append lines to the files of their nodes, and errors to that of the check."""
     for path, text in _files(directory, check, lines):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
@@ -60,5 +67,5 @@ def _files(
 ) -> Iterator[tuple[Path, str]]:
     for result, text in lines:
         yield directory / result.node / FILE, text
-        if result.outcome is Outcome.FAIL:
+        if is_error(result):
             yield directory / RESULTS / check, text
