@@ -49,7 +49,7 @@ SEEDS = {
     2163152: "an answer from before a stop by a signal dismissed it",
     2003167: "rule: of more than 50 incidents the oldest are with the ledger",
     1027717: "rule: no operator can know the number of a stock attempt that was never written",
-    2039068: "rule: the number and address of a lost stock attempt are used again after a suspension",
+    2039068: "rule: number and address of a lost stock attempt are used again once it is resumed",
     2044999: "rule: stock agents end what they run, whatever number the stop has",
     1004007: "rule: pods of a full restart were deleted after the restart had turned into the end",
     2038088: "rule: an agent that was frozen while no operator lived was to be missed",
