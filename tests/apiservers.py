@@ -119,7 +119,7 @@ def _mend(binary: Path) -> None:
 def real_cluster(folder: Path, options: Sequence[str] = ()) -> Iterator[Cluster]:
     """Runs etcd and kube-apiserver, with further `options`, in `folder` until the block ends."""
     binary = unpacked("kube-apiserver")
-    etcd, peer, port = _free_ports(3)
+    etcd, peer, port = free_ports(3)
     (folder / "tokens.csv").write_text(f'{TOKEN},admin,admin,"system:masters"\n')
     key = folder / "sa.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
@@ -218,7 +218,12 @@ def kubeconfig_of(url: str, ca: str, token: str) -> str:
     )
 
 
-def _free_ports(count: int) -> list[int]:
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
     """Ports that are free now; all are held while the others are looked for."""
     with ExitStack() as stack:
         ports = []

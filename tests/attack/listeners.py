@@ -26,7 +26,15 @@ ANSWER_SECONDS = 30.0
 """A listener must answer or close within this time.  Longer counts as a failure."""
 PATIENCE_SECONDS = 0.1
 """A listener that has not answered after this time is told that no more bytes will come."""
-EXAMPLES = 150
+OTHERS = int(os.environ.get("UNBROKEN_FUZZ", "0"))
+fuzzed = settings(
+    max_examples=OTHERS or 150,
+    derandomize=not OTHERS,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+"""The inputs are the same in each run.  UNBROKEN_FUZZ=5000 tries as many others."""
 HELD = 200
 """Connections with half a request that stay open during a siege."""
 DEEP = 20_000
@@ -132,13 +140,6 @@ class Siege:
         )
         assert self.growth < growth_max
         assert max(self.waits) < wait_max
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-    return port
 
 
 def resident(pid: int) -> int:
@@ -323,19 +324,9 @@ class Recorder(threading.Thread):
 
 
 def besiege(siege: Siege, recorded: Sequence[bytes]) -> None:
-    """Throw generated inputs at the listener, with half requests held open beside.
+    """Throw generated inputs at the listener, with half requests held open beside."""
 
-    The inputs are the same in each run. UNBROKEN_FUZZ=5000 tries as many others.
-    """
-    others = int(os.environ.get("UNBROKEN_FUZZ", "0"))
-
-    @settings(
-        max_examples=others or EXAMPLES,
-        derandomize=not others,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @fuzzed
     @given(requests(recorded))
     def attack(data: bytes) -> None:
         siege.send(data)

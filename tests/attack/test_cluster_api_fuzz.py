@@ -15,11 +15,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from apiservers import Cluster
-from attack.listeners import DIGITS, EXAMPLES, Recorder, Siege, besiege, requests
+from attack.listeners import DIGITS, Recorder, Siege, besiege, fuzzed, requests
 from attack.raw_calls import signed
 from cli_calls import UNBROKEN, read_until
 from cluster_api.api_program import KEY, credentials_file, running_api
@@ -170,15 +170,8 @@ def test_signed_garbage_is_refused_too(programs: Programs) -> None:
         {"ClusterName": "fuzz", "NodeIds": ["i-0123456789abcdef0"]},
         {"CreationTimeAfter": 1.5, "MaxResults": 5, "NextToken": "x", "SortBy": "NAME"},
     )]  # fmt: skip
-    others = int(os.environ.get("UNBROKEN_FUZZ", "0"))
 
-    @settings(
-        max_examples=others or EXAMPLES,
-        derandomize=not others,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @fuzzed
     @given(st.sampled_from(sorted(HANDLERS)), requests(calls))
     def attack(operation: str, data: bytes) -> None:
         _, _, body = data.partition(b"\r\n\r\n")

@@ -11,8 +11,8 @@ from urllib.request import urlopen
 import pytest
 
 from agent.running import Drain
-from apiservers import embedded_cluster
-from attack.listeners import Siege, besiege, free_port
+from apiservers import embedded_cluster, free_port
+from attack.listeners import Siege, besiege
 from cli_calls import UNBROKEN
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import closing
@@ -14,18 +13,10 @@ import pytest
 from api_program import Running, credentials_file
 
 from apiclient import Api
-from apiservers import Cluster
+from apiservers import Cluster, free_port
 from cli_calls import UNBROKEN, Cli, read_until
 
 pytestmark = pytest.mark.slow
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def page(url: str) -> str:

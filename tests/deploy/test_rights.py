@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from apiservers import free_port
 from cluster_api.api_program import Running, credentials_file
 from cluster_logs import assert_no_errors
 from controller.kueue_definitions import definitions
@@ -92,14 +93,6 @@ class Program:
     def said(self, text: str) -> None:
         """Return once it has logged a text."""
         until(lambda: text in self.log.read_text(), text)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @contextmanager
