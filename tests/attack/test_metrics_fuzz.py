@@ -51,3 +51,26 @@ def siege(tmp_path: Path) -> Iterator[Siege]:
 def test_garbage_on_the_metrics_port_is_refused_and_probes_are_answered(siege: Siege) -> None:
     besiege(siege, RECORDED)
     siege.check()
+
+
+VERSIONS = (
+    b" .0.0",
+    b"x",
+    b"1.x.0",
+    b"1.0",
+    b"..",
+    b"-1.0.0",
+    b"9" * 5000,
+    b"1.0.0\xff",
+    b"2.0.0\t",
+)
+
+
+def test_versions_that_are_none_get_the_metrics_all_the_same(siege: Siege) -> None:
+    """prometheus_client compares the parts of a version without a look at what they are."""
+    with siege.running():
+        for version in VERSIONS:
+            for kind in (b"application/openmetrics-text", b"text/plain"):
+                accept = b"Accept: " + kind + b";version=" + version
+                siege.send(b"GET /metrics HTTP/1.1\r\nHost: a\r\n" + accept + b"\r\n\r\n")
+    siege.check()

@@ -62,7 +62,17 @@ async def _healthy(_: web.Request) -> web.StreamResponse:
 
 def _handler(registry: CollectorRegistry) -> Handler:
     async def answer(request: web.Request) -> web.StreamResponse:
-        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        encode, content_type = _encoder(request.headers.get("Accept", ""))
         return web.Response(body=encode(registry), headers={"Content-Type": content_type})
 
     return answer
+
+
+def _encoder(accepted: str) -> tuple[Callable[[CollectorRegistry], bytes], str]:
+    """The form that a client accepts, and its name; the plain one for a version that is none."""
+    try:
+        encode, content_type = choose_encoder(accepted)
+    except (TypeError, ValueError):
+        # prometheus_client 0.26 compares the parts of a version as they come.
+        return choose_encoder("")
+    return (encode, content_type) if content_type.isprintable() else choose_encoder("")
