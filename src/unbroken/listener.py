@@ -14,12 +14,12 @@ import contextlib
 import itertools
 import logging
 import socket
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
-from aiohttp.typedefs import Handler
 
 if TYPE_CHECKING:
     import ssl  # an agent does without it at run time
@@ -47,6 +47,7 @@ class Connections:
 
     def __init__(self, server: web.Server, limits: Limits, **options: Any) -> None:
         """`options` are those of aiohttp's RequestHandler."""
+        server.request_handler = partial(_readable, server.request_handler)
         self._server = server
         self._limits = limits
         self._options = {"access_log": None, **options}
@@ -189,21 +190,21 @@ def admitted(request: web.BaseRequest) -> None:
         connection.connections.use(connection)
 
 
-def unreadable_header(request: web.BaseRequest) -> str:
-    """Name a header that is not UTF-8, whose text no answer could repeat; empty if all are."""
+async def _readable(
+    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], request: web.BaseRequest
+) -> web.StreamResponse:
+    """Refuse a request with a header that is not UTF-8: no answer could repeat its text.
+
+    This comes before the application, as aiohttp itself repeats an `Expect` that it does not know.
+    """
     for name, value in request.headers.items():
         try:
             value.encode()
         except UnicodeEncodeError:
-            return name
-    return ""
-
-
-@web.middleware
-async def readable(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a request with a header that is not UTF-8."""
-    if name := unreadable_header(request):
-        return web.json_response({"detail": f"header {name} is not valid UTF-8"}, status=400)
+            detail = {"detail": f"header {name} is not valid UTF-8"}
+            refusal = web.json_response(detail, status=400)
+            refusal.force_close()
+            return refusal
     return await handler(request)
 
 

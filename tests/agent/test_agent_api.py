@@ -208,10 +208,17 @@ def test_a_start_that_is_refused_starts_nothing(agent: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [{}, {"Authorization": f"Bearer {KEY.hex()}"}, {TAG_HEADER: "0" * 32}, {TAG_HEADER: "é"}],
+    ("headers", "refused", "why"),
+    [
+        ({}, 401, "job's key"),
+        ({"Authorization": f"Bearer {KEY.hex()}"}, 401, "job's key"),
+        ({TAG_HEADER: "0" * 32}, 401, "job's key"),
+        ({TAG_HEADER: "é"}, 400, "not valid UTF-8"),
+    ],
 )
-def test_without_the_key_nothing_is_said_or_done(agent: Running, headers: dict[str, str]) -> None:
+def test_without_the_key_nothing_is_said_or_done(
+    agent: Running, headers: dict[str, str], refused: int, why: str
+) -> None:
     for method, path in [
         ("GET", "/status"),
         ("GET", "/v1/report"),
@@ -222,8 +229,8 @@ def test_without_the_key_nothing_is_said_or_done(agent: Running, headers: dict[s
     ]:
         with closing(AgentRequests("127.0.0.1", agent.port, None)) as stranger:
             code, answer, _ = stranger.request(method, path, b"{}", headers)
-            assert code == 401
-            assert "job's key" in detail(answer)
+            assert code == refused
+            assert why in detail(answer)
             assert stranger.request("GET", "/v1/health", None, {})[0] == 200
 
     async def link() -> None:

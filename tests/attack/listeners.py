@@ -332,4 +332,17 @@ def besiege(siege: Siege, recorded: Sequence[bytes]) -> None:
         siege.send(data)
 
     with siege.running(), siege.held(recorded[0][: len(recorded[0]) // 2]):
+        for data in _unreadable(recorded[0]):
+            siege.send(data)
         attack()
+
+
+def _unreadable(request: bytes) -> Iterator[bytes]:
+    """The request with each header, and an `Expect`, that is not UTF-8."""
+    head, _, body = request.partition(b"\r\n\r\n")
+    start, *headers = head.split(b"\r\n")
+    for number, header in enumerate([*headers, b"Expect: 100-continue"]):
+        name, _, value = header.partition(b":")
+        odd = name + b": \x80" + value.strip()
+        lines = [start, *headers[:number], odd, *headers[number + 1 :]]
+        yield b"\r\n".join(lines) + b"\r\n\r\n" + body

@@ -14,7 +14,6 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import WSMsgType, web
 
-from unbroken.listener import unreadable_header
 from unbroken.wire.proof import (
     DIGEST_HEADER,
     NONCE_BYTES,
@@ -127,8 +126,6 @@ class Guard:
     async def link(self, request: web.Request, channel: web.WebSocketResponse) -> Link:
         """Greet who links, and hear that they have the key.  Refused before, Stranger after."""
         message, session = self._greet(request)
-        if header := unreadable_header(request):
-            raise Refused(400, f"header {header} is not valid UTF-8")
         await channel.prepare(request)
         await channel.send_bytes(message)
         unseal = Unseal(session.down)

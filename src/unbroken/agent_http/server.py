@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
 
 from unbroken.errors import PeerError, WorldError
-from unbroken.listener import BACKLOG, Connections, Limits, admitted, unreadable_header
+from unbroken.listener import BACKLOG, Connections, Limits, admitted
 from unbroken.wire.agent import (
     HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
@@ -286,8 +286,6 @@ class AgentServer:
         )
         link = Link()
         if self._guard is None:
-            if header := unreadable_header(request):
-                raise Refused(400, f"header {header} is not valid UTF-8")
             await channel.prepare(request)
         else:
             try:

@@ -32,7 +32,7 @@ from lightkube import ApiError
 
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
-from unbroken.listener import Connections, Limits, admitted, readable
+from unbroken.listener import Connections, Limits, admitted
 from unbroken.spec.parse import Parsed
 from unbroken.spec.problems import Problem, Verdict
 
@@ -220,7 +220,7 @@ async def _serve(lines: asyncio.StreamReader, settings: Settings) -> None:
     context = _context(settings)
     async with connect(settings.kubeconfig, context=settings.context) as client:
         reviewer = Reviewer(client, settings.path)
-        application = web.Application(middlewares=[readable], client_max_size=BODY_BYTES)
+        application = web.Application(client_max_size=BODY_BYTES)
         application.router.add_post("/{path:.*}", reviewer.review)
         runner = web.AppRunner(application, shutdown_timeout=1.0)
         await runner.setup()

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from unbroken.errors import WorldError
-from unbroken.listener import Connections, Limits, bound, readable
+from unbroken.listener import Connections, Limits, bound
 
 PATH = "/metrics"
 HEALTH_PATH = "/healthz"
@@ -26,7 +26,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 @asynccontextmanager
 async def serving_metrics(registry: CollectorRegistry, host: str, port: int) -> AsyncIterator[str]:
     """Serve for the time of the block; gives the address.  `port` 0: any.  WorldError."""
-    app = web.Application(middlewares=[readable, _close_after])
+    app = web.Application(middlewares=[_close_after])
     app.router.add_get(PATH, _handler(registry))
     app.router.add_get(HEALTH_PATH, _healthy)
     try:

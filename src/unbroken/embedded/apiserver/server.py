@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from unbroken.listener import admitted, unreadable_header
+from unbroken.listener import admitted
 
 from . import bodies, deletion, documents, reviews, subresources
 from .catalogue import Catalogue
@@ -73,8 +73,6 @@ class ApiServer:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request; never raises but for cancellation and lost connections."""
         try:
-            if header := unreadable_header(request):
-                raise bad_request(f"header {header} is not valid UTF-8")
             self._authenticate(request)
             return await self._dispatch(request)
         except ApiError as refusal:

@@ -14,7 +14,7 @@ from aiohttp import web
 from unbroken.embedded.node_calls import is_authorized
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
-from unbroken.listener import Connections, Limits, admitted, bound, readable
+from unbroken.listener import Connections, Limits, admitted, bound
 
 from .context import NodeContext
 from .exec_session import PROTOCOLS, ExecSession, Wanted
@@ -40,7 +40,7 @@ class NodeServer:
         self._connections: Connections | None = None
 
     async def __aenter__(self) -> NodeServer:
-        app = web.Application(middlewares=[readable, self._authorize])
+        app = web.Application(middlewares=[self._authorize])
         place = "{namespace}/{pod}/{container}"
         app.router.add_get("/healthz", _healthz)
         app.router.add_get(f"/containerLogs/{place}", self._logs)
