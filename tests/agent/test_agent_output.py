@@ -76,7 +76,8 @@ print("bad", rank, file=sys.stderr)
     [
         (("--local-ranks-filter=1",), {1}),
         (("-r", "1"), set()),
-        (("--redirects=0:3,2:1", "--tee=3"), {1}),
+        (("--redirects=0:3,2:1",), {1}),
+        (("--redirect", "3", "--tee", "3"), {0, 1, 2}),
     ],
 )
 def test_the_console_shows_what_was_asked_for_and_files_hold_all(

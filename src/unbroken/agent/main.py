@@ -40,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnbrokenError as error:
         print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
         return USAGE_ERROR
+    for text in options.notes:
+        print(f"unbrokenrun: {text}", file=sys.stderr)  # noqa: T201
     return keep(lambda keeper: run_agent(options, key, keeper, has_link), options.signals)
 
 

@@ -1,9 +1,9 @@
-"""The command line of `unbrokenrun`: torchrun's options (torch 2.13) and hyperpodrun's (1.1.3).
+"""The command line of `unbrokenrun`, which takes every option of `option_table`.
 
-Ranks, sizes and addresses come from the operator, so options that only say how torchrun's agents
-find each other are taken and have no effect.  What would have an effect there and has none here is
-refused with the reason.  As with torchrun, `PET_<OPTION>` in the environment stands in for an
-option.
+The operator assigns ranks, sizes and addresses.  Options that only tell torchrun's agents how to
+find each other have no effect here, and the agent says so.  Options that would change the training
+and are not supported are refused with the reason.  As with torchrun, an option may be abbreviated,
+and `PET_<OPTION>` in the environment stands in for an option.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.errors import SpecError
+from unbroken.spec.problems import unsubstituted
 from unbroken.spec.warm import PRELOAD_VARIABLE, WARM_VARIABLE, read_preload
 
+from .option_table import OPTIONS, Option
+
+NODES_MAX = 100_000
+"""Nodes of a job at most, as the agent's protocol has them (ranks in the table of addresses)."""
+DIGITS_MAX = 12
+"""Digits of a number on the command line at most; Python refuses to read thousands of them."""
 EPILOG = "Starts nothing by itself: it waits for an operator that says which ranks to run."
 
 
@@ -49,6 +56,8 @@ class Options:
     role: str = "default"
     log_dir: str | None = None
     redirects: str = "0"
+    """Streams that the console does not show, unless `tee` names them too."""
+    tee: str = "0"
     local_ranks: frozenset[int] | None = None
     """Whose output is shown on the console; None: everyone's."""
     stop_signal: int = signal.SIGKILL
@@ -66,26 +75,8 @@ class Options:
     """Restarted workers may begin with their imports done."""
     preload: tuple[str, ...] = ()
     """What they begin with; empty: what the first ones imported."""
-
-
-# Options that torchrun's agents need to find each other, or that tune a loop which is not here.
-_WITHOUT_EFFECT = (
-    "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "max-restarts", "monitor-interval",
-    "start-method", "node-rank", "master-addr", "master-port", "local-addr", "tee",
-    "server-shutdown-timeout",
-)  # fmt: skip
-_REFUSED = {
-    "standalone": "there is no rendezvous here; run the job with `unbroken run` or torchrun",
-    "event-log-handler": "events are recorded by the operator; see `unbroken explain`",
-    "duplicate-stdout-filters": "it is not offered; filter the files in --log-dir",
-    "duplicate-stderr-filters": "it is not offered; filter the files in --log-dir",
-    "logs-specs": "it is not offered; --log-dir holds one file for each rank and stream",
-    "numa-binding": "it is not offered; bind in the script or with numactl and --no-python",
-    "virtual-local-rank": "it is not offered; read LOCAL_RANK",
-}
-_FLAGS = ("standalone", "virtual-local-rank")
-_HARMLESS = {"event-log-handler": ("null",), "numa-binding": ("", "disabled")}
-_SHORT = {"redirects": ("-r",), "tee": ("-t",), "module": ("-m",)}
+    notes: tuple[str, ...] = ()
+    """Sentences for the user about options that were given and have no effect."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -93,56 +84,109 @@ class _Parser(argparse.ArgumentParser):
         raise SpecError(message)
 
 
+def _defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """Defaults of the options that have an effect; the others have none."""
+    return {
+        "nnodes": environ.get("NNODES", "1"),
+        "nproc_per_node": environ.get("NPROC_PER_NODE", "1"),
+        "rdzv_id": "none",
+        "role": "default",
+        "redirects": "0",
+        "tee": "0",
+        "local_ranks_filter": "",
+        "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "shutdown_signal": "SIGKILL",
+        "shutdown_timeout": environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "15"),
+        "server_host": "0.0.0.0",
+        "server_port": environ.get("AGENT_PORT", "8080"),
+        "server_log_level": "info",
+        "pre_train_args": "",
+        "post_train_args": "",
+        "inprocess_timeout": "60",
+    }
+
+
+def _help(option: Option) -> str:
+    if option.ignored:
+        return f"{option.help}; no effect: {option.ignored}"
+    return f"{option.help}; refused: {option.refused}" if option.refused else option.help
+
+
 def _parser(environ: Mapping[str, str]) -> _Parser:
-    parser = _Parser(prog="unbrokenrun", allow_abbrev=False, epilog=EPILOG)
-
-    def add(name: str, default: str | None = None, **keywords: Any) -> None:
-        both = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
-        found = environ.get(f"PET_{name.replace('-', '_').upper()}", default)
-        parser.add_argument(*_SHORT.get(name, ()), *both, default=found, **keywords)
-
-    def flag(name: str, help_text: str) -> None:
-        is_set = environ.get(f"PET_{name.replace('-', '_').upper()}", "0") not in ("0", "")
-        both = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
-        parser.add_argument(
-            *_SHORT.get(name, ()), *both, action="store_true", default=is_set, help=help_text
-        )
-
-    add("nnodes", environ.get("NNODES", "1"), help="nodes of the job; the operator decides")
-    add(
-        "nproc-per-node",
-        environ.get("NPROC_PER_NODE", "1"),
-        help="workers of this node: a number, auto, gpu or cpu",
-    )
-    add("rdzv-id", "none", help="names the log directory")
-    add("role", "default", help="ROLE_NAME of the workers")
-    flag("module", "the script is a module, as with python -m")
-    flag("no-python", "the script is a program, started as it is")
-    flag("run-path", "run the script with runpy.run_path")
-    add("log-dir", help="where the ranks' output is kept; default: $UNBROKEN_LOG_DIR or a new one")
-    add("redirects", "0", help="streams that are kept in --log-dir only: 1, 2, 3 or 0:1,1:2")
-    add("local-ranks-filter", "", help="local ranks that are shown on the console")
-    add("signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", help="signals that end the job here")
-    add("shutdown-signal", "SIGKILL", choices=("SIGTERM", "SIGKILL"), help="how workers are ended")
-    add("shutdown-timeout", "15", help="seconds from that signal to SIGKILL")
-    add("server-host", "0.0.0.0", help="address of the agent's API")
-    add("server-port", environ.get("AGENT_PORT", "8080"), help="port of the agent's API")
-    add("server-log-level", "info", help="what the agent logs: error, warning, info or debug")
-    for stage in ("pre-train", "post-train"):
-        add(f"{stage}-script", help=f"a program to run once per node, {stage.partition('-')[0]}")
-        add(f"{stage}-args", "", help="its arguments, in one text")
-    flag("inprocess-restart", "workers keep their process, and wait at the socket for each start")
-    add("inprocess-timeout", "60", help="seconds for them to leave their training at a stop")
-    for name in _WITHOUT_EFFECT:
-        add(name, help="taken, without effect")
-    for name in _REFUSED:
-        if name in _FLAGS:
-            flag(name, "refused")
+    """The parser.  Abbreviations are argparse's own, as in torchrun."""
+    parser = _Parser(prog="unbrokenrun", epilog=EPILOG)
+    defaults = _defaults(environ)
+    for option in OPTIONS:
+        found = environ.get(option.variable) if option.has_variable else None
+        if option.is_flag:
+            default = _flag(option, found or "0")
+            parser.add_argument(
+                *option.spellings, action="store_true", default=default, help=_help(option)
+            )
         else:
-            add(name, help="refused")
+            parser.add_argument(
+                *option.spellings,
+                type=option.kind,
+                default=defaults.get(option.dest) if found is None else found,
+                choices=option.choices or None,
+                help=_help(option),
+            )
     parser.add_argument("training_script")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
     return parser
+
+
+def _flag(option: Option, text: str) -> bool:
+    """A flag's value in the environment, as torchrun reads it: any number but 0 is on."""
+    try:
+        return bool(int(text))
+    except ValueError:
+        raise SpecError(f"{option.variable}={text!r} is not a number: write 1 or 0") from None
+
+
+def read_arguments(
+    arguments: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> argparse.Namespace:
+    """Split the command line into options, script and its arguments; SpecError."""
+    try:
+        return _parser(environ).parse_args(arguments)
+    except SpecError as error:
+        named = [one.variable for one in OPTIONS if one.has_variable and one.variable in environ]
+        if not named or str(error).startswith("PET_"):
+            raise
+        raise SpecError(f"{error} (set in the environment: {', '.join(named)})") from None
+
+
+def _is_given(found: argparse.Namespace, option: Option) -> bool:
+    value = getattr(found, option.dest)
+    return value is not None and value is not False
+
+
+def _is_harmless(found: argparse.Namespace, option: Option) -> bool:
+    return getattr(found, option.dest) in option.harmless
+
+
+def _refuse(found: argparse.Namespace) -> None:
+    """Refuse options that would have an effect in torchrun and have none here; SpecError."""
+    for option in OPTIONS:
+        if option.refused and _is_given(found, option) and not _is_harmless(found, option):
+            raise SpecError(f"--{option.name}: {option.refused}")
+    if found.no_python and found.module:
+        raise SpecError("--no-python and --module exclude each other")
+    if found.standalone and node_count(found.nnodes) > 1:
+        raise SpecError(
+            f"--standalone: each of the {found.nnodes} nodes would train alone; remove it, "
+            "or run a job with one node"
+        )
+
+
+def _notes(found: argparse.Namespace) -> tuple[str, ...]:
+    """Sentences about the options that were given and have no effect, one for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for option in OPTIONS:
+        if option.ignored and _is_given(found, option):
+            reasons.setdefault(option.ignored, []).append(f"--{option.name}")
+    return tuple(f"no effect: {', '.join(names)} ({why})" for why, names in reasons.items())
 
 
 def _host(asked: str, pod: str) -> str:
@@ -152,13 +196,8 @@ def _host(asked: str, pod: str) -> str:
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> Options:
     """Read the command line; SpecError says what is wrong with it."""
-    found = _parser(environ).parse_args(arguments)
-    for name, reason in _REFUSED.items():
-        value = getattr(found, name.replace("-", "_"))
-        if value and value not in _HARMLESS.get(name, ()):
-            raise SpecError(f"--{name}: {reason}")
-    if found.no_python and found.module:
-        raise SpecError("--no-python and --module exclude each other")
+    found = read_arguments(arguments, environ)
+    _refuse(found)
     script = Script(
         found.training_script,
         tuple(found.training_script_args),
@@ -169,13 +208,14 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     return Options(
         script=script,
         nproc=workers_per_node(found.nproc_per_node, environ),
-        nnodes=_nodes(found.nnodes),
+        nnodes=node_count(found.nnodes),
         host=_host(found.server_host, environ.get("AGENT_HOST", "")),
         port=_number("server-port", found.server_port, 0, 65535),
         run_id=_file_name(found.rdzv_id),
         role=found.role,
         log_dir=found.log_dir,
         redirects=_streams("redirects", found.redirects),
+        tee=_streams("tee", found.tee),
         local_ranks=_local_ranks(found.local_ranks_filter),
         stop_signal=signal.Signals[found.shutdown_signal],
         shutdown_timeout_seconds=_number("shutdown-timeout", found.shutdown_timeout, 0, 10**6),
@@ -187,7 +227,16 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         inprocess_seconds=_number("inprocess-timeout", found.inprocess_timeout, 1, 10**6),
         is_warm=_is_on(WARM_VARIABLE, environ),
         preload=read_preload(environ.get(PRELOAD_VARIABLE, "")),
+        notes=_notes(found),
     )
+
+
+def torchrun_sizes(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[int, int]:
+    """Workers per node and nodes (the fewest) that torchrun starts for these words; SpecError."""
+    found = read_arguments(arguments, environ)
+    least = found.nnodes.partition(":")[0]
+    nnodes = int(least) if _is_number(least, 1, NODES_MAX) else 1
+    return workers_per_node(found.nproc_per_node, environ), nnodes
 
 
 def _is_on(variable: str, environ: Mapping[str, str]) -> bool:
@@ -199,11 +248,12 @@ def _is_on(variable: str, environ: Mapping[str, str]) -> bool:
 
 def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
     """What `--nproc-per-node` means on this machine; SpecError."""
-    if text.isdecimal() and 1 <= int(text) <= 1024:
+    if _is_number(text, 1, 1024):
         return int(text)
     if text not in ("auto", "gpu", "cpu"):
         raise SpecError(
             f"--nproc-per-node {text!r} is neither a number from 1 to 1024 nor auto, gpu or cpu"
+            f"{unsubstituted(text)}"
         )
     gpus = 0 if text == "cpu" else visible_gpus(environ)
     if text == "gpu" and not gpus:
@@ -220,6 +270,11 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = Path("/dev")) -> in
         known = [bool(re.fullmatch(r"\d+|(GPU|MIG)-\S+", name)) for name in names]
         return known.index(False) if False in known else len(known)
     return sum(1 for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name))
+
+
+def kept_only(options: Options, local_rank: int) -> int:
+    """Streams of a rank that the console does not show: bit 1 stdout, bit 2 stderr."""
+    return streams_of(options.redirects, local_rank) & ~streams_of(options.tee, local_rank)
 
 
 def streams_of(selection: str, local_rank: int) -> int:
@@ -244,18 +299,28 @@ def _local_ranks(text: str) -> frozenset[int] | None:
     return frozenset(int(part) for part in text.split(","))
 
 
-def _nodes(text: str) -> int:
+def node_count(text: str) -> int:
+    """The number in `--nnodes N` or `N:N`; SpecError."""
     least, _, most = text.partition(":")
-    if not least.isdecimal() or (most and most != least) or int(least) < 1:
+    if not _is_number(least, 1, NODES_MAX):
+        hint = unsubstituted(text)
+        raise SpecError(f"--nnodes {text!r} is not a number from 1 to {NODES_MAX}{hint}")
+    if most and most != least:
         raise SpecError(
-            f"--nnodes {text!r} is not a number; a job's sizes are in its elasticPolicy"
+            f"--nnodes {text!r}: elastic jobs are not supported yet (elasticPolicy neither); "
+            "write one number"
         )
     return int(least)
 
 
+def _is_number(text: str, least: int, most: int) -> bool:
+    return text.isdecimal() and len(text) <= DIGITS_MAX and least <= int(text) <= most
+
+
 def _number(name: str, text: str, least: int, most: int) -> int:
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise SpecError(f"--{name} {text!r} is not a number from {least} to {most}")
+    if not _is_number(text, least, most):
+        hint = unsubstituted(text)
+        raise SpecError(f"--{name} {text!r} is not a number from {least} to {most}{hint}")
     return int(text)
 
 

@@ -38,7 +38,7 @@ from unbroken.wire.agent import StartCommand
 from . import facts, lineage, pages
 from .environment import BOOT, Program, kind_of, programs, python
 from .lease import Lease
-from .options import Options, streams_of
+from .options import Options, kept_only
 from .output import Output, Rhythm, Stream, last_line, tail_text
 from .pages import PageSource
 from .spawn import Child, NotStartedError, spawn_all
@@ -398,7 +398,7 @@ class Processes:
     ) -> tuple[Stream, ...]:
         ranks = self._options.local_ranks
         is_shown = ranks is None or program.local_rank in ranks
-        kept_only = streams_of(self._options.redirects, program.local_rank)
+        hidden = kept_only(self._options, program.local_rank)
 
         def first() -> None:
             self._tell(FirstOutput(attempt, program.local_rank))
@@ -410,7 +410,7 @@ class Processes:
             stream = Stream(
                 source=source,
                 file=_open(f"{program.directory}/{name}.log"),
-                console=number if is_shown and not kept_only & number else None,
+                console=number if is_shown and not hidden & number else None,
                 prefix=program.prefix,
                 on_first=first,
                 on_read=self._rules.reader(rank, name) if self._rules is not None else None,

@@ -372,17 +372,23 @@ def _end_orphans() -> None:
 
 
 def torchrun_options() -> Options:
-    """The agent's options from torchrun's command line and the pod's environment."""
-    from dataclasses import replace
+    """The agent's options from torchrun's command line and the pod's environment; SpecError.
 
-    from unbroken.agent.options import Options, Script, parse
+    torchrun itself carries out its options, so this reads only the sizes.
+    """
+    from unbroken.agent.options import Options, Script, torchrun_sizes
     from unbroken.errors import SpecError
 
     try:
-        found = parse(sys.argv[1:])
-    except SpecError:
-        # An option that only torchrun has; what matters here is the number of workers.
-        found = Options(Script(""), nproc=int(os.environ.get("NPROC_PER_NODE", "1")), nnodes=1)
-    host = os.environ.get("AGENT_HOST", found.host)
-    port = int(os.environ.get("AGENT_PORT", found.port))
-    return replace(found, host=host, port=port, signals=(), pre_train=None, post_train=None)
+        nproc, nnodes = torchrun_sizes(sys.argv[1:], os.environ)
+    except SpecError as error:
+        nproc, nnodes = int(os.environ.get("NPROC_PER_NODE", "1")), 1
+        print(  # noqa: T201
+            f"unbroken: cannot read torchrun's command line ({error}); "
+            f"takes the number of workers per node from NPROC_PER_NODE: {nproc}",
+            file=sys.stderr,
+            flush=True,
+        )
+    host = os.environ.get("AGENT_HOST", "0.0.0.0")
+    port = int(os.environ.get("AGENT_PORT", "8080"))
+    return Options(Script(""), nproc, nnodes, host, port)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -10,6 +11,8 @@ from typing import Any
 
 from unbroken.errors import SpecError
 
+VARIABLE = re.compile(r"\$\{[A-Za-z_][^}]{0,100}\}|^\$[A-Za-z_]\w{0,100}$", re.ASCII)
+"""A shell's variable in a value: `${NAME}` anywhere, or a value that is `$NAME` alone."""
 SHOWN_LENGTH = 80
 """Of a bad value in a message; the rest is cut."""
 
@@ -63,12 +66,14 @@ class Report:
 
     def invalid(self, path: str, value: Any, why: str) -> None:
         """`value` cannot be here."""
-        self._add(path, f"Invalid value: {shown(value)}: {why}", "FieldValueInvalid")
+        text = f"Invalid value: {shown(value)}: {why}{unsubstituted(value)}"
+        self._add(path, text, "FieldValueInvalid")
 
     def unsupported(self, path: str, value: Any, supported: Iterable[str]) -> None:
         """`value` is none of those that there are."""
         listed = ", ".join(f'"{item}"' for item in supported)
         text = f"Unsupported value: {shown(value)}: supported values: {listed}"
+        text += unsubstituted(value)
         self._add(path, text, "FieldValueNotSupported")
 
     def duplicate(self, path: str, value: Any) -> None:
@@ -109,6 +114,14 @@ class Report:
 def below(path: str, key: str) -> str:
     """Path of the field `key` of what is at `path`."""
     return f"{path}.{key}" if path else key
+
+
+def unsubstituted(value: Any) -> str:
+    """A hint to append to a message, if a text holds `$NAME` or `${NAME}`; else empty."""
+    found = VARIABLE.search(value) if isinstance(value, str) else None
+    if found is None:
+        return ""
+    return f"; {found[0][:SHOWN_LENGTH]} was left unsubstituted: fill it in, as envsubst does"
 
 
 def shown(value: Any) -> str:
