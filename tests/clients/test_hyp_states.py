@@ -35,6 +35,7 @@ LIVES = {
         *(Standing.FAULTED, Standing.RUNNING),
     ),
     "suspended": (Standing.CREATED, Standing.PODS_RUNNING, Standing.SUSPENDED),
+    "resumed": (Standing.CREATED, Standing.RUNNING, Standing.SUSPENDED, Standing.CREATED),
     "completed": (Standing.CREATED, Standing.PODS_RUNNING, Standing.RUNNING, Standing.COMPLETED),
     "failed": (Standing.CREATED, Standing.FAULTED, Standing.FAILED),
 }

@@ -34,8 +34,10 @@ def test_time_is_that_of_the_transition_not_of_the_message() -> None:
 def test_resumed_job_is_created_again_with_its_first_age() -> None:
     conditions = advance(FIRST, Standing.SUSPENDED, "s", "m", 5)
     conditions = advance(conditions, Standing.CREATED, "Created", "resumed", 6)
-    assert shown(conditions) == ["Created", "(Suspended)"]
-    assert (conditions[0].message, conditions[0].last_transition_time) == ("resumed", 1)
+    assert shown(conditions) == ["(Suspended)", "Created"]
+    assert (conditions[-1].message, conditions[-1].last_transition_time) == ("resumed", 1)
+    conditions = advance(conditions, Standing.PODS_RUNNING, "r", "m", 7)
+    assert shown(conditions) == ["(Suspended)", "Created", "PodsRunning"]
 
 
 def test_standing_is_the_last_true_one_that_is_known() -> None:
@@ -53,6 +55,11 @@ def test_what_was_entered_last_is_the_standing(path: list[Standing]) -> None:
     conditions = FIRST
     for at, to in enumerate(path):
         conditions = advance(conditions, to, "r", "m", at)
-    assert standing(conditions) is path[-1]
-    assert conditions[0].type == "Created"
+        # What `kubectl get` prints, and what HyperPod's client does.
+        assert (conditions[-1].type, conditions[-1].status) == (to.value, "True")
+        assert standing(conditions) is to
+        (created,) = (c for c in conditions if c.type == "Created")
+        assert (created.status, created.last_transition_time) == ("True", 1)
+        true = {c.type for c in conditions if c.status == "True"}
+        assert true == {"Created", to.value}
     assert len({c.type for c in conditions}) == len(conditions)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from unbroken.core.conditions import Standing
 from unbroken.core.timeline import lost_steps
 from unbroken.core.wording import counted
 from unbroken.spec.codec import incident_from, job_status_from, seconds_lost
@@ -15,8 +16,8 @@ from unbroken.spec.times import time_seconds
 
 Object = Mapping[str, Any]
 
-STATES = ("Failed", "Completed", "Suspended", "Faulted", "Running", "PodsRunning", "Created")
-"""Types of conditions; the first of these that is True is the job's state."""
+STATES = frozenset(one.value for one in Standing)
+"""Types of conditions; the last of these that is True is the job's state."""
 ENDED = ("Completed", "Failed")
 
 WORDS = {
@@ -49,10 +50,9 @@ STAGES = (
 
 def condition(job: Object) -> Object:
     """The condition that is the job's state; empty where it has none yet."""
-    found = {c["type"]: c for c in (job.get("status") or {}).get("conditions") or ()}
-    for kind in STATES:
-        if (found.get(kind) or {}).get("status") == "True":
-            return dict(found[kind])
+    for one in reversed((job.get("status") or {}).get("conditions") or ()):
+        if one["type"] in STATES and one["status"] == "True":
+            return dict(one)
     return {}
 
 

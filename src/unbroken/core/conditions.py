@@ -1,7 +1,9 @@
-"""The status conditions, as a function of where the job stands.
+"""The status conditions, as a function of the job's state.
 
-Created comes first and stays true: the stock client takes the job's age from it, and its state
-from the last condition that is true.  Of the others exactly one is true, and it is the last.
+The last condition is true, and its type is the job's state: `kubectl get` prints the type of the
+last condition whatever its status, and HyperPod's client the last one that is true.  Created stays
+true, because that client takes the job's age from it; a job that is resumed has it last again.  Of
+the others at most one is true.
 """
 
 from __future__ import annotations
@@ -52,20 +54,15 @@ def advance(
 ) -> tuple[Condition, ...]:
     """The conditions of a job that now stands at `to`."""
     message = message[:MESSAGE_CHARACTERS]
+    previous = next((c for c in conditions if c.type == to.value), None)
     kept = []
     for old in conditions:
-        if old.type == to.value and to is not Standing.CREATED:
+        if old.type == to.value:
             continue
-        is_true = old.type == Standing.CREATED.value
-        if not is_true and old.status == "True":
+        if old.type != Standing.CREATED.value and old.status == "True":
             kept.append(replace(old, status="False", last_transition_time=now))
-        elif is_true and to is Standing.CREATED:
-            kept.append(replace(old, reason=reason, message=message))
         else:
             kept.append(old)
-    previous = next((c for c in conditions if c.type == to.value), None)
-    if to is Standing.CREATED and previous is not None:
-        return tuple(kept)
     since = now
     if previous is not None and previous.status == "True":
         since = previous.last_transition_time

@@ -282,14 +282,20 @@ def _count(pods: Iterable[JobPod]) -> ReplicaStatus:
 def with_condition(
     status: PyTorchJobStatus, type: str, value: str, why: tuple[str, str], now: float
 ) -> PyTorchJobStatus:
-    """The status with a condition as the newest; `why`: reason and message."""
+    """The status with a condition set; `why`: reason and message.
+
+    `kubectl get` prints the type of the last condition whatever its status.  So the newest that is
+    true is the last: Created, for a job that is resumed and does not run yet.
+    """
     held = next((one for one in status.conditions if one.type == type), None)
     reason, message = why
     if held is not None and (held.status, held.reason) == (value, reason):
         return status
     since = held.last_transition_time if held is not None and held.status == value else now
     made = JobCondition(type, value, reason, message, now, since)
-    return replace(status, conditions=(*_others(status.conditions, type), made))
+    every = (*_others(status.conditions, type), made)
+    last = next((one for one in reversed(every) if one.status == "True"), made)
+    return replace(status, conditions=(*(one for one in every if one is not last), last))
 
 
 def _others(conditions: Iterable[JobCondition], type: str) -> Iterator[JobCondition]:

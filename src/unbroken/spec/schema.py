@@ -156,7 +156,7 @@ def job_definition() -> dict[str, Any]:
     del status["properties"][OTHER]
     status["properties"].update(OTHERS)
     columns = [
-        # Of the true conditions the last is the state; a path can name the last, not the last true.
+        # core/conditions keeps the true one last: a path cannot name the last that is true.
         _column("State", ".status.conditions[-1:].type", "The state it is in."),
         _column(
             "Ready",
