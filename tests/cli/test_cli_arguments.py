@@ -60,7 +60,11 @@ def here(tmp_path: Path) -> Cli:
         (["run", "list.yaml"], "every document must be an object with a kind"),
         (["run", "two.yaml"], "two.yaml holds 2 objects of kind HyperPodPyTorchJob"),
         (["run", "--nnodes", "2", "job.json"], "sizes and arguments are in the manifest"),
-        (["run", "job.json", "--lr"], "sizes and arguments are in the manifest"),
+        (["run", "--nnodes", "2", "job.json"], "write it to spec.replicaSpecs[].replicas"),
+        (["run", "job.json", "--lr"], "--lr: not an option of `unbroken run`; write arguments"),
+        (["run", "job.json", "--tee", "3"], "--tee: write it to the launch line in spec."),
+        (["run", "bad.json", "--name", "good", "-o", "json"], "jobMaxRetryCount"),
+        (["run", "--nproc", "2", "train.py"], "could match --nproc-per-node"),
         (["run", "bad.json"], "spec.runPolicy.jobMaxRetryCount"),
         (["run", "--name", "No Name", "train.py"], "metadata.name"),
         (
@@ -113,8 +117,9 @@ def test_other_clusters_are_spared_drills_and_scripts(here: Cli, tmp_path: Path)
         done = here.call(*command, code=1, environment=environment)
         assert "127.0.0.1:1" in done.stderr
     for option in (named, ("--context", "far")):
-        done = here.call("run", *option, "job.json", code=1, environment=environment)
-        assert "127.0.0.1:1" in done.stderr
+        for words in ((*option, "job.json"), ("job.json", *option)):
+            done = here.call("run", *words, code=1, environment=environment)
+            assert "127.0.0.1:1" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ if step < 6:
 def test_a_manifest_runs_to_its_end_and_shows_rank_zero(cli: Cli) -> None:
     job = manifest("written", "sh", "-c", "echo rank $RANK of $WORLD_SIZE", replicas=2)
     (cli.folder / "written.json").write_text(json.dumps(job))
-    done = cli.call("run", "written.json")
+    done = cli.call("run", "written.json", "--dir", str(cli.directory))
     assert done.stdout == "rank 0 of 4\n"
     assert "written: Completed" in done.stderr
     assert cli.call("logs", "written", "--rank", "3").stdout == "rank 3 of 4\n"

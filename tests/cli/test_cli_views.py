@@ -19,7 +19,6 @@ from unbroken.cli.manifests import (
     script_name,
 )
 from unbroken.cli.pod_logs import split
-from unbroken.cli.run import split_options
 from unbroken.cli.story import story
 from unbroken.cli.views import age, exit_code, first_line, incident_line, stages, state, world_size
 from unbroken.spec.incident import Incident, Remedy, Signal
@@ -139,28 +138,6 @@ def test_the_state_is_the_condition_that_holds(
 )
 def test_a_failed_job_never_ends_with_zero(now: str, incidents: list[Incident], code: int) -> None:
     assert exit_code(job((now, "True")), incidents) == code
-
-
-OWN = {"--nnodes": 1, "--name": 1, "-o": 1, "--detach": 0, "--wait": 0}
-
-
-@pytest.mark.parametrize(
-    ("words", "own", "passed"),
-    [
-        ("a.py --tee 3", "a.py --tee 3", ""),
-        ("--tee 3 --nnodes 2 a.py", "--nnodes 2 a.py", "--tee 3"),
-        ("--nnodes=2 --log_dir=x a.py", "--nnodes=2 a.py", "--log-dir=x"),
-        ("-m --detach pkg.mod -m", "--detach pkg.mod -m", "-m"),
-        ("--standalone --name tee a.py", "--name tee a.py", ""),
-        ("--rdzv_backend c10d --rdzv-id=7 a.py", "a.py", "--rdzv-backend c10d --rdzv-id=7"),
-        ("-- --tee", "-- --tee", ""),
-        ("--unknown a.py", "--unknown a.py", ""),
-        ("-", "-", ""),
-        ("--tee", "", "--tee"),
-    ],
-)  # fmt: skip
-def test_torchruns_options_are_told_from_ours(words: str, own: str, passed: str) -> None:
-    assert split_options(words.split(), OWN) == (own.split(), passed.split())
 
 
 @pytest.mark.parametrize(

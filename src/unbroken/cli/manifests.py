@@ -85,19 +85,25 @@ class Script:
     sizes: Sizes = Sizes()
 
 
-def check_script(script: Script, name: str | None) -> None:
-    """SpecError where there is nothing to run, or not so."""
+def check_script(script: Script, name: str | None) -> tuple[str, ...]:
+    """Notes for the user about options without effect; SpecError if the script cannot run."""
     from unbroken.agent.options import parse
 
-    parse(script.arguments, {})
+    notes = parse(script.arguments, {}).notes
     of_script(script, name or script_name(script.program, ()))
     if script.is_module:
-        return
+        return notes
     if "--no-python" in script.arguments[: script.arguments.index(script.program)]:
         if shutil.which(script.program) is None:
             raise SpecError(f"no such program: {script.program}")
     elif not Path(script.program).is_file():
         raise SpecError(f"no such script: {script.program} (in {os.getcwd()})")
+    return notes
+
+
+def is_manifest(program: str) -> bool:
+    """True for `-` (standard input) and for files that are manifests by their names."""
+    return program == "-" or program.endswith(SUFFIXES)
 
 
 def script_name(program: str, taken: Iterable[str]) -> str:

@@ -7,73 +7,58 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from unbroken.agent.options import node_count
 from unbroken.errors import SpecError
 
 from . import manifests
 from .launch import Order, Wish, pods_of, run_wish, start_cluster
 from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Place, Use, find
+from .run_words import FIELDS, in_manifest, split
 from .show import note
 
-PASSED_ON = {
-    **dict.fromkeys(("--tee", "-t", "--redirects", "-r", "--log-dir", "--role"), 1),
-    **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"), 1),
-    **dict.fromkeys(("--node-rank", "--master-addr", "--master-port", "--local-addr"), 1),
-    **dict.fromkeys(("--monitor-interval", "--start-method", "--local-ranks-filter"), 1),
-    **dict.fromkeys(("--pre-train-script", "--pre-train-args", "--post-train-script"), 1),
-    **dict.fromkeys(("--post-train-args", "--shutdown-signal", "--shutdown-timeout"), 1),
-    **dict.fromkeys(("--signals-to-handle", "--server-log-level"), 1),
-    **dict.fromkeys(("--module", "-m", "--no-python", "--run-path", "--standalone"), 0),
-}
-"""torchrun's options, and the agent's, that are the agent's to read: how many words follow."""
+USAGE = "{JOB.yaml [OPTIONS] | [OPTIONS] SCRIPT.py [ARGS...]}"
 
 
 class RunCommand(TyperCommand):
-    """Takes torchrun's options out of those before the script, whatever their order."""
+    """Takes torchrun's options before the script, and ours anywhere around a manifest."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Our options are parsed as ever; torchrun's become `ctx.obj`."""
-        values = {
-            name: 0 if getattr(param, "is_flag", False) else 1
-            for param in self.params
-            for name in (*param.opts, *param.secondary_opts)
-            if name.startswith("-")
-        }
-        own, passed = split_options(args, values)
-        ctx.obj = passed
-        return super().parse_args(ctx, own)
+        """Parse our options as ever; `ctx.obj` gets torchrun's and the agent's."""
+        own = [option for option in self.get_params(ctx) if option.param_type_name == "option"]
+        try:
+            found = split(args, [(tuple(one.opts), getattr(one, "is_flag", False)) for one in own])
+        except SpecError as error:
+            raise typer.BadParameter(str(error), ctx=ctx) from None
+        ctx.obj = found.passed
+        return super().parse_args(ctx, [*found.own, *found.rest])
 
-
-def split_options(args: list[str], own_values: dict[str, int]) -> tuple[list[str], list[str]]:
-    """(our options and everything from the script on, torchrun's options)."""
-    own: list[str] = []
-    passed: list[str] = []
-    at = 0
-    while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-        name, equals, value = args[at].partition("=")
-        if name.startswith("--"):
-            name = name.replace("_", "-")
-        is_passed = name in PASSED_ON
-        count = 0 if equals else (PASSED_ON if is_passed else own_values).get(name, 0)
-        words = [f"{name}{equals}{value}", *args[at + 1 : at + 1 + count]]
-        if name != "--standalone":  # Which is what a script here is anyway.
-            (passed if is_passed else own).extend(words)
-        at += 1 + count
-    return own + args[at:], passed
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Show both forms of the command."""
+        return [USAGE]
 
 
 Program = Annotated[
-    str, typer.Argument(metavar="JOB.yaml | SCRIPT.py", help="What to run.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="JOB.yaml | SCRIPT.py", help="A manifest or a script.", show_default=False
+    ),
 ]
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS...", help="Of the script.")]
-Nodes = Annotated[int | None, typer.Option("--nnodes", min=1, help="Pods.", show_default="1")]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGS...", help="Arguments of the script.")
+]
+Nodes = Annotated[
+    str | None, typer.Option("--nnodes", help="Number of pods: N or N:N.", show_default="1")
+]
 Processes = Annotated[
     str | None,
     typer.Option(
-        "--nproc-per-node", help="Processes of each: a number, auto, cpu, gpu.", show_default="1"
+        "--nproc-per-node",
+        help="Processes of each pod: N, auto, cpu or gpu.",
+        show_default="1",
     ),
 ]
 Spares = Annotated[
-    int | None, typer.Option("--spares", min=0, help="Pods that wait.", show_default="0")
+    int | None, typer.Option("--spares", min=0, help="Number of spare pods.", show_default="0")
 ]
 Restarts = Annotated[
     int | None,
@@ -86,7 +71,7 @@ Restarts = Annotated[
     ),
 ]
 Name = Annotated[
-    str | None, typer.Option("--name", help="Of the job.", show_default="the script's")
+    str | None, typer.Option("--name", help="Name of the job.", show_default="the script's")
 ]
 Detach = Annotated[
     bool, typer.Option("--detach", "-d", help="Return when the job has been created.")
@@ -115,25 +100,33 @@ def command(
 ) -> None:
     """Run a HyperPodPyTorchJob manifest, or a script as torchrun would.
 
-    Starts the embedded cluster if there is none, shows the output of rank 0, says after each
-    fault what broke and what it cost, and ends with the job's exit code. A script runs in this
-    folder, with this shell's environment and Python. Ctrl-C asks, a second one stops the job.
-    torchrun's other options (--log-dir, -m, --no-python, ...) are taken too.
+    `unbroken run JOB.yaml` takes its options before or after the manifest.
+
+    `unbroken run SCRIPT.py ARGS...` takes its options before the script; all words after the
+    script are its arguments. It takes torchrun's options too (--log-dir, -m, --no-python, ...),
+    abbreviated or as `PET_...` in the environment.
+
+    The command starts the embedded cluster if there is none, shows the output of rank 0, says
+    after each fault what broke and what it cost, and ends with the job's exit code. A script runs
+    in this folder, with this shell's environment and Python. Press Ctrl-C once for a prompt,
+    twice to stop the job.
     """
     place = find(directory, context, kubeconfig, Use.RUN)
     given = arguments or []
-    if program == "-" or program.endswith(manifests.SUFFIXES):
+    if manifests.is_manifest(program):
         sizes = (nnodes, nproc, spares, max_restarts)
-        if ctx.obj or given or sizes != (None,) * len(sizes):
-            raise SpecError(f"{program}: sizes and arguments are in the manifest; give none here")
+        names = [name for name, value in zip(FIELDS, sizes, strict=True) if value is not None]
+        in_manifest(program, names, ctx.obj, given)
         wish: Wish = _read(program, name, namespace)
     else:
         script = [*ctx.obj, program, *given]
-        is_module = bool({"-m", "--module"} & set(ctx.obj))
-        sizes_of = manifests.Sizes(nnodes or 1, nproc or "1", spares or 0, max_restarts)
+        is_module = "--module" in ctx.obj
+        nodes = node_count(nnodes or "1")
+        sizes_of = manifests.Sizes(nodes, nproc or "1", spares or 0, max_restarts)
         wish = manifests.Script(script, program, is_module, sizes_of)
         _check_local(place)
-        manifests.check_script(wish, name)
+        for text in manifests.check_script(wish, name):
+            note(f"warning: {text}")
     start_cluster(place, pods_of(wish))
     where = namespace or (wish.parsed.namespace if isinstance(wish, manifests.Manifest) else "")
     raise typer.Exit(run_wish(place, where, Order(wish, name, detach, output)))
