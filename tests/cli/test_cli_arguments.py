@@ -94,6 +94,17 @@ def test_all_problems_of_a_manifest_are_told_at_once(here: Cli) -> None:
     assert "spec.replicaSpecs" in problems
 
 
+def test_a_variable_left_in_a_quantity_is_told_with_its_field(here: Cli) -> None:
+    job = manifest("left", "true")
+    container = job["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
+    container["resources"] = {"limits": {"nvidia.com/gpu": "${GPU_PER_NODE}"}}
+    (here.folder / "left.json").write_text(json.dumps(job))
+    said = here.call("run", "left.json", code=1).stderr
+    field = "spec.replicaSpecs[0].template.spec.containers[0].resources.limits"
+    assert f'{field}["nvidia.com/gpu"]: Invalid value: "${{GPU_PER_NODE}}": must be a q' in said
+    assert "${GPU_PER_NODE} was left unsubstituted" in said
+
+
 def elsewhere(here: Cli, tmp_path: Path) -> dict[str, str]:
     """The environment of a person whose KUBECONFIG names a cluster that is not this machine's."""
     (here.folder / "kubeconfig").write_text(KUBECONFIG)

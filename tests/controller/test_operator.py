@@ -111,6 +111,25 @@ def test_pods_with_the_key_of_another_operator_are_replaced_once(place: Any) -> 
     asyncio.run(check())
 
 
+def test_a_variable_left_in_a_quantity_fails_the_job_with_the_fields_name(place: Any) -> None:
+    bad = job()
+    main = bad["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
+    main["resources"] = {"limits": {"nvidia.com/gpu": "${GPUS}"}}
+    field = "spec.replicaSpecs[0].template.spec.containers[0].resources.limits"
+
+    async def check() -> None:
+        async with place() as here, here.operator():
+            await here.post(JOBS, bad)
+            found = await here.until(f"{JOBS}/lm", lambda seen: "Failed" in conditions(seen))
+            failed = conditions(found)["Failed"]
+            assert failed["reason"] == "InvalidSpec"
+            assert f'{field}["nvidia.com/gpu"]: Invalid value: "${{GPUS}}"' in failed["message"]
+            assert "${GPUS} was left unsubstituted" in failed["message"]
+            assert (await here.get(PODS))["items"] == []
+
+    asyncio.run(check())
+
+
 def test_a_job_that_cannot_be_understood_fails_with_every_problem(
     place: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

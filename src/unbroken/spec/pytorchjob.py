@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final
 from .fields import INT_MAX, Limits
 from .problems import Problem, Report, below
 from .read import blank_record, read_record
+from .template_kinds import check_kinds
 
 GROUP, VERSION, KIND, PLURAL = "kubeflow.org", "v1", "PyTorchJob", "pytorchjobs"
 PATH = f"apis/{GROUP}/{VERSION}"
@@ -204,6 +205,8 @@ def _check_replicas(spec: PyTorchJobSpec, report: Report) -> None:
         names = [item.get("name") for item in listed if isinstance(item, Mapping)]
         if CONTAINER not in names and not report.has_below(f"{place}.{replica.value}"):
             report.required(where, f"one of them must be named {CONTAINER}")
+        if isinstance(pod, Mapping):
+            check_kinds(pod, f"{place}.{replica.value}.template.spec", report)
         if isinstance(pod, Mapping) and pod.get("restartPolicy"):
             where = f"{place}.{replica.value}.template.spec.restartPolicy"
             report.warn(f"{where}: not used; the restartPolicy beside the template counts")

@@ -11,6 +11,7 @@ from .fields import INT_MAX
 from .job import ElasticPolicy, JobSpec, ReplicaSpec, RunPolicy
 from .log_rules import check_log_rules
 from .problems import Report
+from .template_kinds import check_kinds
 
 PORT_MAX, PORT_DIGITS_MAX = 65_535, 5
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -89,6 +90,7 @@ def _check_template(template: Mapping[str, Any], path: str, report: Report) -> N
     else:
         _check_places(spec, f"{path}.spec", report)
         _check_pod(spec, f"{path}.spec", report)
+        check_kinds(spec, f"{path}.spec", report)
 
 
 def port_number(text: str) -> int | None:
