@@ -52,6 +52,7 @@ SEEDS = {
     2039068: "rule: number and address of a lost stock attempt are used again once it is resumed",
     2044999: "rule: stock agents end what they run, whatever number the stop has",
     1004007: "rule: pods of a full restart were deleted after the restart had turned into the end",
+    2131700: "rule: a pod is deleted for a peer's error, whose first cause is heard of later",
     2038088: "rule: an agent that was frozen while no operator lived was to be missed",
     2080582: "rule: nobody can tell who had a rank last, if its operator dies unheard",
     1006590: "world: an old report came after the last heartbeat, and was the last word",

@@ -94,6 +94,8 @@ class Checkers:
         self.incidents: dict[int, Incident] = {}
         self._full_restarts: set[int] = set()
         """Incidents whose remedy is, or was at first, to replace every pod."""
+        self._suspects: dict[int, str] = {}
+        """Nodes that incidents laid a repeated error to, by the number of the incident."""
         self._request = 0
         self._is_asked = False
         """A look at the ranks is under way."""
@@ -394,7 +396,6 @@ class Checkers:
         if pod is None or pod.uid != effect.uid or pod.is_deleting or pod.node is None:
             return
         newest = self.incidents[max(self.incidents)] if self.incidents else None
-        told = self.incidents.values()
         is_wanted = (
             self.is_over
             or truth.is_suspended
@@ -402,8 +403,9 @@ class Checkers:
             or condition(self.ordered_status, "Suspended")
             # Deletions are decided with the remedy, and some are carried out after it was changed.
             or (newest is not None and newest.number in self._full_restarts)
-            # An error that comes again on a node is laid to the node, once.
-            or any(NODE_TRIED in i.reason and i.culprit.node == pod.node for i in told)
+            # An error that comes again on a node is laid to the node, once: the first cause,
+            # elsewhere, may be heard of only after the deletion was ordered.
+            or pod.node in self._suspects.values()
         )
         was_hurt = any(effect.uid in fault.uids or fault.node == pod.node for fault in truth.faults)
         has_trained = effect.uid in truth.rank_of
@@ -438,6 +440,8 @@ class Checkers:
             self._schedule.probes[f"remedy_{incident.remedy.value}"] += 1
         if incident.remedy is Remedy.JOB:
             self._full_restarts.add(incident.number)
+        if NODE_TRIED in incident.reason:
+            self._suspects.setdefault(incident.number, incident.culprit.node)
         if len(incident.signals) >= 3:
             self._schedule.probes["many_signals"] += 1
         self.incidents[incident.number] = incident
@@ -488,6 +492,7 @@ class Checkers:
         """What was decided and not written is forgotten; these are what the API has."""
         self.incidents = {incident.number: incident for incident in incidents}
         self._full_restarts &= self.incidents.keys()
+        self._suspects = {n: node for n, node in self._suspects.items() if n in self.incidents}
         self.generation += 1
         self.barriers.operator_crashed()
         self.hearing.forget(status.restart_count)
