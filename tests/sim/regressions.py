@@ -50,6 +50,7 @@ SEEDS = {
     2003167: "rule: of more than 50 incidents the oldest are with the ledger",
     1027717: "rule: no operator can know the number of a stock attempt that was never written",
     2039068: "rule: number and address of a lost stock attempt are used again once it is resumed",
+    2132960: "rule: nobody knows an attempt that was never written, and whose agents have died",
     2044999: "rule: stock agents end what they run, whatever number the stop has",
     1004007: "rule: pods of a full restart were deleted after the restart had turned into the end",
     2131700: "rule: a pod is deleted for a peer's error, whose first cause is heard of later",

@@ -255,6 +255,8 @@ class Checkers:
             # Stock agents tell no attempt: if an operator dies before it has written which one it
             # started, and all of it is stopped, nobody can know.
             self.newest = min(self.newest, attempt)
+        elif attempt <= self.newest and self._is_lost(attempt):
+            self._use_again(attempt)
         self.require(attempt >= self.newest, "an older attempt is ordered", attempt)
         is_resumed = truth.is_by_user(attempt) and not truth.wants_suspension
         if attempt > self.newest:
@@ -272,6 +274,30 @@ class Checkers:
             return
         truth.is_suspended = truth.wants_suspension
         self.moment("start", attempt)
+
+    def _is_lost(self, attempt: int) -> bool:
+        """Whether nobody can know of this attempt or a later one: the operators that ordered them
+        died before they wrote it, and so did every agent that had heard of one."""
+        orderers = {self._ordered_in.get(n) for n in range(attempt, self.newest + 1)}
+        is_known = attempt <= self._found_count or self.generation in orderers
+        if is_known or self._truth.is_stock:
+            return False
+        heard = [
+            local.process.report().newest_attempt
+            for node in self._cluster.machines.values()
+            for local in node.locals.values()
+            if local.process is not None
+        ]
+        return all(newest is None or newest < attempt for newest in heard)
+
+    def _use_again(self, attempt: int) -> None:
+        """Take this attempt for a new one, and forget those of its number and of later ones."""
+        truth = self._truth
+        for number in range(attempt, self.newest + 1):
+            truth.ended.pop(number, None)
+            self.hearing.steps.pop(number, None)
+        truth.epochs += 1
+        self.newest = attempt - 1
 
     def _copies_ordered(self, pod: PodUid, command: StartCommand) -> None:
         """Buddies and holders are right."""

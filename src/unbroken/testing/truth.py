@@ -38,7 +38,7 @@ class Truth:
     ended: dict[int, Fault | None] = field(default_factory=dict)
     """Attempts that were ended, and for what; None: by its user."""
     epochs: int = 0
-    """How often the job was suspended."""
+    """How often the job was suspended, or the numbers of lost attempts were used again."""
     wants_suspension: bool = False
     """What the user wants now."""
     is_suspended: bool = False
