@@ -23,6 +23,7 @@ from unbroken.controller import definitions
 from unbroken.controller.pods import job_identity
 from unbroken.controller.requests import JobRequests, status_patch
 from unbroken.controller.runner import JobRunner, Surroundings
+from unbroken.controller.views import OUT_OF_SERVICE
 from unbroken.controller.writer import JobWriter
 from unbroken.core.events import (
     AgentReported,
@@ -33,6 +34,7 @@ from unbroken.core.events import (
     Effect,
     Event,
     FenceNode,
+    FenceProven,
     JobSeen,
     NodeName,
     PodGone,
@@ -40,6 +42,7 @@ from unbroken.core.events import (
     PodRefused,
     PodSeen,
     PodUid,
+    ProveFence,
     RecordEvent,
     Tick,
     WriteIncident,
@@ -255,6 +258,23 @@ def test_a_fence_is_asked_for_and_a_job_deleted(scripted: Any) -> None:
             assert not (await here.get(f"nodes/{back}"))["metadata"].get("annotations")
             script.orders = [DeleteJob("its time is over")]
             await here.absent(f"{JOBS}/lm")
+
+    asyncio.run(check())
+
+
+def test_a_fence_is_proven_by_the_node_as_it_is_now(scripted: Any) -> None:
+    async def check() -> None:
+        async with scripted() as (here, script):
+            back, fenced = f"back-of-{here.namespace}", f"fenced-of-{here.namespace}"
+            taint = {"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
+            for name, taints in ((back, []), (fenced, [taint])):
+                made = {"metadata": {"name": name}, "spec": {"taints": taints}}
+                await here.client.raw("POST", "api/v1/nodes", body=made)
+            requests = JobRequests(here.client, script.runner.job)
+            found = [await requests.is_fenced(name) for name in (back, fenced, "none")]
+            assert found == [False, True, True]
+            script.orders = [ProveFence(NodeName(fenced), PodUid("uid-1"))]
+            assert (await script.until(FenceProven)).pod == "uid-1"
 
     asyncio.run(check())
 

@@ -18,6 +18,7 @@ from unbroken.core.events import (
     Effect,
     Event,
     FenceNode,
+    FenceProven,
     IncidentSeen,
     JobSeen,
     NodeGone,
@@ -31,6 +32,7 @@ from unbroken.core.events import (
     PodSeen,
     PodUid,
     PodView,
+    ProveFence,
     RecordEvent,
     StartWorkers,
     StopWorkers,
@@ -170,6 +172,8 @@ class Script:
                 return NodeGone(NodeName(words[0]))
             case "pod" | "gone" | "refused":
                 return self._pod_event(name, words, options)
+            case "proven":
+                return FenceProven(self._uid(words))
             case "lost":
                 return AgentLost(self._uid(words), options.get("why", "silent"))
             case _:
@@ -303,6 +307,8 @@ def show(effect: Effect, asked: str) -> list[str]:
             return [f"delete {_name(uid)}{' force' if force else ''}"]
         case FenceNode(node, _):
             return [f"fence {node}"]
+        case ProveFence(node, pod):
+            return [f"prove {node} {_name(pod)}"]
         case DeleteJob():
             return ["delete-job"]
         case _:

@@ -48,7 +48,7 @@ LINES = st.lists(
         lines_of(["ready ", "runs ", "completed "], PODS, ATTEMPTS),
         lines_of(["pod "], PODS, VIEWS),
         lines_of(["node n0 ", "node n1 "], NODES),
-        lines_of(["gone ", "lost "], PODS),
+        lines_of(["gone ", "lost ", "proven "], PODS),
         lines_of(["refused w-1 why=quota"], ["", " final"]),
         st.sampled_from(OTHER),
     ),

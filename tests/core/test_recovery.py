@@ -478,13 +478,30 @@ def test_new_pod_on_a_node_that_was_away_is_not_taken_for_dead() -> None:
     """)
 
 
-def test_pod_seen_late_on_a_fenced_node_is_forced_once_that_is_sure() -> None:
-    running().run("""
-        10 gone w-1                  -> stop w-0 0, create w-1
-        10.1 ready w-0 0             ->
-        10.2 node n7 fenced          ->
-        10.3 pod w-1 uid=w-1.1 node=n7 -> delete w-1.1
-        15.3 tick                    -> delete w-1.1 force
+LATE_ON_A_FENCED_NODE = """
+    10 gone w-1                  -> stop w-0 0, create w-1
+    10.1 ready w-0 0             ->
+    10.2 node n7 fenced          ->
+    10.3 pod w-1 uid=w-1.1 node=n7 -> delete w-1.1, prove n7 w-1.1
+"""
+
+
+def test_pod_seen_late_on_a_fenced_node_is_forced_once_the_fence_is_proven() -> None:
+    running().run(f"""
+        {LATE_ON_A_FENCED_NODE}
+        10.4 proven w-1              -> delete w-1.1 force
+        10.5 proven w-1              ->
+    """)
+
+
+def test_pod_on_a_node_that_is_back_unseen_is_never_forced() -> None:
+    running().run(f"""
+        {LATE_ON_A_FENCED_NODE}
+        10.4 pod w-1 uid=w-1.1 deleting ->
+        15.3 tick                    -> prove n7 w-1.1
+        70.3 tick                    -> prove n7 w-1.1
+        70.4 node n7 ready           ->
+        75.4 tick                    ->
     """)
 
 

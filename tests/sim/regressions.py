@@ -46,6 +46,7 @@ SEEDS = {
     2190938: "a late report brought back workers that had ended at the barrier",
     2198743: "samples were not counted again when it was known which steps are made again",
     2152290: "a failed pod was charged beside its peers' complaint, whose incident was not written",
+    2116356: "a pod on a node that was back, and looked fenced still, was force-deleted",
     2163152: "an answer from before a stop by a signal dismissed it",
     2003167: "rule: of more than 50 incidents the oldest are with the ledger",
     1027717: "rule: no operator can know the number of a stock attempt that was never written",

@@ -144,6 +144,11 @@ class JobRequests:
             if error.code != NOT_FOUND:
                 raise
 
+    async def is_fenced(self, node: str) -> bool:
+        """Whether the node is fenced or gone now: watches may lag behind."""
+        found = await self._get(f"api/v1/nodes/{quote(node)}")
+        return found is None or node_view(msgspec.json.decode(found, type=Node)).is_fenced
+
     async def create_secret(self, name: str, key: bytes) -> None:
         """Create the Secret with the job's key, if there is none of its name.
 

@@ -28,6 +28,7 @@ from unbroken.core.events import (
     Event,
     EvidenceReceived,
     FenceNode,
+    FenceProven,
     IncidentSeen,
     JobSeen,
     NodeGone,
@@ -41,6 +42,7 @@ from unbroken.core.events import (
     PodSeen,
     PodUid,
     PodView,
+    ProveFence,
     RecordEvent,
     StartWorkers,
     StopWorkers,
@@ -80,7 +82,7 @@ SECRET_SECONDS = 30.0
 REPLACED = "AgentKeyUnknown"
 """Reason of the event about pods whose key this operator does not know."""
 
-Order = CreatePod | DeletePod | FenceNode | DeleteJob
+Order = CreatePod | DeletePod | FenceNode | ProveFence | DeleteJob
 Told = WriteStatus | RecordEvent | WriteIncident | WriteLedger | DeleteIncident
 Commanded = StartWorkers | StopWorkers | WarmWorkers | CollectEvidence
 
@@ -290,7 +292,7 @@ class JobRunner:
         has_written = False
         for effect in effects:
             has_written |= isinstance(effect, WriteStatus)
-            if isinstance(effect, CreatePod | DeletePod | FenceNode | DeleteJob):
+            if isinstance(effect, Order):
                 self._order(effect, is_after_write=has_written)
             elif not isinstance(effect, Commanded):
                 self._record(effect)
@@ -362,12 +364,20 @@ class JobRunner:
                 if self._begin(("delete", uid, force), self._delete(effect), is_after_write):
                     text = 'job=%s pod=%s delete force=%s reason="%s"'
                     log.info(text, self.title, name, force, reason)
-            case FenceNode(node, reason):
-                if self._begin(("fence", node), requests.fence(effect), is_after_write):
-                    log.warning('job=%s node=%s fence reason="%s"', self.title, node, reason)
+            case FenceNode() | ProveFence():
+                self._order_of_node(effect, is_after_write=is_after_write)
             case DeleteJob(reason):
                 if self._begin("delete", requests.delete_job(), is_after_write):
                     log.info('job=%s delete reason="%s"', self.title, reason)
+
+    def _order_of_node(self, effect: FenceNode | ProveFence, *, is_after_write: bool) -> None:
+        match effect:
+            case FenceNode(node, reason):
+                if self._begin(("fence", node), self._requests.fence(effect), is_after_write):
+                    log.warning('job=%s node=%s fence reason="%s"', self.title, node, reason)
+            case ProveFence(node, pod):
+                if self._begin(("prove", pod), self._prove(effect), is_after_write):
+                    log.info("job=%s node=%s pod=%s prove=fence", self.title, node, pod)
 
     def _begin(self, key: Hashable, work: Coroutine[Any, Any, None], is_after_write: bool) -> bool:
         """Carry an order out beside the others, unless the same is under way."""
@@ -395,6 +405,10 @@ class JobRunner:
     async def _delete(self, order: DeletePod) -> None:
         if not await self._requests.delete_pod(order):
             self._tell_gone(order.name, order.uid)
+
+    async def _prove(self, order: ProveFence) -> None:
+        if await self._requests.is_fenced(order.node):
+            self.tell(FenceProven(order.pod))
 
     async def _create(self, order: CreatePod) -> None:
         try:

@@ -124,6 +124,13 @@ class NodeGone:
 
 
 @dataclass(frozen=True, slots=True)
+class FenceProven:
+    """The pod's node was read anew after `ProveFence`, and is fenced or gone."""
+
+    pod: PodUid
+
+
+@dataclass(frozen=True, slots=True)
 class AgentReported:
     """The agent in the pod said what it does; also sent as a heartbeat."""
 
@@ -181,6 +188,7 @@ Event = (
     | PodRefused
     | NodeSeen
     | NodeGone
+    | FenceProven
     | AgentReported
     | AgentLost
     | EvidenceReceived
@@ -218,6 +226,18 @@ class FenceNode:
 
     node: NodeName
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProveFence:
+    """Read the pod's node anew; `FenceProven` answers if the node is fenced or gone.
+
+    For a pod that was seen on a fenced node only after the fence: the view of the node may be from
+    before the node came back.
+    """
+
+    node: NodeName
+    pod: PodUid
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +319,7 @@ Effect = (
     CreatePod
     | DeletePod
     | FenceNode
+    | ProveFence
     | StartWorkers
     | StopWorkers
     | WarmWorkers

@@ -28,6 +28,7 @@ from .events import (
     Effect,
     Event,
     EvidenceReceived,
+    FenceProven,
     IncidentSeen,
     JobSeen,
     NodeGone,
@@ -182,6 +183,8 @@ class Job:
                 self._take_pod(event, now)
             case NodeSeen() | NodeGone():
                 self._node_changed(event, now)
+            case FenceProven(pod):
+                self._fence_proven(pod, now)
             case JobSeen():
                 self._job_seen(event, now)
             case IncidentSeen(incident):
@@ -507,13 +510,22 @@ class Job:
         state.objects += state.plan.press(members, now)
         self._recovery.judge(members, now)
 
+    def _fence_proven(self, uid: PodUid, now: float) -> None:
+        state = self.state
+        member = state.roster.members.get(uid)
+        if member is None or member.is_fenced:
+            return
+        member.is_fenced = True
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            return
+        state.has_changed = True
+        state.commands += state.gang.observe(member, now)
+        state.objects += state.plan.press([member], now)
+        self._recovery.judge([member], now)
+
     def _pass_time(self, now: float) -> None:
         state = self.state
         state.commands += state.gang.tick(now)
-        if state.plan.is_due(now):
-            for member in state.roster.confirm_fences(state.plan.condemned.values()):
-                state.commands += state.gang.observe(member, now)
-                state.has_changed = True
         state.objects += state.plan.tick(now) + state.plan.free(now)
         if state.phase in (*_LIVE, Phase.ENDED):
             self._life.overdue(now)

@@ -1,8 +1,9 @@
 """Which pods should exist, and what must be ordered so that they do.
 
 A pod that is condemned is deleted, again and again until it is gone; on a node that cannot be
-asked the fence is asked for, and once it is given the deletion is forced.  A pod is created under
-its name when no pod has the name.
+asked the fence is asked for, and once it is given the deletion is forced.  If the pod is seen there
+only after the fence, the node is read anew first: the pod may have been placed on a node that is
+back.  A pod is created under its name when no pod has the name.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from unbroken.spec.job import ReplicaSpec
 
 from .deadlines import earliest
-from .events import CreatePod, DeletePod, Effect, FenceNode, NodeName, PodName, PodUid
+from .events import CreatePod, DeletePod, Effect, FenceNode, NodeName, PodName, PodUid, ProveFence
 from .roster import Member, Roster
 
 AVOID_SECONDS = 30.0
@@ -115,13 +116,9 @@ class PodPlan:
                 effects += self._end(member, now, fenced)
         return effects
 
-    def is_due(self, now: float) -> bool:
-        """Whether orders are to be repeated now."""
-        return self._retry_at is not None and now >= self._retry_at
-
     def tick(self, now: float) -> list[Effect]:
         """Repeat every order that has shown no effect."""
-        if not self.is_due(now):
+        if self._retry_at is None or now < self._retry_at:
             return []
         self._retry_at = None
         return self.press(list(self.condemned.values()), now) + self.create(now)
@@ -162,8 +159,9 @@ class PodPlan:
         if not view.is_deleting:
             effects.append(DeletePod(view.name, view.uid, member.condemned))
         asked = fenced if fenced is not None else set[NodeName]()
-        can_ask = node is not None and node not in asked and not self._roster.is_on_fenced(member)
-        if node is not None and can_ask and self._roster.is_cut_off(member):
+        if node is not None and self._roster.is_on_fenced(member):
+            effects.append(ProveFence(node, view.uid))
+        elif node is not None and node not in asked and self._roster.is_cut_off(member):
             asked.add(node)
             effects.append(FenceNode(node, f"pod {view.name}: {member.condemned}"))
         return effects

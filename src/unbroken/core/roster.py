@@ -199,14 +199,6 @@ class Roster:
         self.nodes.pop(name, None)
         self._fence(name)
 
-    def confirm_fences(self, members: Iterable[Member]) -> list[Member]:
-        """Those placed on a node that is still fenced, though they were seen there only after the
-        fence.  At first sight the view of the node may be the older one."""
-        found = [m for m in members if not m.is_fenced and self.is_on_fenced(m)]
-        for member in found:
-            member.is_fenced = True
-        return found
-
     def on_node(self, name: NodeName) -> list[Member]:
         """The pods placed on a node."""
         return list(self._placed.get(name, {}).values())

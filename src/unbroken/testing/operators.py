@@ -280,6 +280,10 @@ class Operator:
                 view = control.cluster.nodes.objects.get(node)
                 if view is None or not view.is_ready:
                     control.cluster.fence(node)
+            case core.ProveFence(node, pod):
+                view = control.cluster.nodes.objects.get(node)
+                if (view is None or view.is_fenced) and not is_lost:
+                    self._schedule.after(0.005, self.give, core.FenceProven(pod))
             case core.DeleteJob():
                 control.jobs.remove("job")
             case _:
