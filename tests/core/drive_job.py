@@ -243,7 +243,9 @@ class Script:
         return node
 
     def _report(self, name: str, words: list[str], options: dict[str, str]) -> AgentReport:
-        """`ready w-0 [newest]`, `runs w-0 attempt`, `completed ...`, `failed ... [kind=]`."""
+        """`ready w-0 [newest]`, `runs w-0 attempt`, `completed ...`, `failed ... [kind=]`.
+
+        `broke w-0 [newest]`: a worker that had no rank yet has ended."""
         pod, attempt = words[0], int(words[1]) if len(words) > 1 else None
         state = {
             "boots": AgentState.INIT,
@@ -251,10 +253,11 @@ class Script:
             "runs": AgentState.RUNNING,
             "completed": AgentState.COMPLETED,
             "failed": AgentState.FAULTED,
+            "broke": AgentState.FAULTED,
             "stopping": AgentState.STOPPING,
             "shutdown": AgentState.SHUTDOWN,
         }[name]
-        is_idle = state in (AgentState.INIT, AgentState.READY)
+        is_idle = state in (AgentState.INIT, AgentState.READY) or name == "broke"
         port = 29000 + (attempt if attempt is not None else -1) + 1
         order = self.job.state.gang.order
         report = AgentReport(

@@ -68,7 +68,7 @@ def find(members: Iterable[Member], status_attempt: int, stock_attempt: int) -> 
         if (
             report.state in (*_BEGUN, *_BROKEN)
             and member.ordered is None
-            and report.attempt is None
+            and is_stock(report)
         ):
             member.ordered = stock_attempt
         _sort(finding, member, report)

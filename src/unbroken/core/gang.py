@@ -141,7 +141,8 @@ class Gang:
             self.ready.add(uid)
         else:
             self.ready.discard(uid)
-        if uid not in self.unclear or member.report is None or member.asked >= self.fence:
+        was_asked = member.asked >= self.fence and self._resend_at is not None
+        if uid not in self.unclear or member.report is None or was_asked:
             return []
         self._ask_anew(uid, now)
         return self._stop([uid], now)
@@ -223,6 +224,8 @@ class Gang:
         report = member.report
         waits = report is not None and report.state is AgentState.READY and bool(report.kept)
         must_end = waits and self.mode == PROCESS_RESTART and not member.is_dead
+        # It starts others in the place of the worker that has ended when it is told to stop.
+        must_end |= member.broke_early and member.early_attempt <= self.fence and not member.is_dead
         return self._roster.is_clear(member, self.fence) and not must_end
 
     def _is_ready(self, member: Member) -> bool:

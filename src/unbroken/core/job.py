@@ -345,8 +345,8 @@ class Job:
         self._watched(member, report, now)
         if state.gang.is_training(uid):
             self._judge_report(member, report, is_same or not was_ordered, now)
-        elif state.gang.stage is Stage.HALTED and state.incidents.open is not None:
-            self._join(member, report, is_same or not was_ordered, now)
+        elif state.gang.stage is Stage.HALTED:
+            self._judge_halted(member, report, is_same or not was_ordered, now)
         self._examination.suspect(self._hangs.signs(member, report, now), now)
 
     def _of_ranks(self, report: AgentReport) -> AgentReport:
@@ -378,6 +378,27 @@ class Job:
             state.watched[uid] = report.watch or state.watched.get(uid, ())
             self._stalls.take(uid, report, now)
             self._receipts.take(uid, report, now)
+
+    def _judge_halted(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
+        """Take what an agent says while the next attempt is prepared."""
+        if member.broke_early:
+            self._broke_early(member, report, now)
+        elif self.state.incidents.open is not None:
+            self._join(member, report, is_same, now)
+
+    def _broke_early(self, member: Member, report: AgentReport, now: float) -> None:
+        """Charge the fault of workers that have ended before they were given a rank.
+
+        It is part of the open incident, unless the agent has started others since that broke.
+        """
+        state, incident = self.state, self.state.incidents.open
+        if state.phase is not Phase.PREPARING or member.condemned:
+            return
+        found = signals.of_unstarted(member, report, now)
+        if incident is not None and member.early_attempt <= incident.attempt:
+            self._recovery.fault(found, now)
+        else:
+            self._recovery.open(found, now)
 
     def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Add what a report says to the incident that is open."""

@@ -48,6 +48,16 @@ def is_stock(report: AgentReport) -> bool:
     return report.nproc is None and report.newest_attempt is None and report.attempt is None
 
 
+def _is_early_fault(report: AgentReport) -> bool:
+    """Whether the agent reports a fault of workers that have no rank yet.  (A stock agent names no
+    attempt, so that this cannot be told from a fault of the attempt that it was told to start.)"""
+    return report.state is AgentState.FAULTED and report.attempt is None and not is_stock(report)
+
+
+def _next_attempt(report: AgentReport) -> int:
+    return 0 if report.newest_attempt is None else report.newest_attempt + 1
+
+
 @dataclass(slots=True, eq=False)
 class Member:
     """One pod of the job and its agent."""
@@ -86,6 +96,16 @@ class Member:
     def state(self) -> AgentState | None:
         return self.report.state if self.report else None
 
+    @property
+    def broke_early(self) -> bool:
+        """Whether workers that wait for their rank have ended before they had one."""
+        return self.report is not None and _is_early_fault(self.report)
+
+    @property
+    def early_attempt(self) -> int:
+        """The attempt for which such workers were started: the one after the newest known."""
+        return _next_attempt(self.report) if self.report is not None else 0
+
     def was_stopped(self, report: AgentReport) -> bool:
         """Whether a stock agent that looks new may have done what it was told."""
         return is_stock(report) and self.ordered is not None and self.asked >= self.ordered
@@ -118,6 +138,10 @@ class Member:
         """How far the agent was; it never goes back.  In each state a port is offered once it is
         found, and who waits at the barrier may be ended there."""
         of = report.newest_attempt if report.state in _BETWEEN_ATTEMPTS else self.attempt_of(report)
+        if _is_early_fault(report):
+            of = _next_attempt(report)
+        elif report.state is AgentState.STOPPING and report.attempt is None:
+            of = report.newest_attempt if self.ordered is None else of
         has_port = report.offered_port is not None
         return (-1 if of is None else of, _STATE_ORDER[report.state], has_port, -len(report.kept))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from unbroken.spec.detectors import Detector
 from unbroken.spec.incident import Signal
@@ -66,6 +67,18 @@ def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
         text = report.message or report.reason or "the agent reports a fault without a reason"
         return [of_pod(as_reason(report.reason or WORKER_CRASH), text, member, now)]
     return [_of_worker(fault, member, now) for fault in report.faults[:FAULTS_MAX]]
+
+
+def of_unstarted(member: Member, report: AgentReport, now: float) -> list[Signal]:
+    """The faults of workers that had no rank yet; the rank in such a report is the local rank."""
+    found = of_workers(member, report, now)
+    if not report.faults:
+        return found
+    said = [f"local rank {one.local_rank}, before its start: " for one in report.faults]
+    return [
+        replace(signal, rank=None, text=(who + signal.text)[:TEXT_CHARACTERS])
+        for who, signal in zip(said, found, strict=False)
+    ]
 
 
 def of_leavers(member: Member, report: AgentReport, now: float) -> list[Signal]:

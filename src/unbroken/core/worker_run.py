@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from .log_rule_events import RuleViolated
 
 HEADING = "Worker processes failed:"
+ENDED_BEFORE_START = (
+    "ended with exit code 0; with --inprocess-restart the script must wait for its rank "
+    "(unbroken.worker.restartable, or HyperPod's library): add that, or leave the option out"
+)
 
 
 @dataclass(slots=True)
@@ -84,6 +88,13 @@ class Run:
         if fault.kind is FaultKind.PEER_LOST:
             self.faults += _early_exits(self, at)
         self.faults.append(replace(fault, step=event.step))
+
+    def add_end_before_start(self, worker: WorkerReport) -> None:
+        """Add the fault of a worker that has ended without an error and without a rank."""
+        if worker.state == "succeeded":
+            kind = FaultKind.EARLY_EXIT
+            place = (worker.local_rank, worker.rank, worker.pid, worker.ended_at or 0.0)
+            self.faults.append(WorkerFault(kind, *place, exit_code=0, message=ENDED_BEFORE_START))
 
     def add_report(self, event: FaultReported, now: float) -> None:
         """Add the fault that a worker has reported."""

@@ -496,6 +496,7 @@ class Workers:
         if state == "failed" and self.state in (AgentState.RUNNING, AgentState.FAULTED):
             return self._fail(now) if self.state is AgentState.RUNNING else []
         if self.state is AgentState.INIT:
+            run.add_end_before_start(run.workers[local_rank])
             return self._fail(now)
         if run.is_alive():
             # It may have left something behind, and nobody else would end that.

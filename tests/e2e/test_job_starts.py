@@ -1,0 +1,112 @@
+"""Jobs whose pods or workers never come up: they say why, and end by their budget."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apiclient import Api
+from e2e.clusters import Cluster
+from e2e.control import api_of
+from e2e.jobs import INCIDENTS, JOBS, message, standing
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+ENDS_EARLY = Path(__file__).parent / "programs/ends_early.py"
+Object = dict[str, Any]
+
+
+class Wanted:
+    """A job that was made of a container."""
+
+    def __init__(self, api: Api, name: str) -> None:
+        self.api, self.name = api, name
+
+    def until_standing(self, *types: str) -> Object:
+        """The job once one of these is its true condition."""
+        return self.api.until(JOBS, self.name, lambda job: standing(job) in types)
+
+    def until_said(self, words: str) -> str:
+        """The message of its condition once it has these words."""
+        return message(self.api.until(JOBS, self.name, lambda job: words in _message(job)))
+
+    def incident(self, number: int) -> Object:
+        """The spec of an incident, once it has ended; incidents follow the status."""
+        name = f"{self.name}-{number}"
+        there = self.api.get(INCIDENTS).made
+        if all(one["metadata"]["name"] != name for one in there["items"]):
+            version = there["metadata"]["resourceVersion"]
+            with self.api.watch(INCIDENTS, resourceVersion=version) as watch:
+                while watch.event()["object"]["metadata"]["name"] != name:
+                    pass
+        found = self.api.until(INCIDENTS, name, lambda one: bool(one["spec"].get("outcome")))
+        spec: Object = found["spec"]
+        return spec
+
+    def events(self, reason: str) -> list[str]:
+        """Messages of the events on the job that have this reason."""
+        listed = self.api.get("events").made["items"]
+        mine = [one for one in listed if one["involvedObject"].get("name") == self.name]
+        return [one["message"] for one in mine if one["reason"] == reason]
+
+
+def _message(job: Object) -> str:
+    return message(job) if standing(job) else ""
+
+
+@contextmanager
+def wanted(
+    cluster: Cluster, container: Object, pod: Object | None = None, restarts: int = 2
+) -> Iterator[Wanted]:
+    """A job of two pods with this container, deleted in the end."""
+    api, name = api_of(cluster), f"job-{uuid.uuid4().hex[:6]}"
+    whole = {"name": "pytorch", "image": "none", **container}
+    template = {"spec": {"terminationGracePeriodSeconds": 1, "containers": [whole], **(pod or {})}}
+    try:
+        body = {
+            "apiVersion": "sagemaker.amazonaws.com/v1",
+            "kind": "HyperPodPyTorchJob",
+            "metadata": {"name": name},
+            "spec": {
+                "nprocPerNode": "2",
+                "replicaSpecs": [{"name": "pods", "replicas": 2, "template": template}],
+                "runPolicy": {"jobMaxRetryCount": restarts, "cleanPodPolicy": "All"},
+            },
+        }
+        api.post(JOBS, body).done()
+        yield Wanted(api, name)
+    finally:
+        api.delete(f"{JOBS}/{name}")
+        api.close()
+
+
+@pytest.mark.parametrize(
+    ("ends", "fault", "said"),
+    [
+        ("import", "PythonException", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("3", "ExitCode", "the configuration is missing"),
+        ("0", "EarlyExit", "the script must wait for its rank"),
+    ],
+)
+def test_workers_that_end_before_their_rank_use_up_the_budget(
+    cluster: Cluster, ends: str, fault: str, said: str
+) -> None:
+    command = ["hyperpodrun", "--nproc-per-node=2", "--nnodes=2", "--inprocess-restart"]
+    container = {"command": [*command, str(ENDS_EARLY)], "env": [{"name": "ENDS", "value": ends}]}
+    with wanted(cluster, container) as job:
+        failed = job.until_standing("Failed", "Completed")
+        assert message(failed).startswith("RetriesExhausted: pod ")
+        assert "jobMaxRetryCount: all 2 restarts are used" in message(failed)
+        assert said in message(failed)
+        assert failed["status"]["restartCount"] == 2
+        incidents = [job.incident(number) for number in (1, 2, 3)]
+        assert [one["remedy"] for one in incidents] == ["process", "process", "fail"]
+        assert {one["culprit"]["fault"] for one in incidents} == {fault}
+        assert all("rank" not in one["culprit"] for one in incidents)
+        assert len(job.events("Faulted")) == 3
+        told = cluster.unbroken("explain", job.name).stdout
+    assert said.split(":")[0] in told
