@@ -176,7 +176,7 @@ def test_a_job_that_fits_nowhere_says_why_while_it_waits(cli: Cli) -> None:
     (cli.folder / "huge.json").write_text(json.dumps(job))
     process = cli.start("run", "huge.json")
     *_, why, _ = read_until(process, lambda line: "--resource example.com/net=N" in line)
-    assert "waits: huge-pods-0: Unschedulable: 0/" in why
+    assert "waits: pod huge-pods-0: Unschedulable: 0/" in why
     cli.call("delete", "huge")
     rest, _ = process.communicate(timeout=30)
     assert "Traceback" not in rest

@@ -121,7 +121,7 @@ def test_a_running_pod() -> None:
                 ]
             },
             "CrashLoopBackOff",
-            "container c: back; it ended with exit code 137",
+            "container c has ended 3 times, last with exit code 137",
             True,
         ),
         (
@@ -132,7 +132,7 @@ def test_a_running_pod() -> None:
                 ],
             },
             "Error",
-            "container c ended with exit code 3: boom",
+            "container c ended with exit code 3",
             True,
         ),
         ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, "Evicted", "disk", False),

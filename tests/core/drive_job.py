@@ -207,7 +207,8 @@ class Script:
         return self.views[words[0]].uid if words[0] in self.views else PodUid(words[0])
 
     def _pod(self, words: list[str], options: dict[str, str]) -> PodView:
-        """`pod w-0 [uid=] [node=] [phase=] [why=] [says=] [deleting] [ended]`; else as it was."""
+        """`pod w-0 [uid=] [node=] [phase=] [why=] [says=] [ends=] [lines=] [deleting]
+        [ended]`; else as it was."""
         name = words[0]
         index = int(name.rsplit("-", 1)[1])
         uid = PodUid(options.get("uid", f"{name}.0"))
@@ -223,6 +224,8 @@ class Script:
             phase=PodPhase(options["phase"]) if "phase" in options else view.phase,
             reason=options.get("why", view.reason),
             message=options.get("says", view.message),
+            ends=int(options.get("ends", view.ends)),
+            last_lines=tuple(options["lines"].split("|")) if "lines" in options else (),
             is_deleting="deleting" in words or view.is_deleting,
             has_ended="ended" in words or view.has_ended,
         )

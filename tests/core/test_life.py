@@ -86,9 +86,11 @@ def test_why_a_pod_does_not_come_up_is_said_once_in_an_event_and_once_at_the_end
     script = Script(spec(1, policy=RunPolicy(startup_deadline_seconds=30)))
     script.run("0 job\n0 synced\n1 pod w-0 why=Unschedulable says=0/2-nodes")
     *_, told = [e for e in script.effects if isinstance(e, RecordEvent)]
-    assert (told.reason, told.message) == ("Unschedulable", "pod j-w-0: 0/2-nodes")
+    assert told.reason == "Unschedulable"
+    assert told.message.startswith("pod j-w-0: Unschedulable: 0/2-nodes; make room")
+    assert script.condition.message.startswith("the job is created; it waits: pod j-w-0: Unsch")
     script.run("30 tick -> status Failed 0, delete w-0")
-    assert script.condition.message.endswith("; pod j-w-0: Unschedulable: 0/2-nodes")
+    assert "; pod j-w-0: Unschedulable: 0/2-nodes; " in script.condition.message
 
 
 def test_startup_deadline_is_over_once_the_job_has_run() -> None:

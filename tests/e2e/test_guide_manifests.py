@@ -177,7 +177,7 @@ def test_a_job_that_fits_nowhere_says_why(hyperpod: Cluster, tmp_path: Path, scr
     assert "0/2 nodes are available: 2 Insufficient vpc.amazonaws.com/efa" in told["Unschedulable"]
     described = hyperpod.unbroken("describe", FSDP).stdout
     assert "Pending (Unschedulable)" in described
-    assert f"{PODS}-0, {PODS}-1: Unschedulable: 0/2 nodes are available" in described
+    assert f"pod {PODS}-0 (and 1 more): Unschedulable: 0/2 nodes are available" in described
     assert "--resource vpc.amazonaws.com/efa" in described
     hyperpod.kubectl("delete", "hyperpodpytorchjobs", FSDP)
 

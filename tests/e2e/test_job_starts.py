@@ -110,3 +110,50 @@ def test_workers_that_end_before_their_rank_use_up_the_budget(
         assert len(job.events("Faulted")) == 3
         told = cluster.unbroken("explain", job.name).stdout
     assert said.split(":")[0] in told
+
+
+def test_a_container_that_ends_at_once_fails_the_job_with_its_words(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    refused = "app: error: unrecognized arguments: --bad"
+    container = {"command": ["sh", "-c", f"echo starting; echo '{refused}' >&2; exit 2"]}
+    with wanted(cluster, container, restarts=1) as job:
+        waits = job.until_said("; it waits: pod ")
+        assert "container pytorch " in waits
+        assert refused in waits
+        described = cluster.unbroken("describe", job.name).stdout
+        explained = cluster.unbroken("explain", job.name).stdout
+        failed = job.until_standing("Failed", "Completed")
+        last = job.incident(2)
+        assert len(job.events("CrashLoopBackOff")) == 1
+        assert refused in job.events("CrashLoopBackOff")[0]
+    assert f"  | {refused}" in described
+    assert refused in explained
+    assert message(failed).startswith("RetriesExhausted: pod ")
+    assert "container pytorch has ended 3 times, last with exit code 2" in message(failed)
+    assert message(failed).endswith(f"\nstarting\n{refused}")
+    assert (last["remedy"], last["culprit"]["evidence"]) == ("fail", ["starting", refused])
+
+
+@pytest.mark.parametrize(
+    ("container", "pod", "said"),
+    [
+        (
+            {"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "no", "key": "k"}}}]},
+            {},
+            'CreateContainerConfigError: container pytorch: configmap "no" not found; create',
+        ),
+        ({}, {"nodeSelector": {"disk": "none"}}, "didn't match Pod's node affinity/selector; make"),
+        ({"resources": {"requests": {"cpu": "900"}}}, {}, "2 Insufficient cpu; make room"),
+    ],
+)
+def test_what_may_yet_come_right_is_waited_for_with_words(
+    cluster: Cluster, container: Object, pod: Object, said: str
+) -> None:
+    with wanted(cluster, {"command": ["sleep", "600"], **container}, pod, restarts=0) as job:
+        assert said in job.until_said("it waits: ")
+        waits = cluster.unbroken("explain", job.name).stdout
+        assert "nothing has broken" not in waits
+        assert "waits for pod " in waits
+        (event,) = job.events("Unschedulable") or job.events("CreateContainerConfigError")
+    assert said in event

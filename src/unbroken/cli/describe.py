@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from unbroken.core.obstacles import split_wait
 from unbroken.kube.clock import wall
 
 from .agents import agent_value, reports
@@ -16,7 +17,7 @@ from .goodput import goodput_of, goodput_rows, goodput_value
 from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
 from .ranks import TITLES, others_line, rank_rows
 from .show import print_json, print_table
-from .views import advised, first_line, incident_line, job_summary, pod_summary, waits
+from .views import advised, first_line, incident_line, job_summary, pod_summary, wait_lines
 
 EVENTS_SHOWN = 12
 LINE_SHOWN = 60
@@ -63,6 +64,7 @@ async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
             {**pod, "agent": agent_value(agents[pod["name"]]) if pod["name"] in agents else None}
             for pod in shown
         ],
+        "waiting": wait_lines(job, shown),
         "goodput": goodput_value(goodput_of(job, incidents, wall())),
         "detectors": detector_values(job),
         "incidents": [{**as_value(one), "summary": incident_line(one)} for one in incidents],
@@ -80,10 +82,11 @@ def _event_time(event: dict[str, Any]) -> str:
 
 
 def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
+    message, _ = split_wait(found["message"])
     fields = {
         "name": f"{found['namespace']}/{found['name']}",
         "state": " ".join(
-            filter(None, (found["state"], _in_brackets(first_line(found["message"]))))
+            filter(None, (found["state"], _in_brackets(first_line(message))))
         ),
         "pods": f"{found['ready']} ready, {found['replicas']} train, {found['spares']} spare",
         "restarts": found["restarts"],
@@ -105,7 +108,7 @@ def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
     if found["goodput"]["totalSeconds"]:
         print("\ngoodput:")
         print_table(*_indented(["PART", "TIME", "SHARE"], goodput_rows(found["goodput"])))
-    waiting = waits(found["pods"])
+    waiting = found["waiting"].copy()
     if is_embedded and (advice := advised(waiting)):
         waiting.append(advice)
     sections = {

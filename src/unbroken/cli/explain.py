@@ -22,7 +22,7 @@ from .goodput import goodput_line, goodput_of, goodput_value
 from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
 from .show import Paper, paper, print_json
 from .story import common, story
-from .views import incident_line, restarts_text, state
+from .views import incident_line, restarts_text, state, wait_lines
 
 OLDER_SHOWN = 10
 """In one line each, before the newest in full."""
@@ -60,6 +60,7 @@ def command(
     if output is Output.JSON:
         listed = incidents if number is None else chosen
         value = {"job": job, "state": state(found), "goodput": goodput_value(good)}
+        value["waiting"] = wait_lines(found)
         print_json({**value, "incidents": list(map(as_value, listed))})
         return
     sheet = paper()
@@ -70,7 +71,7 @@ def command(
         print()
         print("\n".join(story(one, sheet, now=now, is_full=stacks)))
     print()
-    print("\n".join(_end(incidents, good, sheet)))
+    print("\n".join(_end(incidents, good, sheet, wait_lines(found))))
 
 
 def _chosen(job: str, incidents: Sequence[Incident], number: int | None) -> Sequence[Incident]:
@@ -102,9 +103,13 @@ def _print_older(incidents: Sequence[Incident], sheet: Paper) -> None:
         print("\n".join(sheet.wrap(line, 18, first="  ")))
 
 
-def _end(incidents: Sequence[Incident], good: Goodput, sheet: Paper) -> Iterator[str]:
-    if not incidents:
+def _end(
+    incidents: Sequence[Incident], good: Goodput, sheet: Paper, waiting: Sequence[str]
+) -> Iterator[str]:
+    for index, line in enumerate(waiting):
+        yield from sheet.wrap(line, 10, first="          " if index else "waits for ")
+    if not incidents and not waiting:
         yield "nothing has broken so far"
-    elif pattern := common(incidents):
+    if pattern := common(incidents):
         yield from sheet.wrap(pattern, 10, first="in common ")
     yield from sheet.wrap(goodput_line(good), 10, first="goodput   ")

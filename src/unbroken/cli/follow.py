@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken.core.obstacles import split_wait
 from unbroken.core.signals import BY_DETECTOR
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.clock import monotonic, pause
@@ -30,7 +31,7 @@ from .views import (
     restarts_text,
     state,
     told_lines,
-    waits,
+    wait_lines,
 )
 from .watching import Watched
 
@@ -142,7 +143,7 @@ class Follower:
             self._told_state, self._faulted_at = now, None
         if now not in (self._told_state, "Pending"):
             self._told_state = now
-            text = first_line(condition(self._job).get("message", ""))
+            text = first_line(split_wait(condition(self._job).get("message", ""))[0])
             told = [one for one in self._watched.incidents() if one.number in self._told]
             if now == "Failed" and told and told[-1].remedy is Remedy.FAIL:
                 text = ""  # the incident's line has said it
@@ -152,14 +153,14 @@ class Follower:
 
     def _tell_waiting(self) -> None:
         """Why pods do not come up, once it lasts."""
-        waiting = tuple(waits(map(pod_summary, self._watched.pods())))
+        waiting = tuple(wait_lines(self._job, map(pod_summary, self._watched.pods())))
         if waiting != self._waiting:
             self._waiting, self._waiting_at = waiting, monotonic() if waiting else None
         if self._waiting_at is None or monotonic() - self._waiting_at < SLOW_SECONDS:
             return
         self._waiting_at = None
         for line in waiting:
-            self._screen.note(f"waits: {line}")
+            self._screen.note(f"  {line}" if line.startswith("| ") else f"waits: {line}")
         if self._cluster.place.paths is not None and (advice := advised(waiting)):
             self._screen.note(advice)
 

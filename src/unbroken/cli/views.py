@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unbroken.core.conditions import Standing
+from unbroken.core.obstacles import split_wait
 from unbroken.core.timeline import lost_steps
 from unbroken.core.wording import counted
 from unbroken.spec.codec import incident_from, job_status_from, seconds_lost
@@ -36,6 +37,7 @@ OPTIONS = {
 }
 READY = re.compile(r"(\d{1,9})/\d{1,9}$", re.ASCII)
 LINE_LENGTH = 200
+WAIT_LENGTH = 500
 FIRST_OUTPUT = "first output"
 STAGES = (
     ("last progress", "progress_before"),
@@ -153,6 +155,15 @@ def waits(pods: Iterable[Mapping[str, Any]]) -> list[str]:
             why = pod["message"].partition(" preemption: ")[0]
             found.setdefault(f"{pod['reason']}: {why}", []).append(pod["name"])
     return [f"{', '.join(names)}: {why}" for why, names in found.items()]
+
+
+def wait_lines(job: Object, pods: Iterable[Mapping[str, Any]] = ()) -> list[str]:
+    """Why the job has not started yet: in the operator's words, and, for what it does not name,
+    from what `pod_summary` says of its pods."""
+    told = split_wait(str(condition(job).get("message", "")))[1]
+    reasons = {line.split(": ")[1] for line in told if line.startswith("pod ") and ": " in line}
+    others = (line for line in waits(pods) if line.split(": ")[1] not in reasons)
+    return [*(line[:WAIT_LENGTH] for line in told), *others]
 
 
 def advised(waiting: Iterable[str]) -> str:

@@ -6,7 +6,7 @@ What the user's template says stands; what is added is named in docs/design/trai
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +121,9 @@ def build_pod(
     if secret is not None:
         _add_volume(pod, secret)
     added = _environment(job, spec, order, has_key=secret is not None)
+    for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
+        # So that the pod's status says what a container that has failed wrote last.
+        container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     for container in pod.get("containers") or ():
         _equip(container, added, has_key=secret is not None)
     _open_port(pod)
@@ -191,7 +194,11 @@ def training_container(pod: Mapping[str, Any]) -> str:
 
     (Kubeflow's and the stock client's containers are named so; sidecars come in any order.)
     """
-    names = [container["name"] for container in pod.get("containers") or ()]
+    return training_name([container["name"] for container in pod.get("containers") or ()])
+
+
+def training_name(names: Sequence[str]) -> str:
+    """The same, of the containers' names."""
     return next((name for name in names if name.startswith("pytorch")), names[0] if names else "")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from lightkube.models.core_v1 import ContainerStatus, PodStatus
+from lightkube.models.core_v1 import PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
@@ -13,6 +13,7 @@ from unbroken.spec.node_keys import HEALTH, health_of
 from unbroken.spec.rules import port_number
 from unbroken.wire.agent import PORT
 
+from .pod_troubles import trouble_of
 from .pods import INDEX_LABEL, REPLICA_LABEL, mounted_secret
 
 HEALTH_LABEL = HEALTH
@@ -41,10 +42,6 @@ TOPOLOGY = (
 RACKS = ("topology.kubernetes.io/rack", "unbroken.dev/rack")
 """Narrower than these; the first that a node has."""
 
-MESSAGE_MAX = 500
-STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
-"""Reasons for waiting that are none."""
-
 
 def pod_view(pod: Pod) -> PodView | None:
     """What the machine needs of a pod; None for one that this operator did not make."""
@@ -53,7 +50,7 @@ def pod_view(pod: Pod) -> PodView | None:
     index = labels.get(INDEX_LABEL) or ""
     if metadata is None or not index.isdecimal() or REPLICA_LABEL not in labels:
         return None
-    reason, message = _trouble(status)
+    trouble = trouble_of(pod)
     node = pod.spec.nodeName if pod.spec else None
     return PodView(
         name=PodName(metadata.name or ""),
@@ -66,8 +63,10 @@ def pod_view(pod: Pod) -> PodView | None:
         is_deleting=metadata.deletionTimestamp is not None,
         has_ended=metadata.deletionTimestamp is not None and _has_ended(pod),
         has_been_ready=_has_started(status),
-        reason=reason,
-        message=message[:MESSAGE_MAX],
+        reason=trouble.reason,
+        message=trouble.message,
+        last_lines=trouble.lines,
+        ends=trouble.ends,
         agent_port=_agent_port(pod),
     )
 
@@ -125,41 +124,6 @@ def _has_ended(pod: Pod) -> bool:
         and len(ended) == len(specs)
         and all(one is not None and one.reason != "ContainerStatusUnknown" for one in ended)
     )
-
-
-def _trouble(status: PodStatus) -> tuple[str, str]:
-    """Why the pod is not well, in the API's words: the nearest cause first."""
-    if status.reason:
-        return status.reason, status.message or ""
-    for one in _containers(status):
-        found = _container_trouble(one)
-        if found is not None:
-            return found
-    for condition in status.conditions or ():
-        if condition.type == "PodScheduled" and condition.status == "False":
-            return condition.reason or "Unschedulable", condition.message or ""
-    return "", ""
-
-
-def _containers(status: PodStatus) -> Iterator[ContainerStatus]:
-    yield from status.initContainerStatuses or ()
-    yield from status.containerStatuses or ()
-
-
-def _container_trouble(one: ContainerStatus) -> tuple[str, str] | None:
-    state = one.state
-    if state is None:
-        return None
-    waiting, ended = state.waiting, state.terminated
-    if waiting is not None and (waiting.reason or "") not in STARTING:
-        last = one.lastState.terminated if one.lastState else None
-        before = f"; it ended with exit code {last.exitCode}" if last else ""
-        return waiting.reason or "", f"container {one.name}: {waiting.message or ''}{before}"
-    if ended is not None and (ended.exitCode or ended.signal):
-        said = f": {ended.message.strip()}" if ended.message else ""
-        text = f"container {one.name} ended with exit code {ended.exitCode}{said}"
-        return ended.reason or "Error", text
-    return None
 
 
 def node_view(node: Node) -> NodeView:

@@ -54,6 +54,10 @@ class PodView:
     reason: str = ""
     message: str = ""
     """Why it is pending, waiting or failed, for people."""
+    last_lines: tuple[str, ...] = ()
+    """What the container that ended wrote last."""
+    ends: int = 0
+    """How often a container without which no agent comes up has ended; 0 while it runs."""
     agent_port: int = PORT
 
 

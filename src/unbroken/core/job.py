@@ -47,13 +47,14 @@ from .gang import Stage
 from .hangs import Hangs
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
 from .kueue import Gate, Hold, moved
-from .life import START_SECONDS, STOP_SECONDS, Life, Verdict, pod_trouble
+from .life import START_SECONDS, STOP_SECONDS, Life, Verdict
 from .receipts import Receipts
 from .recovery import Recovery
 from .roster import Member, is_stock
 from .spares import Spares
 from .stalls import Stalls
 from .state import JobState, Phase
+from .waiting import Waits
 
 AGENT_BACK_SECONDS = 20.0
 """An agent that stays away so long, with its pod and node well, has its pod replaced."""
@@ -84,6 +85,7 @@ class Job:
         self._stalls = Stalls(self.state)
         self._receipts = Receipts(self.state)
         self._spares = Spares(self.state)
+        self._waits = Waits(self.state)
         self._examination = Examination(self.state, self._recovery, self._stalls)
         self._recovery.interrupted = self._examination.interrupted
         self._is_synced = False
@@ -139,6 +141,7 @@ class Job:
             state.commands += self._spares.go_on(now)
             self._stalls.close()
             self._resume_if_clean(now)
+            self._waits.go_on(now)
         self.check()
         return state.flush()
 
@@ -160,6 +163,7 @@ class Job:
             self._stalls.deadline(),
             self._receipts.deadline(),
             self._spares.deadline(),
+            self._waits.deadline(),
             None if back is None else back + AGENT_BACK_SECONDS,
         )
 
@@ -340,7 +344,7 @@ class Job:
         state.commands += state.gang.observe(member, now)
         # A stock agent's answer to a stop says what it said before, and yet proves something.
         state.has_changed |= unclear != len(state.gang.unclear)
-        state.trouble.pop(member.view.name, None)
+        self._waits.forget(member.view)
         is_same = was_stopped or (before is not None and before.agent_id == report.agent_id)
         self._watched(member, report, now)
         if state.gang.is_training(uid):
@@ -468,18 +472,10 @@ class Job:
         if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
             return
         state.commands += state.gang.observe(member, now)
-        if view.reason and view.phase is not PodPhase.SUCCEEDED and member.report is None:
-            self._trouble(view)
+        if view.phase is not PodPhase.SUCCEEDED and member.report is None:
+            self._waits.see(view, now)
         self._life.clean_pod(member, now)
         self._recovery.judge([member], now)
-
-    def _trouble(self, view: PodView) -> None:
-        state, text = self.state, pod_trouble(view.name, view.reason, view.message)
-        if state.trouble.get(view.name) != text:
-            if not state.trouble:
-                said = f"pod {view.name}: {view.message or view.reason}"
-                state.tell(signals.as_reason(view.reason), said, is_warning=True)
-            state.trouble[view.name] = text
 
     def _pod_gone(self, uid: PodUid, now: float) -> None:
         state = self.state
@@ -495,7 +491,7 @@ class Job:
         if member is None:
             return
         state.has_changed = True
-        state.trouble.pop(member.view.name, None)
+        self._waits.forget(member.view)
         state.ranks.release(uid)
         state.gang.forget(uid)
         state.plan.vacated(member)
@@ -505,10 +501,9 @@ class Job:
 
     def _pod_refused(self, event: PodRefused, now: float) -> None:
         state = self.state
+        if event.reason != "AlreadyExists":
+            self._waits.refused(event.name, event.reason)
         text = f"pod {event.name} cannot be created: {event.reason}"
-        if event.name not in state.trouble and event.reason != "AlreadyExists":
-            state.tell("PodRefused", text, is_warning=True)
-        state.trouble[event.name] = text
         if event.is_final and state.phase in _LIVE:
             self._life.end(Verdict(Standing.FAILED, "PodRefused", text), now)
 

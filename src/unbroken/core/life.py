@@ -15,7 +15,7 @@ from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
 from . import ladder
 from .conditions import ENDS, MESSAGE_CHARACTERS, Standing
 from .deadlines import Since, earliest, expiry, limit
-from .events import DeleteJob, PodName, PodUid
+from .events import DeleteJob, PodUid
 from .gang import Order, Stage
 from .kueue import HOLDS, Hold
 from .progress import first_step
@@ -430,7 +430,7 @@ class Life:
         found = limit(self._policy(), since)
         if found is None:
             return None
-        causes = [found.message, *list(state.trouble.values())[:1]]
+        causes = [found.message, *(one.sentence() for one in list(state.trouble.values())[:1])]
         return found.at, found.reason, "; ".join(causes)
 
     def _limit_at(self) -> float | None:
@@ -449,11 +449,6 @@ class Life:
 def as_port(text: str | None) -> int:
     """A status's master port; 0 where there is none that is a number."""
     return int(text) if text and text.isdecimal() and len(text) < 6 else 0
-
-
-def pod_trouble(name: PodName, reason: str, message: str) -> str:
-    """One line on a pod that does not come up."""
-    return f"pod {name}: {reason}: {message}" if message else f"pod {name}: {reason}"
 
 
 def _outcome(verdict: Verdict) -> str:

@@ -25,6 +25,9 @@ FAULTY_MAX = 32
 """Pods, nodes and ranks named in the status."""
 PEER_LOST = FaultKind.PEER_LOST.value
 _OF_NODES = (signals.NODE_LOST, signals.NODE_FAULT)
+CRASHES = 3
+"""A pod whose container ends so often before its agent was heard is replaced, at the cost of a
+restart: the kubelet would start it for ever."""
 REPEATED = 2
 """A node that held so many culprits is a repeat offender."""
 
@@ -204,6 +207,8 @@ class Recovery:
             self._pod_ended(member, now)
         elif view.is_deleting:
             self.lose_all([member], signals.POD_DELETED, "the pod is being deleted", now)
+        elif view.ends >= CRASHES and member.report is None and state.phase is Phase.PREPARING:
+            self._pod_ended(member, now)
         elif view.name not in state.plan.slots and view.uid not in state.ranks.rank_of:
             self.lose_all([member], signals.POD_DELETED, "the job wants no pod of this name", now)
 
@@ -332,6 +337,7 @@ class Recovery:
             failure = "RetriesExhausted"
             if repeats.is_users(incident.reason):
                 failure = repeats.SAME_ERROR
+            if repeats.is_users(incident.reason) or incident.culprit.rank is None:
                 text = "\n".join([text, *incident.culprit.evidence[-TRACEBACK_LINES:]])
             self._life.end(Verdict(Standing.FAILED, failure, text), now)
 

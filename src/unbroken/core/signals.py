@@ -56,9 +56,12 @@ _NOT_A_REASON = re.compile(r"[^A-Za-z0-9_]+")
 
 
 def of_pod(fault: str, text: str, member: Member, at: float) -> Signal:
-    """A sign of the whole pod."""
+    """A sign of the whole pod; that its containers ended has their last lines."""
     view = member.view
-    return Signal(at, fault, text[:TEXT_CHARACTERS], pod=view.name, node=view.node or "")
+    lines = view.last_lines if fault == POD_FAILED else ()
+    return Signal(
+        at, fault, text[:TEXT_CHARACTERS], pod=view.name, node=view.node or "", evidence=lines
+    )
 
 
 def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:

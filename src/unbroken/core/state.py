@@ -31,6 +31,7 @@ from .events import (
     CreatePod,
     DeleteIncident,
     Effect,
+    PodName,
     PodUid,
     RecordEvent,
     WriteLedger,
@@ -39,6 +40,7 @@ from .events import (
 from .gang import Gang
 from .incidents import Incidents
 from .kueue import Gate, Hold
+from .obstacles import Obstacle, with_wait
 from .pods import PodPlan
 from .progress import Watched
 from .ranks import Ranks
@@ -100,7 +102,7 @@ class JobState:
         """The newest attempt that a fault has ended, and the fault's class."""
         self.lost: dict[PodUid, float] = {}
         """Since when agents are away, the longest first."""
-        self.trouble: dict[str, str] = {}
+        self.trouble: dict[PodName, Obstacle] = {}
         """Why pods do not come up, by name."""
         self.standing = standing(status.conditions)
         self.has_run = any(c.type == Standing.RUNNING.value for c in status.conditions)
@@ -132,7 +134,8 @@ class JobState:
     def stand(self, to: Standing, reason: str, message: str, now: float) -> None:
         """Let the job's conditions say that it is at `to`."""
         self.standing, message = to, clean(message)
-        self.set_status(conditions=advance(self.status.conditions, to, reason, message, now))
+        before = with_wait(self.status.conditions, "", "")
+        self.set_status(conditions=advance(before, to, reason, message, now))
 
     def count_ready(self) -> None:
         """Let PodsRunning say how many pods are ready or train, of those that are to train."""

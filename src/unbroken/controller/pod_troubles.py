@@ -1,0 +1,88 @@
+"""Why a pod of the API does not run: the nearest cause first.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lightkube.models.core_v1 import ContainerStateTerminated, ContainerStatus, PodStatus
+from lightkube.resources.core_v1 import Pod
+
+from unbroken.core.obstacles import ENDED, last_lines, printable
+from unbroken.core.wording import counted
+
+from .pods import training_name
+
+STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
+"""Reasons for waiting that are none."""
+PREEMPTION = " preemption: "
+"""Begins what the scheduler says about jobs of other priorities."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why a pod does not run."""
+
+    reason: str = ""
+    """In the API's words; empty: no trouble."""
+    message: str = ""
+    lines: tuple[str, ...] = ()
+    """What the container that ended wrote last."""
+    ends: int = 0
+    """How often a container without which no agent comes up has ended; 0 while it runs."""
+
+
+def trouble_of(pod: Pod) -> Trouble:
+    """The trouble of a pod."""
+    status = pod.status or PodStatus()
+    found = next((one for one in _of_containers(pod, status) if one.reason), Trouble())
+    if status.reason:
+        return Trouble(status.reason, printable(status.message or found.message), found.lines)
+    if found.reason:
+        return found
+    for condition in status.conditions or ():
+        if condition.type == "PodScheduled" and condition.status == "False":
+            said = (condition.message or "").partition(PREEMPTION)[0]
+            return Trouble(condition.reason or "Unschedulable", printable(said))
+    return Trouble()
+
+
+def _of_containers(pod: Pod, status: PodStatus) -> Iterator[Trouble]:
+    """Containers that come before the agent's must end well; of those beside it nothing follows."""
+    spec = pod.spec
+    stays = {one.name for one in (spec and spec.initContainers) or () if one.restartPolicy}
+    trains = training_name([one.name for one in (spec and spec.containers) or ()])
+    for one in status.initContainerStatuses or ():
+        yield _trouble(one, is_needed=one.name not in stays, may_succeed=True)
+    for one in status.containerStatuses or ():
+        yield _trouble(one, is_needed=one.name == trains, may_succeed=False)
+
+
+def _trouble(one: ContainerStatus, *, is_needed: bool, may_succeed: bool) -> Trouble:
+    state = one.state
+    waiting, ended = (state.waiting, state.terminated) if state else (None, None)
+    last = ended or (one.lastState.terminated if one.lastState else None)
+    is_done = ended is not None and not ended.exitCode and not ended.signal
+    if is_done and (may_succeed or not one.restartCount):
+        return Trouble()
+    waits = (waiting.reason or "") if waiting is not None else ""
+    if last is not None and (ended is not None or waits in {*STARTING, ENDED}):
+        is_running = state is not None and state.running is not None
+        # The kubelet counts a restart when it starts the container.
+        count = one.restartCount + (not is_running)
+        ends = count if is_needed and not is_running else 0
+        reason = ended.reason or "Error" if ended is not None and count == 1 else ENDED
+        return Trouble(reason, _said(one.name, count, last), last_lines(last.message or ""), ends)
+    if waits in STARTING:
+        return Trouble()
+    said = (waiting.message or "") if waiting is not None else ""
+    return Trouble(waits, printable(f"container {one.name}: {said}" if said else ""))
+
+
+def _said(name: str, count: int, last: ContainerStateTerminated) -> str:
+    how = f"exit code {last.exitCode}"
+    if last.reason not in (None, "", "Error", "Completed"):
+        how = f"{how} ({last.reason})"
+    if count == 1:
+        return printable(f"container {name} ended with {how}")
+    return printable(f"container {name} has ended {counted(count, 'time')}, last with {how}")
