@@ -300,6 +300,24 @@ def test_unknown_priority_class_is_refused(here: Api) -> None:
     assert "no PriorityClass with name none was found" in answer.message
 
 
+@pytest.mark.parametrize("field", ["serviceAccountName", "serviceAccount"])
+def test_a_service_account_that_does_not_exist_is_refused(here: Api, field: str) -> None:
+    if here.cluster.is_real:
+        pytest.skip("this API server is started without admission of service accounts")
+    answer = here.post("pods", pod("a", **{field: "ghost"}))
+    assert answer.failure == (403, "Forbidden")
+    account = f"{here.namespace}/ghost"
+    said = f'error looking up service account {account}: serviceaccount "ghost" not found'
+    assert said in answer.message
+    here.post("serviceaccounts", {"metadata": {"name": "ghost"}}).done()
+
+    def lags(answer: Answer) -> bool:
+        return answer.code == 403 and said in answer.message
+
+    made = here.settled(lambda: here.post("pods", pod("a", **{field: "ghost"})), lags).made
+    assert made["spec"]["serviceAccountName"] == "ghost"
+
+
 @pytest.mark.parametrize("name", ["system-node-critical", "system-cluster-critical"])
 def test_system_priority_classes_exist(api: Api, name: str) -> None:
     assert api.get(f"scheduling.k8s.io/v1:priorityclasses/{name}").made["value"] >= 2_000_000_000

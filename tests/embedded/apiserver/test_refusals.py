@@ -49,7 +49,7 @@ REWORDED = {
 }
 DIFFERENT = {
     ("pods", '"terminationGracePeriodSeconds": -1'): "a pod must end",
-    ("pods", '"serviceAccountName": "A_B"'): "there is no admission by accounts",
+    ("pods", '"serviceAccountName": "A_B"'): "admission comes before",
     ("pods", '"priorityClassName": "A_B"'): "admission comes before",
     ("services", '"type": "NodePort"'): "all services are headless here",
     ("endpoints", '"ip": "x"'): "v1.20 said it twice",

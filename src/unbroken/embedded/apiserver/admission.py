@@ -1,7 +1,7 @@
 """What the server adds to, or refuses in, a new object because of other objects.
 
 A fixed list, as the default admission plugins of kube-apiserver: NamespaceLifecycle,
-ServiceAccount (the name only: pods here get no API token), Priority.  Services are headless: there
+ServiceAccount (it must exist; pods here get no API token), Priority.  Services are headless: there
 is no proxy that could serve a cluster address, so none is given out.
 
 Custom kinds may have a judge, in the place of a validating webhook.
@@ -35,6 +35,9 @@ WITH_GENERATION = {
 }
 KEEPS_STATUS = {"nodes", "persistentvolumes", "events", "namespaces"}
 """Built-in kinds whose status may be given at creation (kubelet registers nodes so)."""
+
+DEFAULT_ACCOUNT = "default"
+"""The service account of pods that name none."""
 
 Admit = Callable[[Object], Verdict]
 """Judges whole objects of one kind before they are stored; their status is not looked at."""
@@ -95,7 +98,9 @@ def complete_new(store: Store, catalogue: Catalogue, kind: Kind, content: Object
     if not isinstance(spec, dict):
         return
     if kind.resource == "pods":
-        _complete_pod(store, content["metadata"].get("name", ""), spec)
+        metadata = content["metadata"]
+        _name_account(store, metadata.get("namespace", ""), metadata.get("name", ""), spec)
+        _complete_pod(store, metadata.get("name", ""), spec)
     elif kind.resource == "customresourcedefinitions.apiextensions.k8s.io":
         plural = (spec.get("names") or {}).get("plural", "")
         if catalogue.is_builtin(spec.get("group", ""), plural):
@@ -105,9 +110,24 @@ def complete_new(store: Store, catalogue: Catalogue, kind: Kind, content: Object
         spec.setdefault("clusterIPs", [spec["clusterIP"]])
 
 
+def _name_account(store: Store, namespace: str, pod: str, spec: Object) -> None:
+    """Fill in the service account; ApiError 403 when the one that is named does not exist.
+
+    The account `default` is made with its namespace, perhaps a moment later: it is not missed.
+    """
+    name = spec.get("serviceAccountName") or spec.get("serviceAccount") or DEFAULT_ACCOUNT
+    spec["serviceAccountName"] = spec["serviceAccount"] = name
+    known = store.collection("serviceaccounts").entries
+    if name != DEFAULT_ACCOUNT and (namespace, name) not in known:
+        # Words of kube-apiserver v1.33, plugin/pkg/admission/serviceaccount.
+        message = (
+            f'pods "{pod}" is forbidden: error looking up service account '
+            f'{namespace}/{name}: serviceaccount "{name}" not found'
+        )
+        raise ApiError(403, "Forbidden", message, details={"name": pod, "kind": "pods"})
+
+
 def _complete_pod(store: Store, pod: str, spec: Object) -> None:
-    spec.setdefault("serviceAccountName", "default")
-    spec["serviceAccount"] = spec["serviceAccountName"]
     classes = store.collection("priorityclasses.scheduling.k8s.io").entries
     name = spec.get("priorityClassName")
     if name:
