@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.controller.pod_troubles import Trouble, trouble_of
+from unbroken.controller.pod_troubles import Trouble, newest_warning, trouble_of
 
 Object = dict[str, Any]
 ENDED = {"exitCode": 2, "reason": "Error", "message": "starting\n\x1b[31mbad option\x1b[0m\n"}
@@ -104,6 +104,18 @@ def test_what_the_scheduler_says() -> None:
     no = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
     found = trouble(conditions=[no])
     assert found == Trouble("Unschedulable", "0/2 nodes are available: 2 Insufficient cpu.")
+
+
+def test_what_a_node_says_of_a_pod_is_its_newest_event_beyond_the_status() -> None:
+    def event(reason: str, at: str | None, micro: str | None = None) -> Object:
+        return {"reason": reason, "message": at or micro, "lastTimestamp": at, "eventTime": micro}
+
+    early, late = "2026-01-01T00:00:00Z", "2026-01-01T00:00:09Z"
+    told = [event("FailedMount", late), event("FailedAttachVolume", early)]
+    assert newest_warning([*told, event("FailedScheduling", "2027-01-01")]) == ("FailedMount", late)
+    micro = event("FailedCreatePodSandBox", None, "2026-01-01T00:00:10.000000Z")
+    assert newest_warning([*told, micro, {}]) == ("FailedCreatePodSandBox", micro["message"])
+    assert newest_warning([event("BackOff", late)]) is None
 
 
 def test_a_pod_that_starts_has_none() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.events import CreatePod, PodName, RecordEvent
+from unbroken.core.events import CreatePod, PodHeld, PodName, PodUid, RecordEvent
 from unbroken.core.obstacles import (
     LINE_CHARACTERS,
     LINES_MAX,
@@ -72,6 +72,19 @@ def test_a_pod_that_is_refused_is_told_until_it_is_created() -> None:
     script.run("1 refused w-0 why=exceeded-quota")
     assert "pod j-w-0: PodRefused: it cannot be created: exceeded-quota" in wait(script)[0]
     script.run("6 pod w-0 node=n0")
+    assert wait(script) == []
+
+
+def test_what_a_node_says_of_a_pod_is_told_until_the_pod_runs() -> None:
+    script = begun(2)
+    uid = script.views["w-0"].uid
+    script.give(PodHeld(uid, "FailedMount", 'secret "no"\x1b[2J not found'), 4.0)
+    (line,) = wait(script)
+    assert line.startswith('pod j-w-0: FailedMount: secret "no"\\x1b[2J not found; create')
+    script.run("9 pod w-0 phase=Running")
+    assert wait(script) == []
+    script.give(PodHeld(uid, "FailedMount", "late"), 10.0)
+    script.give(PodHeld(PodUid("stranger"), "FailedMount", "x"), 11.0)
     assert wait(script) == []
 
 

@@ -57,6 +57,7 @@ UNSEEN = {
         "hyperpodpytorchjobs/finalizers.sagemaker.amazonaws.com",
         "update",
     ): "asked for by the admission plugin of owner references, inside the server",
+    ("events", "list"): "of pods that a kubelet holds for seconds: there is none here",
     (
         "incidents.unbroken.dev",
         "create",

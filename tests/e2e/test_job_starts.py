@@ -143,6 +143,16 @@ def test_a_container_that_ends_at_once_fails_the_job_with_its_words(
             {},
             'CreateContainerConfigError: container pytorch: configmap "no" not found; create',
         ),
+        (
+            {"volumeMounts": [{"name": "v", "mountPath": "/v"}]},
+            {"volumes": [{"name": "v", "secret": {"secretName": "no"}}]},
+            'FailedMount: MountVolume.SetUp failed for volume "v" : secret "no" not found; create',
+        ),
+        (
+            {},
+            {"serviceAccountName": "ghost"},
+            'serviceaccount "ghost" not found; the pod is created as soon as the API server',
+        ),
         ({}, {"nodeSelector": {"disk": "none"}}, "didn't match Pod's node affinity/selector; make"),
         ({"resources": {"requests": {"cpu": "900"}}}, {}, "2 Insufficient cpu; make room"),
     ],
@@ -155,5 +165,6 @@ def test_what_may_yet_come_right_is_waited_for_with_words(
         waits = cluster.unbroken("explain", job.name).stdout
         assert "nothing has broken" not in waits
         assert "waits for pod " in waits
-        (event,) = job.events("Unschedulable") or job.events("CreateContainerConfigError")
+        reason = waits.partition("waits for ")[2].split(": ")[1]
+        (event,) = job.events(reason)
     assert said in event

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lightkube.models.core_v1 import ContainerStateTerminated, ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Pod
@@ -17,6 +18,10 @@ STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 """Reasons for waiting that are none."""
 PREEMPTION = " preemption: "
 """Begins what the scheduler says about jobs of other priorities."""
+
+
+OF_STATUS = frozenset({"FailedScheduling", "BackOff", "Failed", "Unhealthy"})
+"""Events about what the pod's status says too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,18 @@ def trouble_of(pod: Pod) -> Trouble:
             said = (condition.message or "").partition(PREEMPTION)[0]
             return Trouble(condition.reason or "Unschedulable", printable(said))
     return Trouble()
+
+
+def newest_warning(events: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Reason and message of the newest event; those of no node say what the pod's status says."""
+    told = [one for one in events if one.get("reason") not in OF_STATUS]
+    newest = max(told, key=_time, default=None)
+    return None if newest is None else (str(newest.get("reason")), str(newest.get("message")))
+
+
+def _time(event: Mapping[str, Any]) -> str:
+    times = (event.get("lastTimestamp"), event.get("eventTime"))
+    return str(next((one for one in times if one), ""))
 
 
 def _of_containers(pod: Pod, status: PodStatus) -> Iterator[Trouble]:

@@ -77,6 +77,7 @@ class JobRequests:
         self._job = job
         space = f"namespaces/{quote(job.namespace)}"
         self._pods = f"api/v1/{space}/pods"
+        self._events = f"api/v1/{space}/events"
         self._secrets = f"api/v1/{space}/secrets"
         self._self = f"{JOBS}/{space}/{jobs.PLURAL}/{quote(job.name)}"
         self._incidents = f"{INCIDENTS}/{space}/{incidents.PLURAL}"
@@ -89,6 +90,13 @@ class JobRequests:
         """The pod of a name as it is now."""
         found = await self._get(f"{self._pods}/{quote(name)}")
         return None if found is None else msgspec.json.decode(found, type=Pod)
+
+    async def warnings(self, uid: str) -> list[Object]:
+        """Some events of type Warning about the pod."""
+        query = {"fieldSelector": f"involvedObject.uid={uid},type=Warning", "limit": "20"}
+        found = await self._client.raw("GET", self._events, parameters=query)
+        items: list[Object] = msgspec.json.decode(found).get("items") or []
+        return items
 
     async def delete_pod(self, order: DeletePod) -> bool:
         """Delete this very pod; False: it is gone already, perhaps replaced."""

@@ -36,6 +36,7 @@ from unbroken.core.events import (
     NodeSeen,
     NodeView,
     PodGone,
+    PodHeld,
     PodName,
     PodPhase,
     PodRefused,
@@ -66,6 +67,7 @@ from unbroken.spec.job import Condition, JobSpec, JobStatus
 from .agent_memory import AgentMemory
 from .kueue_objects import place_pod
 from .links import AgentLinks
+from .pod_troubles import newest_warning
 from .pods import JobIdentity, build_pod
 from .requests import CONFLICT, JobRequests
 from .views import AgentPlace, agent_place, pod_view
@@ -77,6 +79,10 @@ FINAL = frozenset({400, 422})
 """Refusals of an object that no waiting makes good."""
 TOGETHER_MAX = 200
 """Reports that are taken at once: a few milliseconds of work."""
+EVENTS_AFTER_SECONDS = 3.0
+"""After which a pod that was given to a node, and does not run, has its events read."""
+EVENTS_SECONDS = 15.0
+"""From one reading of a pod's events to the next."""
 SECRET_SECONDS = 30.0
 """How long the Secret of a job's key is taken to be there after it was made."""
 REPLACED = "AgentKeyUnknown"
@@ -149,8 +155,9 @@ class JobRunner:
         self._making = asyncio.Lock()
         self._made_at: float | None = None
         """When the Secret was last made, or was found to be there."""
-        self._mounting: set[PodUid] = set()
-        """Pods on a node that do not run yet: a kubelet may wait for the Secret."""
+        self._mounting: dict[PodUid, float] = {}
+        """Pods on a node that do not run yet, and when their events are to be read: the kubelet may
+        wait for a volume, which it says only in an event."""
         self._links: AgentLinks | None = None
         self._memory = AgentMemory(lambda: self._seen.spec if self._seen else None)
 
@@ -207,6 +214,7 @@ class JobRunner:
         """Live until cancelled."""
         async with self._tasks:
             self._tasks.create_task(self._writer.run())
+            self._tasks.create_task(self._read_events())
             if self._key is not None:
                 self._tasks.create_task(self._keep_secret())
             around, permit = self._around, self._around.permit
@@ -244,6 +252,23 @@ class JobRunner:
             except UnbrokenError as error:
                 log.warning('job=%s make=secret failed="%s"', self.title, error)
 
+    async def _read_events(self) -> None:
+        """Read what nodes say of pods that they have not started: one pod at a time."""
+        while True:
+            await pause(EVENTS_AFTER_SECONDS)
+            now = self._around.clock()
+            uid = min(self._mounting, key=self._mounting.__getitem__, default=None)
+            if uid is None or now < self._mounting[uid]:
+                continue
+            self._mounting[uid] = now + EVENTS_SECONDS
+            try:
+                found = newest_warning(await self._requests.warnings(uid))
+            except UnbrokenError as error:
+                log.warning('job=%s read=events failed="%s"', self.title, error)
+                continue
+            if found is not None:
+                self.tell(PodHeld(uid, *found))
+
     async def _next(self) -> Event:
         if not self._inbox.empty():
             return self._inbox.get_nowait()
@@ -273,7 +298,7 @@ class JobRunner:
             case PodSeen(view):
                 self._pod_seen(view, links)
             case PodGone(_, uid):
-                self._mounting.discard(uid)
+                self._mounting.pop(uid, None)
                 links.drop(uid)
             case NodeSeen(node):
                 self._judge(node)
@@ -299,7 +324,10 @@ class JobRunner:
 
     def _pod_seen(self, pod: PodView, links: AgentLinks) -> None:
         is_mounting = pod.phase is PodPhase.PENDING and pod.node is not None
-        (self._mounting.add if is_mounting else self._mounting.discard)(pod.uid)
+        if is_mounting:
+            self._mounting.setdefault(pod.uid, self._around.clock() + EVENTS_AFTER_SECONDS)
+        else:
+            self._mounting.pop(pod.uid, None)
         place = self._places[pod.uid]
         if place.secret == self._secret:
             links.follow(pod, place)

@@ -65,11 +65,7 @@ def find(members: Iterable[Member], status_attempt: int, stock_attempt: int) -> 
     finding = Finding(max((a for a in newest if a is not None), default=status_attempt))
     finding.attempt = max(finding.attempt, status_attempt)
     for member, report in heard:
-        if (
-            report.state in (*_BEGUN, *_BROKEN)
-            and member.ordered is None
-            and is_stock(report)
-        ):
+        if report.state in (*_BEGUN, *_BROKEN) and member.ordered is None and is_stock(report):
             member.ordered = stock_attempt
         _sort(finding, member, report)
     return finding

@@ -118,6 +118,15 @@ class PodRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PodHeld:
+    """What a node says, in an event, of a pod that it has not started yet."""
+
+    uid: PodUid
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeSeen:
     node: NodeView
 
@@ -190,6 +199,7 @@ Event = (
     | PodSeen
     | PodGone
     | PodRefused
+    | PodHeld
     | NodeSeen
     | NodeGone
     | FenceProven

@@ -34,6 +34,7 @@ from .events import (
     NodeGone,
     NodeSeen,
     PodGone,
+    PodHeld,
     PodPhase,
     PodRefused,
     PodSeen,
@@ -183,7 +184,7 @@ class Job:
                 self._agent_reported(pod, report, now)
             case AgentLost() | EvidenceReceived() | AgentsTooLarge():
                 self._take_agent(event, now)
-            case PodSeen() | PodGone() | PodRefused():
+            case PodSeen() | PodGone() | PodRefused() | PodHeld():
                 self._take_pod(event, now)
             case NodeSeen() | NodeGone():
                 self._node_changed(event, now)
@@ -208,7 +209,7 @@ class Job:
             case AgentsTooLarge():
                 self._too_large = _too_large_text(event, self.state.roster.members.get)
 
-    def _take_pod(self, event: PodSeen | PodGone | PodRefused, now: float) -> None:
+    def _take_pod(self, event: PodSeen | PodGone | PodRefused | PodHeld, now: float) -> None:
         match event:
             case PodSeen(view):
                 self._pod_seen(view, now)
@@ -216,6 +217,8 @@ class Job:
                 self._pod_gone(uid, now)
             case PodRefused():
                 self._pod_refused(event, now)
+            case PodHeld(uid, reason, message):
+                self._waits.held(self.state.roster.members.get(uid), reason, message)
 
     def _job_seen(self, event: JobSeen, now: float) -> None:
         state, old = self.state, self.state.spec

@@ -11,6 +11,7 @@ from .deadlines import earliest
 from .events import PodName, PodPhase, PodUid, PodView
 from .obstacles import MARK, NO_AGENT, REFUSED, Obstacle, printable, summary, with_wait
 from .redaction import clean
+from .roster import Member
 from .signals import as_reason
 from .state import JobState, Phase
 
@@ -54,6 +55,14 @@ class Waits:
             del trouble[view.name]
         if view.phase is PodPhase.RUNNING and not view.is_deleting:
             self._up.setdefault(view.uid, now)
+
+    def held(self, member: Member | None, reason: str, message: str) -> None:
+        """Take what its node says of a pod, unless more is known by now."""
+        if member is None or member.report is not None:
+            return
+        view = member.view
+        if view.phase is PodPhase.PENDING and not view.reason and not view.is_deleting:
+            self._note(Obstacle(view.name, as_reason(reason), printable(message)))
 
     def refused(self, name: PodName, reason: str) -> None:
         """Take that a pod could not be created."""

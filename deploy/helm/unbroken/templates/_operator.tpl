@@ -88,9 +88,10 @@
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]
+# Lists: a kubelet says in an event alone why it cannot mount a pod's volume.
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [list, create, patch]
 {{- if .Values.pytorchjobs.enabled }}
 - apiGroups: [kubeflow.org]
   resources: [pytorchjobs]
