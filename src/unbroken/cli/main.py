@@ -22,6 +22,7 @@ COMMANDS = {
     "logs": "logs:command",
     "explain": "explain:command",
     "stacks": "stacks:command",
+    "blame": "blame:command",
     "detectors": "detectors:command",
     "restart": "change:restart",
     "suspend": "change:suspend",

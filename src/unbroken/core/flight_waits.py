@@ -1,0 +1,150 @@
+"""Who waits for whom, by the flight recorder dumps of a job's ranks."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from unbroken.wire.flight_dump import PENDING, Call, GroupCalls, RankDump
+
+_PAIR = re.compile(r"^(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$")
+
+
+@dataclass(slots=True)
+class Group:
+    """A process group as all its members' dumps tell it."""
+
+    name: str
+    description: str
+    members: tuple[int, ...]
+    """Global ranks in order; those seen in it, where no dump tells them."""
+    calls: dict[int, GroupCalls] = field(default_factory=dict)
+    """By rank, of those that have a dump."""
+
+    def title(self) -> str:
+        """`74 (EXPERT_MODEL_PARALLEL_GROUP)`."""
+        has_words = self.description not in ("", "undefined")
+        return f"{self.name} ({self.description})" if has_words else self.name
+
+    def absent(self) -> tuple[int, ...]:
+        """Members without a dump."""
+        return tuple(rank for rank in self.members if rank not in self.calls)
+
+    def behind(self, sequence: int) -> tuple[int, ...]:
+        """Members that have not called the collective with this number."""
+        return tuple(
+            rank
+            for rank, one in self.calls.items()
+            if one.enqueued is not None and one.enqueued < sequence
+        )
+
+
+@dataclass(slots=True)
+class Wait:
+    """An operation that some ranks have called and not completed."""
+
+    group: Group
+    call: Call
+    """As the first of them has called it."""
+    waiting: tuple[int, ...]
+    late: tuple[int, ...]
+    """Ranks that have not called it."""
+    absent: tuple[int, ...]
+    """Ranks of whom no dump says whether they have."""
+    done: tuple[int, ...] = ()
+    """Ranks for whom it has completed."""
+    lasted_seconds: float | None = None
+
+    def name(self) -> str:
+        """`all_reduce 41 of group 0 (default_pg)`."""
+        number = "" if self.call.is_p2p else f" {self.call.sequence}"
+        return f"{self.call.operation}{number} of group {self.group.title()}"
+
+
+def groups_of(dumps: Mapping[int, RankDump]) -> list[Group]:
+    """The process groups of a job.  One name may stand for several sets of ranks."""
+    told: dict[tuple[str, str], set[tuple[int, ...]]] = defaultdict(set)
+    for dump in dumps.values():
+        for one in dump.groups:
+            if one.ranks:
+                told[one.name, one.description].add(one.ranks)
+    found: dict[tuple[str, str, tuple[int, ...]], Group] = {}
+    for rank, dump in sorted(dumps.items()):
+        for one in dump.groups:
+            ranks = one.ranks or next(
+                (each for each in told[one.name, one.description] if rank in each), ()
+            )
+            key = one.name, one.description, ranks
+            group = found.setdefault(key, Group(one.name, one.description, ranks))
+            group.calls[rank] = one
+    for group in found.values():
+        if not group.members:
+            is_world = group.description in ("default_pg", "")
+            seen = dumps if is_world and group.name in ("0", "") else group.calls
+            group.members = tuple(sorted(seen))
+        _add_silent(group, dumps)
+    return list(found.values())
+
+
+def _add_silent(group: Group, dumps: Mapping[int, RankDump]) -> None:
+    # A rank tells a group's members from its first call in it on, whatever the buffer loses.
+    for rank in group.members:
+        if rank in dumps and rank not in group.calls:
+            tells_groups = any(one.ranks for one in dumps[rank].groups)
+            enqueued = 0 if dumps[rank].is_whole or tells_groups else None
+            group.calls[rank] = GroupCalls(group.name, group.description, (), enqueued)
+
+
+def waits_of(groups: Iterable[Group], newest_ns: int) -> list[Wait]:
+    """All operations that ranks wait in, the oldest first."""
+    found = [one for group in groups for one in (*_collectives(group), *_pairs(group))]
+    for one in found:
+        if one.call.created_ns and newest_ns >= one.call.created_ns:
+            one.lasted_seconds = (newest_ns - one.call.created_ns) / 1e9
+    return sorted(found, key=lambda one: (one.call.created_ns, one.group.name, one.call.sequence))
+
+
+def _collectives(group: Group) -> Iterator[Wait]:
+    waiting: dict[int, list[int]] = defaultdict(list)
+    first: dict[int, Call] = {}
+    for rank, one in group.calls.items():
+        for call in one.calls:
+            if call.state == PENDING and rank not in waiting[call.sequence]:
+                waiting[call.sequence].append(rank)
+                known = first.setdefault(call.sequence, call)
+                if call.created_ns < known.created_ns:
+                    first[call.sequence] = call
+    absent = group.absent()
+    for sequence, ranks in waiting.items():
+        done = tuple(rank for rank, one in group.calls.items() if one.completed >= sequence)
+        late = group.behind(sequence)
+        yield Wait(group, first[sequence], tuple(ranks), late, absent, done)
+
+
+def _pairs(group: Group) -> Iterator[Wait]:
+    """Sends and receives of which the other side has not called its part."""
+    for rank, one in group.calls.items():
+        for call in {each.operation: each for each in reversed(one.pairs)}.values():
+            peer, partner = _partner(group, call)
+            if peer is None:
+                continue
+            other = group.calls.get(peer)
+            if other is None:
+                yield Wait(group, call, (rank,), (), (peer,))
+            elif rank < peer and any(each.operation == partner for each in other.pairs):
+                yield Wait(group, call, (rank, peer), (), ())
+            elif one.pair_counts.get(call.operation, 0) > other.pair_counts.get(partner, 0):
+                yield Wait(group, call, (rank,), (peer,), ())
+
+
+def _partner(group: Group, call: Call) -> tuple[int | None, str]:
+    """The global rank of the other side, and its part."""
+    found = _PAIR.match(call.operation)
+    if found is None:
+        return None, ""
+    kind, own, other = found[1], found[2], found[3]
+    partner = f"recv {other}<-{own}" if kind == "send" else f"send {other}->{own}"
+    place = int(other)
+    return (group.members[place] if place < len(group.members) else None), partner
