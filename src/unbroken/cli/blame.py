@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +28,7 @@ Told = tuple[str, Cause]
 
 def command(
     paths: Annotated[
-        list[str],
+        list[Path],
         typer.Argument(
             metavar="PATH...",
             help="Files, or folders of files, of one job.",
@@ -44,7 +45,7 @@ def command(
     Example: `unbroken blame /tmp/nccl_trace_rank_*`
     """
     found = Found()
-    read(find(paths, found), found)
+    read(find([str(one) for one in paths], found), found)
     if not (found.dumps or found.stacks or found.log_files):
         raise SpecError(_nothing(found))
     analysis = analyse(found.dumps)
