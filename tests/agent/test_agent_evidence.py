@@ -17,6 +17,7 @@ from unbroken.agent import procfs, spy
 from unbroken.agent.examine import Examination, Subject
 from unbroken.agent.flight_recorder import Request
 from unbroken.core.stacks import blame
+from unbroken.errors import WorldError
 from unbroken.wire.agent import AgentState, WorkerReport
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
 from unbroken.wire.observation_codec import decode_evidence
@@ -24,7 +25,7 @@ from unbroken.wire.observation_codec import decode_evidence
 pytestmark = pytest.mark.slow
 
 HANGS = """
-import os, signal, sys, threading
+import ctypes, os, re, signal, sys, threading, time
 def up(): os.write(1, b"up\\n")
 def sleeping():
     up()
@@ -44,6 +45,19 @@ def threaded():
     sleeping()
 def sleeping_beside(): threading.Event().wait()
 def ended(): pass
+def holding():
+    threading.Thread(target=pausing, name="holder", daemon=True).start()
+    while True: time.sleep(0.01)
+def pausing():
+    up()
+    ctypes.PyDLL(None).pause()
+def looping():
+    threading.Thread(target=matching, name="holder", daemon=True).start()
+    while True: time.sleep(0.01)
+def matching():
+    up()
+    re.compile("(a*)*b").match("a" * 40)
+def pausing_itself(): pausing()
 globals()[sys.argv[1 + int(os.environ["LOCAL_RANK"])]]()
 """
 Story = Callable[[Running, Operator], Awaitable[None]]
@@ -305,6 +319,90 @@ def test_a_process_goes_on_when_py_spy_is_ended_while_it_is_paused(tmp_path: Pat
 def _state(pid: int) -> str:
     found = procfs.stat(pid)
     return found.state if found is not None else ""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("holding", "holds the GIL (thread holder) in pausing"),
+        ("looping", "holds the GIL and computes (thread holder) in matching"),
+        ("pausing_itself", "holds the GIL in pausing"),
+    ],
+)
+def test_the_thread_that_holds_the_gil_is_told(tmp_path: Path, how: str, words: str) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        (rank,) = (await operator.examine(seconds=60.0)).ranks
+        assert [one.name for one in rank.threads if one.holds_gil] == [
+            "MainThread" if how == "pausing_itself" else "holder"
+        ]
+        assert blame([rank], 0.0).why.startswith(f"rank 0 {words}")
+        (group,) = blame([rank], 0.0).groups
+        assert any(frame.startswith(words.rpartition(" ")[2]) for frame in group.stack)
+
+    tell(tmp_path, story, program(tmp_path, HANGS), how, nproc=1)
+
+
+def test_threads_that_take_turns_hold_no_gil_for_good(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        (rank,) = (await operator.examine(seconds=60.0)).ranks
+        assert not any(one.holds_gil for one in rank.threads)
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "threaded", nproc=1)
+
+
+TRACER = """
+import ctypes, os, sys
+PTRACE_SEIZE = 0x4206
+ctypes.CDLL(None).ptrace(PTRACE_SEIZE, int(sys.argv[1]), 0, 0)
+print("traces", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_rank_that_another_process_traces_is_read_and_no_capability_advised(
+    tmp_path: Path,
+) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        pid = operator.reports[-1].workers[0].pid
+        words = [sys.executable, "-c", TRACER, str(pid)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tracer:
+            assert tracer.stdout is not None
+            assert tracer.stdout.readline() == b"traces\n"
+            with pytest.raises(WorldError, match=f"process {tracer.pid} .* traces it"):
+                await spy.dump(pid, spy.PLAIN)
+            (rank,) = (await operator.examine(seconds=10.0)).ranks
+            tracer.communicate()
+        assert (rank.note, main_frames(rank)[:1]) == ("", ("sleeping",))
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", nproc=1)
+
+
+def test_a_process_that_the_kernel_protects_leads_to_the_advice(tmp_path: Path) -> None:
+    program = "import os; os.setuid(65534); print(1, flush=True); input()"
+    nobody = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    if os.getuid():
+        pytest.skip("only root can become somebody else, and give its capabilities up")
+    asks = (
+        "import asyncio, os, sys\n"
+        "from unbroken.agent import spy\n"
+        "os.setuid(65533)\n"
+        "try: asyncio.run(spy.dump(int(sys.argv[1]), spy.PLAIN))\n"
+        "except Exception as error: print(error)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], **nobody) as other:  # type: ignore[call-overload]
+        other.stdout.readline()
+        done = subprocess.run(
+            [sys.executable, "-c", asks, str(other.pid)], capture_output=True, text=True, check=True
+        )
+        other.communicate(b"\n")
+    assert done.stdout.strip() == spy.NOT_ALLOWED
+
+
+def test_a_process_that_has_ended_is_said_to_have_ended() -> None:
+    with subprocess.Popen(["/bin/true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(WorldError, match="it has ended"):
+            asyncio.run(spy.dump(ended.pid, spy.PLAIN))
 
 
 def test_without_py_spy_the_note_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

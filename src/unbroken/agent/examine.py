@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from unbroken.errors import WorldError
 from unbroken.wire.agent import WorkerReport
-from unbroken.wire.observation import RankEvidence, RankWatch
+from unbroken.wire.observation import RankEvidence, RankWatch, ThreadStack
 
 from . import flight_recorder, procfs, spy
 
@@ -59,6 +59,8 @@ class Subject:
     stacks: spy.Stacks | None = None
     functions: list[tuple[str, ...]] = field(default_factory=list)
     """Of each look that has shown any."""
+    gil_threads: list[int | None] = field(default_factory=list)
+    """Thread that held the GIL, at each look."""
     is_spied: bool = False
     """py-spy is at it, or was ended while it was."""
     note: str = "there was no time to look at its stack"
@@ -77,6 +79,7 @@ class Subject:
             self.is_spied = False
             raise
         self.is_spied = False
+        self.gil_threads.append(found.gil_thread)
         return found
 
     def look(self, now: float) -> _Counters:
@@ -116,8 +119,19 @@ class Subject:
             io_bytes=moved,
             is_same=looks[0] == looks[-1] if len(looks) > 1 else None,
             collectives=self.recorder.answer(),
-            threads=self.stacks.threads if self.stacks is not None else (),
+            threads=self._threads(),
             note="it has ended" if self.stat is None else self.note,
+        )
+
+    def _threads(self) -> tuple[ThreadStack, ...]:
+        """The stacks; a thread that held the GIL at every look is marked."""
+        if self.stacks is None:
+            return ()
+        owners = set(self.gil_threads)
+        owner = owners.pop() if len(self.gil_threads) > 1 and len(owners) == 1 else None
+        return tuple(
+            replace(thread, holds_gil=number == owner)
+            for thread, number in zip(self.stacks.threads, self.stacks.ids, strict=True)
         )
 
 

@@ -71,6 +71,29 @@ def is_python(pid: int) -> bool:
     return os.path.basename(program).startswith(("python", "pypy"))
 
 
+def is_traceable(pid: int) -> bool:
+    """Whether the kernel lets this process read the memory of that one: user, capability and
+    `kernel.yama.ptrace_scope` allow it.  True where the process is gone."""
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
+    except PermissionError:
+        return False
+    except OSError:
+        pass  # Gone, or going: the kernel has refused nothing.
+    return True
+
+
+def tracer(pid: int) -> int:
+    """The process that traces it, and nobody else can meanwhile; 0: none."""
+    lines = _read(f"/proc/{pid}/status").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("TracerPid:")), 0)
+
+
+def name(pid: int) -> str:
+    """Name of the program, as the kernel knows it; empty: it is gone."""
+    return _read(f"/proc/{pid}/comm").strip()
+
+
 def tree(pid: int) -> list[int]:
     """The process and all below it, by generations."""
     found = [pid]

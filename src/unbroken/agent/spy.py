@@ -20,6 +20,7 @@ from typing import Any
 from unbroken.errors import WorldError
 from unbroken.wire.observation import FRAME_CHARACTERS, FRAMES_MAX, THREADS_MAX, ThreadStack
 
+from . import procfs
 from .environment import BOOT
 
 PLAIN: tuple[str, ...] = ()
@@ -34,7 +35,7 @@ NOT_ALLOWED = (
 MISSING = "py-spy is not installed beside the agent's Python: pip install py-spy"
 _BOOT = (BOOT, f"{os.path.dirname(BOOT)}/becoming.py")
 """Files whose frames are below those of the user's program."""
-_REFUSED = ("Permission denied", "Operation not permitted")
+_REFUSED = ("permission denied", "operation not permitted")
 _IN_BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)")
 _UNKNOWN = re.compile(r"0x[0-9a-f]+")
 
@@ -47,6 +48,10 @@ class Stacks:
     """The main thread first."""
     functions: tuple[str, ...] = ()
     """Of the main thread: Python's only, without lines."""
+    ids: tuple[int, ...] = ()
+    """Thread IDs of the kernel, in the order of `threads`."""
+    gil_thread: int | None = None
+    """ID of the thread that held the GIL; None: no thread did."""
 
 
 def program() -> str:
@@ -73,7 +78,8 @@ async def dump(pid: int, options: tuple[str, ...]) -> Stacks:
         await _end(pidfd)
         text = os.pread(output, OUTPUT_BYTES_MAX, 0)
         if not text.strip():
-            raise WorldError(_why(os.pread(errors, OUTPUT_BYTES_MAX, 0).decode(errors="replace")))
+            told = os.pread(errors, OUTPUT_BYTES_MAX, 0).decode(errors="replace")
+            raise WorldError(_why(told, pid))
     return read(text, pid)
 
 
@@ -124,15 +130,22 @@ def read(text: bytes, pid: int) -> Stacks:
             for frame in one["frames"]
             if frame.get("module") is None
         )
+        ids = tuple(_thread_id(one) for one in threads[:THREADS_MAX])
+        owners = [_thread_id(one) for one in threads if one.get("owns_gil")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise WorldError(
             f"what py-spy says is not understood: {error}"[:NOTE_CHARACTERS]
         ) from error
-    return Stacks(shown, functions)
+    return Stacks(shown, functions, ids, owners[0] if len(owners) == 1 else None)
 
 
-def _order(thread: dict[str, Any], pid: int) -> tuple[bool, bool]:
-    return not _is_main(thread, pid), not thread.get("active")
+def _thread_id(thread: dict[str, Any]) -> int:
+    """The kernel's ID, or Python's where py-spy does not know that."""
+    return int(thread.get("os_thread_id") or thread["thread_id"])
+
+
+def _order(thread: dict[str, Any], pid: int) -> tuple[bool, bool, bool]:
+    return not _is_main(thread, pid), not thread.get("owns_gil"), not thread.get("active")
 
 
 def _is_main(thread: dict[str, Any], pid: int) -> bool:
@@ -164,10 +177,18 @@ def shortened(name: str) -> str:
     return name.removesuffix(" const").strip()
 
 
-def _why(errors: str) -> str:
-    """The error and its causes in a line."""
-    if any(text in errors for text in _REFUSED):
-        return NOT_ALLOWED
+def _why(errors: str, pid: int) -> str:
+    """The error and its causes in a line.
+
+    ptrace(2) fails with EPERM too for a process that another one traces, or that has ended: the
+    capability is advised only where the kernel refuses to open the process's memory."""
+    if (found := procfs.stat(pid)) is None or found.state in "ZX":
+        return "it has ended"
+    if any(text in errors.lower() for text in _REFUSED):
+        if not procfs.is_traceable(pid):
+            return NOT_ALLOWED
+        if by := procfs.tracer(pid):
+            return f"process {by} ({procfs.name(by) or 'ended'}) traces it: only one can at a time"
     told = errors.partition("Stack backtrace")[0].splitlines()
     lines = (line.strip().removeprefix("Error: ") for line in told)
     parts = [re.sub(r"^\d+: ", "", line) for line in lines if line and line != "Caused by:"]

@@ -170,8 +170,9 @@ def _show_rank(found: Found, rank: int, output: Output) -> None:
         return
     for line in _facts(one):
         print(line)
-    for thread in one.threads:
-        print(f"\n  {thread.name or 'thread'}")
+    for thread in sorted(one.threads, key=lambda thread: not thread.holds_gil):
+        gil = " (holds the GIL)" if thread.holds_gil else ""
+        print(f"\n  {thread.name or 'thread'}{gil}")
         for frame in thread.frames:
             print(f"    {frame}")
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from itertools import takewhile
 
-from unbroken.wire.observation import Collective, RankEvidence
+from unbroken.wire.observation import Collective, RankEvidence, ThreadStack
 
 
 class Kind(Enum):
@@ -28,6 +29,8 @@ class Kind(Enum):
     """It waits in the rendezvous' store, for its peers or for rank 0."""
     DATA = "data"
     CHILD = "child"
+    GIL = "gil"
+    """A thread holds the global interpreter lock and does not run."""
     LOCK = "lock"
     SLEEP = "sleep"
     FILES = "files"
@@ -43,6 +46,8 @@ WAITING = (Kind.COLLECTIVE, Kind.STORE)
 BUSY_SHARE = 0.5
 """Of a core; more is computing."""
 IDLE_SHARE = 0.05
+GIL_IDLE_SHARE = 0.1
+"""Cores; threads that wait for the GIL wake up 200 times a second and use less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,8 @@ class Doing:
     """Function of the user's."""
     via: str = ""
     """What called it, where only that tells ranks apart."""
+    holds_gil: bool = False
+    """A thread of the rank holds the GIL at every look."""
 
 
 COLLECTIVE = "waits in a collective"
@@ -125,6 +132,13 @@ _KNOWN: tuple[tuple[re.Pattern[str], int, Kind, str], ...] = tuple(
          [r"^(?:write|pwrite64|writev|__write|fsync|fdatasync|__libc_write)(?: \(|$)"]),
     )
 )  # fmt: skip
+_GIL_WAIT = re.compile(
+    r"^(?:pthread_cond_(?:timed|clock)?wait|take_gil|futex\w*|sem_(?:clock|timed)?wait"
+    r"|_?Py(?:Eval|GILState|Thread)_\w+|syscall)\b"
+)
+"""Innermost native frame of a thread that waits for the GIL (CPython 3.9-3.13, glibc)."""
+_WAITS_FREE = re.compile(r"^(?:c10d|gloo|c10)::|^p?nccl[A-Z]|^cu(?:da)?[A-Z]|PyThread_acquire_lock")
+"""Native code that waits for something else, with the GIL released."""
 _PIPE = re.compile(r"pipe_|^wait_for_space")
 # Functions of Linux 5-6 in which a process waits (/proc/PID/wchan).
 _KERNEL: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
@@ -157,7 +171,8 @@ def doing(one: RankEvidence) -> Doing:
     if one.state == "D":
         inside = f" in {one.waits_in}" if one.waits_in not in ("", "0") else ""
         return Doing(Kind.STUCK, f"in the kernel (D){inside}", user_function(frames))
-    found = _of_pipe(one, frames) or _of_stack(frames) or _of_backward(one, frames)
+    found = _of_gil(one)
+    found = found or _of_pipe(one, frames) or _of_stack(frames) or _of_backward(one, frames)
     if found is not None and found.words != COLLECTIVE:
         return found
     return _of_recorder(one, found) or found or _of_process(one, frames)
@@ -216,6 +231,46 @@ def operation(one: RankEvidence) -> str:
 def pending(one: RankEvidence) -> tuple[Collective, ...]:
     """The collectives that it has begun and not ended, by the flight recorder."""
     return tuple(c for c in one.collectives if c.state in ("scheduled", "started"))
+
+
+def telling_frames(one: RankEvidence) -> tuple[str, ...]:
+    """Frames of the thread that explains what the rank does: the one that holds the GIL while the
+    main thread waits for the GIL, else the main thread."""
+    return (_gil_thread(one) or one.threads[0]).frames if one.threads else ()
+
+
+def _gil_thread(one: RankEvidence) -> ThreadStack | None:
+    """The thread that keeps the GIL from the main thread, or the main thread that keeps the GIL
+    without running; None: neither."""
+    holder = next((thread for thread in one.threads if thread.holds_gil), None)
+    if holder is None:
+        return None
+    if holder.is_main:
+        is_quiet = (one.cpu_share or 0.0) < GIL_IDLE_SHARE and one.state != "R"
+        return holder if is_quiet and one.cpu_share is not None else None
+    return holder if _waits_for_gil(one.threads[0].frames) else None
+
+
+def _waits_for_gil(frames: tuple[str, ...]) -> bool:
+    """Whether the thread may wait for the GIL: it is in no native code that waits without it."""
+    native = list(takewhile(lambda frame: not _SOURCE.search(parts(frame)[1]), frames))
+    if not native:
+        # Without native frames a wait for peers looks the same as the wait for the GIL after it.
+        found = _of_stack(frames)
+        return found is None or found.kind not in WAITING
+    return _GIL_WAIT.search(native[0]) is not None and not any(map(_WAITS_FREE.search, native))
+
+
+def _of_gil(one: RankEvidence) -> Doing | None:
+    """By the thread that holds the GIL at every look."""
+    holder = _gil_thread(one)
+    if holder is None:
+        return None
+    is_idle = one.cpu_share is None or one.cpu_share < GIL_IDLE_SHARE
+    thread = "" if holder.is_main else f" (thread {holder.name or 'without a name'})"
+    words = f"holds the GIL{'' if is_idle else ' and computes'}{thread}"
+    kind = Kind.GIL if is_idle else Kind.COMPUTE
+    return Doing(kind, words, user_function(holder.frames) or "native code", holds_gil=True)
 
 
 def _gone(one: RankEvidence) -> Doing:

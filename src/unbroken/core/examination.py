@@ -16,6 +16,7 @@ from unbroken.wire.agent import AgentReport, FaultKind
 from unbroken.wire.observation import Alarm, CollectCommand, Evidence, RankEvidence
 
 from . import signals
+from .doings import telling_frames
 from .events import CollectEvidence, PodUid
 from .gang import Stage
 from .incidents import RESTART_REQUESTED
@@ -322,10 +323,10 @@ def _looks(case: _Case) -> dict[int, RankEvidence]:
 
 
 def _seen(seen: RankEvidence | None) -> tuple[str, ...]:
-    """Where the main thread is, and what was written last, as an incident keeps it."""
+    """Where the thread is that explains the rank, and what was written last."""
     if seen is None:
         return ()
-    frames = seen.threads[0].frames if seen.threads else ()
+    frames = telling_frames(seen)
     said = (f"{signals.LAST_OUTPUT}: {seen.last_line}",) if seen.last_line else ()
     kept = (*frames[: signals.LINES_MAX - len(said)], *said)
     return tuple(line[: signals.TEXT_CHARACTERS] for line in kept)

@@ -26,6 +26,7 @@ from .doings import (
     operation,
     pending,
     place,
+    telling_frames,
 )
 from .wording import counted, plural
 
@@ -86,8 +87,7 @@ class _Scene:
         via = f", called by {what.via}" if what.via else ""
         if not what.where:
             return f"{what.words}{via}"
-        frames = first.threads[0].frames if first.threads else ()
-        at = place(frames) or what.where
+        at = place(telling_frames(first)) or what.where
         called = ", called" if what.kind is Kind.STUCK else ""
         return f"{what.words}{called} in {at}{via}"
 
@@ -310,7 +310,7 @@ def _works(one: RankEvidence, what: Doing | None) -> bool:
 def _spins(one: RankEvidence, what: Doing) -> bool:
     # On a machine that is busy with other work it does not get all that it would use.
     is_busy = what.kind is Kind.COMPUTE and (
-        one.state == "R" or (one.cpu_share or 0.0) >= BUSY_SHARE
+        one.state == "R" or (one.cpu_share or 0.0) >= BUSY_SHARE or what.holds_gil
     )
     return is_busy and one.is_same is True and not _works(one, what)
 
@@ -334,7 +334,6 @@ def _groups(scene: _Scene, culprits: frozenset[int]) -> tuple[StackGroup, ...]:
 
 
 def _group(scene: _Scene, is_outlier: bool, what: Doing, members: Sequence[int]) -> StackGroup:
-    threads = scene.ranks[members[0]].threads
-    frames = threads[0].frames[:STACK_FRAMES_MAX] if threads else ()
+    frames = telling_frames(scene.ranks[members[0]])[:STACK_FRAMES_MAX]
     stack = tuple(frame[:FRAME_CHARACTERS] for frame in frames)
     return StackGroup(ranges(members), len(members), scene.describe(what), stack, is_outlier)

@@ -75,6 +75,8 @@ class ThreadStack:
     is_main: bool
     frames: tuple[str, ...]
     """`function (file:line)`, native ones `function (library)`; the innermost first."""
+    holds_gil: bool = False
+    """The thread held Python's global interpreter lock at every look, two at least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,8 @@ def collect_from(value: Mapping[str, Any]) -> CollectCommand:
 def encode_evidence(evidence: Evidence, longest: int = FRAME_BYTES_MAX) -> str:
     """The body of `GET /v1/evidence`; with `longest` LINK_BYTES_MAX a frame of the link.
 
-    Evidence that is too long loses first all threads but the main one, then outer frames.
+    Evidence that is too long loses first all threads but the main one and the one that holds the
+    GIL, then outer frames.
     """
     frame, frames_max = _frame(evidence), FRAMES_MAX
     if len(frame) > longest:
@@ -91,7 +92,8 @@ def _frame(evidence: Evidence) -> str:
 
 def _shortened(evidence: Evidence, threads_max: int, frames_max: int) -> Evidence:
     def shortened(rank: RankEvidence) -> RankEvidence:
-        kept = rank.threads[:threads_max]
+        kept = [*rank.threads[:threads_max]]
+        kept += [one for one in rank.threads[threads_max:] if one.holds_gil]
         return replace(
             rank, threads=tuple(replace(one, frames=one.frames[:frames_max]) for one in kept)
         )
@@ -142,6 +144,7 @@ def _thread(item: Taker) -> ThreadStack:
         name=item.optional_text("name") or "",
         is_main=item.flag("is_main") or False,
         frames=item.texts("frames", FRAMES_MAX, FRAME_CHARACTERS),
+        holds_gil=item.flag("holds_gil") or False,
     )
 
 
