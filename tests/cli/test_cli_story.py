@@ -11,7 +11,7 @@ import pytest
 from unbroken.cli.detectors import changed, detector_values, promotion
 from unbroken.cli.explain import as_value
 from unbroken.cli.goodput import goodput_line, goodput_rows, goodput_value, largest, share_text
-from unbroken.cli.ranks import others_line, rank_rows, watch_value
+from unbroken.cli.ranks import bound_lines, others_line, rank_rows, watch_value
 from unbroken.cli.show import Paper
 from unbroken.cli.story import common, cost_text, folded, story
 from unbroken.cli.views import incident_line, span, told_lines
@@ -256,6 +256,18 @@ def test_of_a_thousand_ranks_those_are_shown_that_differ() -> None:
     )
     assert others_line(found, 100.0) == line
     assert others_line(ranks(1000), 100.0).startswith("all 1000 ranks: train, step 700 to 701")
+
+
+def test_the_bound_of_each_rank_is_told() -> None:
+    steps = replace(RankWatch(0), bound="steps", look_seconds=3.0, act_seconds=5.0)
+    starts = replace(RankWatch(2), bound="start")
+    found = [watch_value(one) for one in (steps, replace(steps, rank=1), starts, RankWatch(3))]
+    steps_line, start_line = bound_lines(found)
+    assert steps_line == (
+        "ranks 0-1: by steps, all ranks are looked at after 3.0 s without a step, restart "
+        "from 5.0 s on if two looks show who keeps the others waiting"
+    )
+    assert start_line.startswith("rank 2: starting or learning, alarm after 10m 00s without any")
 
 
 def test_ranks_that_all_differ_are_bounded() -> None:

@@ -76,10 +76,11 @@ def test_without_any_evidence_the_silence_is_a_fault_of_nobody() -> None:
     assert job.tick(30 + WAITS) == ""
     assert job.job.deadline() == 10 + 2 * (20 + WAITS)
     assert job.tick(59) == "look w-0, look w-1"
-    assert job.tick(59 + WAITS) == ""
+    assert job.tick(59 + WAITS) == "", "twice the time for who did not answer"
+    assert job.tick(59 + 2 * EXAMINE_SECONDS + GRACE_SECONDS) == ""
     assert job.job.deadline() == 70, "60 s of silence"
     assert job.tick(70) == "look w-0, look w-1"
-    assert job.tick(70 + WAITS) == STOP
+    assert job.tick(70 + 4 * EXAMINE_SECONDS + GRACE_SECONDS) == STOP
     found = job.incidents[1]
     assert (found.culprit.rank, found.culprit.pod, found.examined_at) == (None, "", None)
 

@@ -23,16 +23,30 @@ def idle(drive: Drive, seconds: float) -> None:
     drive.be(cores=1, state="R")
 
 
-def test_start_up_and_first_steps_may_take_for_ever() -> None:
+def test_start_up_and_first_steps_may_take_ten_minutes_each() -> None:
     drive = Drive()
-    idle(drive, 3600)
+    idle(drive, 590)
     for _ in range(3):
         drive.step(0)
-        idle(drive, 1800)
-    drive.steps(5)
-    idle(drive, 600)
+        idle(drive, 590)
     assert not drive.raised
-    assert drive.allowed is None
+
+
+def test_a_start_up_without_any_sign_has_an_upper_bound() -> None:
+    drive = Drive()
+    idle(drive, 700)
+    assert [name for name, _ in drive.raised] == ["silent"]
+    assert 600 <= drive.raised[0][1] <= 610
+    drive.step(0)
+    drive.wait(2)
+    assert not drive.alarms
+
+
+def test_a_start_up_that_works_has_none() -> None:
+    drive = Drive()
+    drive.be(cores=1.0, rate=1e6, state="R")
+    drive.wait(7200)
+    assert not drive.raised
 
 
 def test_a_first_step_that_compiles_does_not_widen_what_is_allowed_later() -> None:

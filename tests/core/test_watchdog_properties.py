@@ -67,7 +67,7 @@ def test_never_an_alarm_before_learning(seed: int, step: float) -> None:
     for _ in range(random.randrange(5)):
         drive.step(step * random.uniform(0.1, 10))
     drive.be(random.choice((0.0, 0.3, 1.0)), random.choice((0.0, 1e6)), "S")
-    drive.wait(2000)
+    drive.wait(595)
     assert not drive.raised
 
 

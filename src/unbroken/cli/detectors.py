@@ -12,10 +12,12 @@ from unbroken.spec import detectors as spec
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode, read_detectors
 from unbroken.spec.ledger import Ledger, Record
 
+from .agents import reports
 from .cluster import JOBS, Cluster, on_cluster
 from .complete import JobName
 from .goodput import ledger_of
 from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Use, find
+from .ranks import bound_lines, watch_value
 from .show import note, print_json, print_table
 from .views import ENDED, Object, state
 
@@ -61,12 +63,18 @@ def command(
     """Show what watches a job unasked and how often it was right; set what it may do.
 
     In shadow a detector only counts, in warn it records an event, in act it opens an incident and
-    recovers. A change holds from the next start of the processes on.
+    recovers. A change holds from the next start of the processes on. For a running job of a local
+    cluster, the last lines say how soon a hang of each rank is found now.
     """
+
+    ranks: list[dict[str, Any]] = []
 
     async def act(cluster: Cluster) -> dict[str, Any]:
         found = await cluster.job(job)
         if not changes:
+            told = await reports(cluster, await cluster.pods(job))
+            ranks.extend(watch_value(one) for each in told.values() for one in each.watch)
+            ranks.sort(key=lambda one: int(one["rank"]))
             return found
         if state(found) in ENDED:
             raise SpecError(f"job {job} has ended ({state(found)}): nothing watches it any more")
@@ -80,11 +88,13 @@ def command(
     found = on_cluster(place, namespace, act)
     value = detector_values(found)
     if output is Output.JSON:
-        print_json({"job": job, "detectors": value})
+        print_json({"job": job, "detectors": value, "ranks": ranks})
         return
     titles = ["DETECTOR", "MODE", "RIGHT", "WRONG", "LOOKS FOR"]
     keys = ("detector", "mode", "right", "wrong", "means")
     print_table(titles, ([one[key] for key in keys] for one in value))
+    for line in bound_lines(ranks):
+        print(line)
     if changes:
         note(f"from the next start on; now: unbroken restart {job}")
     elif hint := promotion(job, value):

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from unbroken.core.watchdog_late import START_SECONDS
 from unbroken.spec.times import time_seconds, time_text
-from unbroken.wire.observation import RankWatch
+from unbroken.wire.observation import Bound, RankWatch
 
 from .views import span
 
@@ -20,6 +21,14 @@ LATE_SHARE = 0.5
 STEPS_APART = 1
 """Ranks in step tell their steps at slightly different times."""
 TITLES = ("RANK", "POD", "PHASE", "STEP", "STEP TIME", "LAST SIGN", "ALLOWED", "ALARMS")
+
+SIGNS = {
+    Bound.STEPS: "a step",
+    Bound.PHASE: "a step in this phase",
+    Bound.OUTPUT: "a line",
+    Bound.WORK: "work",
+    Bound.START: "a sign",
+}
 
 Rank = Mapping[str, Any]
 
@@ -38,6 +47,10 @@ def watch_value(watch: RankWatch) -> dict[str, Any]:
         "stepSeconds": watch.step_seconds,
         "lastSign": when(watch.sign_at),
         "allowedSeconds": watch.allowed_seconds,
+        "bound": watch.bound,
+        "lookSeconds": watch.look_seconds,
+        "actSeconds": watch.act_seconds,
+        "lateSince": when(watch.late_since),
         "checkpointStep": watch.checkpoint_step,
         "metrics": {k: v if math.isfinite(v) else str(v) for k, v in watch.metrics.items()},
         "alarms": [
@@ -62,6 +75,27 @@ def rank_rows(ranks: Sequence[Rank], now: float) -> Iterator[list[object]]:
             "learning" if one["allowedSeconds"] is None else _short(one["allowedSeconds"]),
             ", ".join(f"{alarm['detector']}: {alarm['why']}" for alarm in one["alarms"]) or "-",
         ]
+
+
+def bound_lines(ranks: Sequence[Rank]) -> Iterator[str]:
+    """For each kind of bound: which ranks have it, and how soon their hang is found."""
+    from unbroken.core.stacks import name_ranks
+
+    for bound, sign in SIGNS.items():
+        found = [one for one in ranks if one["bound"] == bound.value]
+        if not found:
+            continue
+        who = name_ranks([one["rank"] for one in found])
+        looks = [one["lookSeconds"] for one in found if one["lookSeconds"] is not None]
+        if not looks:
+            limit = span(START_SECONDS)
+            yield f"{who}: starting or learning, alarm after {limit} without any sign of life"
+            continue
+        acts = max(one["actSeconds"] or 0.0 for one in found)
+        yield (
+            f"{who}: by {bound.value}, all ranks are looked at after {_short(max(looks))} without "
+            f"{sign}, restart from {_short(acts)} on if two looks show who keeps the others waiting"
+        )
 
 
 def others_line(ranks: Sequence[Rank], now: float) -> str:

@@ -132,12 +132,9 @@ _KNOWN: tuple[tuple[re.Pattern[str], int, Kind, str], ...] = tuple(
          [r"^(?:write|pwrite64|writev|__write|fsync|fdatasync|__libc_write)(?: \(|$)"]),
     )
 )  # fmt: skip
-_GIL_WAIT = re.compile(
-    r"^(?:pthread_cond_(?:timed|clock)?wait|take_gil|futex\w*|sem_(?:clock|timed)?wait"
-    r"|_?Py(?:Eval|GILState|Thread)_\w+|syscall)\b"
-)
+_GIL_WAIT = re.compile(r"^(?:pthread_cond_(?:timed|clock)wait|take_gil)\b")
 """Innermost native frame of a thread that waits for the GIL (CPython 3.9-3.13, glibc)."""
-_WAITS_FREE = re.compile(r"^(?:c10d|gloo|c10)::|^p?nccl[A-Z]|^cu(?:da)?[A-Z]|PyThread_acquire_lock")
+_WAITS_FREE = re.compile(r"^(?:std|c10d?|gloo|at)::|^p?nccl[A-Z]|^cu(?:da)?[A-Z]")
 """Native code that waits for something else, with the GIL released."""
 _PIPE = re.compile(r"pipe_|^wait_for_space")
 # Functions of Linux 5-6 in which a process waits (/proc/PID/wchan).

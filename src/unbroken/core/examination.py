@@ -13,9 +13,17 @@ from dataclasses import dataclass, field, replace
 from unbroken.spec.detectors import Detector, Mode
 from unbroken.spec.incident import Signal
 from unbroken.wire.agent import AgentReport, FaultKind
-from unbroken.wire.observation import Alarm, CollectCommand, Evidence, RankEvidence
+from unbroken.wire.observation import (
+    Alarm,
+    Bound,
+    CollectCommand,
+    Evidence,
+    RankEvidence,
+    RankWatch,
+)
 
 from . import signals
+from .deadlines import earliest
 from .doings import telling_frames
 from .events import CollectEvidence, PodUid
 from .gang import Stage
@@ -25,7 +33,10 @@ from .recovery import Details, Recovery
 from .roster import Member, is_stock
 from .stacks import CERTAIN, LIKELY, Blame, blame
 from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
+from .standing import Standing, is_unread, stand
 from .state import JobState, Phase
+from .watchdog_late import START_SECONDS
+from .watchdog_parts import STARTUP
 
 EXAMINE_SECONDS = 4.0
 """For the agents to look at their ranks."""
@@ -36,6 +47,16 @@ SPIN_LOOKS = 3
 the same functions by chance."""
 SPIN_PAUSE_SECONDS = 10.0
 """Between these."""
+CONFIRM_SECONDS = 3.0
+"""For a look at ranks that the one before has shown to stand still."""
+SECONDS_MAX = 16.0
+"""For the agents of a busy machine, after looks that did not end in time."""
+LATE_PAUSE_SECONDS = 3.0
+"""Between looks at ranks that are late, at least; they double while all is well."""
+STAND_PAUSE_SECONDS, SLOW_PAUSE_SECONDS = 0.5, 5.0
+"""Before the next look at ranks that stand still, and that may only be slow."""
+WORK_PAUSE_SECONDS = 60.0
+"""Between looks at most, where only looks can tell."""
 DISMISSED = "StallDismissed"
 HANG_REASONS = ("LogHang_", "LogSlow_")
 _STOPPED = ("T", "t", "")
@@ -74,6 +95,12 @@ class Examination:
         """The dismissal of this silence was."""
         self._spins = 0
         """Looks in a row at which a rank computed in one place."""
+        self._spun_at = -SPIN_PAUSE_SECONDS
+        """When the newest of these was."""
+        self._seconds = EXAMINE_SECONDS
+        self._late_at = 0.0
+        """When ranks that are late may be looked at."""
+        self._standing: Standing | None = None
         self._cleared: dict[tuple[Detector, Place], float] = {}
         """Alarms of ranks that a look did not confirm, by when they began."""
 
@@ -83,7 +110,9 @@ class Examination:
             return None
         if self._case is not None:
             return self._case.by
-        return self._look_at if self._is_silence_due(float("inf")) else None
+        look_at = self._look_at if self._is_silence_due(float("inf")) else None
+        late_at = self._late_at if self._is_late_due(float("inf")) else None
+        return earliest(look_at, late_at)
 
     def suspect(self, found: Sequence[Signal], now: float) -> None:
         """Take log rules that say that the job hangs."""
@@ -112,7 +141,12 @@ class Examination:
         stall = self._stalls.stall
         if stall is None:
             self._look_at, self._is_told, self._spins = None, False, 0
-        if self._case is None and (self._is_silence_due(now) or self._suspects()):
+        if not self._stalls.late:
+            self._late_at = min(self._late_at, now + LATE_PAUSE_SECONDS)
+            if stall is None:
+                self._standing = None
+        is_due = self._is_silence_due(now) or self._is_late_due(now)
+        if self._case is None and (is_due or self._suspects()):
             self._begin(now)
         case = self._case
         if case is None:
@@ -149,6 +183,10 @@ class Examination:
         may_act = stall is not None and self._stalls.mode(self._stalls.silence()) is Mode.ACT
         return may_act and (self._look_at is None or now >= self._look_at)
 
+    def _is_late_due(self, now: float) -> bool:
+        may_act = self._stalls.mode(Detector.SILENT) is Mode.ACT
+        return bool(self._stalls.late) and may_act and now >= self._late_at
+
     def _suspects(self) -> list[tuple[Detector, Place, Alarm]]:
         """Alarms of ranks that may act, but those that a look did not confirm."""
         return [
@@ -163,9 +201,9 @@ class Examination:
         # An earlier operator may have asked too; its questions are others.
         self._requests = max(self._requests + 1, int(now * 1000))
         asked = [uid for uid in state.gang.ranks if self._can_answer(uid)]
-        command = CollectCommand(self._requests, state.attempt, EXAMINE_SECONDS)
+        command = CollectCommand(self._requests, state.attempt, self._seconds)
         state.commands += [CollectEvidence(uid, command) for uid in sorted(asked)]
-        by = now + EXAMINE_SECONDS + GRACE_SECONDS
+        by = now + self._seconds + GRACE_SECONDS
         suspected = {(one, place): alarm.since for one, place, alarm in self._suspects()}
         self._case = _Case(self._requests, state.attempt, now, by, set(asked), suspected)
         return self._case
@@ -180,14 +218,73 @@ class Examination:
         """Say what the look has shown."""
         self._case = None
         what = self._blame(case, now)
-        self._spins = self._spins + 1 if what.is_spinning and not what.is_working else 0
+        self._count_spin(what, now)
+        self._measure(case, now)
+        certain = self._certain(now)
+        if certain is not None:
+            what = replace(what, ranks=certain.ranks, confidence=CERTAIN)
         found = self._findings(case, what, now)
+        if certain is not None and not found:
+            self._stalls.confirm()
+            since = max(one.late_since or now for one in self._stalls.late.values())
+            found = self._of_silence(since, what, _looks(case), now)
         if found:
             self._recovery.fault(found, now, self._details(case, what, now))
             return
         stall = self._stalls.stall
         if stall is not None:
             self._dismiss(stall, what, now)
+
+    def _count_spin(self, what: Blame, now: float) -> None:
+        """Count looks with a pause between: a rank may be in one place twice by chance."""
+        if not what.is_spinning or what.is_working:
+            self._spins = 0
+        elif not self._spins or now >= self._spun_at + SPIN_PAUSE_SECONDS - EXAMINE_SECONDS:
+            self._spins, self._spun_at = self._spins + 1, now
+
+    def _measure(self, case: _Case, now: float) -> None:
+        """Compare the look with the one before, and say when the next is due."""
+        looks = list(_looks(case).values())
+        world = self._state.nnodes * self._nproc()
+        is_whole = not case.awaited and not any(map(is_unread, looks))
+        before, asked = self._standing, self._seconds
+        self._standing = standing = stand(before, looks, world)
+        self._seconds = EXAMINE_SECONDS if standing is None else CONFIRM_SECONDS
+        if not is_whole:
+            self._seconds = min(2 * asked, SECONDS_MAX)
+        if standing is not None:
+            pause = SLOW_PAUSE_SECONDS if standing.is_slow else STAND_PAUSE_SECONDS
+        elif not is_whole:
+            # What was known is not forgotten, because the machine was too busy for this look.
+            self._standing, pause = before, LATE_PAUSE_SECONDS
+        else:
+            pause = self._calm_pause(now)
+        self._late_at = now + pause
+
+    def _calm_pause(self, now: float) -> float:
+        """Seconds to the next look at a job that is well: the silence doubles from look to look."""
+        late = self._stalls.late.values()
+        since = max((one.late_since or 0.0 for one in late), default=now)
+        only_looks = any(one.bound == Bound.WORK.value for one in late)
+        longest = WORK_PAUSE_SECONDS if only_looks else float("inf")
+        return min(max(LATE_PAUSE_SECONDS, now - since), longest)
+
+    def _certain(self, now: float) -> Standing | None:
+        """The ranks that surely keep the others waiting; None: there are none so far."""
+        standing, late = self._standing, self._stalls.late
+        if standing is None or not late or self._stalls.mode(Detector.SILENT) is not Mode.ACT:
+            return None
+        if standing.is_spinning and self._stalls.mode(Detector.SPINNING) is not Mode.ACT:
+            return None
+        silences = [now - (one.late_since or now) for one in late.values()]
+        is_long = all(
+            seconds >= (one.act_seconds or 0.0)
+            for one, seconds in zip(late.values(), silences, strict=True)
+        )
+        if not is_long or not standing.is_certain(min(silences)):
+            return None
+        away = [self._stalls.watch(rank) for rank in standing.ranks]
+        return standing if all(_may_stand(one, now) for one in away) else None
 
     def _dismiss(self, stall: Stall, what: Blame, now: float) -> None:
         self._look_at = stall.since + 2.0 * (now - stall.since)
@@ -216,7 +313,7 @@ class Examination:
         found += [self._of_rule(one, what, looks) for one in case.rules]
         stall = self._stalls.stall
         if stall is not None and not found and self._is_hang(stall, what, now):
-            found = self._of_silence(stall, what, looks, now)
+            found = self._of_silence(stall.since, what, looks, now)
         return found
 
     def _confirmed(self, case: _Case, looks: dict[int, RankEvidence], now: float) -> list[Signal]:
@@ -245,12 +342,12 @@ class Examination:
         return is_sure and self._stalls.mode(Detector.SPINNING) is Mode.ACT
 
     def _of_silence(
-        self, stall: Stall, what: Blame, looks: dict[int, RankEvidence], now: float
+        self, since: float, what: Blame, looks: dict[int, RankEvidence], now: float
     ) -> list[Signal]:
         fault = signals.SPINNING if what.is_spinning else signals.STALLED
-        seconds = f"no rank got on for {now - stall.since:.0f} s"
+        seconds = f"no rank got on for {now - since:.0f} s"
         text = f"{what.why}; {seconds}"[: signals.TEXT_CHARACTERS]
-        signal = Signal(min(stall.since, now), fault, text)
+        signal = Signal(min(since, now), fault, text)
         blamed = what.ranks[: signals.FAULTS_MAX]
         return [self._placed(signal, rank, looks.get(rank)) for rank in blamed] or [signal]
 
@@ -306,6 +403,7 @@ class Examination:
 
     def _forget(self) -> None:
         self._case, self._look_at, self._is_told, self._spins = None, None, False, 0
+        self._standing, self._seconds, self._late_at = None, EXAMINE_SECONDS, 0.0
         self._cleared.clear()
 
 
@@ -315,6 +413,19 @@ def is_hang(report: AgentReport) -> bool:
         fault.kind is FaultKind.LOG_RULE and fault.message.startswith(HANG_REASONS)
         for fault in report.faults
     )
+
+
+def _may_stand(watch: RankWatch | None, now: float) -> bool:
+    """Whether a rank that stands still does so for too long by its own account.
+
+    One that tells nothing has none.  In a start-up and in a new phase silence is usual: rank 0
+    evaluates, saves or prepares data there while the others wait."""
+    if watch is None or watch.late_since is not None:
+        return True
+    if watch.bound != Bound.START.value:
+        return watch.bound == Bound.WORK.value
+    is_silent = watch.step is None and watch.phase in ("", STARTUP)
+    return is_silent or now - (watch.sign_at or now) >= START_SECONDS
 
 
 def _looks(case: _Case) -> dict[int, RankEvidence]:

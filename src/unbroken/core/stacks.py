@@ -120,8 +120,8 @@ def blame(evidence: Sequence[RankEvidence], now: float, world: int | None = None
         why[:WHY_CHARACTERS],
         verdict.confidence,
         _groups(scene, frozenset(verdict.ranks)),
-        is_working=any(_works(one, scene.doings[rank]) for rank, one in scene.ranks.items()),
-        is_spinning=any(_spins(one, scene.doings[rank]) for rank, one in scene.ranks.items()),
+        is_working=any(works(one, scene.doings[rank]) for rank, one in scene.ranks.items()),
+        is_spinning=any(spins(one, scene.doings[rank]) for rank, one in scene.ranks.items()),
     )
 
 
@@ -178,7 +178,7 @@ def _by_process(scene: _Scene) -> _Verdict | None:
             # A debugger may be the very one that looks.
             is_traced = any(scene.ranks[rank].state == "t" for rank in ranks)
             return _Verdict(ranks, scene.tell(ranks), LIKELY if is_traced else CERTAIN)
-    stuck = [rank for rank in scene.of(Kind.STUCK) if not _works(scene.ranks[rank], None)]
+    stuck = [rank for rank in scene.of(Kind.STUCK) if not works(scene.ranks[rank], None)]
     if len(stuck) == len(scene.ranks) > 1:
         return _Verdict((), f"every rank is stuck in the kernel: {scene.tell(stuck)}", UNSURE)
     return _Verdict(stuck, scene.tell(stuck), LIKELY) if stuck else None
@@ -298,7 +298,7 @@ def _by_size(scene: _Scene) -> _Verdict | None:
     return _Verdict(smallest, said, UNSURE)
 
 
-def _works(one: RankEvidence, what: Doing | None) -> bool:
+def works(one: RankEvidence, what: Doing | None) -> bool:
     """Whether the rank gets on with something that is not waiting for peers."""
     if what is not None and what.kind in (*WAITING, Kind.STOPPED, Kind.GONE, Kind.UNKNOWN):
         return False
@@ -307,12 +307,13 @@ def _works(one: RankEvidence, what: Doing | None) -> bool:
     return one.is_same is False or (one.io_bytes or 0) > IO_NOISE_BYTES or is_fed
 
 
-def _spins(one: RankEvidence, what: Doing) -> bool:
+def spins(one: RankEvidence, what: Doing) -> bool:
+    """Whether the rank computes, and stays where it is."""
     # On a machine that is busy with other work it does not get all that it would use.
     is_busy = what.kind is Kind.COMPUTE and (
         one.state == "R" or (one.cpu_share or 0.0) >= BUSY_SHARE or what.holds_gil
     )
-    return is_busy and one.is_same is True and not _works(one, what)
+    return is_busy and one.is_same is True and not works(one, what)
 
 
 def _groups(scene: _Scene, culprits: frozenset[int]) -> tuple[StackGroup, ...]:

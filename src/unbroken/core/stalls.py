@@ -33,7 +33,8 @@ NOBODY_SECONDS = 60.0
 """Ranks that all wait for each other are given at least this: links that flap come back within 30 s
 as a rule, and a rank that was late is on its way."""
 PATIENCE_TIMES = 3.0
-"""And both so many times what is usual."""
+"""And both so many times what is usual, but no more than this unless that is usual."""
+PATIENCE_SECONDS_MAX = 600.0
 _ALL = (Detector.SILENT, Detector.SPINNING)
 """They count only when they are the whole job's."""
 COMPARED = (Detector.NAN, Detector.SPIKE, Detector.SLOW)
@@ -83,6 +84,8 @@ class Stalls:
         """When it is judged where an episode began."""
         self._faults: list[Signal] = []
         self.stall: Stall | None = None
+        self.late: dict[Place, RankWatch] = {}
+        """Ranks that show nothing for longer than they usually do: worth a look."""
 
     def take(self, uid: PodUid, report: AgentReport, now: float) -> None:
         """An agent of the attempt that runs says how its ranks are."""
@@ -94,6 +97,9 @@ class Stalls:
             return
         after = _told(watch)
         self._told[uid] = after
+        for rank in before.watch:
+            self.late.pop((uid, rank.rank), None)
+        self.late |= {(uid, one.rank): one for one in watch if one.late_since is not None}
         self._rhythmic += after.rhythmic - before.rhythmic
         self._silent += after.silent - before.silent
         if any(rank.alarms for rank in before.watch) or any(rank.alarms for rank in watch):
@@ -133,6 +139,15 @@ class Stalls:
                 self._close(detector, is_right=True)
         self._forget()
 
+    def watch(self, rank: int) -> RankWatch | None:
+        """What the agent of a rank sees of it; None: nothing was told."""
+        views = (one for told in self._told.values() for one in told.watch)
+        return next((one for one in views if one.rank == rank), None)
+
+    def confirm(self) -> None:
+        """A look has shown that the job hangs, before all ranks were silent for long."""
+        self._episodes.add(self.silence())
+
     def mode(self, detector: Detector) -> Mode:
         """What it may do in this job."""
         return self._state.detectors[detector]
@@ -154,7 +169,8 @@ class Stalls:
 
     def patience(self, stall: Stall, seconds: float) -> float:
         """Until when a silence is given time, at least so many seconds."""
-        return stall.since + max(seconds, PATIENCE_TIMES * stall.allowed)
+        times = min(PATIENCE_TIMES * stall.allowed, max(stall.allowed, PATIENCE_SECONDS_MAX))
+        return stall.since + max(seconds, times)
 
     def signal(self, detector: Detector, place: Place, alarm: Alarm, now: float) -> Signal:
         """A rank's alarm as a sign of a fault."""
@@ -308,6 +324,7 @@ class Stalls:
     def _forget(self) -> None:
         self._attempt = -1
         self._told.clear()
+        self.late.clear()
         self._rhythmic = self._silent = 0
         for standing in self._standing.values():
             standing.clear()

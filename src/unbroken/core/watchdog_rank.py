@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from unbroken.spec.detectors import Detector
-from unbroken.wire.observation import Alarm, RankWatch
+from unbroken.wire.observation import Alarm, Bound, RankWatch
 from unbroken.wire.worker import Page
 
 from .rhythm import LIMITS, START_GAPS, Allowed, Rhythm, Source
 from .watchdog_events import Sampled, Wrote
-from .watchdog_levels import Checkpoints, Finiteness, LossLevel, Pace
-from .watchdog_taught import Taught, early
+from .watchdog_late import SPIN_SECONDS, Lateness, Patience, by_output, by_steps
+from .watchdog_levels import Checkpoints, Finiteness, Pace
+from .watchdog_parts import STARTUP, TRAIN, Excuse, Phase, Verdict
+from .watchdog_taught import NEW_PHASE, START, Taught, early
 
-STARTUP, FIRST_STEP, TRAIN = "startup", "first step", "train"
+FIRST_STEP = "first step"
 WARM_CALLS = 3
 """Steps that compile, tune and allocate; they teach nothing."""
 PHASES_MAX = 16
@@ -46,47 +48,6 @@ SLOW_SECONDS = 60.0
 SILENCES = (Detector.SILENT, Detector.SPINNING)
 
 
-class _Phase:
-    """What is learned in one phase."""
-
-    def __init__(self, name: str, taught: Rhythm | None = None) -> None:
-        self.rhythm = taught or Rhythm(name == TRAIN)
-        self.pace = Pace()
-        self.loss = LossLevel()
-
-
-class _Excuse:
-    """Time that is no part of a gap: the agent stood still, or the worker was stopped."""
-
-    __slots__ = ("_seconds", "_until")
-
-    def __init__(self) -> None:
-        self._seconds = self._until = 0.0
-
-    def add(self, seconds: float, until: float) -> None:
-        """It ended just now."""
-        self._seconds, self._until = self._seconds + seconds, until
-
-    def take(self, at: float) -> float:
-        """Of the gap that the sign at this time has ended; signs from before it end none."""
-        if not self._seconds or at < self._until - LOOK_SECONDS / 10:
-            return 0.0
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """A silence as judged now."""
-
-    source: Source
-    rhythm: Rhythm
-    allowed: Allowed
-    since: float
-    is_early: bool = False
-    """The rank still learns: this is a bound and no rhythm."""
-
-
 class RankState:
     """One worker from its start to its end.  Times are of the driver's clock."""
 
@@ -110,7 +71,7 @@ class RankState:
         """Another rank has ended."""
         self._page = Page()
         self._taught = taught
-        self._phases = {key: _Phase(key, one.taken()) for key, one in taught.phases.items()}
+        self._phases = {key: Phase(key, one.taken()) for key, one in taught.phases.items()}
         self._output, self._work = taught.output.taken(), Rhythm()
         self._began_at = now
         self._start_seconds: dict[Source, float] = {}
@@ -121,7 +82,7 @@ class RankState:
         """Last step or change of phase, output, work, and whatever is no spinning.  A time in which
         the agent stood still is added to each of them."""
         self._has_written = self._has_worked = False
-        self._step_excuse, self._output_excuse, self._save_excuse = _Excuse(), _Excuse(), _Excuse()
+        self._step_excuse, self._output_excuse, self._save_excuse = Excuse(), Excuse(), Excuse()
         self._sample: tuple[float, Sampled] | None = None
         self._wanted: float | None = None
         self._halted_at: float | None = None
@@ -138,6 +99,7 @@ class RankState:
         self._checkpoints = Checkpoints()
         self._alarms: dict[Detector, Alarm] = {}
         self._told: tuple[str, bool] = (STARTUP, False)
+        self._late = Lateness()
 
     @property
     def phase(self) -> str:
@@ -214,6 +176,7 @@ class RankState:
         self._see_stop(event.state, now)
         self._see_stuck(event.state, now)
         self._judge(now)
+        self._see_late(now)
         self._plan(now)
         self._tell()
 
@@ -265,6 +228,7 @@ class RankState:
     def view(self) -> RankWatch:
         """For the report."""
         page, phase, found = self._page, self.phase, self._verdict()
+        patience = self._patience()
         at = self._phases.get(phase)
         return RankWatch(
             rank=self.rank,
@@ -278,9 +242,13 @@ class RankState:
             checkpoint_step=page.checkpoint_step,
             metrics=page.metrics,
             alarms=tuple(self._alarms.values()),
+            bound=(patience.bound if patience else Bound.START).value,
+            look_seconds=patience.look_seconds if patience else None,
+            act_seconds=patience.act_seconds if patience else None,
+            late_since=self._late.since,
         )
 
-    def _step_seconds(self, at: _Phase | None) -> float | None:
+    def _step_seconds(self, at: Phase | None) -> float | None:
         if not self._page.calls:
             return None
         seconds = at.pace.seconds if at else None
@@ -288,7 +256,8 @@ class RankState:
 
     def last_view(self) -> RankWatch:
         """After its end: nothing is found any more."""
-        return replace(self.view(), allowed_seconds=None, alarms=())
+        view = replace(self.view(), allowed_seconds=None, alarms=())
+        return replace(view, look_seconds=None, act_seconds=None, late_since=None)
 
     # Steps and phases
 
@@ -319,7 +288,7 @@ class RankState:
         self._sign(new.step_at)
         self._see_metrics(old, new, phase, now)
 
-    def _see_metrics(self, old: Page, new: Page, phase: _Phase, now: float) -> None:
+    def _see_metrics(self, old: Page, new: Page, phase: Phase, now: float) -> None:
         self._finite.add(old, new)
         bad = self._finite.why if self._finite.is_bad(new.calls) else ""
         self._set(Detector.NAN, bad, now, self._finite.since, self._finite.step)
@@ -354,13 +323,13 @@ class RankState:
     def _key(self, page: Page) -> str:
         return page.phase or TRAIN
 
-    def _at_phase(self, page: Page | None = None) -> _Phase:
+    def _at_phase(self, page: Page | None = None) -> Phase:
         key = self._key(page or self._page)
         if key not in self._phases and len(self._phases) >= PHASES_MAX:
             key = ""
         found = self._phases.get(key)
         if found is None:
-            found = self._phases[key] = _Phase(key)
+            found = self._phases[key] = Phase(key)
         return found
 
     # Silence
@@ -388,7 +357,7 @@ class RankState:
             source = Source.STEP if self._source is Source.STEP else Source.OUTPUT
             self._start_seconds.setdefault(source, now - self._began_at)
 
-    def _is_rhythmic(self, found: _Verdict | None) -> bool:
+    def _is_rhythmic(self, found: Verdict | None) -> bool:
         """Whether it counts beside other ranks: one that has only a bound does in alarm."""
         is_silent = any(one in self._alarms for one in SILENCES)
         return found is not None and (is_silent or not found.is_early)
@@ -403,7 +372,7 @@ class RankState:
                 seen = self._has_worked or self._has_written
                 return max(self._wrote_at, self._work_at) if seen else None
 
-    def _verdict(self) -> _Verdict | None:
+    def _verdict(self) -> Verdict | None:
         """None: still learning."""
         source = self._source
         match source:
@@ -421,14 +390,15 @@ class RankState:
             gap = max(self._page.longest_gap, rhythm.longest_seconds(LIMITS[source]))
             allowed = early(gap, self._page.visit_calls)
         if allowed is None:
-            return None
+            is_new = self._page.phase and self._page.calls > WARM_CALLS
+            allowed, is_early = (NEW_PHASE if is_new else START), True
         if self.is_ending:
             allowed = Allowed(
                 max(END_SECONDS, END_FACTOR * allowed.idle),
                 max(END_SECONDS, END_FACTOR * allowed.spinning),
                 max(END_SECONDS, END_FACTOR * allowed.working),
             )
-        return _Verdict(source, rhythm, allowed, since, is_early)
+        return Verdict(source, rhythm, allowed, since, is_early)
 
     def _allowed(self, source: Source, rhythm: Rhythm) -> Allowed | None:
         if source is not Source.WORK and not self._is_warm:
@@ -439,16 +409,8 @@ class RankState:
         """Waits at full speed, or works: its processors tell nothing."""
         return self._sample is not None and self._sample[0] - self._calm_at >= PROCESS_SECONDS
 
-    def _limits(self, found: _Verdict) -> tuple[tuple[float, Detector, str], ...]:
-        """When each kind of silence becomes too long, if nothing else comes."""
-        busy_at = max(found.since, self._wrote_at)
-        what = {Source.STEP: "step", Source.OUTPUT: "output", Source.WORK: "work"}[found.source]
-        spin_at = max(busy_at, self._calm_at) + found.allowed.spinning
-        return (
-            (max(busy_at, self._work_at) + found.allowed.idle, Detector.SILENT, f"no {what}"),
-            (spin_at, Detector.SPINNING, f"no {what}, the processor spins"),
-            (found.since + found.allowed.working, Detector.SILENT, f"no {what}, though it works"),
-        )
+    def _limits(self, found: Verdict) -> tuple[tuple[float, Detector, str], ...]:
+        return found.limits(self._wrote_at, self._work_at, self._calm_at)
 
     def _judge(self, now: float) -> None:
         found = self._verdict()
@@ -464,8 +426,12 @@ class RankState:
     def _is_suspect(self, now: float) -> bool:
         if self._traced_at is not None or self._stuck_at is not None:
             return True
+        if self._late.since is None and self._is_late(now):
+            return True
         found = self._verdict()
-        return found is not None and now - found.since >= max(LOOK_SECONDS, found.allowed.idle / 4)
+        if found is None or found.allowed in (START, NEW_PHASE):
+            return False
+        return now - found.since >= max(LOOK_SECONDS, found.allowed.idle / 4)
 
     def _plan(self, now: float) -> None:
         """Look next when a silence would be too long, if that is before the next look."""
@@ -475,6 +441,60 @@ class RankState:
         limit = min(at for at, _, _ in self._limits(found))
         if now < limit < self.look_at:
             self.look_at = max(limit, now + LOOK_SECONDS / 10)
+
+    # Lateness
+
+    def _patience(self) -> Patience | None:
+        """How long the rank may be silent before a look is due; None: only an alarm leads to one,
+        as in a start-up."""
+        if self.is_ending or (self._taught.start_seconds and not self._is_warm):
+            return None
+        if self._source is Source.STEP:
+            return self._step_patience() if self._is_warm else None
+        longest = self._output.longest_seconds(LIMITS[Source.OUTPUT])
+        if (found := by_output(self._output, longest)) is not None:
+            return found
+        allowed = self._work.allowed(LIMITS[Source.WORK], self._floor_seconds)
+        if allowed is None:
+            return None
+        seconds = SPIN_SECONDS if self._is_spinning() else allowed.idle
+        return Patience(Bound.WORK, seconds, seconds)
+
+    def _step_patience(self) -> Patience | None:
+        at, limits = self._at_phase(), LIMITS[Source.STEP]
+        longest = at.rhythm.longest_seconds(limits)
+        if at.rhythm.is_main:
+            steps = self._page.calls - WARM_CALLS
+            found = by_steps(at.rhythm, longest, steps, self._step_seconds(at))
+            if found is None:
+                return None
+            return replace(found, act_seconds=max(found.act_seconds, self._floor_seconds))
+        allowed = at.rhythm.allowed(limits, self._floor_seconds)
+        return Patience(Bound.PHASE, allowed.idle, allowed.idle) if allowed else None
+
+    def _silent_since(self, patience: Patience) -> float:
+        match patience.bound:
+            case Bound.OUTPUT:
+                return self._wrote_at
+            case Bound.WORK if self._is_spinning():
+                return max(self._wrote_at, self._calm_at)
+            case Bound.WORK:
+                return max(self._wrote_at, self._work_at)
+            case _:
+                return self._sign_at
+
+    def _is_late(self, now: float) -> bool:
+        patience = self._patience()
+        if patience is None:
+            return False
+        return now - self._silent_since(patience) >= patience.look_seconds
+
+    def _see_late(self, now: float) -> None:
+        patience = self._patience()
+        since = now if patience is None else self._silent_since(patience)
+        if Detector.SILENT in self._modes and self._late.see(patience, since, now):
+            self.turns += 1
+            self.hits += 1
 
     def _sign(self, at: float) -> None:
         self._sign_at = max(self._sign_at, at)
@@ -566,6 +586,12 @@ class RankState:
             self.hits += 1
 
     def _tell(self) -> None:
+        if self._late.since is not None:
+            patience = self._patience()
+            if patience is None or self._silent_since(patience) > self._late.since:
+                self._late.since = None
+                self.turns += 1
+                self.hits += 1
         told = (self.phase, self._is_rhythmic(self._verdict()))
         if told != self._told:
             self._told = told

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .rhythm import Allowed, Rhythm
+from .watchdog_late import PHASE_SECONDS, START_SECONDS, START_SPIN_SECONDS
 
 START_FACTOR, START_FLOOR_SECONDS = 5.0, 120.0
 """Of the longest start-up: one that resumes has a checkpoint to read, which the first had not."""
@@ -19,6 +20,10 @@ EARLY_FACTOR, EARLY_FLOOR_SECONDS = 10.0, 120.0
 """Of the longest gap."""
 SPIN_FACTOR = 3.0
 _NEVER = float("inf")
+START = Allowed(START_SECONDS, START_SPIN_SECONDS, _NEVER)
+"""Silence of a rank of which nothing is known yet."""
+NEW_PHASE = Allowed(PHASE_SECONDS, PHASE_SECONDS, _NEVER)
+"""Silence in a phase that the script has told and that is new: it may be a long checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ class Worker:
     allowed_seconds: float | None = None
     """Silence that its watchdog has learned to be usual; None: it is still learning."""
     alarms: dict[str, Alarm] = field(default_factory=dict)
+    late_since: float | None = None
+    """Last sign of life, as its watchdog sees it, while it is late."""
     is_stalled: bool = False
     """It makes no more progress, and never will."""
     is_stopped: bool = False

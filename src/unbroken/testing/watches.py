@@ -17,7 +17,7 @@ from unbroken.spec.detectors import Detector
 from unbroken.spec.incident import Incident
 from unbroken.testing.schedule import Schedule
 from unbroken.testing.training import Gathering, Training, Worker
-from unbroken.wire.observation import Alarm, RankEvidence, RankWatch, ThreadStack
+from unbroken.wire.observation import Alarm, Bound, RankEvidence, RankWatch, ThreadStack
 
 if TYPE_CHECKING:
     from unbroken.testing.agents import Agent
@@ -69,6 +69,8 @@ class Watches:
         for worker in place.members.values():
             late = usual + self._schedule.between(0.0, LATE_SECONDS)
             self._schedule.after(late, self._fell_silent, place, worker, quiet, since)
+            after = usual * self._schedule.between(0.3, 0.9)
+            self._schedule.after(after, self._grew_late, place, worker, quiet, since)
         if seconds is not None:
             self._schedule.after(seconds, self._sounds, place, quiet)
 
@@ -115,12 +117,19 @@ class Watches:
         if place.quiet == quiet and worker.allowed_seconds is not None:
             self._raise(worker, Detector.SILENT, since)
 
+    def _grew_late(self, place: Gathering, worker: Worker, quiet: int, since: float) -> None:
+        is_watched = worker.exit is None and worker.allowed_seconds is not None
+        if place.quiet == quiet and is_watched:
+            worker.late_since = since
+            self._publish(worker)
+
     def _sounds(self, place: Gathering, quiet: int) -> None:
         """Whoever was at work is done with it."""
         if place.quiet != quiet or place.is_broken:
             return
         place.quiet, place.is_quiet = quiet + 1, False
         for worker in place.members.values():
+            worker.late_since = None
             self._clear(worker, Detector.SILENT)
 
     def _continue(self, worker: Worker) -> None:
@@ -149,7 +158,9 @@ class Watches:
         if step is not None:
             samples = BATCH * (step + 1) + shift(worker.rank, worker.attempt)
             view = replace(view, metrics={"samples": float(samples)})
-        return replace(view, alarms=tuple(worker.alarms.values()))
+        usual = self._rhythm.allowed_seconds
+        view = replace(view, bound=Bound.STEPS.value, look_seconds=usual / 2, act_seconds=usual / 2)
+        return replace(view, alarms=tuple(worker.alarms.values()), late_since=worker.late_since)
 
     def judge_end(self, incidents: Iterable[Incident], newest: int, ranks: int) -> Iterator[str]:
         """What incidents say of samples, and is not so."""

@@ -8,12 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 THREADS_MAX = 16
 """Of a process, in evidence; the main thread is always among them."""
 FRAMES_MAX = 48
 """Of a thread, from the innermost."""
 FRAME_CHARACTERS = 200
+
+
+class Bound(Enum):
+    """What says how long a rank may be silent before all ranks are looked at."""
+
+    STEPS = "steps"
+    OUTPUT = "output"
+    WORK = "work"
+    """The kernel's counters: the rank tells no steps and prints no regular lines."""
+    PHASE = "phase"
+    """Its earlier visits."""
+    START = "start"
+    """The rank starts, or still learns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +68,14 @@ class RankWatch:
     alarms: tuple[Alarm, ...] = ()
     first_step: int | None = None
     """The first that it has told; it may be older than the first report with a step."""
+    bound: str = ""
+    """`Bound`; empty: an older agent."""
+    look_seconds: float | None = None
+    """Silence after which all ranks are looked at; None: only once an alarm is raised."""
+    act_seconds: float | None = None
+    """Silence from which on a look that is certain acts."""
+    late_since: float | None = None
+    """Last sign of life, while the silence is longer than `look_seconds`; None: it is not late."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,10 @@ def watch_from(item: Taker) -> RankWatch:
         checkpoint_step=item.count("checkpoint_step"),
         metrics=item.floats("metrics"),
         alarms=tuple(_alarm(each) for each in item.items("alarms", ALARMS_MAX)),
+        bound=item.optional_text("bound") or "",
+        look_seconds=item.time("look_seconds"),
+        act_seconds=item.time("act_seconds"),
+        late_since=item.time("late_since"),
     )
 
 

@@ -1,0 +1,74 @@
+"""Worker of the tests of hangs: DDP-like training over gloo, in which rank 3 hangs for good.
+
+What DIRECTORY has decides: `told` lets every rank tell its steps, else rank 0 only prints a line
+for each; `gil` lets a thread of rank 3 take the GIL for ever in the first attempt, `sleep` lets
+rank 3 sleep for ever, `rest` lets rank 0 work for a while at something of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+
+import torch
+from gang import ATTEMPT, DIRECTORY, RANK, follow_plan, lock, report, run
+from torch import distributed
+
+from unbroken import worker
+
+STEP_SECONDS = 0.25
+
+
+def keep_gil() -> None:
+    """Take the GIL with this thread, and never give it back."""
+    ctypes.PyDLL(None).pause()
+
+
+def hang() -> None:
+    """As the test has asked."""
+    if RANK == 3 and ATTEMPT == 0 and (DIRECTORY / "gil").exists():
+        threading.Thread(target=keep_gil, name="holder", daemon=True).start()
+    if RANK == 3 and ATTEMPT == 0 and (DIRECTORY / "sleep").exists():
+        while True:
+            time.sleep(3600)
+    rested = DIRECTORY / "rested"
+    while RANK == 0 and (DIRECTORY / "rest").exists() and not rested.exists():
+        evaluate()
+
+
+def evaluate() -> None:
+    """Compute, write and wait a little, as an evaluation does."""
+    sum(number * number for number in range(200_000))
+    (DIRECTORY / "scores").write_bytes(os.urandom(1 << 18))
+    time.sleep(0.05)
+
+
+def main() -> None:
+    """Train until told to end."""
+    names = ("GROUP_RANK", "LOCAL_RANK", "WORLD_SIZE", "UNBROKEN_POD")
+    environment = {name: os.environ.get(name) for name in names}
+    report("start", others=lock(), agent=os.getppid(), environment=environment)
+    distributed.init_process_group("gloo")
+    step, is_last = 0, torch.zeros(1)
+    while not is_last.item():
+        step += 1
+        follow_plan(step)
+        time.sleep(STEP_SECONDS)
+        hang()
+        is_last.fill_((DIRECTORY / "finish").exists())
+        distributed.all_reduce(is_last)
+        if (DIRECTORY / "told").exists():
+            worker.progress(step)
+        elif RANK == 0:
+            sys.stdout.write(f"step {step}\n")
+            sys.stdout.flush()
+        report("step", step=step)
+    distributed.destroy_process_group()
+    report("end")
+
+
+if __name__ == "__main__":
+    run(main)
