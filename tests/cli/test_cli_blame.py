@@ -292,3 +292,27 @@ def test_values_of_other_types_are_refused(value: Any) -> None:
             except PeerError as error:
                 assert len(str(error)) <= 200
             place[name] = kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_dumps_of_the_real_py_spy_are_read(
+    cli: Cli, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    script = cli.script("wait.py", "import time\nprint('up', flush=True)\ntime.sleep(1000)\n")
+    spy = str(Path(sys.executable).parent / "py-spy")
+    with subprocess.Popen(
+        [sys.executable, script], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        dump = subprocess.run(
+            [spy, "dump", *options, "--pid", str(process.pid)], capture_output=True, check=False
+        )
+        process.kill()
+    if dump.returncode:
+        pytest.skip(f"py-spy may not look: {dump.stderr.decode()[-200:]}")
+    (tmp_path / "stacks_rank_0").write_bytes(dump.stdout)
+    found = cli.json("blame", "stacks_rank_0")
+    assert (found["culprits"], found["ranks"]["stacks"]) == ([0], [0])
+    assert "wait.py" in found["why"]
