@@ -6,8 +6,14 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.adoption import ADOPT_SECONDS
-from unbroken.core.events import AgentReported, StartWorkers, StopWorkers, WriteIncident
-from unbroken.spec.job import JobStatus
+from unbroken.core.events import (
+    AgentReported,
+    IncidentSeen,
+    StartWorkers,
+    StopWorkers,
+    WriteIncident,
+)
+from unbroken.spec.job import JobStatus, RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState
 
 
@@ -95,6 +101,24 @@ def test_restart_that_was_under_way_goes_on_and_is_charged_once() -> None:
     """)
     assert new.status.restart_status is not None
     assert new.status.restart_status.restart_count == 1
+
+
+def test_attempt_that_ran_is_not_prepared_again_where_its_fault_was_never_written() -> None:
+    old = Script(spec(1, policy=RunPolicy(job_max_retry_count=1)))
+    old.up()
+    old.run("10 failed w-0 0\n11 ready w-0 0\n12 runs w-0 1")
+    written = old.incidents[1]
+    assert written.started_at == 12
+    old.run("20 shutdown w-0 1 -> stop w-0 1, status Faulted 1")
+    new = Script(old.spec, old.status)
+    new.give(IncidentSeen(written), 100)
+    new.run("""
+        100 job    ->
+        100 synced -> create w-0, incident 1 failed again, incident 2 open
+        101 pod w-0 node=n0
+        102 ready w-0 -> start w-0 2 rank=0
+    """)
+    assert new.incidents[1].ready_at == written.ready_at
 
 
 def test_fault_of_the_meantime_is_found_and_charged() -> None:

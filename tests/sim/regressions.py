@@ -42,6 +42,7 @@ SEEDS = {
     2035203: "processes were kept through an attempt that had begun unseen, and failed",
     2052377: "the next operator named another reason for an end that was decided",
     2053141: "the attempt was not known when the job was suspended, and a number was used again",
+    2112543: "an attempt that had run was prepared again, as the incident of its end was lost",
     2083571: "a rank was given to a pod that went, and a kept process got another rank",
     2190938: "a late report brought back workers that had ended at the barrier",
     2198743: "samples were not counted again when it was known which steps are made again",

@@ -184,7 +184,7 @@ class Adoption:
         state = self._state
         was_running = state.standing is Standing.RUNNING
         was_running = was_running and state.status.restart_count == finding.attempt
-        if finding.is_untouched and not was_running:
+        if finding.is_untouched and not (was_running or self._has_begun(finding)):
             self._life.prepare(now)
             return True
         if not finding.is_sound:
@@ -205,6 +205,14 @@ class Adoption:
                 return False
         self._resume(finding, now)
         return True
+
+    def _has_begun(self, finding: Finding) -> bool:
+        """Whether the open incident says that the attempt ran.  Where no agent runs it any more it
+        has failed, and the incident of that was lost."""
+        incident = self._state.incidents.open
+        if incident is None or incident.attempt + 1 != finding.attempt:
+            return False
+        return incident.started_at is not None
 
     def _stock_attempt(self) -> int:
         """The attempt of agents that name none: the one that broke, unless the next one was started
