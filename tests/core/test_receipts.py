@@ -289,15 +289,37 @@ def test_samples_of_a_job_that_fails_again_at_once_are_not_made_up() -> None:
     assert [script.incidents[n].samples_repeated for n in (1, 2)] == [None, None]
 
 
-def test_samples_are_taken_back_where_a_rank_turns_up_that_was_not_known_before() -> None:
+def count_of_one(steps: bool) -> Script:
+    """Two ranks of which only the first counts samples; `steps`: the other tells its steps."""
     script = Script(spec(2))
     script.up()
     script.run("5 runs w-0 0\n5 runs w-1 0")
-    counted(script, 6, "w-0", 10, 88)
-    counted(script, 7, "w-0", 42, 43 * 8)
-    script.run("8 failed w-1 0\n9 ready w-0 0\n9 ready w-1 0\n10 runs w-0 1\n10 runs w-1 1")
-    counted(script, 12, "w-0", 42, 43 * 8)
-    assert script.incidents[1].samples_repeated == 8
+    for attempt, at in enumerate((6, 12)):
+        for rank in (1, 0) if steps else (0,):
+            metrics = {} if rank else {"samples": 43 * 8}
+            watch = (RankWatch(rank, step=42, metrics=metrics),)
+            report = replace(script.agents[f"w-{rank}"], watch=watch)
+            if not attempt and not rank:
+                counted(script, at, "w-0", 10, 11 * 8)
+            script.give(AgentReported(script.views[f"w-{rank}"].uid, report), at)
+        if not attempt:
+            script.run("8 failed w-1 0\n9 ready w-0 0\n9 ready w-1 0")
+            script.run("10 runs w-0 1\n10 runs w-1 1")
+    return script
+
+
+def test_samples_are_told_where_only_one_rank_counts_them() -> None:
+    assert count_of_one(steps=True).incidents[1].samples_repeated == 8
+
+
+def test_samples_are_not_told_of_some_ranks_while_others_may_yet_count_theirs() -> None:
+    script = count_of_one(steps=False)
+    assert script.incidents[1].samples_repeated is None
+    assert script.incidents[1].resumed == ""
+
+
+def test_samples_are_taken_back_where_a_rank_turns_up_that_was_not_known_before() -> None:
+    script = count_of_one(steps=True)
     counted(script, 13, "w-1", 42, 43 * 8)
     assert script.incidents[1].samples_repeated is None
     assert script.incidents[1].resumed == ""

@@ -46,6 +46,7 @@ SEEDS = {
     2083571: "a rank was given to a pod that went, and a kept process got another rank",
     2190938: "a late report brought back workers that had ended at the barrier",
     2198743: "samples were not counted again when it was known which steps are made again",
+    2105707: "samples of two ranks were told as those of six, of which four had told nothing yet",
     2152290: "a failed pod was charged beside its peers' complaint, whose incident was not written",
     2116356: "a pod on a node that was back, and looked fenced still, was force-deleted",
     2163152: "an answer from before a stop by a signal dismissed it",

@@ -150,8 +150,11 @@ class Receipts:
         self._told: dict[PodUid, tuple[Receipt, ...]] = {}
         self._awaited: set[PodUid] = set()
         self._tracks: Tracks = {}
+        self._silent: set[PodUid] = set()
+        """Pods of which a rank has told no step yet: it may count samples too."""
         self._before: tuple[int, Tracks] = -1, {}
-        """The attempt before, if it told any samples, and what they were."""
+        """The attempt before, if it told any samples and all its ranks told steps, and what they
+        were."""
         self._samples: Accounted | None = None
         self._lost: int | None = None
         """The steps made again that these samples are counted with."""
@@ -175,8 +178,10 @@ class Receipts:
         if self._order is not order:
             self._begin(order)
         count = len(self._tracks)
+        if report.watch and all(one.step is not None for one in report.watch):
+            self._silent.discard(uid)
         observe(self._tracks, report.watch)
-        is_complete = len(self._tracks) == len(self._before[1])
+        is_complete = not self._silent and len(self._tracks) == len(self._before[1])
         self._is_unsettled |= is_complete if self._samples is None else len(self._tracks) != count
         found = tuple(one for one in report.receipts if one.attempt == order.attempt)
         if not found or self._told.get(uid) == found:
@@ -188,11 +193,12 @@ class Receipts:
 
     def _begin(self, order: Order) -> None:
         if self._order is not None and self._tracks:
-            self._before = self._order.attempt, self._tracks
+            self._before = self._order.attempt, {} if self._silent else self._tracks
         self._order, self._due = order, None
         self._told.clear()
         self._tracks, self._samples, self._lost, self._is_unsettled = {}, None, None, False
         self._awaited = set(self._state.gang.ranks)
+        self._silent = set(self._state.gang.ranks)
 
     def deadline(self) -> float | None:
         return self._due
@@ -222,6 +228,8 @@ class Receipts:
 
     def _accounted(self) -> Accounted | None:
         attempt, tracks = self._before
+        if self._silent:
+            return None
         incident = None if self._order is None else self._incident(self._order.attempt)
         if incident is None or incident.attempt != attempt:
             return None
