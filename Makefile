@@ -34,7 +34,7 @@ e2e-kube: setup
 	@UNBROKEN_E2E=real $(BIN)/python -m pytest -m "not heavy" $(JOB_PATH)
 
 # The tests of jobs that also run on a real control plane, whose nodes are processes of ours; e2e-kube-short in CI.
-JOB_PATH := $(foreach name,control hangs inprocess pods scripts torch workers,tests/e2e/test_job_$(name).py)
+JOB_PATH := $(foreach name,control hangs hung inprocess pods scripts starts torch workers,tests/e2e/test_job_$(name).py)
 e2e-kube-short: setup
 	@UNBROKEN_E2E=real $(BIN)/python -m pytest -m "not heavy" tests/e2e/test_job_workers.py
 

@@ -25,6 +25,8 @@ from e2e.control import Operator
 LOCK = Path(tempfile.gettempdir()) / "unbroken-plane.lock"
 """Scheduler and controller manager have ports of their own, the bridge has one address: one control
 plane at a time on a machine."""
+BEATS = ("--heartbeat", "2")
+"""The controller manager takes a node for lost after 8 s."""
 TOKEN = "admin-token"
 """Of whom `start` lets do everything."""
 
@@ -158,7 +160,7 @@ def real_cluster(folder: Path, kubectl_path: str, *, is_led: bool) -> Iterator[C
         ca = (room / "certs/apiserver.crt").read_text()
         (cluster.directory / "kubeconfig").write_text(kubeconfig_of(plane.server, ca, TOKEN))
         for number in range(2):
-            stack.enter_context(Node(cluster, number, f"node-{number}", "--gpus", "4"))
+            stack.enter_context(Node(cluster, number, f"node-{number}", "--gpus", "4", *BEATS))
         if is_led:
             operator = Operator(cluster, folder / "operator.log")
             operator.start()

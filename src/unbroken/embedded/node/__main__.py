@@ -29,6 +29,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--label", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--token", default="", help="of the node's own server")
+    parser.add_argument("--heartbeat", type=float, default=10.0, help="seconds between two")
     parser.add_argument("--stop-pods", action="store_true", help="end all pods and leave")
     return parser.parse_args(arguments)
 
@@ -46,6 +47,7 @@ async def _main(given: argparse.Namespace) -> None:
         gpus=given.gpus,
         labels=dict(label.split("=", 1) for label in given.label),
         kubelet_token=given.token,
+        heartbeat_seconds=given.heartbeat,
     )
     client = connect(given.kubeconfig)
     running = asyncio.current_task()
