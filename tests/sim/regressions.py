@@ -54,6 +54,8 @@ SEEDS = {
     1027717: "rule: no operator can know the number of a stock attempt that was never written",
     2039068: "rule: number and address of a lost stock attempt are used again once it is resumed",
     2132960: "rule: nobody knows an attempt that was never written, and whose agents have died",
+    2166902: "rule: nobody can tell who had a rank last, also where one operator gave it twice",
+    2173230: "rule: the address of a lost stock attempt is free once all of it has ended",
     2044999: "rule: stock agents end what they run, whatever number the stop has",
     1004007: "rule: pods of a full restart were deleted after the restart had turned into the end",
     2131700: "rule: a pod is deleted for a peer's error, whose first cause is heard of later",

@@ -115,7 +115,7 @@ class Checkers:
     def worker_started(self, worker: Worker) -> None:
         """Attempts never overlap, no rank lives twice, and all of an attempt agree."""
         self.barriers.worker_started(worker)
-        require, epoch = self.require, self._truth.epochs
+        require = self.require
         for other in self._live.values():
             if other is not worker:
                 is_one = other.attempt == worker.attempt or other.is_at_barrier
@@ -123,24 +123,7 @@ class Checkers:
                 # One may wait, for nothing, in a pod that is let go.
                 is_left = other.is_at_barrier and other.pod != worker.pod
                 require(other.rank != worker.rank or is_left, "a rank lives twice", other, worker)
-        key = self._masters.get(worker.master, (epoch, worker.attempt))
-        if key[1] != worker.attempt:
-            key = (epoch, worker.attempt)
-        attempt = self._attempts.get(key)
-        if attempt is not None and self._is_forgotten(attempt, worker):
-            # Its number and its address are used again.
-            del self._attempts[key], self._masters[attempt.master]
-            attempt, key = None, (epoch, worker.attempt)
-        if attempt is None:
-            attempt = Attempt(
-                worker.master, worker.world_size, self._ordered_in.get(worker.attempt, -1)
-            )
-            self._attempts[key] = attempt
-            used = self._masters.setdefault(worker.master, key)
-            require(used == key, "two attempts share an address", used, key, worker)
-            is_newest = not any(self._is_known(other) for other in self._attempts if other > key)
-            require(is_newest, "an older attempt starts", worker)
-            require(worker.attempt <= self.newest, "nobody ordered this attempt", worker)
+        attempt = self._attempt_of(worker)
         require(attempt.master == worker.master, "an attempt has two addresses", worker)
         require(attempt.world_size == worker.world_size, "an attempt has two sizes", worker)
         require(0 <= worker.rank < worker.world_size, "a rank is out of range", worker)
@@ -158,6 +141,30 @@ class Checkers:
         if len(attempt.born) == attempt.world_size:
             pods = set(attempt.pods.values())
             require(len(pods) == len(attempt.pods), "a pod has two ranks", attempt)
+
+    def _attempt_of(self, worker: Worker) -> Attempt:
+        """The attempt that a worker belongs to; of its first worker a new one."""
+        require, epoch = self.require, self._truth.epochs
+        key = self._masters.get(worker.master, (epoch, worker.attempt))
+        if key[1] != worker.attempt:
+            key = (epoch, worker.attempt)
+        attempt = self._attempts.get(key)
+        if attempt is not None and self._is_forgotten(attempt, worker):
+            # Its number and its address are used again.
+            del self._attempts[key], self._masters[attempt.master]
+            attempt, key = None, (epoch, worker.attempt)
+        if attempt is not None:
+            return attempt
+        generation = self._ordered_in.get(worker.attempt, -1)
+        attempt = self._attempts[key] = Attempt(worker.master, worker.world_size, generation)
+        used = self._masters.get(worker.master, key)
+        is_free = used == key or not self._is_known(used)
+        require(is_free, "two attempts share an address", used, key, worker)
+        self._masters[worker.master] = key
+        is_newest = not any(self._is_known(other) for other in self._attempts if other > key)
+        require(is_newest, "an older attempt starts", worker)
+        require(worker.attempt <= self.newest, "nobody ordered this attempt", worker)
+        return attempt
 
     def _is_forgotten(self, attempt: Attempt, worker: Worker) -> bool:
         """Whether nobody who knew of the attempt lives: then its number may be used again."""
@@ -313,14 +320,15 @@ class Checkers:
             agent = local.process if local else None
             # Two agents may tell one rank: one of a pod that was to go, one of a pod in its place.
             # If the operator that decided so dies unheard, nobody can tell who was later.
-            is_given = any(
-                told == had and since > generation and other != pod
-                for other, (told, since) in self._truth.rank_of.items()
+            newest = next(
+                other for other, (told, _) in reversed(self._truth.rank_of.items()) if told == had
             )
+            is_given = newest != pod
             is_known = generation == self.generation or (
                 agent is not None and agent.report().rank == had and not is_given
             )
             self.require(not is_known, "a pod changes its rank", pod, had, rank)
+        self._truth.rank_of.pop(pod, None)
         self._truth.rank_of[pod] = (rank, self.generation)
 
     def _ends(self, attempt: int, why: object) -> None:
