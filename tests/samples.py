@@ -83,10 +83,11 @@ def is_established(found: Object) -> bool:
 
 
 def define(api: Api, body: Object) -> Object:
-    """Create a definition and wait until its objects are served."""
+    """Create a definition where there is none, and wait until its objects are served."""
     everywhere = api.within("")
-    made = everywhere.post(CRDS, body).made
-    found = everywhere.until(CRDS, made["metadata"]["name"], is_established)
+    answer = everywhere.post(CRDS, body)
+    assert answer.code in (201, 409), answer
+    found = everywhere.until(CRDS, body["metadata"]["name"], is_established)
     spec = found["spec"]
     plural = spec["names"]["plural"]
     for version in (each["name"] for each in spec["versions"] if each["served"]):

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from controller.trained_jobs import until as until_it_holds
 from e2e.clusters import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -175,9 +176,10 @@ def test_a_job_that_fits_nowhere_says_why(hyperpod: Cluster, tmp_path: Path, scr
         hyperpod.wait(f"pod/{PODS}-{number}", "condition=PodScheduled=False")
     told = {reason: message for _, reason, message in events(hyperpod, FSDP)}
     assert "0/2 nodes are available: 2 Insufficient vpc.amazonaws.com/efa" in told["Unschedulable"]
+    wait = f"pod {PODS}-0 (and 1 more): Unschedulable: 0/2 nodes are available"
+    until_it_holds(lambda: wait in hyperpod.unbroken("describe", FSDP).stdout, wait)
     described = hyperpod.unbroken("describe", FSDP).stdout
     assert "Pending (Unschedulable)" in described
-    assert f"pod {PODS}-0 (and 1 more): Unschedulable: 0/2 nodes are available" in described
     assert "--resource vpc.amazonaws.com/efa" in described
     hyperpod.kubectl("delete", "hyperpodpytorchjobs", FSDP)
 

@@ -85,9 +85,7 @@ def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
     message, _ = split_wait(found["message"])
     fields = {
         "name": f"{found['namespace']}/{found['name']}",
-        "state": " ".join(
-            filter(None, (found["state"], _in_brackets(first_line(message))))
-        ),
+        "state": " ".join(filter(None, (found["state"], _in_brackets(first_line(message))))),
         "pods": f"{found['ready']} ready, {found['replicas']} train, {found['spares']} spare",
         "restarts": found["restarts"],
         "created": found["created"],

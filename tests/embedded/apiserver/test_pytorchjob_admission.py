@@ -29,6 +29,7 @@ def test_the_manifest_that_people_use_is_taken_and_its_autoscaler_is_named() -> 
     text = (MANIFESTS / "pytorchjob-fsdp-llama3-8b.yaml").read_text()
     for name in ("NUM_NODES", "GPU_PER_NODE", "EFA_PER_NODE"):
         text = text.replace(f"${name}", "2")
+    text = text.replace("${IMAGE_URI}", "registry.example/fsdp:1")
     verdict = admit(yaml.safe_load(text))
     assert verdict.problems == ()
     assert [warning.split(":")[0] for warning in verdict.warnings] == ["spec.elasticPolicy.metrics"]
