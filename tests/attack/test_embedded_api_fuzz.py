@@ -118,6 +118,24 @@ def test_deep_and_long_documents_harm_nobody(api: Api) -> None:
     api.get("configmaps").done()
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ['t\U00033d7b"\x0e\U000e00f3'],
+        ["a\r\nX-Other: b"],
+        ["\\" * 3_000],
+        [f"f{n}" for n in range(900)],
+    ],
+    ids=["control", "line", "long", "many"],
+)
+def test_a_warning_repeats_a_strange_field_without_harm(api: Api, names: list[str]) -> None:
+    """The server ended such a connection without an answer: no header may hold the name."""
+    body = config_map("strange") | {name: {} for name in names}
+    for _ in range(3):
+        answer = api.post("configmaps", body)
+        assert answer.code in (201, 409), answer
+
+
 @pytest.mark.parametrize("header", ["Content-Type", "Accept", "Authorization", "User-Agent"])
 def test_a_header_that_is_not_utf8_is_refused(cluster: Cluster, api: Api, header: str) -> None:
     siege = siege_of(cluster, api)

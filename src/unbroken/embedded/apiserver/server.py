@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -34,6 +34,9 @@ from .store import Store, encode
 from .writes import APPLY_PATCH, PATCHES, Result, Surroundings, Writer
 
 log = logging.getLogger(__name__)
+
+WARNINGS_MAX, WARNINGS_BYTES, WARNING_CHARACTERS = 50, 4096, 512
+"""Clients read 8 KiB of headers, and Python's 100 of them; kube-apiserver warns with 4 KiB."""
 
 WATCH_SECONDS = 3600
 """Longest watch when the client sets no limit."""
@@ -361,13 +364,23 @@ def _refused(request: web.BaseRequest, error: ApiError) -> web.Response:
 def _response(request: web.BaseRequest, answer: Answer) -> web.Response:
     headers: dict[str, Any] = {"Content-Type": answer.media, "Cache-Control": "no-cache, private"}
     response = web.Response(body=answer.body, status=answer.code, headers=headers)
-    for text in answer.warnings:
-        # RFC 7234 warn-code 299; the text is quoted and kept on one line.
-        quoted = text.replace("\\", "\\\\").replace('"', '\\"')
-        response.headers.add("Warning", f'299 - "{" ".join(quoted.split())}"')
+    for text in _on_one_line(answer.warnings):
+        response.headers.add("Warning", f'299 - "{text}"')  # RFC 7234 warn-code 299
     if answer.code == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if len(answer.body) > 128 * 1024 and "gzip" in request.headers.get("Accept-Encoding", ""):
         # kube-apiserver v1.33 compresses from this size on, at level 1.
         response.enable_compression(web.ContentCoding.gzip)
     return response
+
+
+def _on_one_line(warnings: Sequence[str]) -> Iterator[str]:
+    """The warnings as quoted texts of a header; those that do not fit any more are left out."""
+    left = WARNINGS_BYTES
+    for text in warnings[:WARNINGS_MAX]:
+        plain = "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))
+        cut = plain[:WARNING_CHARACTERS].replace("\\", "\\\\").replace('"', '\\"')
+        left -= len(cut.encode())
+        if left < 0:
+            return
+        yield cut
