@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from core.drive_job import Script, spec
 from unbroken.core.events import StartWorkers, WriteIncident, WriteStatus
 from unbroken.core.gang import Stage
-from unbroken.core.state import Phase
+from unbroken.core.transitions import Phase
 from unbroken.spec.incident import Remedy
 from unbroken.spec.job import CleanPodPolicy, RestartPolicy, RunPolicy
 

@@ -20,7 +20,8 @@ from .life import Life, as_port
 from .ranks import Ranks
 from .recovery import Recovery
 from .roster import UNHEARD, Member, is_stock
-from .state import JobState, Phase
+from .state import JobState
+from .transitions import Phase
 
 ADOPT_SECONDS = 10.0
 """How long agents that may run something are waited for after a start of the operator."""
@@ -106,7 +107,7 @@ class Adoption:
     def begin(self, now: float) -> None:
         """Ask every agent that may run something; nobody is presumed lost at once."""
         state = self._state
-        state.phase = Phase.ADOPTING
+        state.enter(Phase.ADOPTING)
         for uid, member in state.roster.members.items():
             is_up = member.view.phase is PodPhase.RUNNING and not member.view.is_deleting
             if is_up and member.report is None and not state.roster.is_cut_off(member):
@@ -286,5 +287,5 @@ class Adoption:
         if not found:
             text = f"a new operator did not find every rank running in attempt {finding.attempt}"
             found = [Signal(now, OPERATOR_RESTARTED, text)]
-        state.phase = Phase.TRAINING
+        state.enter(Phase.TRAINING)
         self._recovery.open(found, now)

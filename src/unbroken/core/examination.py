@@ -34,7 +34,8 @@ from .roster import Member, is_stock
 from .stacks import CERTAIN, LIKELY, Blame, blame
 from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
 from .standing import Standing, is_unread, stand
-from .state import JobState, Phase
+from .state import JobState
+from .transitions import Phase
 from .watchdog_late import START_SECONDS
 from .watchdog_parts import STARTUP
 

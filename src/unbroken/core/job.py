@@ -54,7 +54,8 @@ from .recovery import Recovery
 from .roster import Member, is_stock
 from .spares import Spares
 from .stalls import Stalls
-from .state import JobState, Phase
+from .state import JobState
+from .transitions import Phase
 from .waiting import Waits
 
 AGENT_BACK_SECONDS = 20.0
@@ -229,7 +230,7 @@ class Job:
         if old is None:
             state.find_ledger(event.ledger)
         if event.is_deleting:
-            state.phase = Phase.DELETED
+            state.enter(Phase.DELETED)
             return
         self._note_request(event.restart_requested_at)
         if state.phase is Phase.UNKNOWN:
@@ -249,7 +250,7 @@ class Job:
             return
         self._is_asked = self._last_asked is not None and self._last_asked > self._followed_until()
         if state.standing in ENDS:
-            state.phase = Phase.ENDED
+            state.enter(Phase.ENDED)
             self._life.clean(now)
         elif state.hold is not None:
             self._suspend(state.hold, now)

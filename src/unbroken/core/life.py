@@ -21,8 +21,9 @@ from .kueue import HOLDS, Hold
 from .progress import first_step
 from .redaction import clean
 from .roster import Member, is_stock
-from .state import JobState, Phase
+from .state import JobState
 from .timeline import end_life
+from .transitions import Phase
 from .wording import all_of, counted
 
 GATHER_SECONDS = 2.0
@@ -90,7 +91,7 @@ class Life:
     def prepare(self, now: float) -> None:
         """Bring the pods and agents of the next attempt together."""
         state = self._state
-        state.phase = Phase.PREPARING
+        state.enter(Phase.PREPARING)
         mode = state.restart_mode()
         state.commands += state.gang.halt(state.attempt - 1, now, mode=mode)
         self.mark_preparing(now)
@@ -135,7 +136,7 @@ class Life:
         if self.verdict is None or state.phase is not Phase.ENDING:
             self._since = now
         self.verdict = verdict
-        state.phase = Phase.ENDING
+        state.enter(Phase.ENDING)
         gang, is_graceful = state.gang, verdict.standing is Standing.SUSPENDED
         if gang.stage is not Stage.HALTED:
             state.commands += gang.halt(state.attempt, now, is_graceful=is_graceful)
@@ -168,7 +169,8 @@ class Life:
     def conclude(self, verdict: Verdict, now: float) -> None:
         """End the job now; its agents have nothing left to stop, or can no longer be waited for."""
         state = self._state
-        self.verdict, state.phase = verdict, Phase.ENDED
+        self.verdict = verdict
+        state.enter(Phase.ENDED)
         state.close_incident(_outcome(verdict), now)
         state.set_status(completion_time=now)
         state.stand(verdict.standing, verdict.reason, verdict.message, now)
@@ -254,7 +256,8 @@ class Life:
         state = self._state
         assert state.spec is not None
         rules = state.spec.run_policy.log_monitoring_configuration
-        state.phase, self._since = Phase.TRAINING, now
+        state.enter(Phase.TRAINING)
+        self._since = now
         state.watched.clear()
         self.masters.add(master)
         state.set_status(
@@ -393,7 +396,7 @@ class Life:
         if verdict.standing in ENDS:
             self.conclude(verdict, now)
             return
-        state.phase = Phase.SUSPENDED
+        state.enter(Phase.SUSPENDED)
         if state.standing is not Standing.SUSPENDED:
             state.set_ledger(end_life(state.ledger, state.status.start_time, now))
         state.close_incident(_outcome(verdict), now)

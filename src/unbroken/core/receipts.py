@@ -20,8 +20,9 @@ from .gang import Order
 from .incident_bounds import RESTORED_MAX
 from .samples import Accounted, Tracks, account, observe
 from .stacks import ranges
-from .state import JobState, Phase
+from .state import JobState
 from .timeline import lost_steps
+from .transitions import Phase
 from .wording import counted
 
 WAIT_SECONDS = 2.0

@@ -19,7 +19,8 @@ from .life import Life, Verdict
 from .progress import Before, before, made
 from .repeats import Repeat
 from .roster import UNHEARD, Member
-from .state import JobState, Phase
+from .state import JobState
+from .transitions import Phase
 
 FAULTY_MAX = 32
 """Pods, nodes and ranks named in the status."""
@@ -127,7 +128,7 @@ class Recovery:
         # Who was to end before this fault came has to end still.
         is_hard = is_halted and state.gang.mode == PROCESS_RESTART
         mode = PROCESS_RESTART if is_hard else state.restart_mode()
-        state.phase = Phase.PREPARING
+        state.enter(Phase.PREPARING)
         through = broken if remedy is Remedy.FAIL else state.attempt - 1
         state.commands += state.gang.halt(through, now, mode=mode)
         faulty = _faulty(remedy, culprit(found), found)

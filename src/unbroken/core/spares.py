@@ -14,7 +14,8 @@ from .buddies import address_of
 from .events import Effect, WarmWorkers
 from .gang import Stage
 from .roster import Member
-from .state import JobState, Phase
+from .state import JobState
+from .transitions import Phase
 
 GATHER_SECONDS = 1.0
 """Agents of a gang learn at about the same time."""

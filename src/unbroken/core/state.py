@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from enum import Enum
 
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.job import (
@@ -47,28 +46,10 @@ from .ranks import Ranks
 from .redaction import clean
 from .roster import Roster
 from .timeline import settle
+from .transitions import Phase, check
 
 EVENT_CHARACTERS = 1000
 """Of an event's message; the API takes 1024."""
-
-
-class Phase(Enum):
-    """Where a job is in its life."""
-
-    UNKNOWN = "Unknown"
-    """The operator does not know yet what there is."""
-    ADOPTING = "Adopting"
-    """Agents that may run something are being asked."""
-    PREPARING = "Preparing"
-    """Nothing runs; pods, agents and ranks of the next attempt are brought together."""
-    TRAINING = "Training"
-    """An attempt starts or runs."""
-    ENDING = "Ending"
-    """What runs is being stopped, for good or for a suspension."""
-    SUSPENDED = "Suspended"
-    ENDED = "Ended"
-    DELETED = "Deleted"
-    """The object goes, and everything with it; nothing is ordered any more."""
 
 
 class JobState:
@@ -85,7 +66,7 @@ class JobState:
         self.gate: Gate = None
         self.shape: tuple[ReplicaSpec, ...] = ()
         """Replica specs in force; those of the spec since the last full start."""
-        self.phase = Phase.UNKNOWN
+        self._phase = Phase.UNKNOWN
         self.attempt = status.restart_count
         """The attempt that runs, or in PREPARING the one that is to start."""
         self.newest_seen = -1
@@ -115,6 +96,15 @@ class JobState:
         self._incident_writes: list[Effect] = []
         self._written = status
         self.ledger = self._written_ledger = Ledger()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def enter(self, phase: Phase) -> None:
+        """Change the phase. Raises IllegalTransitionError where `transitions` does not allow it."""
+        check(self._phase, phase)
+        self._phase = phase
 
     @property
     def nnodes(self) -> int:

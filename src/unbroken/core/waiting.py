@@ -13,7 +13,8 @@ from .obstacles import MARK, NO_AGENT, REFUSED, Obstacle, printable, summary, wi
 from .redaction import clean
 from .roster import Member
 from .signals import as_reason
-from .state import JobState, Phase
+from .state import JobState
+from .transitions import Phase
 
 EVENTS_MAX = 20
 """Events about causes between two starts of the job."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from unbroken.core import events as core
 from unbroken.core.events import PodUid, PodView
-from unbroken.core.state import Phase
+from unbroken.core.transitions import Phase
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobStatus
 from unbroken.spec.ledger import Ledger
