@@ -415,8 +415,9 @@ def test_a_pytorchjob_is_resumed(world: World) -> None:
 
 
 def queued(name: str, labels: Object, **pod: object) -> Object:
-    """A job that waits in a queue."""
-    container = {"name": "main", "image": "any", "command": ["unbrokenrun", "train.py"]}
+    """A job that waits in a queue, and once admitted runs until it is stopped."""
+    command = ["unbrokenrun", "--no-python", "sleep", "600"]
+    container = {"name": "main", "image": "any", "command": command}
     template = {"spec": {"containers": [container], **pod}}
     return {
         "apiVersion": "sagemaker.amazonaws.com/v1",
