@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unbroken.core.conditions import Standing
+from unbroken.core.ladder import rung_of
 from unbroken.core.obstacles import split_wait
 from unbroken.core.timeline import lost_steps
 from unbroken.core.wording import counted
@@ -21,14 +22,6 @@ STATES = frozenset(one.value for one in Standing)
 """Types of conditions; the last of these that is True is the job's state."""
 ENDED = ("Completed", "Failed")
 
-WORDS = {
-    Remedy.IN_PROCESS: ("go on in the same processes", "went on in the same processes"),
-    Remedy.PROCESS: ("restart the processes in their pods", "restarted the processes"),
-    Remedy.POD: ("replace the pod, restart the processes of the others", "replaced the pod"),
-    Remedy.JOB: ("recreate all pods", "recreated all pods"),
-    Remedy.FAIL: ("give up", "gave up"),
-}
-"""What a remedy is, and how it is told once it has been done."""
 LACKING = re.compile(r"Insufficient ([\w./-]*\w)")
 OPTIONS = {
     "cpu": "--cpu-per-node N",
@@ -207,12 +200,12 @@ def incident_line(incident: Incident) -> str:
 
 def remedy_words(incident: Incident) -> tuple[str, str]:
     """What its remedy is, and how it is told once it has been done."""
-    plan, did = WORDS[incident.remedy]
-    if incident.remedy is not Remedy.POD or not incident.kept:
-        return plan, did
+    rung = rung_of(incident.remedy)
+    if not rung.plan_kept or not incident.kept:
+        return rung.plan, rung.done
     whose = "its process" if incident.kept == 1 else "their processes"
     others = f"{counted(incident.kept, 'rank')} kept {whose}"
-    return "replace the pod, go on in the others' processes", f"{did}, {others}"
+    return rung.plan_kept, f"{rung.done}, {others}"
 
 
 def told_lines(incident: Incident) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unbroken.spec.incident import Remedy, Signal
+from unbroken.spec.incident import Signal
 from unbroken.wire.agent import AgentReport, AgentState
 
 from . import signals
@@ -16,6 +16,7 @@ from .conditions import Standing
 from .events import PodPhase, PodUid
 from .gang import Stage
 from .incidents import OPERATOR_RESTARTED
+from .ladder import Pods, rung_of
 from .life import Life, as_port
 from .ranks import Ranks
 from .recovery import Recovery
@@ -247,7 +248,8 @@ class Adoption:
             if member.view.address in addresses:
                 ranks.restore(member, 0)
         incident = state.incidents.open
-        is_first = state.attempt == 0 or (incident is not None and incident.remedy is Remedy.JOB)
+        is_replaced = incident is not None and rung_of(incident.remedy).replaces is Pods.ALL
+        is_first = state.attempt == 0 or is_replaced
         # Where more are ready than there are ranks, some may not have been when these were given.
         if is_first and len(running) + len(ready) <= state.nnodes:
             first = Ranks()

@@ -1,25 +1,116 @@
-"""Which rung of the ladder a fault enters at, and why."""
+"""The ladder: what can be done about a fault, and which rung a fault enters at."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 
 from unbroken.spec.incident import Incident, Remedy
 from unbroken.wire.agent import IN_PROCESS_RESTART, PROCESS_RESTART
 
 from .incidents import RESTART_REQUESTED
 
+
+class Pods(Enum):
+    """Which pods a remedy replaces."""
+
+    NONE = "none"
+    LOST = "lost"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One remedy: what it replaces, what it keeps, and the words for it."""
+
+    remedy: Remedy
+    replaces: Pods
+    keeps_processes: bool
+    """Whether workers that can leave their training keep their process."""
+    starts_again: bool
+    """Whether another attempt follows."""
+    code: str
+    """HyperPod's code in the job's status: process-level or job-level restart."""
+    plan: str
+    """What is to be done, for people."""
+    done: str
+    """What was done, for people."""
+    plan_kept: str = ""
+    """The plan where processes were kept; empty: the same."""
+    when_pod_lost: Remedy | None = None
+    """The rung once a pod is lost as well; None: this one."""
+    when_kept: Remedy | None = None
+    """The rung once processes were kept; None: this one."""
+
+
+RUNGS = (
+    Rung(
+        Remedy.IN_PROCESS,
+        replaces=Pods.NONE,
+        keeps_processes=True,
+        starts_again=True,
+        code="PLR",
+        plan="go on in the same processes",
+        done="went on in the same processes",
+    ),
+    Rung(
+        Remedy.PROCESS,
+        replaces=Pods.NONE,
+        keeps_processes=True,
+        starts_again=True,
+        code="PLR",
+        plan="restart the processes in their pods",
+        done="restarted the processes",
+        when_pod_lost=Remedy.POD,
+        when_kept=Remedy.IN_PROCESS,
+    ),
+    Rung(
+        Remedy.POD,
+        replaces=Pods.LOST,
+        keeps_processes=True,
+        starts_again=True,
+        code="PLR",
+        plan="replace the pod, restart the processes of the others",
+        done="replaced the pod",
+        plan_kept="replace the pod, go on in the others' processes",
+    ),
+    Rung(
+        Remedy.JOB,
+        replaces=Pods.ALL,
+        keeps_processes=False,
+        starts_again=True,
+        code="JLR",
+        plan="recreate all pods",
+        done="recreated all pods",
+    ),
+    Rung(
+        Remedy.FAIL,
+        replaces=Pods.NONE,
+        keeps_processes=False,
+        starts_again=False,
+        code="PLR",
+        plan="give up",
+        done="gave up",
+    ),
+)
+"""Lowest first."""
+_BY_REMEDY = {rung.remedy: rung for rung in RUNGS}
 _NAMED = 3
 WELL = "every pod is well; "
 
 
+def rung_of(remedy: Remedy) -> Rung:
+    return _BY_REMEDY[remedy]
+
+
 def choose(budget: Remedy, budget_reason: str, lost_pods: Sequence[str]) -> tuple[Remedy, str]:
     """The remedy for a fault that cost these pods, where the budget demands `budget` at least."""
-    if budget in (Remedy.JOB, Remedy.FAIL):
+    if not rung_of(budget).keeps_processes:
         return budget, budget_reason
     if not lost_pods:
-        return Remedy.PROCESS, WELL + budget_reason
-    return Remedy.POD, escalated(budget_reason, lost_pods)
+        return budget, WELL + budget_reason
+    return rung_of(budget).when_pod_lost or budget, escalated(budget_reason, lost_pods)
 
 
 def escalated(reason: str, lost_pods: Sequence[str]) -> str:
@@ -33,13 +124,13 @@ def restart_mode(incident: Incident, before: Incident | None) -> str:
     """Whether processes may live on through the restart; `before` is the incident that led to the
     attempt that broke.  What fails again without progress, or at one step, gets new processes, and
     so does who asks for a restart."""
-    is_small = incident.remedy in (Remedy.IN_PROCESS, Remedy.PROCESS, Remedy.POD)
+    may_keep = rung_of(incident.remedy).keeps_processes
     is_asked = any(signal.fault == RESTART_REQUESTED for signal in incident.signals)
     # The step of a fault is that of the attempt that broke: it may be told only with the fault.
     is_repeated = before is not None and (
         before.progress_at is None if incident.step is None else incident.step == before.step
     )
-    return IN_PROCESS_RESTART if is_small and not is_asked and not is_repeated else PROCESS_RESTART
+    return IN_PROCESS_RESTART if may_keep and not is_asked and not is_repeated else PROCESS_RESTART
 
 
 def kept(reason: str, ranks: int, of: int) -> str:

@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass, replace
 
 from unbroken.spec import detectors
-from unbroken.spec.incident import RECOVERED, Remedy
+from unbroken.spec.incident import RECOVERED
 from unbroken.spec.job import CleanPodPolicy, RunPolicy
 from unbroken.spec.log_rule_ranks import RANKS_KEY, watch_of
 from unbroken.spec.write import write_record
@@ -382,8 +382,7 @@ class Life:
         kept, ranks = map(sum, zip(*found, strict=True))
         if kept:
             reason = ladder.kept(incident.reason, kept, ranks)
-            # Where a pod was lost, that it is replaced is what is done.
-            remedy = Remedy.POD if incident.remedy is Remedy.POD else Remedy.IN_PROCESS
+            remedy = ladder.rung_of(incident.remedy).when_kept or incident.remedy
             state.incidents.change(remedy=remedy, reason=reason, kept=kept)
 
     def _recovered(self, now: float) -> None:

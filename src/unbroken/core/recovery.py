@@ -78,7 +78,7 @@ class Recovery:
         """End a job whose end an earlier operator has decided, with everything up to the attempt;
         False: there is no such decision."""
         state, incident = self._state, self._state.incidents.open
-        if incident is None or incident.remedy is not Remedy.FAIL:
+        if incident is None or ladder.rung_of(incident.remedy).starts_again:
             return False
         state.commands += state.gang.halt(attempt, now)
         self._say(now)
@@ -122,20 +122,21 @@ class Recovery:
         state.incidents.change(**was, **(details or known))
         state.watched.clear()
         state.retire_incidents()
-        if remedy is not Remedy.FAIL:
+        rung = ladder.rung_of(remedy)
+        if rung.starts_again:
             state.attempt += 1
         is_halted = state.phase is Phase.PREPARING
         # Who was to end before this fault came has to end still.
         is_hard = is_halted and state.gang.mode == PROCESS_RESTART
         mode = PROCESS_RESTART if is_hard else state.restart_mode()
         state.enter(Phase.PREPARING)
-        through = broken if remedy is Remedy.FAIL else state.attempt - 1
+        through = state.attempt - 1 if rung.starts_again else broken
         state.commands += state.gang.halt(through, now, mode=mode)
         faulty = _faulty(remedy, culprit(found), found)
         state.set_budget(charged.status, faulty)
         self._life.mark_preparing(now)
         self._say(now)
-        if remedy is Remedy.JOB:
+        if rung.replaces is ladder.Pods.ALL:
             self._replace_all(now)
         signal = culprit(found)
         word = signals.NODE_FAULT if signal.fault in _OF_NODES else "Faulted"
@@ -178,9 +179,10 @@ class Recovery:
         """Note that a pod is lost whose processes were to be restarted."""
         state, incident = self._state, self._state.incidents.open
         is_part = state.gang.stage is Stage.HALTED and member.uid in state.gang.ranks
-        if is_part and incident is not None and incident.remedy is Remedy.PROCESS:
+        higher = ladder.rung_of(incident.remedy).when_pod_lost if incident is not None else None
+        if is_part and incident is not None and higher is not None:
             reason = ladder.escalated(incident.reason, [member.view.name])
-            state.incidents.change(remedy=Remedy.POD, reason=reason)
+            state.incidents.change(remedy=higher, reason=reason)
 
     def lose_all(self, members: Iterable[Member], fault: str, text: str, now: float) -> None:
         """Let pods go for one reason."""
@@ -384,7 +386,7 @@ def _faulty(remedy: Remedy, first: Signal, found: Iterable[Signal]) -> FaultyPod
     pods = dict.fromkeys(signal.pod for signal in causes if signal.pod)
     ranks = dict.fromkeys(str(signal.rank) for signal in causes if signal.rank is not None)
     return FaultyPods(
-        "JLR" if remedy is Remedy.JOB else "PLR",
+        ladder.rung_of(remedy).code,
         tuple(nodes)[:FAULTY_MAX],
         tuple(pods)[:FAULTY_MAX],
         tuple(ranks)[:FAULTY_MAX],

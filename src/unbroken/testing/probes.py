@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from unbroken.core.ladder import RUNGS
 from unbroken.testing.scenario import FAULTS, NOISE, STALLS
 
 SILENT = {"agent_crash_soon", "operator_crash_soon"}
@@ -16,11 +17,7 @@ REACHED = (
     "forced_deletion",
     "spare_takes_over",
     "new_pod_takes_over",
-    "remedy_in-process",
-    "remedy_process",
-    "remedy_pod",
-    "remedy_job",
-    "remedy_fail",
+    *(f"remedy_{rung.remedy.value}" for rung in RUNGS),
     "stock_restart",
     "suspended",
     "many_signals",
