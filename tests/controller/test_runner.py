@@ -308,10 +308,11 @@ def test_the_echo_of_the_ledger_wakes_no_machine(scripted: Any) -> None:
         async with scripted() as (_, script):
             seen = await script.until(JobSeen)
             script.runner.tell(replace(seen, ledger=Ledger(incidents=1)))
-            script.runner.tell(replace(seen, restart_requested_at=5.0))
+            asked = replace(seen, options=replace(seen.options, restart=5.0))
+            script.runner.tell(asked)
             await script.told.until(lambda told: told[-1] != seen)
             told = [one for one in script.told.seen if isinstance(one, JobSeen)]
-            assert told == [seen, replace(seen, restart_requested_at=5.0)]
+            assert told == [seen, asked]
 
     asyncio.run(check())
 

@@ -47,6 +47,7 @@ from unbroken.core.kueue import Gate, Hold
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import (
     Condition,
+    JobOptions,
     JobSpec,
     JobStatus,
     ReplicaSpec,
@@ -195,13 +196,15 @@ class Script:
             policy = replace(policy, suspend=options["suspend"] == "yes")
         self.spec = replace(self.spec, run_policy=policy)
         asked = float(options["restart"]) if "restart" in options else None
-        in_process = Switch(options.get("in-process", "on"))
-        buddy = Switch(options.get("buddy", "on"))
+        chosen = JobOptions(
+            restart=asked,
+            in_process=Switch(options.get("in-process", "on")),
+            buddy=Switch(options.get("buddy", "on")),
+        )
         if "hold" in options:
             reason, _, text = options["hold"].partition(":")
             self.gate = Hold(reason, text) if reason != "no" else None
-        choices = {"in_process": in_process, "buddy": buddy, "gate": self.gate}
-        return JobSeen(self.spec, "deleting" in words, asked, **choices)
+        return JobSeen(self.spec, chosen, "deleting" in words, gate=self.gate)
 
     def _uid(self, words: list[str]) -> PodUid:
         return self.views[words[0]].uid if words[0] in self.views else PodUid(words[0])

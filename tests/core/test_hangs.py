@@ -19,7 +19,7 @@ from unbroken.core.events import (
 )
 from unbroken.core.hangs import Tally, shared
 from unbroken.core.log_rule_events import hanging_rules
-from unbroken.spec.job import LogRule, RunPolicy
+from unbroken.spec.job import JobOptions, LogRule, RunPolicy
 from unbroken.spec.log_rule_ranks import Scope, Watch
 from unbroken.spec.write import write_record
 from unbroken.wire.agent import AgentReport, AgentState, RuleState, RuleView
@@ -103,9 +103,8 @@ def test_agents_are_told_who_must_log() -> None:
     rules = tuple(replace(RULE, name=name) for name in ("a", "b"))
     script = Script(spec(1, policy=RunPolicy(log_monitoring_configuration=rules)))
     script.run("0 job")
-    script.give(
-        JobSeen(script.spec, log_rule_watches={"b": Watch(Scope.RANK, frozenset({0, 8}))}), 0
-    )
+    ranks = {"b": Watch(Scope.RANK, frozenset({0, 8}))}
+    script.give(JobSeen(script.spec, JobOptions(log_rule_ranks=ranks)), 0)
     script.run("0 synced\n0 pod w-0 node=n0\n1 ready w-0")
     (order,) = [e for e in script.effects if isinstance(e, StartWorkers)]
     assert [rule["ranks"] for rule in order.command.log_rules] == ["some", "0,8"]

@@ -11,7 +11,7 @@ from unbroken.core.events import JobSeen
 from unbroken.core.incidents import RESTART_REQUESTED
 from unbroken.core.repeats import FIRST_SECONDS, find
 from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.job import RunPolicy, SameError
+from unbroken.spec.job import JobOptions, RunPolicy, SameError
 
 
 def raised(
@@ -169,7 +169,7 @@ def test_an_error_that_keeps_to_a_node_leaves_it() -> None:
 
 def test_the_annotation_lets_the_budget_decide() -> None:
     script = running()
-    script.give(JobSeen(script.spec, same_error=SameError.RESTART), 5)
+    script.give(JobSeen(script.spec, JobOptions(same_error=SameError.RESTART)), 5)
     fail(script, 10, 0, "w-0")
     fail(script, 20, 1, "w-1")
     fail(script, 30, 2, "w-0")

@@ -315,18 +315,7 @@ def _warn(runner: JobRunner, warnings: Iterable[str]) -> None:
 
 def _seen(job: JobObject, parsed: Parsed, gate: Gate) -> JobSeen:
     is_deleting = bool(job["metadata"].get("deletionTimestamp"))
-    options = parsed.options
-    return JobSeen(
-        parsed.spec,
-        is_deleting,
-        options.restart,
-        options.log_rule_ranks,
-        options.detectors,
-        same_error=options.same_error,
-        in_process=options.in_process,
-        buddy=options.buddy,
-        gate=gate,
-    )
+    return JobSeen(parsed.spec, parsed.options, is_deleting, gate=gate)
 
 
 def _job_of(pod: Pod) -> Key:

@@ -5,16 +5,13 @@ All times are seconds since the epoch by the operator's one clock, which never g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
-from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.incident import Incident
-from unbroken.spec.job import JobSpec, JobStatus, SameError, Switch
+from unbroken.spec.job import JobOptions, JobSpec, JobStatus
 from unbroken.spec.ledger import Ledger
-from unbroken.spec.log_rule_ranks import Watch
 from unbroken.wire.agent import PORT, AgentReport, StartCommand, StopCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
@@ -80,17 +77,11 @@ class JobSeen:
     """The job object was read; comes first, and again whenever its spec changed."""
 
     spec: JobSpec
+    options: JobOptions = field(default_factory=JobOptions)
+    """A later `restart` than the last asks anew; `log_rule_ranks` count from the next start."""
     is_deleting: bool = False
-    restart_requested_at: float | None = None
-    """Time in the annotation `unbroken.dev/restart`; a later one than the last asks anew."""
-    log_rule_watches: Mapping[str, Watch] = field(default_factory=dict)
-    """Who must log, by log rule; for the next start."""
-    detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
     ledger: Ledger = field(default_factory=Ledger)
     """As found when the operator started; our own writes of it are not told again."""
-    same_error: SameError = SameError.STOP
-    in_process: Switch = Switch.ON
-    buddy: Switch = Switch.ON
     gate: Gate = None
     """What a queue says; a Hold suspends the job as its user can."""
 

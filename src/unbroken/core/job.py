@@ -223,16 +223,15 @@ class Job:
 
     def _job_seen(self, event: JobSeen, now: float) -> None:
         state, old = self.state, self.state.spec
-        state.spec, state.watches = event.spec, event.log_rule_watches
-        state.detectors, state.same_error = event.detectors, event.same_error
-        state.in_process, state.buddies.is_on = event.in_process, event.buddy is Switch.ON
+        state.spec, state.options = event.spec, event.options
+        state.buddies.is_on = event.options.buddy is Switch.ON
         gate, state.gate = state.gate, event.gate
         if old is None:
             state.find_ledger(event.ledger)
         if event.is_deleting:
             state.enter(Phase.DELETED)
             return
-        self._note_request(event.restart_requested_at)
+        self._note_request(event.options.restart)
         if state.phase is Phase.UNKNOWN:
             self._begin(now)
             return

@@ -266,11 +266,11 @@ class Life:
         written = tuple(
             {
                 **write_record(rule, is_minimal=True),
-                RANKS_KEY: str(watch_of(rule.name, state.watches)),
+                RANKS_KEY: str(watch_of(rule.name, state.options.log_rule_ranks)),
             }
             for rule in rules
         )
-        modes = detectors.written(state.detectors)
+        modes = detectors.written(state.options.detectors)
         copies = state.buddies.start(state.ranks.rank_of, state.roster)
         return Order(state.attempt, state.nnodes, *master, written, modes, copies)
 

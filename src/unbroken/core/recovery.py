@@ -293,7 +293,7 @@ class Recovery:
         repeat = self._repeat(found, step, now)
         if repeat is None or charged.remedy is Remedy.FAIL:
             return charged
-        if repeat.is_users and state.same_error is SameError.STOP:
+        if repeat.is_users and state.options.same_error is SameError.STOP:
             budget = state.status.restart_status or RestartStatus()
             return budgets.Charge(budget, Remedy.FAIL, repeat.text)
         if repeat.suspect and charged.remedy is Remedy.PROCESS:
@@ -314,7 +314,7 @@ class Recovery:
         """Another first cause may be known by now, and may have come before."""
         state, incident = self._state, self._state.incidents.open
         assert incident is not None
-        if incident.remedy is Remedy.FAIL or state.same_error is not SameError.STOP:
+        if incident.remedy is Remedy.FAIL or state.options.same_error is not SameError.STOP:
             return
         repeat = self._repeat(incident.signals, incident.step, now)
         if repeat is not None and repeat.is_users:

@@ -150,7 +150,7 @@ class Stalls:
 
     def mode(self, detector: Detector) -> Mode:
         """What it may do in this job."""
-        return self._state.detectors[detector]
+        return self._state.options.detectors[detector]
 
     def silence(self) -> Detector:
         """The detector that speaks for a stall."""

@@ -6,21 +6,18 @@ Pods of a job that has ended are deleted after the status: they are all that sho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.spec.job import (
     FaultyPods,
+    JobOptions,
     JobSpec,
     JobStatus,
     ReplicaSpec,
     RestartStatus,
-    SameError,
     Switch,
 )
 from unbroken.spec.ledger import Ledger
-from unbroken.spec.log_rule_ranks import Watch
 from unbroken.wire.agent import PROCESS_RESTART
 
 from . import ladder
@@ -59,10 +56,7 @@ class JobState:
         self.name = name
         self.status = status
         self.spec: JobSpec | None = None
-        self.watches: Mapping[str, Watch] = {}
-        """Who must log, by log rule."""
-        self.detectors: Mapping[Detector, Mode] = DEFAULTS
-        self.same_error, self.in_process = SameError.STOP, Switch.ON
+        self.options = JobOptions()
         self.gate: Gate = None
         self.shape: tuple[ReplicaSpec, ...] = ()
         """Replica specs in force; those of the spec since the last full start."""
@@ -163,7 +157,7 @@ class JobState:
     def restart_mode(self) -> str:
         """Whether processes may live on through the restart that is under way."""
         incident = self.incidents.open
-        if incident is None or self.in_process is Switch.OFF:
+        if incident is None or self.options.in_process is Switch.OFF:
             return PROCESS_RESTART
         start = self.status.start_time or 0.0
         before = [

@@ -177,7 +177,15 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     preload = _preload(annotations.get(PRELOAD), path, report)
     buddy = _choice(annotations, BUDDY, Switch.ON, report)
     return JobOptions(
-        auth, restart, watches, detectors, same_error, in_process, warm, preload, buddy
+        agent_auth=auth,
+        restart=restart,
+        log_rule_ranks=watches,
+        detectors=detectors,
+        same_error=same_error,
+        in_process=in_process,
+        warm=warm,
+        preload=preload,
+        buddy=buddy,
     )
 
 

@@ -326,8 +326,8 @@ def user_restart(world: World) -> None:
     job = world.control.jobs.objects.get("job")
     if job is not None and not world.cluster.is_away:
         note(world, "user_restart", [], is_anyones=True)
-        asked = replace(job, restart_requested_at=world.schedule.now)
-        world.control.jobs.put("job", asked)
+        options = replace(job.options, restart=world.schedule.now)
+        world.control.jobs.put("job", replace(job, options=options))
 
 
 def suspend(world: World) -> None:

@@ -11,7 +11,7 @@ from unbroken.core.adoption import ADOPT_SECONDS
 from unbroken.core.events import PodUid
 from unbroken.core.job import Job
 from unbroken.core.workers import Settings, Workers
-from unbroken.spec.job import CleanPodPolicy, JobStatus, Switch
+from unbroken.spec.job import CleanPodPolicy, JobOptions, JobStatus, Switch
 from unbroken.testing import faults, operators
 from unbroken.testing.agents import Agent, Surroundings
 from unbroken.testing.agents import Machine as AgentMachine
@@ -120,7 +120,7 @@ class World:
         """Times in which operators that have crashed since knew all there was."""
         self._struck: set[Timed] = set()
         buddy = shape.keeping.buddy if shape.keeping else Switch.ON
-        seen = core.JobSeen(shape.spec, in_process=shape.in_process, buddy=buddy)
+        seen = core.JobSeen(shape.spec, JobOptions(in_process=shape.in_process, buddy=buddy))
         self.control.jobs.put("job", seen)
         self.operator = self._new_operator()
 
