@@ -201,7 +201,47 @@ def test_stock_agents_that_are_being_stopped_are_not_stopped_again() -> None:
     assert started == {1}
 
 
-def stock(script: Script, name: str, state: AgentState, now: float) -> None:
-    """A stock agent tells its state."""
-    report = AgentReport(f"stock-{name}", state, rank=int(name[-1]))
+def test_a_stock_agent_that_follows_an_old_start_while_the_job_is_halted_is_stopped() -> None:
+    script = running_stock_agents(2)
+    script.run("10 lost w-0")
+    stock(script, "w-1", AgentState.READY, 10.1)
+    stock(script, "w-1", AgentState.RUNNING, 20, "again")
+    assert stops(script)[-1] == ("w-1.0", 0)
+    stock(script, "w-0", AgentState.READY, 21, "again")
+    assert 1 not in starts(script)
+    stock(script, "w-1", AgentState.READY, 22, "again")
+    assert starts(script).count(1) == 2
+
+
+def test_a_stock_spare_that_follows_an_old_start_is_stopped() -> None:
+    script = running_stock_agents(2, 1)
+    stock(script, "w-2", AgentState.RUNNING, 20)
+    assert stops(script) == [("w-2.0", 0)]
+
+
+def running_stock_agents(replicas: int, spares: int = 0) -> Script:
+    """A job whose stock agents run attempt 0."""
+    script = Script(spec(replicas, spares))
+    script.run("0 job\n0 synced")
+    for number in range(replicas + spares):
+        script.run(f"0 pod w-{number} node=n{number}")
+        stock(script, f"w-{number}", AgentState.READY, 1)
+    for number in range(replicas):
+        stock(script, f"w-{number}", AgentState.RUNNING, 4)
+    return script
+
+
+def stops(script: Script) -> list[tuple[str, int | None]]:
+    """The pod and the attempt of each order to stop."""
+    return [(e.pod, e.command.attempt) for e in script.effects if isinstance(e, StopWorkers)]
+
+
+def starts(script: Script) -> list[int]:
+    """The attempt of each order to start."""
+    return [e.command.attempt for e in script.effects if isinstance(e, StartWorkers)]
+
+
+def stock(script: Script, name: str, state: AgentState, now: float, agent: str = "first") -> None:
+    """A stock agent tells its state; `agent` names its process."""
+    report = AgentReport(f"stock-{name}-{agent}", state, rank=int(name[-1]))
     script.give(AgentReported(script.views[name].uid, report), now)

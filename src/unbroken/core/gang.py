@@ -207,7 +207,7 @@ class Gang:
         uid, report = member.uid, member.report
         if report is None or uid in self.ranks or self._roster.is_clear(member, self.fence + 1):
             return []
-        attempt = member.attempt_of(report)
+        attempt = self.order.attempt if member.runs_unordered else member.attempt_of(report)
         if report.state is AgentState.READY or attempt is None or member.asked >= attempt:
             return []
         member.asked = attempt

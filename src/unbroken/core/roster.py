@@ -106,6 +106,15 @@ class Member:
         """The attempt for which such workers were started: the one after the newest known."""
         return _next_attempt(self.report) if self.report is not None else 0
 
+    @property
+    def runs_unordered(self) -> bool:
+        """Whether a stock agent runs an attempt that this operator did not tell this agent process
+        to start: an order for the process before it, or of an earlier operator, came late."""
+        report = self.report
+        if report is None or not is_stock(report) or self.ordered is not None:
+            return False
+        return report.state not in _BETWEEN_ATTEMPTS
+
     def was_stopped(self, report: AgentReport) -> bool:
         """Whether a stock agent that looks new may have done what it was told."""
         return is_stock(report) and self.ordered is not None and self.asked >= self.ordered
@@ -157,6 +166,9 @@ class Member:
             attempt = self.attempt_of(report)
             if attempt is not None:
                 self.clear_through = attempt - 1
+            elif self.runs_unordered:
+                # The stops that it was sent came before the start that it follows.
+                self.clear_through = UNHEARD
 
 
 class Roster:
