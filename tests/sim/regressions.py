@@ -56,6 +56,7 @@ SEEDS = {
     2039068: "rule: number and address of a lost stock attempt are used again once it is resumed",
     2132960: "rule: nobody knows an attempt that was never written, and whose agents have died",
     2166902: "rule: nobody can tell who had a rank last, also where one operator gave it twice",
+    2801771454: "rule: the buddy that a dead operator named may be lost before the next one starts",
     2173230: "rule: the address of a lost stock attempt is free once all of it has ended",
     2044999: "rule: stock agents end what they run, whatever number the stop has",
     1004007: "rule: pods of a full restart were deleted after the restart had turned into the end",

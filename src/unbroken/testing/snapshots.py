@@ -97,7 +97,7 @@ class Snapshots:
         """By agent; of the attempt that runs, by rank."""
         self._ordered: dict[tuple[int, int], dict[PodUid, StartCommand]] = {}
         """By epoch and attempt."""
-        self._orderers: dict[tuple[int, int], set[int]] = {}
+        self._orderers: dict[tuple[int, int], dict[PodUid, int]] = {}
         """Generations of the operators that gave these orders."""
         self.restored: dict[int, dict[int, Receipt]] = {}
         """What was restored in an attempt, by rank."""
@@ -202,8 +202,8 @@ class Snapshots:
     ) -> Iterator[str]:
         """What is wrong with the orders of an attempt, once all of its pods have one."""
         orders = self._ordered.setdefault((epoch, command.attempt), {})
-        orderers = self._orderers.setdefault((epoch, command.attempt), set())
-        orderers.add(generation)
+        orderers = self._orderers.setdefault((epoch, command.attempt), {})
+        orderers[pod] = generation
         is_new = pod not in orders
         orders[pod] = command
         if is_new and len(orders) == command.nnodes:
@@ -211,17 +211,18 @@ class Snapshots:
             # Who cannot be reached any more has been told of a moment ago.
             if orders.keys() <= by_uid.keys():
                 found = {uid: by_uid[uid] for uid in orders}
-                # Of two operators each makes its own choice.
-                yield from self._judge_buddies(orders, found, may_share=len(orderers) > 1)
+                early = {uid for uid in orders if orderers[uid] < generation}
+                yield from self._judge_buddies(orders, found, early)
                 yield from self._judge_holders(orders, found)
 
     def _judge_buddies(
         self,
         orders: dict[PodUid, StartCommand],
         homes: dict[PodUid, tuple[str, Home]],
-        *,
-        may_share: bool,
+        early: set[PodUid],
     ) -> Iterator[str]:
+        """`early`: pods that were ordered by an operator that has died since, which made a choice
+        of its own.  An agent that runs is told no other buddy if that one's pod is lost."""
         named = [command.buddy for command in orders.values()]
         if self._keeping.buddy is Switch.OFF or len(orders) < 2:
             if any(named):
@@ -229,8 +230,12 @@ class Snapshots:
             return
         nodes = {f"{address}:{PORT}": home.node for address, home in homes.values()}
         hosts = Counter(nodes.values())
+        answering = self._homes()
         for uid, command in orders.items():
             address, home = homes[uid]
+            is_lost = command.buddy and command.buddy.rpartition(":")[0] not in answering
+            if uid in early and is_lost:
+                continue
             if command.buddy not in nodes or command.buddy == f"{address}:{PORT}":
                 yield f"{command.buddy!r} is no buddy of rank {command.rank}"
             elif nodes[command.buddy] == home.node and len(hosts) > 1:
@@ -238,7 +243,7 @@ class Snapshots:
         largest = max(hosts.values())
         others = len(orders) - largest
         least = max(1, -(-largest // others)) if others else 1
-        if max(Counter(named).values()) > least and not may_share:
+        if max(Counter(named).values()) > least and not early:
             yield "one is the buddy of more than it must be"
 
     def _judge_holders(
