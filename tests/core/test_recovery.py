@@ -212,7 +212,8 @@ def test_pod_on_a_dead_node_is_fenced_before_its_rank_runs_again() -> None:
         10.1 ready w-0 0      ->
         10.2 node n1 not-ready -> delete w-1, fence n1
         10.3 pod w-1 deleting ->
-        10.4 node n1 fenced   -> start w-0 1 rank=0, start w-2 1 rank=1, delete w-1 force
+        10.4 node n1 fenced   -> prove n1 w-1
+        10.41 proven w-1      -> start w-0 1 rank=0, start w-2 1 rank=1, delete w-1 force
         10.5 gone w-1         -> create w-1 avoid=n1
     """)
     assert script.incidents[1].remedy is Remedy.POD
@@ -237,7 +238,8 @@ def test_node_that_is_not_ready_is_no_fault_while_its_agent_answers() -> None:
 
 def test_removed_node_is_fenced() -> None:
     running(2, 1).run("""
-        10 node-gone n1  -> stop w-0 0, delete w-1 force
+        10 node-gone n1  -> prove n1 w-1
+        10.01 proven w-1 -> stop w-0 0, delete w-1 force
         10.1 ready w-0 0 -> start w-0 1 rank=0, start w-2 1 rank=1
     """)
 
@@ -428,7 +430,8 @@ def test_pod_that_avoids_a_node_that_is_well_again_is_made_anew() -> None:
     running().run("""
         10 lost w-1            -> stop w-0 0, stop w-1 0
         10.1 ready w-0 0       ->
-        10.2 node n1 fenced    -> delete w-1 force
+        10.2 node n1 fenced    -> prove n1 w-1, delete w-1
+        10.25 proven w-1       -> delete w-1 force
         10.3 gone w-1          -> create w-1 avoid=n1
         10.4 pod w-1 uid=w-1.1 ->
         20 node n1 ready       ->
@@ -443,7 +446,8 @@ def test_node_that_is_found_dead_after_its_peers_complained_is_the_culprit() -> 
         10 failed w-0 0 kind=PeerLost -> stop w-0 0, stop w-1 0
         10.1 ready w-0 0              ->
         10.5 lost w-1                 -> status Faulted 1, incident 1 open
-        10.6 node n1 fenced           -> start w-0 1 rank=0, start w-2 1 rank=1, delete w-1 force
+        10.6 node n1 fenced           -> prove n1 w-1, delete w-1
+        10.7 proven w-1               -> start w-0 1 rank=0, start w-2 1 rank=1, delete w-1 force
     """)
     assert script.incidents[1].culprit.pod == "j-w-1"
     assert script.incidents[1].remedy is Remedy.POD
@@ -471,7 +475,8 @@ def test_agent_that_comes_back_with_the_same_words_lets_the_job_go_on() -> None:
 
 def test_new_pod_on_a_node_that_was_away_is_not_taken_for_dead() -> None:
     running().run("""
-        10 node-gone n1              -> stop w-0 0, delete w-1 force
+        10 node-gone n1              -> prove n1 w-1
+        10.05 proven w-1             -> stop w-0 0, delete w-1 force
         10.1 gone w-1                -> create w-1
         10.2 pod w-1 uid=w-1.1 node=n1 ->
         10.3 node n1 ready           ->
@@ -482,8 +487,29 @@ LATE_ON_A_FENCED_NODE = """
     10 gone w-1                  -> stop w-0 0, create w-1
     10.1 ready w-0 0             ->
     10.2 node n7 fenced          ->
-    10.3 pod w-1 uid=w-1.1 node=n7 -> delete w-1.1, prove n7 w-1.1
+    10.3 pod w-1 uid=w-1.1 node=n7 -> prove n7 w-1.1, delete w-1.1
 """
+
+
+@pytest.mark.parametrize("late", ["node n1 fenced", "node-gone n1"])
+def test_late_news_of_a_fence_is_no_proof_for_a_pod_placed_after_it(late: str) -> None:
+    script = running()
+    script.run(f"""
+        10 gone w-1                    -> stop w-0 0, create w-1
+        10.1 ready w-0 0               ->
+        10.2 pod w-1 uid=w-1.1 node=n1 ->
+        10.3 ready w-1 agent=b         -> start w-0 1 rank=0, start w-1.1 1 rank=1
+        10.4 runs w-0 1                ->
+        10.5 runs w-1 1 agent=b        ->
+        11 {late}                      -> prove n1 w-1.1
+        15.9 tick                      ->
+        16 tick                        -> prove n1 w-1.1
+        16.1 node n1 ready             ->
+        22 tick                        ->
+        30 lost w-1                    -> stop w-0 1, stop w-1.1 1
+        30.1 ready w-0 1               ->
+    """)
+    assert script.job.state.gang.unclear.keys() == {"w-1.1"}
 
 
 def test_pod_seen_late_on_a_fenced_node_is_forced_once_the_fence_is_proven() -> None:

@@ -129,7 +129,8 @@ class NodeGone:
 
 @dataclass(frozen=True, slots=True)
 class FenceProven:
-    """The pod's node was read anew after `ProveFence`, and is fenced or gone."""
+    """The pod's node was read anew after `ProveFence`, and is fenced or gone: nothing of the pod
+    runs, nor will."""
 
     pod: PodUid
 
@@ -237,8 +238,8 @@ class FenceNode:
 class ProveFence:
     """Read the pod's node anew; `FenceProven` answers if the node is fenced or gone.
 
-    For a pod that was seen on a fenced node only after the fence: the view of the node may be from
-    before the node came back.
+    Nodes and pods are watched apart: that the watch shows the node as fenced, or no longer, may be
+    from before the node came back and the pod was placed there.
     """
 
     node: NodeName

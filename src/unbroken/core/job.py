@@ -521,7 +521,10 @@ class Job:
                 return
             roster.see_node(event.node)
         members = roster.on_node(name)
-        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+        if state.phase is Phase.UNKNOWN:
+            return
+        state.objects += state.plan.prove(members, now)
+        if state.phase is Phase.ADOPTING:
             return
         state.has_changed = True
         for member in members:

@@ -1,9 +1,9 @@
 """Which pods should exist, and what must be ordered so that they do.
 
 A pod that is condemned is deleted, again and again until it is gone; on a node that cannot be
-asked the fence is asked for, and once it is given the deletion is forced.  If the pod is seen there
-only after the fence, the node is read anew first: the pod may have been placed on a node that is
-back.  A pod is created under its name when no pod has the name.
+asked the fence is asked for, and once it is proven the deletion is forced.  The watch of nodes does
+not prove it: its news may be older than the pod, which was placed when the node was back.  The node
+is read anew for each pod there.  A pod is created under its name when no pod has the name.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class PodPlan:
         self.condemned: dict[PodUid, Member] = {}
         self._empty: dict[PodName, float] = {}
         """When a pod that is missing was last ordered; below zero: not yet."""
+        self._proofs: dict[PodUid, float] = {}
+        """Pods on nodes that are said to be fenced: when the proof was last asked for."""
         self._retry_at: float | None = None
         self._kept_off: dict[PodName, tuple[float, frozenset[NodeName]]] = {}
         """Pods not on a node yet: when they were made, and away from which nodes."""
@@ -78,6 +80,7 @@ class PodPlan:
     def vacated(self, member: Member) -> None:
         """The pod is gone."""
         self.condemned.pop(member.uid, None)
+        self._proofs.pop(member.uid, None)
         name = member.view.name
         if name in self.slots and self._roster.named(name) is None:
             self._empty[name] = -1.0
@@ -107,6 +110,13 @@ class PodPlan:
         self.condemned[member.uid] = member
         return self._end(member, now)
 
+    def prove(self, members: Iterable[Member], now: float) -> list[Effect]:
+        """Ask for the proof that nothing runs on nodes that are said to be fenced or removed."""
+        effects: list[Effect] = []
+        for member in members:
+            effects += self._prove(member, now)
+        return effects
+
     def press(self, members: Iterable[Member], now: float) -> list[Effect]:
         """A node has changed: fence it or force what was waiting for the fence."""
         fenced = set[NodeName]()
@@ -121,7 +131,9 @@ class PodPlan:
         if self._retry_at is None or now < self._retry_at:
             return []
         self._retry_at = None
-        return self.press(list(self.condemned.values()), now) + self.create(now)
+        unproven = [self._roster.members[uid] for uid in self._proofs]
+        effects = self.prove(unproven, now) + self.press(list(self.condemned.values()), now)
+        return effects + self.create(now)
 
     def adopt(self, now: float) -> None:
         """Doubt the pods without a place that were made by an earlier operator: nobody knows what
@@ -159,19 +171,32 @@ class PodPlan:
         if not view.is_deleting:
             effects.append(DeletePod(view.name, view.uid, member.condemned))
         asked = fenced if fenced is not None else set[NodeName]()
-        if node is not None and self._roster.is_on_fenced(member):
-            effects.append(ProveFence(node, view.uid))
-        elif node is not None and node not in asked and self._roster.is_cut_off(member):
+        effects += self._prove(member, now)
+        if self._roster.is_on_fenced(member):
+            return effects
+        if node is not None and node not in asked and self._roster.is_cut_off(member):
             asked.add(node)
             effects.append(FenceNode(node, f"pod {view.name}: {member.condemned}"))
         return effects
+
+    def _prove(self, member: Member, now: float) -> list[Effect]:
+        uid, node = member.uid, member.view.node
+        if node is None or member.is_fenced or not self._roster.is_on_fenced(member):
+            self._proofs.pop(uid, None)
+            return []
+        self._retry_later(now)
+        asked = self._proofs.get(uid)
+        if asked is not None and now < asked + RETRY_SECONDS:
+            return []
+        self._proofs[uid] = now
+        return [ProveFence(node, uid)]
 
     def _is_missing(self, name: PodName, now: float) -> bool:
         asked = self._empty.get(name)
         return asked is not None and (asked < 0 or now >= asked + RETRY_SECONDS)
 
     def _settle(self) -> None:
-        if not self._empty and not self.condemned:
+        if not self._empty and not self.condemned and not self._proofs:
             self._retry_at = None
 
     def _retry_later(self, now: float) -> None:

@@ -196,6 +196,7 @@ class Recovery:
         state, roster = self._state, self._state.roster
         if state.phase not in (Phase.PREPARING, Phase.TRAINING, Phase.ENDING):
             return
+        state.objects += state.plan.prove(members, now)
         for member in members:
             self._judge_pod(member, now)
         left = [m for m in members if roster.must_be_left(m)]

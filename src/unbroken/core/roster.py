@@ -80,6 +80,8 @@ class Member:
     """Not empty: why the pod must go."""
     is_fenced: bool = False
     """Its node was proven to run nothing while the pod was placed there."""
+    has_no_node: bool = False
+    """Its node was said to be out of the cluster, and was not seen since."""
     has_ended: bool = False
     """Its containers were seen to end while it was being deleted."""
 
@@ -225,29 +227,32 @@ class Roster:
         return None if uid is None else self.members.get(uid)
 
     def see_node(self, node: NodeView) -> None:
-        """Take a node as it is now."""
+        """Take a node as the watch of nodes shows it."""
         self.nodes[node.name] = node
-        if node.is_fenced:
-            self._fence(node.name)
+        for member in self.on_node(node.name):
+            member.has_no_node = False
 
     def remove_node(self, name: NodeName) -> None:
-        """Take note that the node is out of the cluster: nothing of ours runs there."""
+        """Take note that the watch of nodes shows the node no longer."""
         self.nodes.pop(name, None)
-        self._fence(name)
+        for member in self.on_node(name):
+            member.has_no_node = True
 
     def on_node(self, name: NodeName) -> list[Member]:
         """The pods placed on a node."""
         return list(self._placed.get(name, {}).values())
 
     def is_cut_off(self, member: Member) -> bool:
-        """Whether the pod's node is not ready, fenced or removed; an unknown node is not."""
+        """Whether the pod's node is not ready, or proven to be fenced or removed; an unknown node
+        is not."""
         node = self._node_of(member)
         return member.is_fenced or (node is not None and not node.is_ready)
 
     def is_on_fenced(self, member: Member) -> bool:
-        """Whether the pod's node is said to be fenced, which may be older than the pod."""
+        """Whether the pod's node is said to be fenced or removed.  That proves nothing: pods and
+        nodes are watched apart, and the news of the node may be older than the pod."""
         node = self._node_of(member)
-        return node is not None and node.is_fenced
+        return member.has_no_node if node is None else node.is_fenced
 
     def must_be_left(self, member: Member) -> bool:
         """Whether the pod's node runs but must not be used."""
@@ -263,10 +268,6 @@ class Roster:
     def is_clear(self, member: Member, attempt: int) -> bool:
         """Whether no worker of `attempt` or of an earlier one can live in the pod."""
         return member.clear_through >= attempt or member.is_dead
-
-    def _fence(self, name: NodeName) -> None:
-        for member in self.on_node(name):
-            member.is_fenced = True
 
     def _node_of(self, member: Member) -> NodeView | None:
         return self.nodes.get(member.view.node) if member.view.node is not None else None
