@@ -190,6 +190,12 @@ def test_a_harder_stop_of_the_same_attempt_counts_though_all_are_at_the_barrier(
     assert machine.report().kept == ()
 
 
+def test_a_worker_that_is_killed_at_the_barrier_is_reported_until_it_has_ended() -> None:
+    killed = (*READY, (stop(0), "kill, ready"))
+    assert check(*killed).report().kept == check(*READY).report().kept != ()
+    assert check(*killed, (NothingLives(), "ready")).report().kept == ()
+
+
 def test_a_hard_stop_of_an_older_attempt_ends_nobody_at_the_barrier() -> None:
     check(
         *AGAIN,

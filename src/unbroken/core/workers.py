@@ -101,6 +101,8 @@ class Workers:
         """Who is not killed by the newest `KillAll`."""
         self._is_clean = True
         """It was answered: nothing lives that should not."""
+        self._dying: tuple[int, ...] = ()
+        """Members that were to wait for the next attempt, and are being killed instead."""
         self._arrive_at: float | None = None
         """When members have to be at the barrier."""
         self._kill_at: float | None = None
@@ -171,7 +173,8 @@ class Workers:
         if self.state is not AgentState.READY or self._rank is None:
             return ()
         first = self._rank * self.settings.nproc
-        return tuple(first + local_rank for local_rank in self._members.ranks())
+        living = sorted({*self._members.ranks(), *self._dying})
+        return tuple(first + local_rank for local_rank in living)
 
     def _take(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -434,6 +437,7 @@ class Workers:
             return []
         if self._run is not None:
             self._enter(AgentState.STOPPING, now)
+        self._dying = self._members.ranks()
         return self._kill()
 
     def _end_workers(self, run: Run, command: StopCommand, now: float) -> list[Effect]:
@@ -543,7 +547,7 @@ class Workers:
     def _nothing_lives(self, event: NothingLives, now: float) -> list[Effect]:
         if event.kept != self._spare:
             return []  # Meanwhile others are to be killed as well.
-        self._is_clean = True
+        self._is_clean, self._dying = True, ()
         if self.state is AgentState.SHUTDOWN:
             assert self._exit_code is not None
             return [] if self._members else [Exit(self._exit_code)]

@@ -142,6 +142,10 @@ class Checkers:
             pods = set(attempt.pods.values())
             require(len(pods) == len(attempt.pods), "a pod has two ranks", attempt)
 
+    def attempt(self, number: int) -> Attempt | None:
+        """The newest attempt of this number, since the job was last suspended; None: not begun."""
+        return self._attempts.get((self._truth.epochs, number))
+
     def _attempt_of(self, worker: Worker) -> Attempt:
         """The attempt that a worker belongs to; of its first worker a new one."""
         require, epoch = self.require, self._truth.epochs

@@ -204,6 +204,9 @@ class Snapshots:
         orders = self._ordered.setdefault((epoch, command.attempt), {})
         orderers = self._orderers.setdefault((epoch, command.attempt), {})
         orderers[pod] = generation
+        for uid in [uid for uid, one in orders.items() if one.rank == command.rank]:
+            if orderers[uid] < generation:
+                del orders[uid]  # a dead operator gave the rank to this pod, which never heard it
         is_new = pod not in orders
         orders[pod] = command
         if is_new and len(orders) == command.nnodes:

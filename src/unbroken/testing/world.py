@@ -15,7 +15,7 @@ from unbroken.spec.job import CleanPodPolicy, JobOptions, JobStatus, Switch
 from unbroken.testing import faults, operators
 from unbroken.testing.agents import Agent, Surroundings
 from unbroken.testing.agents import Machine as AgentMachine
-from unbroken.testing.checkers import TERMINAL, Checkers, Violation, condition
+from unbroken.testing.checkers import TERMINAL, Attempt, Checkers, Violation, condition
 from unbroken.testing.cluster import Cluster, Local, Node
 from unbroken.testing.endings import Ending
 from unbroken.testing.imports import Imports, Learner
@@ -250,20 +250,22 @@ class World:
         hurt = {w.attempt for w in self.training.live.values() if w.pod in fault.uids}
         for attempt in hurt - self.truth.ended.keys():
             if not self.training.is_work_done:
-                epoch = self.truth.epochs
-                self.schedule.after(seconds, self._noticed, attempt, fault, seconds, epoch)
+                ran = self.checkers.attempt(attempt)
+                self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
 
-    def _noticed(self, attempt: int, fault: Fault, seconds: float, epoch: int) -> None:
+    def _noticed(self, attempt: int, fault: Fault, seconds: float, ran: Attempt | None) -> None:
         operator, now = self.operator, self.schedule.now
-        if self.truth.epochs != epoch:
-            return  # a suspension has ended all that it hurt; what runs now has the same number
+        if self.checkers.attempt(attempt) is not ran:
+            # A suspension, or the loss of all who knew of it, has ended what was hurt; what runs
+            # now has the same number.
+            return
         if attempt in self.truth.ended or self.checkers.is_over or self.truth.is_deleted:
             return
         if fault.at > EPOCH + self.scenario.heal_after - SILENCE_SECONDS - 1.0:
             return  # healed before anybody could know
         if fault.until is not None and not self._could_know(fault, fault.until):
             if now < fault.until:
-                self.schedule.after(seconds, self._noticed, attempt, fault, seconds, epoch)
+                self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
             return
         since = operator.ready_at if operator.is_alive else None
         # An attempt that is resumed after a suspension has the same number.
@@ -273,7 +275,7 @@ class World:
             # heard, only the peers' watchdogs tell, or the operator's patience.
             seconds = max(seconds, self.scenario.habits.watchdog_seconds * 1.1 + 100.0)
         if since is None or since > now - seconds:
-            self.schedule.after(seconds, self._noticed, attempt, fault, seconds, epoch)
+            self.schedule.after(seconds, self._noticed, attempt, fault, seconds, ran)
         else:
             self.checkers.require(False, f"nobody noticed what hurt attempt {attempt}", fault)
 
