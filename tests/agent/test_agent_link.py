@@ -8,14 +8,17 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp import web
 from running import SLEEPER, Operator, linked, program, running, start, stop
 
 from unbroken.agent_http.client import SILENCE_SECONDS, heartbeat_seconds
-from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentState, ShutdownCommand
+from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentState, Command, ShutdownCommand
+from unbroken.wire.agent_codec import decode_report, encode_command
 
 pytestmark = pytest.mark.slow
 
@@ -138,12 +141,52 @@ def test_two_operators_hear_the_same_and_do_no_harm(tmp_path: Path) -> None:
                 other.send(start(0))
                 report = await one.workers(0)
                 assert await other.workers(0) == report
-                one.send(stop(0))
-                await one.state(AgentState.READY)
+                await _repeat(one, stop(0), lambda: one.reports[-1].state is AgentState.READY)
                 other.send(start(0))  # It has not heard yet, and comes too late.
-                one.send(start(1))
+                await _repeat(one, start(1), lambda: one.reports[-1].attempt == 1)
                 report = await other.workers(1)
                 assert (await one.workers(1)).workers == report.workers
+                assert one.losses == other.losses == []
+
+    asyncio.run(story())
+
+
+async def _repeat(operator: Operator, command: Command, holds: Callable[[], bool]) -> None:
+    """Send a command until it holds, as the job does: a link that is older has to be made anew."""
+    while not holds():
+        operator.send(command)
+        await operator.more(1)
+
+
+def test_late_commands_of_a_dead_operator_are_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        script = program(tmp_path, SLEEPER)
+        with running(tmp_path, script, UNBROKEN_AGENT_AUTH="none") as agent:
+            async with aiohttp.ClientSession() as session:
+                dead = await session.ws_connect(f"http://127.0.0.1:{agent.port}/v1/link")
+                async with linked(agent) as operator:
+                    await operator.state(AgentState.READY)
+                    await dead.send_str(encode_command(start(0, master_port=1)))
+                    while (message := await dead.receive()).type is aiohttp.WSMsgType.TEXT:
+                        assert decode_report(message.data).newest_attempt is None
+                    assert dead.closed
+                    assert agent.report().newest_attempt is None
+                    operator.send(start(0))
+                    report = await operator.workers(0)
+                    assert report.master_port == start(0).master_port
+
+    asyncio.run(story())
+
+
+def test_an_operator_that_lives_commands_again_over_a_newer_link(tmp_path: Path) -> None:
+    async def story() -> None:
+        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+            async with linked(agent) as operator:
+                await operator.state(AgentState.READY)
+                async with linked(agent) as other:
+                    await other.state(AgentState.READY)
+                await _repeat(operator, start(0), lambda: operator.reports[-1].attempt == 0)
+                assert operator.losses == []
 
     asyncio.run(story())
 

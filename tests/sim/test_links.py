@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from unbroken.core.events import PodUid
+from unbroken.core.link_order import LinkOrder
 from unbroken.testing.links import Link, Quality
 from unbroken.testing.schedule import Schedule
 from unbroken.wire.agent import AgentReport, AgentState, Command, StopCommand, WarmCommand
@@ -20,6 +21,7 @@ class Speaker:
     quality: Quality
     is_alive: bool = True
     links: list[Link] = field(default_factory=list)
+    order: LinkOrder = field(default_factory=LinkOrder)
     said: int = 0
     obeyed: list[Command] = field(default_factory=list)
 
@@ -69,3 +71,16 @@ def test_orders_to_a_polled_agent_wait_for_its_answer_and_the_newest_one_goes() 
     schedule.run(schedule.now + 0.11)
     assert agent.obeyed == [StopCommand(2)]
     assert heard == [0], "nothing is asked while an order is under way"
+
+
+@pytest.mark.parametrize(("is_polled", "obeyed"), [(False, []), (True, [StopCommand(1)])])
+def test_an_agent_refuses_what_comes_over_an_older_link(
+    is_polled: bool, obeyed: list[Command]
+) -> None:
+    schedule = Schedule(1)
+    agent = Speaker(Quality(is_polled=is_polled))
+    older = Link(schedule, PodUid("p"), agent, lambda *_: None)
+    older.down(StopCommand(1))
+    Link(schedule, PodUid("p"), agent, lambda *_: None)
+    schedule.run(schedule.now + 1.0)
+    assert agent.obeyed == obeyed

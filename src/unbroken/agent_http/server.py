@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
 
+from unbroken.core.link_order import LinkOrder
 from unbroken.errors import PeerError, WorldError
 from unbroken.listener import BACKLOG, Connections, Limits, admitted
 from unbroken.wire.agent import (
@@ -107,6 +108,8 @@ class Agent(Protocol):
 class _Unsent:
     """What one link has yet to be told."""
 
+    number: int
+    """The link's place in the order of links."""
     restate_seconds: float
     """Without news it is told the same again."""
     change: asyncio.Event = field(default_factory=asyncio.Event)
@@ -129,6 +132,7 @@ class AgentServer:
         self._guard = guard
         """None: whoever reaches the port is let in."""
         self._links: dict[web.WebSocketResponse, _Unsent] = {}
+        self._order = LinkOrder()
         self._frame = ""
         self._connections: Connections | None = None
         self._listener: socket.socket | None = None
@@ -284,7 +288,7 @@ class AgentServer:
         channel = web.WebSocketResponse(
             max_msg_size=FRAME_BYTES_MAX, timeout=CLOSE_SECONDS, compress=False
         )
-        link = Link()
+        link, number = Link(), self._order.ask()
         if self._guard is None:
             await channel.prepare(request)
         else:
@@ -296,7 +300,9 @@ class AgentServer:
                 return channel
         admitted(request)
         _bound_unsent(request)
-        unsent = self._links[channel] = _Unsent(_RESTATED * _heartbeat_seconds(request))
+        unsent = _Unsent(number, _RESTATED * _heartbeat_seconds(request))
+        self._links[channel] = unsent
+        self._order.open(number)
         unsent.change.set()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -355,6 +361,10 @@ class AgentServer:
             if isinstance(command, WarmCommand):
                 self._agent.warm(command)
                 continue
+            if not self._order.may_command(unsent.number):
+                # An operator that lives links again, and repeats what it wants.
+                logger.warning("path=%s ended reason='a newer link commands'", LINK_PATH)
+                break
             refusal = self._agent.refusal(command)
             if refusal:
                 logger.info("path=%s refused reason=%r", LINK_PATH, refusal)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from unbroken.core import workers as machine
 from unbroken.core.faults import WorkerEnd
+from unbroken.core.link_order import LinkOrder
 from unbroken.core.workers import Stage
 from unbroken.testing.cluster import Local
 from unbroken.testing.imports import Imports
@@ -83,6 +84,7 @@ class Agent:
         self.quality = world.quality
         self.is_alive = True
         self.links: list[Link] = []
+        self.order = LinkOrder()
         self.workers: dict[int, Worker] = {}
         """By local rank; those of the newest stage."""
         self.crash_in: int | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from unbroken.core.events import PodUid
+from unbroken.core.link_order import LinkOrder
 from unbroken.testing.schedule import Schedule
 from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
@@ -41,6 +42,7 @@ class Reporter(Protocol):
     is_alive: bool
     quality: Quality
     links: list[Link]
+    order: LinkOrder
 
     def report(self) -> AgentReport:
         """How it stands now."""
@@ -56,8 +58,8 @@ class Reporter(Protocol):
 
 
 class Link:
-    """One connection.  Commands that are under way arrive even if the operator is gone; reports
-    that are under way are lost with the connection."""
+    """One connection.  Commands that are under way arrive even if the operator is gone, and count
+    as long as no newer link is open; reports that are under way are lost with the connection."""
 
     def __init__(
         self,
@@ -72,6 +74,8 @@ class Link:
         self.agent = agent
         self._told = told
         self._shown = shown
+        self._number = agent.order.ask()
+        agent.order.open(self._number)
         self.is_open = True
         self.is_silent = False
         """Nothing comes through, and nobody knows yet."""
@@ -181,6 +185,9 @@ class Link:
     def _arrived_down(self, command: Command) -> None:
         self._orders = 0
         is_lost = self.is_silent or (self.agent.quality.is_polled and not self.is_open)
+        if not (self.agent.quality.is_polled or self.agent.order.may_command(self._number)):
+            self._schedule.trace("link", f"{self.pod} refuses {command} of an older link")
+            is_lost = True
         if self.agent.is_alive and not is_lost:
             self.agent.command(command)
             if self.agent.quality.is_polled and self.is_open:
