@@ -75,6 +75,7 @@ SEEDS = {
     2008488: "world: pods that were made after the collector had gone outlived their job",
     2010580: "the same",
     1050: "world: its links lost every word of a rank, and the next operator was not to miss it",
+    2199742: "world: workers of a number used again met with those of its first run, long ended",
     2163532: "world: an order overtook the answer of a stock agent that was under way",
     2157128: "world: steps that watchdogs had not told yet, or told twice, were to be progress",
     3538: "world: steps from before a suspension were to be progress of the attempt after it",

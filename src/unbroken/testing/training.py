@@ -165,8 +165,7 @@ class Training:
         """Let a process live, and train once all others are there."""
         self.live[worker.pid] = worker
         self._watcher.worker_started(worker)
-        place = self._gatherings.setdefault((worker.attempt, worker.master), Gathering())
-        place.members[worker.rank] = worker
+        place = self._enter(worker)
         if self.is_port_taken and worker.rank == 0:
             self.is_port_taken = False
             self.noted("port_taken", worker)
@@ -181,6 +180,25 @@ class Training:
                 self._schedule.after(self._work_left, self._finish, place)
             else:
                 self._schedule.after(self._schedule.between(0.5, 3.0), self._doom, place)
+
+    def _enter(self, worker: Worker) -> Gathering:
+        """Join the workers that meet at this master.  Where they broke and have all ended, their
+        store is gone too, and the worker is the first of a new gathering."""
+        key = worker.attempt, worker.master
+        place = self._gatherings.setdefault(key, Gathering())
+        others = (other for other in self.live.values() if other is not worker)
+        if place.is_broken and all((other.attempt, other.master) != key for other in others):
+            place = self._gatherings[key] = Gathering()
+            seconds = self._habits.watchdog_seconds * self._schedule.between(0.9, 1.1)
+            self._schedule.after(seconds, self._give_up, place)
+        place.members[worker.rank] = worker
+        return place
+
+    def _give_up(self, place: Gathering) -> None:
+        """End workers whose peers have not come in time."""
+        for worker in list(place.members.values()):
+            if place.trains_since is None:
+                self._fail(worker, PEER_LOST)
 
     def end(self, worker: Worker, how: WorkerEnd) -> None:
         """A process ends, whatever the reason; what was not its own doing its peers notice."""
