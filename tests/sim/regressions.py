@@ -81,6 +81,5 @@ SEEDS = {
     3538: "world: steps from before a suspension were to be progress of the attempt after it",
 }
 
-FAILING = {
-}
+FAILING: dict[int, str] = {}
 """Seeds that still fail, and why; who mends one moves it to SEEDS."""
