@@ -157,6 +157,11 @@ class Script:
         """The last condition that is true."""
         return [c for c in self.status.conditions if c.status == "True"][-1]
 
+    def event(self, line: str) -> Event:
+        """The event of a line that has no time."""
+        name, *words = line.split()
+        return self._event(name, words)
+
     def _event(self, name: str, words: list[str]) -> Event:
         options = dict(word.split("=", 1) for word in words if "=" in word)
         words = [word for word in words if "=" not in word]

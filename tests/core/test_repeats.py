@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.events import JobSeen
+from unbroken.core.events import DeletePod, JobSeen
 from unbroken.core.incidents import RESTART_REQUESTED
 from unbroken.core.repeats import FIRST_SECONDS, find
 from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.job import JobOptions, RunPolicy, SameError
+from unbroken.spec.job import CleanPodPolicy, JobOptions, RestartPolicy, RunPolicy, SameError
 
 
 def raised(
@@ -187,6 +187,23 @@ def test_a_first_cause_that_is_heard_late_ends_the_job_too() -> None:
         20.3 ready w-0 1
         20.4 ready w-1 1 -> status Failed 1, delete w-0, delete w-1
     """)
+
+
+def test_a_first_cause_that_is_heard_with_the_others_leaves_the_pods_to_the_clean_up_policy() -> (
+    None
+):
+    script = Script(
+        spec(2, policy=RunPolicy(CleanPodPolicy.NONE, restart_policy=RestartPolicy(100, 1, 9)))
+    )
+    script.run("0 node n0 ready\n0 node n1 ready\n0 node n9 ready")
+    script.up()
+    fail(script, 10, 0, "w-0")
+    victim = script.event("failed w-0 1 rank=0 kind=PeerLost")
+    first = script.event(f"failed w-1 1 rank=1 {ERROR}")
+    script.effects += script.job.steps([victim, first], 20)
+    script.run("20.3 ready w-0 1\n20.4 ready w-1 1 -> status Failed 1")
+    assert script.incidents[2].remedy is Remedy.FAIL
+    assert not any(isinstance(effect, DeletePod) for effect in script.effects)
 
 
 def test_an_operator_that_comes_later_remembers() -> None:

@@ -8,7 +8,7 @@ is read anew for each pod there.  A pod is created under its name when no pod ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from unbroken.spec.job import ReplicaSpec
@@ -109,6 +109,16 @@ class PodPlan:
         member.condemned = reason
         self.condemned[member.uid] = member
         return self._end(member, now)
+
+    def pardon(self, uids: Container[PodUid], orders: list[Effect]) -> None:
+        """Let those of these pods stay whose deletion is among `orders`, which have not left yet,
+        and take it out."""
+        taken = [order for order in orders if isinstance(order, DeletePod) and order.uid in uids]
+        for order in taken:
+            orders.remove(order)
+            member = self.condemned.pop(order.uid, None)
+            if member is not None:
+                member.condemned = ""
 
     def prove(self, members: Iterable[Member], now: float) -> list[Effect]:
         """Ask for the proof that nothing runs on nodes that are said to be fenced or removed."""

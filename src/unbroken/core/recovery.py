@@ -12,7 +12,7 @@ from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState, FaultK
 
 from . import budgets, ladder, repeats, signals
 from .conditions import Standing
-from .events import NodeName, PodName, PodPhase
+from .events import NodeName, PodName, PodPhase, PodUid
 from .gang import Stage
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED, UNCHARGED, culprit
 from .life import Life, Verdict
@@ -59,6 +59,8 @@ class Recovery:
         self._life = life
         self.interrupted: Interrupted = lambda found, now: ([], {})
         """What was suspected when another fault came, and what is known of it."""
+        self._replaced: set[PodUid] = set()
+        """Pods that are well, and are deleted because the remedy of the open incident says so."""
 
     def fault(self, found: Sequence[Signal], now: float, details: Details | None = None) -> None:
         """Take signs of one fault: the first opens an incident, the others join it."""
@@ -108,6 +110,7 @@ class Recovery:
         """Open an incident for the attempt that runs, or was to start, and stop it."""
         state = self._state
         state.close_incident("failed again", now)
+        self._replaced.clear()
         broken = state.attempt
         suspected, known = self.interrupted(found, now)
         found = [*found, *suspected, *self._leavers(found, broken, now)]
@@ -307,6 +310,7 @@ class Recovery:
         state.plan.avoid |= {node}
         for member in state.roster.on_node(node):
             if not member.condemned and member.uid in state.gang.ranks:
+                self._replaced.add(member.uid)
                 state.objects += state.plan.condemn(member, why, now)
                 state.ranks.release(member.uid)
                 state.gang.forget(member.uid)
@@ -320,6 +324,8 @@ class Recovery:
         repeat = self._repeat(incident.signals, incident.step, now)
         if repeat is not None and repeat.is_users:
             state.incidents.change(remedy=Remedy.FAIL, reason=repeat.text)
+            # The pods of a job that ends are left to its clean-up policy.
+            state.plan.pardon(self._replaced, state.objects)
             # Nothing of the next attempt has been started, and nothing will be.
             state.attempt = min(state.attempt, incident.attempt)
             state.set_status(restart_count=state.attempt)
@@ -352,6 +358,8 @@ class Recovery:
         most = (policy.max_num_repeat_offenders_to_avoid if policy else None) or 0
         state.plan.avoid = frozenset(self._offenders()[:most])
         for member in list(state.roster.members.values()):
+            if not member.condemned:
+                self._replaced.add(member.uid)
             state.objects += state.plan.condemn(member, "full job restart", now)
             state.gang.forget(member.uid)
         self._life.reshape(now)
