@@ -82,6 +82,8 @@ class Checkers:
         """How many operators have crashed."""
         self._found_count = 0
         """`restartCount` as the present operator found it."""
+        self._found_running = False
+        """The status that it found said that this attempt ran."""
         self._ordered_in: dict[int, int] = {}
         """The operator's generation that first ordered the attempt."""
         self.moment: Callable[[str, int], None] = lambda name, number: None
@@ -290,7 +292,10 @@ class Checkers:
         """Whether nobody can know of this attempt or a later one: the operators that ordered them
         died before they wrote it, and so did every agent that had heard of one."""
         orderers = {self._ordered_in.get(n) for n in range(attempt, self.newest + 1)}
-        is_known = attempt <= self._found_count or self.generation in orderers
+        found = self._found_count
+        # That the status names an attempt does not say that it was started.
+        is_unsure = attempt == found < self.newest and not self._found_running
+        is_known = (attempt <= found and not is_unsure) or self.generation in orderers
         if is_known or self._truth.is_stock:
             return False
         heard = [
@@ -538,6 +543,7 @@ class Checkers:
             self._schedule.probes["operator_crash_in_a_look"] += 1
         self._is_asked = False
         self.ordered_status, self._found_count = status, status.restart_count
+        self._found_running = condition(status, "Running")
         self.is_over = any(condition(status, kind) for kind in TERMINAL)
 
     # What the API holds.
