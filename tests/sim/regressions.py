@@ -61,6 +61,7 @@ SEEDS = {
     2166902: "rule: nobody can tell who had a rank last, also where one operator gave it twice",
     3023737: "rule: a dead operator gave a rank to a pod that never heard it",
     3037833: "the same",
+    3044235: "rule: the buddy that a dead operator named had no rank with the next one",
     3041874: "rule: the attempt that was written last is started again, as all who knew of it died",
     3016181: "rule: a number was used again once all who knew of its first attempt had died",
     2801771454: "rule: the buddy that a dead operator named may be lost before the next one starts",

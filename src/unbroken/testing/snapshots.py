@@ -225,7 +225,8 @@ class Snapshots:
         early: set[PodUid],
     ) -> Iterator[str]:
         """`early`: pods that were ordered by an operator that has died since, which made a choice
-        of its own.  An agent that runs is told no other buddy if that one's pod is lost."""
+        of its own.  An agent that runs is told no other buddy if that one's pod is lost, or has no
+        rank any more."""
         named = [command.buddy for command in orders.values()]
         if self._keeping.buddy is Switch.OFF or len(orders) < 2:
             if any(named):
@@ -233,11 +234,9 @@ class Snapshots:
             return
         nodes = {f"{address}:{PORT}": home.node for address, home in homes.values()}
         hosts = Counter(nodes.values())
-        answering = self._homes()
         for uid, command in orders.items():
             address, home = homes[uid]
-            is_lost = command.buddy and command.buddy.rpartition(":")[0] not in answering
-            if uid in early and is_lost:
+            if uid in early and command.buddy and command.buddy not in nodes:
                 continue
             if command.buddy not in nodes or command.buddy == f"{address}:{PORT}":
                 yield f"{command.buddy!r} is no buddy of rank {command.rank}"
