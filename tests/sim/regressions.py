@@ -65,6 +65,7 @@ SEEDS = {
     3041874: "rule: the attempt that was written last is started again, as all who knew of it died",
     3016181: "rule: a number was used again once all who knew of its first attempt had died",
     2801771454: "rule: the buddy that a dead operator named may be lost before the next one starts",
+    2217192: "rule: nobody knows an attempt that no status says was started, nor any agent",
     2173230: "rule: the address of a lost stock attempt is free once all of it has ended",
     2044999: "rule: stock agents end what they run, whatever number the stop has",
     1004007: "rule: pods of a full restart were deleted after the restart had turned into the end",

@@ -33,6 +33,7 @@ STALE_SECONDS = 60.0
 """How far an operator's view of the API may lag behind."""
 NODE_TRIED = "another node is tried"
 TERMINAL = ("Completed", "Failed")
+STARTED = ("PodsRunning", "Running")
 
 
 class Violation(AssertionError):
@@ -82,8 +83,8 @@ class Checkers:
         """How many operators have crashed."""
         self._found_count = 0
         """`restartCount` as the present operator found it."""
-        self._found_running = False
-        """The status that it found said that this attempt ran."""
+        self._has_found_start = False
+        """It found written that this attempt was started."""
         self._ordered_in: dict[int, int] = {}
         """The operator's generation that first ordered the attempt."""
         self.moment: Callable[[str, int], None] = lambda name, number: None
@@ -292,10 +293,9 @@ class Checkers:
         """Whether nobody can know of this attempt or a later one: the operators that ordered them
         died before they wrote it, and so did every agent that had heard of one."""
         orderers = {self._ordered_in.get(n) for n in range(attempt, self.newest + 1)}
-        found = self._found_count
-        # That the status names an attempt does not say that it was started.
-        is_unsure = attempt == found < self.newest and not self._found_running
-        is_known = (attempt <= found and not is_unsure) or self.generation in orderers
+        is_told = attempt == self._found_count and self._has_found_start
+        is_written = attempt < self._found_count or is_told
+        is_known = is_written or self.generation in orderers
         if is_known or self._truth.is_stock:
             return False
         heard = [
@@ -543,7 +543,10 @@ class Checkers:
             self._schedule.probes["operator_crash_in_a_look"] += 1
         self._is_asked = False
         self.ordered_status, self._found_count = status, status.restart_count
-        self._found_running = condition(status, "Running")
+        self._has_found_start = any(condition(status, kind) for kind in STARTED) or any(
+            incident.attempt + 1 == status.restart_count and incident.started_at is not None
+            for incident in self.incidents.values()
+        )
         self.is_over = any(condition(status, kind) for kind in TERMINAL)
 
     # What the API holds.
