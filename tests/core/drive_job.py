@@ -100,6 +100,12 @@ class Script:
             if arrow:
                 assert ", ".join(shown) == expected.strip(), f"{given}-> {', '.join(shown)}"
 
+    def together(self, reports: str, now: float) -> None:
+        """Give reports that came together, one a line without its time."""
+        lines = map(str.split, filter(None, map(str.strip, reports.splitlines())))
+        events = [self._event(name, words) for name, *words in lines]
+        self.effects += self.job.steps(events, now)
+
     def up(self, until: str = "running") -> None:
         """Bring the job to where every agent is ready, or runs."""
         self.run("0 job\n0 synced")

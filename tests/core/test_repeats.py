@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.events import DeletePod, JobSeen
+from unbroken.core.events import DeletePod, JobSeen, RecordEvent
 from unbroken.core.incidents import RESTART_REQUESTED
 from unbroken.core.repeats import FIRST_SECONDS, find
 from unbroken.spec.incident import Incident, Remedy, Signal
@@ -165,6 +165,21 @@ def test_an_error_that_keeps_to_a_node_leaves_it() -> None:
     script.run("21 gone w-1 -> create w-1 avoid=n1")
     assert script.incidents[2].remedy is Remedy.POD
     assert "only on n1: another node is tried" in script.incidents[2].reason
+
+
+def test_reports_that_come_together_are_judged_together() -> None:
+    """By the first report alone a well pod would be deleted, or all for a full restart."""
+    script = running()
+    fail(script, 10, 0, "w-1")
+    other = ERROR.replace("bad", "other").replace("print=e", "print=o")
+    seen = len(script.effects)
+    script.together(f"failed w-1 1 rank=1 {ERROR} at=19\nfailed w-0 1 rank=0 {other} at=18", 20)
+    assert script.incidents[2].remedy is Remedy.PROCESS
+    assert script.incidents[2].culprit.pod == "j-w-0"
+    assert not any(isinstance(effect, DeletePod) for effect in script.effects[seen:])
+    told = [e.message for e in script.effects[seen:] if isinstance(e, RecordEvent)]
+    assert len(told) == 1
+    assert "j-w-0" in told[0]
 
 
 def test_the_annotation_lets_the_budget_decide() -> None:

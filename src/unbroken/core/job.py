@@ -126,8 +126,12 @@ class Job:
         state = self.state
         if state.phase is Phase.DELETED:
             return []
+        self._recovery.gather()
         for event in events:
+            if not isinstance(event, AgentReported):
+                self._recovery.decide(now)
             self._take(event, now)
+        self._recovery.decide(now)
         if self._is_awake():
             if self._adoption.go_on(now):
                 self._receipts.adopt(now)

@@ -61,6 +61,18 @@ class Recovery:
         """What was suspected when another fault came, and what is known of it."""
         self._replaced: set[PodUid] = set()
         """Pods that are well, and are deleted because the remedy of the open incident says so."""
+        self._gathered: list[Signal] | None = None
+        """Signs in reports that came together; None: they are not gathered."""
+
+    def gather(self) -> None:
+        """Decide nothing by the first of several reports that came together: a later one may name
+        the cause."""
+        self._gathered = []
+
+    def decide(self, now: float) -> None:
+        """Open an incident for all signs since `gather`, if there are any."""
+        found, self._gathered = self._gathered, None
+        self.fault(found or (), now)
 
     def fault(self, found: Sequence[Signal], now: float, details: Details | None = None) -> None:
         """Take signs of one fault: the first opens an incident, the others join it."""
@@ -74,7 +86,10 @@ class Recovery:
                 self._harden(now)
                 self._say(now)
         elif state.phase is not Phase.ENDING:
-            self.open(found, now, details)
+            if self._gathered is None:
+                self.open(found, now, details)
+            else:
+                self._gathered += found
 
     def carry_on(self, attempt: int, now: float) -> bool:
         """End a job whose end an earlier operator has decided, with everything up to the attempt;
