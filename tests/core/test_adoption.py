@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from core.drive_job import Script, spec
@@ -9,6 +11,7 @@ from unbroken.core.adoption import ADOPT_SECONDS
 from unbroken.core.events import (
     AgentReported,
     IncidentSeen,
+    PodUid,
     StartWorkers,
     StopWorkers,
     WriteIncident,
@@ -353,6 +356,23 @@ def test_ranks_wait_for_an_agent_that_may_yet_tell_its_own() -> None:
         112 ready w-0 0 rank=1     ->
         113 ready w-1 0 rank=0     -> start w-1 1 rank=0, start w-0 1 rank=1
     """)
+
+
+def test_stock_agents_get_no_port_that_an_older_attempt_had() -> None:
+    """Attempt 0 may have had several ports, of which the status names the newest at most."""
+    stock = AgentReported(PodUid("w-0.0"), AgentReport("stock-w-0", AgentState.READY))
+    old = Script(spec(1))
+    old.run("0 job\n0 synced\n0 pod w-0 node=n0")
+    old.give(stock, 1)
+    first = int(old.status.master_port or 0)
+    assert first
+    status = replace(old.status, restart_count=1, master_port=str(first + 2))
+    new = Script(old.spec, status)
+    new.run("100 pod w-0 node=n0\n100 job\n100 synced")
+    new.give(stock, 100)
+    new.give(stock, 101)
+    new.run("110 tick")
+    assert new.status.master_port == str(first + 3)
 
 
 def test_attempt_of_stock_agents_that_not_all_run_is_stopped() -> None:

@@ -54,6 +54,7 @@ SEEDS = {
     2116356: "a pod on a node that was back, and looked fenced still, was force-deleted",
     2115477: "a start order of a dead operator came after its number was started again elsewhere",
     2218331: "a full restart was begun by the first of two reports, and the other ended the job",
+    2231205: "an attempt of stock agents got a port that an older attempt had before its last one",
     2163152: "an answer from before a stop by a signal dismissed it",
     2003167: "rule: of more than 50 incidents the oldest are with the ledger",
     1027717: "rule: no operator can know the number of a stock attempt that was never written",

@@ -317,12 +317,15 @@ class Life:
 
     def _master(self) -> tuple[str, int] | None:
         state = self._state
-        first = state.roster.members[state.ranks.pod_of[0]]
-        assert first.report is not None
-        address, port = first.view.address, first.report.offered_port
+        member = state.roster.members[state.ranks.pod_of[0]]
+        assert member.report is not None
+        address, port = member.view.address, member.report.offered_port
         if address is None:
             return None
-        start = zlib.crc32(state.name.encode()) + state.attempt
+        first = zlib.crc32(state.name.encode())
+        # Older attempts used the ports before a known one: an attempt may have had several.
+        used = [(p - FIRST_PORT - first) % PORTS + 1 for host, p in self.masters if host == address]
+        start = first + max([state.attempt, *used])
         while port is None or (address, port) in self.masters:
             port = FIRST_PORT + start % PORTS
             start += 1
