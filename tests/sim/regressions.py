@@ -82,6 +82,7 @@ SEEDS = {
     2008488: "world: pods that were made after the collector had gone outlived their job",
     2010580: "the same",
     1050: "world: its links lost every word of a rank, and the next operator was not to miss it",
+    2231836: "world: its watches stayed broken for a minute and more after all was healed",
     2199742: "world: workers of a number used again met with those of its first run, long ended",
     2163532: "world: an order overtook the answer of a stock agent that was under way",
     2157128: "world: steps that watchdogs had not told yet, or told twice, were to be progress",

@@ -180,6 +180,11 @@ class Operator:
         for watch in self._watches:
             watch.cut(seconds * self._schedule.between(0.5, 1.5))
 
+    def heal_watches(self) -> None:
+        """Streams that are broken come back."""
+        for watch in self._watches:
+            watch.heal()
+
     def give(self, event: core.Event) -> None:
         """One event, and what the machine orders for it."""
         if not self.is_alive or self._machine is None:

@@ -313,6 +313,7 @@ class World:
         self.control.ambiguous = 0.0
         self.operator.crash_in = None
         self.cluster.come_back()
+        self.operator.heal_watches()
         self.resume()
         self._cuts.clear()
         manners = self.cluster.manners
