@@ -33,7 +33,6 @@ STALE_SECONDS = 60.0
 """How far an operator's view of the API may lag behind."""
 NODE_TRIED = "another node is tried"
 TERMINAL = ("Completed", "Failed")
-STARTED = ("PodsRunning", "Running")
 
 
 class Violation(AssertionError):
@@ -543,7 +542,8 @@ class Checkers:
             self._schedule.probes["operator_crash_in_a_look"] += 1
         self._is_asked = False
         self.ordered_status, self._found_count = status, status.restart_count
-        self._has_found_start = any(condition(status, kind) for kind in STARTED) or any(
+        # PodsRunning says nothing of this: pods are counted before they train.
+        self._has_found_start = condition(status, "Running") or any(
             incident.attempt + 1 == status.restart_count and incident.started_at is not None
             for incident in self.incidents.values()
         )
