@@ -20,12 +20,15 @@ import random
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,15 @@ from recovery_launch import Unavailable
 from scoreboard_judge import Judge, NotRun, interrupted
 from scoreboard_launch import Dlrover, FtLauncher, Launcher, Torchrun, TorchrunFreshStore, Trial
 from scoreboard_outcome import Outcome, rows
+from scoreboard_peers import NO_PEERS, peers
 from scoreboard_tables import line, markdown, table
-from scoreboard_trials import BY_NAME, FAULTS, Fault, plan
-from scoreboard_unbroken import Unbroken, UnbrokenAct, UnbrokenPlain
+from scoreboard_trials import BY_NAME, FAULTS, WELL, Fault, plan
+from scoreboard_unbroken import Unbroken, UnbrokenAct, UnbrokenOutput, UnbrokenSilence
 
 LAUNCHERS = (
     Unbroken,
-    UnbrokenPlain,
+    UnbrokenOutput,
+    UnbrokenSilence,
     UnbrokenAct,
     Torchrun,
     TorchrunFreshStore,
@@ -68,8 +73,10 @@ def say(text: str) -> None:
 def run_trial(contest: Contest, directory: Path, bound: float) -> Outcome:
     """One fault of one launcher."""
     fault, seed, launcher, program = contest
-    made = plan(fault, seed)
-    empty = Outcome(fault.name, seed, launcher.name, program, made.rank, made.step)
+    made = plan(fault, seed, launcher.mode)
+    empty = Outcome(
+        fault.name, seed, launcher.name, program, made.rank, made.step, mode=launcher.mode
+    )
     if interrupted.is_set():
         return Outcome(**{**empty.to_json(), "not_run": "interrupted"})
     try:
@@ -99,6 +106,7 @@ def contests(options: argparse.Namespace, launchers: Iterable[Launcher]) -> list
         for name in options.faults.split(",")
         for launcher in listed
         for program in options.programs.split(",")
+        if BY_NAME[name].is_hang or name in WELL or launcher.mode == "told"
         if seed - options.first_seed < options.peer_seeds or isinstance(launcher, Unbroken)
     ]
     return random.Random(0).sample(found, len(found))
@@ -115,7 +123,7 @@ def play(todo: Sequence[Contest], options: argparse.Namespace, base: Path) -> li
         }
         try:
             for done in as_completed(running):
-                found.append(done.result())
+                found.append(replace(done.result(), load=options.load))
                 took = time.monotonic() - began
                 say(f"{running[done]:04} {len(found)}/{len(todo)} {took:5.0f} s  {line(found[-1])}")
                 if options.json:
@@ -124,6 +132,19 @@ def play(todo: Sequence[Contest], options: argparse.Namespace, base: Path) -> li
             interrupted.set()
             say("interrupted: what was measured so far")
     return found
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Let so many processes compute beside the trials."""
+    words = [sys.executable, "-S", "-c", "while True: pass"]
+    started = [subprocess.Popen(words, start_new_session=True) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
 
 
 def machine() -> str:
@@ -152,6 +173,7 @@ def document(outcomes: Sequence[Outcome], options: argparse.Namespace) -> dict[s
         "command": shlex.join(["benchmarks/scoreboard.py", *repeated(sys.argv[1:])]),
         "bound_seconds": options.bound_seconds,
         "jobs": options.jobs,
+        "load": options.load,
         "skipped": options.skipped,
         "settings": {kind.name: kind.settings for kind in LAUNCHERS},
         "trials": [one.to_json() for one in outcomes],
@@ -179,12 +201,14 @@ def parse() -> argparse.Namespace:
     add("--first-seed", type=int, default=0)
     add("--peer-seeds", type=int, default=10**9, help="so many at most for launchers not ours")
     add("--jobs", type=int, default=12, help="trials at once (default 12)")
+    add("--load", type=int, default=0, help="busy processes beside the trials (default 0)")
     add("--bound-seconds", type=float, default=120.0, help="without a step: given up")
     add("--quick", action="store_true", help="one seed of few faults, ours and torchrun")
     add("--json", type=Path, help="write the figures to this file, after each trial")
     add("--keep", action="store_true", help="keep the directories of the trials")
     add("--markdown", type=Path, help="write the page of figures and run nothing")
     add("--from", type=Path, nargs="+", dest="sources", help="files of figures for it")
+    add("--peers", type=Path, help="an earlier page: rows of other launchers are taken from it")
     options = parser.parse_args()
     options.skipped = dict(NOT_RUN)
     if options.quick:
@@ -219,7 +243,9 @@ def main() -> None:
     """Run the trials and print the table; or write the page."""
     options = parse()
     if options.markdown:
-        options.markdown.write_text(markdown([json.loads(p.read_text()) for p in options.sources]))
+        earlier = peers(options.peers.read_text()) if options.peers else NO_PEERS
+        documents = [json.loads(path.read_text()) for path in options.sources]
+        options.markdown.write_text(markdown(documents, earlier))
         return
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter
         signal.signal(number, signal.default_int_handler)
@@ -229,7 +255,8 @@ def main() -> None:
     outcomes: list[Outcome] = []
     try:
         launchers = ready(options, base)
-        outcomes = play(contests(options, launchers), options, base)
+        with busy(options.load):
+            outcomes = play(contests(options, launchers), options, base)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # what was started is ended in any case
         for launcher in launchers:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import os
+import platform
+import socket
+import stat
+import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +23,14 @@ CHUNK_BYTES = 16 << 20
 FILL_BYTES = 1 << 20
 """More than the disk of a rank has in a trial of a full one."""
 PORT_SECONDS = 10.0
+BY_THE_JUDGE = ("stop", "parent")
+"""Faults that no worker can do to itself."""
 SPIKE_FACTOR = 30.0
+FOREVER = {"x86_64": b"\xeb\xfe", "aarch64": b"\x00\x00\x00\x14"}
+"""Machine code of a jump to itself."""
+SO_ATTACH_FILTER = 26
+RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
+"""A packet filter of one instruction: nothing of any packet is kept."""
 
 
 class Group(Protocol):
@@ -40,10 +52,11 @@ class Loader:
         os.close(ask)
         os.close(answer)
 
-    def next_batch(self, wish: bytes = b"b") -> bytes:
-        """Wait for a batch."""
+    def next_batch(self, wish: bytes = b"b") -> None:
+        """Wait for a batch.  RuntimeError: the process has ended."""
         os.write(self._ask, wish)
-        return os.read(self._answer, 1)
+        if not os.read(self._answer, 1):
+            raise RuntimeError("DataLoader worker exited unexpectedly")
 
     @staticmethod
     def _serve(ask: int, answer: int) -> None:
@@ -52,8 +65,67 @@ class Loader:
             if wish == b"d":
                 lock.acquire()
                 lock.acquire()  # by the same thread: never
+            elif wish == b"s":
+                time.sleep(1e9)
+            elif wish == b"m":
+                allocate()
             os.write(answer, wish)
         os._exit(0)
+
+
+def allocate() -> None:
+    """Take memory until the kernel ends it."""
+    kept = []
+    while True:
+        kept.append(b"\1" * CHUNK_BYTES)
+
+
+def spin_in_c(keeps_gil: bool) -> None:
+    """Run a loop of machine code that never ends."""
+    code = FOREVER[platform.machine()]
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    kind = (ctypes.PYFUNCTYPE if keeps_gil else ctypes.CFUNCTYPE)(None)
+    kind(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+
+
+def lock_each_other() -> None:
+    """Let two threads each wait for the lock that the other one holds."""
+    first, second, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
+
+    def other() -> None:
+        with second:
+            both.wait()
+            first.acquire()
+
+    threading.Thread(target=other, daemon=True).start()
+    with first:
+        both.wait()
+        second.acquire()
+
+
+def fill_pipe() -> None:
+    """Write into a pipe that somebody holds and nobody reads."""
+    _, into = os.pipe()
+    while True:
+        os.write(into, bytes(mmap.PAGESIZE))
+
+
+def lose_packets() -> None:
+    """Let the kernel drop all that comes over TCP connections of this process."""
+    code = ctypes.create_string_buffer(RETURN_NOTHING, len(RETURN_NOTHING))
+    program = struct.pack("HP", 1, ctypes.addressof(code))
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        try:
+            is_socket = stat.S_ISSOCK(os.fstat(number).st_mode)
+        except OSError:  # the listing's own descriptor is gone
+            continue
+        if not is_socket:
+            continue
+        with socket.socket(fileno=os.dup(number)) as one:
+            if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+                one.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 class Injector:
@@ -86,28 +158,24 @@ class Injector:
     def before(self, step: int, loader: Loader, group: Group) -> float:
         """What this rank adds to its share of the step: 0, or NaN.  It may not come back."""
         if not self._is_due(step):
-            return 0.0
-        match self.plan.fault:
-            case "loader":
-                loader.next_batch(b"d")
-            case "collective":
+            if self.plan.fault == "barrier" and step == self.plan.step:
                 group.barrier()
-            case "nan":
-                return math.nan
-            case "slow":
-                self.is_slow = True
-            case "spike":
-                self.has_spike = True
-            case "checkpoint":
-                self.saves_nothing = True
-            case name:
-                self._break(name)
+            return 0.0
+        fault = self.plan.fault
+        if fault in LOADER_WISHES:
+            loader.next_batch(LOADER_WISHES[fault])
+        elif fault == "collective":
+            group.barrier()
+        elif fault == "nan":
+            return math.nan
+        elif fault in BREAKERS:
+            BREAKERS[fault](self)
         return 0.0
 
     def _is_due(self, step: int) -> bool:
         """Whether the fault falls now; it does so once, whatever is started anew."""
         plan = self.plan
-        if not self.is_mine or step != plan.step or plan.fault == "stop":
+        if not self.is_mine or step != plan.step or plan.fault in BY_THE_JUDGE:
             return False
         try:
             os.close(os.open(self.directory / "injected", os.O_CREAT | os.O_EXCL))
@@ -117,40 +185,64 @@ class Injector:
         self.tell("fault")
         return True
 
-    def _break(self, name: str) -> None:
-        match name:
-            case "loop":
-                self._spin()
-            case "dstate":
-                self._wait_for_child()
-            case "silent":
-                time.sleep(1e9)
-            case "error":
-                raise ValueError(f"batch {self.plan.step}: label 1001 is out of range")
-            case "oom":
-                self._allocate()
-            case "segfault":
-                ctypes.string_at(0)
-            case "disk":
-                with (self.directory / f"checkpoints/{self.plan.rank}/optimizer").open("wb") as to:
-                    to.write(bytes(FILL_BYTES))
+    def turn_slow(self) -> None:
+        """Take twice as long for each step from now on."""
+        self.is_slow = True
 
-    @staticmethod
-    def _spin() -> None:
-        wanted = 1
-        while wanted:
-            wanted = wanted % 97 + 1
+    def turn_odd(self) -> None:
+        """Tell losses that are too high from now on."""
+        self.has_spike = True
 
-    @staticmethod
-    def _wait_for_child() -> None:
-        """posix_spawn's vfork keeps the parent in state D until the child has opened its files."""
-        pipe = os.path.join(tempfile.mkdtemp(), "pipe")
-        os.mkfifo(pipe)
-        actions = [(os.POSIX_SPAWN_OPEN, 0, pipe, os.O_RDONLY, 0)]
-        os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions)
+    def stop_saving(self) -> None:
+        """Write no more checkpoints."""
+        self.saves_nothing = True
 
-    @staticmethod
-    def _allocate() -> None:
-        kept = []
-        while True:
-            kept.append(b"\1" * CHUNK_BYTES)
+    def raise_error(self) -> None:
+        """Fail as a script does."""
+        raise ValueError(f"batch {self.plan.step}: label 1001 is out of range")
+
+    def fill_disk(self) -> None:
+        """Write more than the disk of the checkpoints holds."""
+        with (self.directory / f"checkpoints/{self.plan.rank}/optimizer").open("wb") as to:
+            to.write(bytes(FILL_BYTES))
+
+    def read_remote(self) -> None:
+        """Read a file of the file system that does not answer."""
+        (self.directory / "remote/batch").read_bytes()
+
+
+def spin() -> None:
+    """Compute in Python for ever."""
+    wanted = 1
+    while wanted:
+        wanted = wanted % 97 + 1
+
+
+def wait_for_child() -> None:
+    """posix_spawn's vfork keeps the parent in state D until the child has opened its files."""
+    pipe = os.path.join(tempfile.mkdtemp(), "pipe")
+    os.mkfifo(pipe)
+    actions = [(os.POSIX_SPAWN_OPEN, 0, pipe, os.O_RDONLY, 0)]
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions)
+
+
+LOADER_WISHES = {"loader": b"d", "loader-sleep": b"s", "loader-oom": b"m"}
+BREAKERS: Mapping[str, Callable[[Injector], object]] = {
+    "loop": lambda _: spin(),
+    "dstate": lambda _: wait_for_child(),
+    "silent": lambda _: time.sleep(1e9),
+    "gil": lambda _: ctypes.PyDLL(None).pause(),
+    "locks": lambda _: lock_each_other(),
+    "loop-c": lambda _: spin_in_c(keeps_gil=True),
+    "loop-c-free": lambda _: spin_in_c(keeps_gil=False),
+    "pipe": lambda _: fill_pipe(),
+    "link": lambda _: lose_packets(),
+    "oom": lambda _: allocate(),
+    "segfault": lambda _: ctypes.string_at(0),
+    "fuse": Injector.read_remote,
+    "error": Injector.raise_error,
+    "disk": Injector.fill_disk,
+    "slow": Injector.turn_slow,
+    "spike": Injector.turn_odd,
+    "checkpoint": Injector.stop_saving,
+}

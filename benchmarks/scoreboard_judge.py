@@ -23,6 +23,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+from scoreboard_faults import BY_THE_JUDGE
+from scoreboard_fuse import SilentFileSystem
 from scoreboard_logs import Word, first_since
 from scoreboard_outcome import Outcome
 from scoreboard_trials import AGENTS, WORLD, Plan, right_result
@@ -60,6 +62,7 @@ class Process:
     rank: int
     pidfd: int
     at: float
+    parent: int
     died_at: float | None = None
 
 
@@ -90,6 +93,8 @@ class Judge:
         self._selector.register(self._socket, selectors.EVENT_READ, None)
         if self.plan.fault == "disk":
             self._mount(self.directory / f"checkpoints/{self.plan.rank}")
+        if self.plan.fault == "fuse":
+            self._mount_silent(self.directory / "remote")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +108,7 @@ class Judge:
 
     def memory_groups(self, mebibytes: int) -> list[Path]:
         """A memory group for each agent, where the fault is about memory.  NotRun."""
-        if self.plan.fault != "oom":
+        if self.plan.fault not in ("oom", "loader-oom"):
             return []
         is_old = (CGROUPS / "memory").is_dir()
         base = CGROUPS / "memory" if is_old else CGROUPS
@@ -161,6 +166,7 @@ class Judge:
         return Outcome(
             fault=plan.fault,
             seed=plan.seed,
+            mode=plan.mode,
             launcher=launcher,
             program=program,
             rank=plan.rank,
@@ -171,6 +177,7 @@ class Judge:
             detected_seconds=at - since if at is not None and plan.rank >= 0 else None,
             acted=bool(again) or bool(word and word.acts),
             blamed=word.rank if word else None,
+            blamed_pod=word.ranks if word else (),
             said=word.text if word else "",
             others=[one.text for one in said if one is not word][:20],
             early=sum(one.at < since for one in said),
@@ -226,7 +233,7 @@ class Judge:
 
     def _started(self, pid: int, rank: int, at: float) -> None:
         with suppress(ProcessLookupError):
-            process = Process(rank, os.pidfd_open(pid), at)
+            process = Process(rank, os.pidfd_open(pid), at, parent_of(pid))
             self.processes[pid] = process
             self._selector.register(process.pidfd, selectors.EVENT_READ, process)
 
@@ -237,7 +244,7 @@ class Judge:
 
     def _after_step(self, rank: int, step: int) -> None:
         plan = self.plan
-        is_due = plan.fault == "stop" and (rank, step) == (plan.rank, plan.step)
+        is_due = plan.fault in BY_THE_JUDGE and (rank, step) == (plan.rank, plan.step)
         if is_due and self.injected_at is None:
             self._stop_at = time.time() + plan.jitter_seconds
 
@@ -248,7 +255,11 @@ class Judge:
             key=lambda one: one.at,
         )
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(newest.pidfd, signal.SIGSTOP)
+            if self.plan.fault == "parent":
+                os.kill(newest.parent, signal.SIGSTOP)
+                self._stack.callback(continue_process, newest.parent)
+            else:
+                signal.pidfd_send_signal(newest.pidfd, signal.SIGSTOP)
             self.injected_at = time.time()
 
     def _take_port(self, host: str, port: int) -> None:
@@ -265,6 +276,14 @@ class Judge:
             raise NotRun(f"no small disk can be mounted: {done.stderr.strip()}")
         self._stack.callback(subprocess.run, ["umount", "--lazy", str(place)], check=False)
 
+    def _mount_silent(self, place: Path) -> None:
+        place.mkdir()
+        try:
+            mounted = SilentFileSystem(place)
+        except OSError as error:
+            raise NotRun(f"FUSE cannot be mounted: {error.strerror}") from None
+        self._stack.callback(mounted.close)
+
     def _left(self) -> list[int]:
         """Processes of the trial that live."""
         mark = f"SCOREBOARD_EVENTS={self.name}".encode()
@@ -274,6 +293,21 @@ class Judge:
                 if mark in path.read_bytes().split(b"\0"):
                     found.append(int(path.parent.name))
         return found
+
+
+def parent_of(pid: int) -> int:
+    """The parent process.  ProcessLookupError: the process has ended."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        raise ProcessLookupError(pid) from None
+    return int(text.rpartition(")")[2].split()[1])
+
+
+def continue_process(pid: int) -> None:
+    """Let a stopped process run, if it is still there."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def remove_group(group: Path) -> None:

@@ -35,6 +35,8 @@ class Word:
     text: str
     acts: bool = True
     """Something is done about it; False: it is only told."""
+    ranks: tuple[int, ...] = ()
+    """Of the pod that is blamed, where no rank is."""
 
 
 def stamp(line: str, year: int) -> float | None:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from scoreboard_trials import FAULTS, HEALTHY
+from scoreboard_trials import BY_NAME, FAULTS, WELL
 
 ORDER = (
     "unbroken",
-    "unbroken-plain",
+    "unbroken-output",
+    "unbroken-silence",
     "unbroken-act",
     "torchrun",
     "torchrun-fresh-store",
@@ -44,6 +45,8 @@ class Outcome:
     acted: bool = False
     """Something was done about it; False with a detection: it was only told."""
     blamed: int | None = None
+    blamed_pod: Sequence[int] = ()
+    """Ranks of the pod that was blamed, where no rank was."""
     said: str = ""
     others: Sequence[str] = ()
     early: int = 0
@@ -53,6 +56,9 @@ class Outcome:
     """Steps that were made twice."""
     not_run: str = ""
     """Why there is no result at all."""
+    mode: str = "told"
+    load: int = 0
+    """Busy processes beside the trials."""
 
     def to_json(self) -> dict[str, Any]:
         """For a file of figures."""
@@ -66,6 +72,7 @@ class Row:
     fault: str
     launcher: str
     program: str
+    load: int
     trials: int
     survived: int
     detected: int
@@ -103,12 +110,13 @@ def row(outcomes: Sequence[Outcome]) -> Row:
         fault=some.fault,
         launcher=some.launcher,
         program=some.program,
+        load=some.load,
         trials=len(ran),
         survived=sum(one.survived for one in ran),
         detected=len(detected),
         acted=sum(one.acted for one in ran),
-        blamed=sum(one.blamed is not None for one in ran),
-        correct=sum(one.blamed == one.rank for one in ran if one.rank >= 0),
+        blamed=sum(one.blamed is not None or bool(one.blamed_pod) for one in ran),
+        correct=sum(map(is_right, ran)),
         touched=sum(is_touched(one) for one in ran),
         detect_p50=statistics.median(detected) if detected else None,
         detect_max=max(detected, default=None),
@@ -123,34 +131,46 @@ def is_touched(one: Outcome) -> bool:
     return one.early > 0 or (one.rank < 0 and bool(one.said or one.others or one.restarts))
 
 
+def is_right(one: Outcome) -> bool:
+    """Whether the one that was broken was named: its rank, or the pod if the pod was broken; of
+    what lies between ranks, nobody."""
+    if one.rank < 0 or one.detected_seconds is None:
+        return False
+    if one.fault == "parent" and one.blamed is None:
+        return one.rank in one.blamed_pod
+    is_shared = BY_NAME[one.fault].is_shared
+    return one.blamed == one.rank or (is_shared and one.blamed is None)
+
+
 def rows(outcomes: Sequence[Outcome]) -> list[Row]:
-    """One for each fault, launcher and program, in the order of tables."""
-    grouped: dict[tuple[str, str, str], list[Outcome]] = {}
+    """One for each fault, launcher, program and load, in the order of tables."""
+    grouped: dict[tuple[str, str, str, int], list[Outcome]] = {}
     for one in outcomes:
-        grouped.setdefault((one.fault, one.launcher, one.program), []).append(one)
+        grouped.setdefault((one.fault, one.launcher, one.program, one.load), []).append(one)
     order = [fault.name for fault in FAULTS]
     return sorted(
         (row(group) for group in grouped.values()),
-        key=lambda one: (order.index(one.fault), one.program, ORDER.index(one.launcher)),
+        key=lambda one: (order.index(one.fault), one.program, one.load, ORDER.index(one.launcher)),
     )
 
 
-def totals(found: Sequence[Row]) -> dict[tuple[str, str], Row]:
-    """Each launcher and program over all faults that can be blamed on somebody."""
-    made: dict[tuple[str, str], Row] = {}
-    pairs = {(one.launcher, one.program) for one in found}
-    for launcher, program in sorted(pairs, key=lambda pair: (pair[1], ORDER.index(pair[0]))):
+def totals(found: Sequence[Row]) -> dict[tuple[str, str, int], Row]:
+    """Each launcher, program and load over all faults that can be blamed on somebody."""
+    made: dict[tuple[str, str, int], Row] = {}
+    keys = {(one.launcher, one.program, one.load) for one in found}
+    for key in sorted(keys, key=lambda key: (key[1], key[2], ORDER.index(key[0]))):
         mine = [
             one
             for one in found
-            if (one.launcher, one.program) == (launcher, program) and one.fault != HEALTHY
+            if (one.launcher, one.program, one.load) == key and one.fault not in WELL
         ]
         if not mine:
             continue
-        made[launcher, program] = Row(
+        made[key] = Row(
             fault="all",
-            launcher=launcher,
-            program=program,
+            launcher=key[0],
+            program=key[1],
+            load=key[2],
             trials=sum(one.trials for one in mine),
             survived=sum(one.survived for one in mine),
             detected=sum(one.detected for one in mine),

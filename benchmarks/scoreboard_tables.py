@@ -6,19 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scoreboard_outcome import Outcome, Row, rows, totals
-from scoreboard_trials import BY_NAME, HEALTHY
+from scoreboard_peers import NO_PEERS, NOTHING, Peers
+from scoreboard_trials import BY_NAME, FAULTS, PAUSE_SECONDS, WELL
 
 
 def line(one: Outcome) -> str:
     """An outcome in a line."""
-    head = f"{one.launcher:21}{one.program:6}{one.fault:11}seed {one.seed:<3}rank {one.rank:<3}"
+    head = f"{one.launcher:21}{one.program:6}{one.fault:13}seed {one.seed:<3}rank {one.rank:<3}"
     if one.not_run:
         return f"{head}not run: {one.not_run}"
     ending = "survived" if one.survived else one.ending[:60]
     found = f"{seconds(one.detected_seconds)} " + ("acted" if one.acted else "told")
     blame = "nobody" if one.blamed is None else f"rank {one.blamed}"
     found = found if one.detected_seconds is not None else "not found"
-    if one.fault == HEALTHY:
+    if one.fault in WELL:
         return f"{head}{ending}, {one.restarts} restarts; {one.said[:120]}"
     costs = f"stall {seconds(one.stall_seconds)}, {one.lost_steps} steps"
     early = f"; {one.early} before the fault" if one.early else ""
@@ -65,20 +66,22 @@ def cells(row: Row) -> list[str]:
 
 def table(found: Sequence[Row]) -> str:
     """For a terminal."""
-    lines = [f"{'fault':11}{'launcher':22}{'program':8}" + "".join(f"{c:>14}" for c in CELLS)]
+    names = f"{'fault':13}{'launcher':22}{'program':8}{'load':5}"
+    lines = [names + "".join(f"{c:>14}" for c in CELLS)]
     for row in found:
-        head = f"{row.fault:11}{row.launcher:22}{row.program:8}"
+        head = f"{row.fault:13}{row.launcher:22}{row.program:8}{row.load:<5}"
         if not row.trials:
             lines.append(f"{head}not run: {'; '.join(row.not_run)}")
-        elif row.fault == HEALTHY:
+        elif row.fault in WELL:
             fine = share(row.survived, row.trials)
             lines.append(f"{head}{fine:>14}  touched {share(row.touched, row.trials)}")
         else:
             lines.append(head + "".join(f"{cell:>14}" for cell in cells(row)))
-    for (launcher, program), row in totals(found).items():
+    for (launcher, program, load), row in totals(found).items():
         lines.append(
-            f"{'all':11}{launcher:22}{program:8}survived {share(row.survived, row.trials)}, found"
-            f" {share(row.detected, row.trials)}, blame: precision {percent(row.precision)},"
+            f"{'all':13}{launcher:22}{program:8}{load:<5}"
+            f"survived {share(row.survived, row.trials)}, found "
+            f"{share(row.detected, row.trials)}, blame: precision {percent(row.precision)},"
             f" recall {percent(row.recall)}"
         )
     return "\n".join(lines)
@@ -89,12 +92,14 @@ def read_outcomes(documents: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     return [Outcome(**one) for document in documents for one in document["trials"]]
 
 
-def markdown(documents: Sequence[Mapping[str, Any]]) -> str:
-    """The page."""
+def markdown(documents: Sequence[Mapping[str, Any]], earlier: Peers = NO_PEERS) -> str:
+    """The page; rows of launchers that were not run come from an earlier one."""
     found = rows(read_outcomes(documents))
-    parts = [HEAD.format(commands=_commands(documents)), _summary(found), _healthy(found)]
-    parts += [_fault(name, found) for name in BY_NAME if name != HEALTHY]
-    parts.append(_notes(documents, found))
+    commands = "\n".join([_commands(documents), *earlier.commands])
+    parts = [HEAD.format(commands=commands), _summary(found), _modes(found)]
+    parts += [_healthy(name, found, earlier) for name in WELL]
+    parts += [_fault(fault.name, found, earlier) for fault in FAULTS if fault.name not in WELL]
+    parts.append(_notes(documents, found, earlier))
     return "\n".join(part for part in parts if part)
 
 
@@ -123,11 +128,11 @@ def _commands(documents: Sequence[Mapping[str, Any]]) -> str:
 def _summary(found: Sequence[Row]) -> str:
     lines = ["## All faults together", ""]
     names = ("survived", "found", "precision", "recall", "false alarms")
-    lines += _heading("launcher", "program", *names)
-    for (launcher, program), row in totals(found).items():
+    lines += _heading("launcher", "program", "load", *names)
+    for (launcher, program, load), row in totals(found).items():
         some = [share(row.survived, row.trials), share(row.detected, row.trials)]
         some += [percent(row.precision), percent(row.recall), share(row.touched, row.trials)]
-        lines.append(_line(launcher, program, *some))
+        lines.append(_line(launcher, program, str(load), *some))
     text = "Precision: of the ranks that were blamed, so many rightly. Recall: of all trials. False"
     text += (
         "\nalarms: something was said or done before the fault. Each launcher over the faults that"
@@ -136,40 +141,94 @@ def _summary(found: Sequence[Row]) -> str:
     return "\n".join([*lines, "", text, ""])
 
 
-def _healthy(found: Sequence[Row]) -> str:
-    mine = [row for row in found if row.fault == HEALTHY]
-    if not mine:
+MODES = {"unbroken": "told", "unbroken-output": "output", "unbroken-silence": "silence"}
+"""What the script of each launcher shows."""
+
+
+def _modes(found: Sequence[Row]) -> str:
+    """Each hang in a line: a column for what the script shows, on a quiet and on a busy machine."""
+    mine = {
+        (row.fault, row.launcher, row.load): row
+        for row in found
+        if row.program == "plain" and row.launcher in MODES and BY_NAME[row.fault].is_hang
+    }
+    columns = sorted({(load, launcher) for _, launcher, load in mine}, key=_column)
+    if len(columns) < 2:
         return ""
-    lines = [f"## Nothing is wrong: {BY_NAME[HEALTHY].what.partition(': ')[2]}", ""]
-    lines += _heading("launcher", "program", "came to its end", "false alarms")
+    lines = ["## Hangs by what the script shows: found, named right, after (median)", ""]
+    heads = [f"{MODES[launcher]}, load {load}" for load, launcher in columns]
+    lines += _heading("hang", *heads)
+    for fault in FAULTS:
+        if any(name == fault.name for name, _, _ in mine):
+            cells_ = [_short(mine.get((fault.name, who, load))) for load, who in columns]
+            lines.append(_line(f"`{fault.name}`", *cells_))
+    return "\n".join([*lines, "", MODES_TEXT, ""])
+
+
+MODES_TEXT = """told: the script calls `unbroken.worker.progress` each step; output: it only prints,
+a line a second on each rank; silence: neither. Load: so many busy processes beside the trials;
+the trials themselves ran several at once, as the commands say."""
+
+
+def _column(column: tuple[int, str]) -> tuple[int, int]:
+    return column[0], [*MODES].index(column[1])
+
+
+def _short(row: Row | None) -> str:
+    if row is None or not row.trials:
+        return "-"
+    found, right = share(row.detected, row.trials), share(row.correct, row.trials)
+    return f"{found}, {right}, {seconds(row.detect_p50)}"
+
+
+def _healthy(name: str, found: Sequence[Row], earlier: Peers) -> str:
+    mine = [row for row in found if row.fault == name]
+    others = earlier.rows.get(name, ())
+    if not mine and not others:
+        return ""
+    lines = [f"{NOTHING}: {BY_NAME[name].what.partition(': ')[2]}", ""]
+    lines += _heading("launcher", "program", "load", "came to its end", "false alarms")
     for row in mine:
         fine, touched = share(row.survived, row.trials), share(row.touched, row.trials)
-        lines.append(_line(row.launcher, row.program, fine, touched))
-    return "\n".join([*lines, ""])
+        lines.append(_line(row.launcher, row.program, str(row.load), fine, touched))
+    text = [PAUSE_TEXT, ""] if name == "paused" else []
+    return "\n".join([*lines, *others, "", *text])
 
 
-def _fault(name: str, found: Sequence[Row]) -> str:
+PAUSE_TEXT = """The pause comes after 45 to 55 s of steps and lasts {:g} to {:g} s: an evaluation
+of all ranks, a checkpoint that rank 0 writes to slow storage, a compiler that rank 0 waits for, a
+data set that rank 0 prepares. The ranks that have nothing to do wait at a barrier. Nothing is
+printed. Of each kind, half of the seeds tell a phase where the script calls `unbroken.worker`.
+Bounds are the real ones; pauses of ten minutes were not run.""".format(*PAUSE_SECONDS)
+
+
+def _fault(name: str, found: Sequence[Row], earlier: Peers) -> str:
     mine = [row for row in found if row.fault == name]
-    if not mine:
+    others = earlier.rows.get(name, ())
+    if not mine and not others:
         return ""
     lines = [f"## {BY_NAME[name].what[0].upper()}{BY_NAME[name].what[1:]} (`{name}`)", ""]
-    lines += _heading("launcher", "program", *CELLS)
+    lines += _heading("launcher", "program", "load", *CELLS)
     for row in mine:
         if row.trials:
-            lines.append(_line(row.launcher, row.program, *cells(row)))
+            lines.append(_line(row.launcher, row.program, str(row.load), *cells(row)))
         else:
             why = f"not run: {'; '.join(row.not_run)}"
-            lines.append(_line(row.launcher, row.program, why, *[""] * (len(CELLS) - 1)))
-    return "\n".join([*lines, ""])
+            empty = [""] * (len(CELLS) - 1)
+            lines.append(_line(row.launcher, row.program, str(row.load), why, *empty))
+    return "\n".join([*lines, *others, ""])
 
 
-def _notes(documents: Sequence[Mapping[str, Any]], found: Sequence[Row]) -> str:
+def _notes(documents: Sequence[Mapping[str, Any]], found: Sequence[Row], earlier: Peers) -> str:
     lines = ["## How each was set", ""]
     names = dict.fromkeys(row.launcher for row in found)
     settings = {key: text for one in documents for key, text in one["settings"].items()}
     lines += [f"- `{name}`: {settings[name]}." for name in names]
+    lines += [note for note in earlier.notes if note[3:].partition("`")[0] not in names]
     skipped = {key: text for one in documents for key, text in one["skipped"].items()}
-    lines += [f"- `{name}`: not run: {why}." for name, why in skipped.items()]
+    known = "\n".join(lines)
+    more = [f"- `{name}`: not run: {why}." for name, why in skipped.items()]
+    lines += [line for line in more if line not in known]
     bound = max(one["bound_seconds"] for one in documents)
     lines.append(
         f"- A job that makes no step for {bound:g} s is given up. `plain`: workers without"

@@ -19,13 +19,16 @@ from typing import Any
 
 from scoreboard_faults import SPIKE_FACTOR, Injector, Loader
 from scoreboard_group import PlainGroup, TorchGroup
+from scoreboard_pauses import PAUSES
 from scoreboard_trials import (
     CHECKPOINT_STEPS,
     LOG_STEPS,
+    PAUSED,
     WORLD,
     Plan,
     advance,
     contribution,
+    long_pause,
     loss,
     pause,
     step_seconds,
@@ -124,13 +127,24 @@ def telling(uses: list[str]) -> Silence:
     return Heartbeat() if "heartbeat" in uses else Silence()
 
 
-def rest(plan: Plan, step: int, launcher: Silence) -> None:
+def say(plan: Plan, text: str) -> None:
+    """Print a line, unless the script is to print nothing."""
+    if plan.mode != "silence":
+        print(text, flush=True)
+
+
+def rest(plan: Plan, step: int, launcher: Silence, group: PlainGroup | TorchGroup) -> None:
     """Evaluate, or write a large checkpoint, where the plan has it."""
+    if plan.fault == PAUSED and step == plan.step:
+        kind, seconds, is_told = long_pause(plan)
+        with launcher.phase(kind.replace(" ", "-")) if is_told else nullcontext():
+            PAUSES[kind](RANK, seconds, DIRECTORY)
+            group.barrier()
     found = pause(plan, step)
     if found is None:
         return
     with launcher.phase(found[0]):
-        print(f"step {step}: {found[0]}", flush=True)
+        say(plan, f"step {step}: {found[0]}")
         time.sleep(found[1])
 
 
@@ -157,11 +171,11 @@ def main() -> None:
         launcher.step(step, told)
         tell("step", step=step)
         if step % LOG_STEPS == 0:
-            print(f"step {step}/{plan.last_step} loss {told:.4f}", flush=True)
+            say(plan, f"step {step}/{plan.last_step} loss {told:.4f}")
         if step % CHECKPOINT_STEPS == 0 and not injector.saves_nothing and math.isfinite(state):
             checkpoints.save(step, state)  # in a moment: no phase of its own
             launcher.checkpoint(step)
-        rest(plan, step, launcher)
+        rest(plan, step, launcher, group)
     tell("end", state=state)
 
 

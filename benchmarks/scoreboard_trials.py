@@ -17,8 +17,16 @@ MODULUS = 1_000_003
 SOON, LEARNED = (60, 90), (750, 900)
 """Steps between which a fault falls: six to nine seconds after the first one; or 75 to 90, where
 what is usual has to be learned before."""
+KNOWN = {"told": (300, 400), "output": (450, 550), "silence": (750, 900)}
+"""The same for a hang, by what the script shows: 30 to 40 s of steps, 45 to 55 s of lines, or 75
+to 90 s of neither."""
+PAUSED_STEPS = (450, 550)
 JITTER_SECONDS = 0.15
-HEALTHY = "healthy"
+HEALTHY, PAUSED = "healthy", "paused"
+WELL = (HEALTHY, PAUSED)
+PAUSES = ("evaluation", "checkpoint", "compile", "data set")
+PAUSE_SECONDS = (30.0, 150.0)
+"""Length of the one long pause of a healthy run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,25 +40,46 @@ class Fault:
     """Steps between the fault and the end of the job."""
     rank: int | None = None
     """Where only this one can have it."""
+    is_hang: bool = False
+    """It is tried with steps told, with output only, and with neither."""
+    is_shared: bool = False
+    """It lies between ranks: to name nobody is right, too."""
 
 
 FAULTS = (
-    Fault("stop", "SIGSTOP of one rank"),
-    Fault("loader", "deadlock in a data loader: its process never answers"),
-    Fault("collective", "one rank enters another collective"),
-    Fault("loop", "infinite loop on one rank"),
-    Fault("dstate", "one rank in state D (its vfork child waits in open())"),
-    Fault("silent", "one rank sleeps for ever and says nothing"),
+    Fault("stop", "SIGSTOP of one rank", is_hang=True),
+    Fault("loader", "deadlock in a data loader: its process never answers", is_hang=True),
+    Fault("collective", "one rank enters another collective", is_hang=True),
+    Fault("loop", "infinite loop on one rank", is_hang=True),
+    Fault("dstate", "one rank in state D (its vfork child waits in open())", is_hang=True),
+    Fault("silent", "one rank sleeps for ever and says nothing", is_hang=True),
+    Fault("gil", "a C call on one rank keeps the GIL and never returns", is_hang=True),
+    Fault("locks", "deadlock of two threads of one rank over two locks", is_hang=True),
+    Fault("loop-c", "infinite loop in C on one rank, which keeps the GIL", is_hang=True),
+    Fault("loop-c-free", "infinite loop in C on one rank, the GIL released", is_hang=True),
+    Fault("loader-sleep", "a data loader's process sleeps for ever", is_hang=True),
+    Fault("pipe", "one rank writes into a full pipe that nobody reads", is_hang=True),
+    Fault("fuse", "one rank opens a file of a file system that stops answering", is_hang=True),
+    Fault(
+        "link",
+        "the packets to one rank are lost from now on, no connection ends",
+        is_hang=True,
+        is_shared=True,
+    ),
+    Fault("barrier", "one rank leaves out a barrier", is_hang=True),
+    Fault("parent", "SIGSTOP of the parent process of one rank", is_hang=True),
     Fault("nan", "the loss of one rank is NaN; all have it a step later", steps_after=150),
     Fault("spike", "the loss of one rank is 30 times what it was", steps_after=300),
     Fault("slow", "one rank takes twice as long for each step", steps_after=600),
     Fault("checkpoint", "one rank writes no more checkpoints", steps_after=1300),
     Fault("error", "an exception on one rank, told on stderr only", SOON),
     Fault("oom", "one rank allocates until the kernel kills it", SOON),
+    Fault("loader-oom", "a data loader's process allocates until the kernel kills it", SOON),
     Fault("segfault", "one rank reads address 0", SOON),
     Fault("disk", "the disk of one rank's checkpoints is full", SOON),
     Fault("port", "somebody else has taken the port of the store", (0, 0), rank=0),
     Fault(HEALTHY, "nothing: evaluations, slow checkpoints, uneven steps", (0, 0), 1500),
+    Fault(PAUSED, "nothing: one long pause of a healthy run", PAUSED_STEPS, 100),
 )
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
@@ -67,6 +96,8 @@ class Plan:
     """Before it, or 0: at the meeting of the ranks."""
     jitter_seconds: float
     last_step: int
+    mode: str = "told"
+    """What the script shows: `told`, `output` or `silence`."""
 
     def to_json(self) -> str:
         """For the environment of the workers."""
@@ -78,14 +109,22 @@ class Plan:
         return cls(**json.loads(text))
 
 
-def plan(fault: Fault, seed: int) -> Plan:
+def plan(fault: Fault, seed: int, mode: str = "told") -> Plan:
     """What the seed makes of the fault."""
     rng = random.Random(f"{fault.name}:{seed}")
     rank = rng.randrange(WORLD) if fault.rank is None else fault.rank
-    step, jitter = rng.randint(*fault.at_steps), rng.uniform(0, JITTER_SECONDS)
-    if fault.name == HEALTHY:
+    between = KNOWN[mode] if fault.is_hang else fault.at_steps
+    step, jitter = rng.randint(*between), rng.uniform(0, JITTER_SECONDS)
+    if fault.name in WELL:
         rank = -1
-    return Plan(fault.name, seed, rank, step, jitter, step + fault.steps_after)
+    return Plan(fault.name, seed, rank, step, jitter, step + fault.steps_after, mode)
+
+
+def long_pause(plan: Plan) -> tuple[str, float, bool]:
+    """The one long pause of a healthy run: its kind, its seconds, whether a phase is told."""
+    rng = random.Random(f"long pause:{plan.seed}")
+    kind, is_told = PAUSES[plan.seed % len(PAUSES)], plan.seed // len(PAUSES) % 2 == 0
+    return kind, rng.uniform(*PAUSE_SECONDS), is_told
 
 
 def contribution(rank: int, step: int) -> int:

@@ -34,6 +34,7 @@ CORE = "/api/v1/namespaces/default"
 SETTLE_SECONDS, LOOK_SECONDS = 15.0, 0.5
 COLLECTIVE_SECONDS = 1800.0
 _RANK = re.compile(r"\brank (\d+)")
+_POD = re.compile(r"-(\d+)$")
 _REASONS = frozenset(BY_DETECTOR.values())
 """Of the events of detectors that only warn."""
 
@@ -92,12 +93,15 @@ class ClusterJob:
         if not self._ending:
             self.settle()
         listed = self.server("GET", INCIDENTS)["items"]
-        mine = [one for one in listed if one["metadata"]["name"].rpartition("-")[0] == self.name]
+        jobs = [one for one in listed if one["metadata"]["name"].rpartition("-")[0] == self.name]
         found = []
-        for one in (incident_from(content)[0] for content in mine):
+        for one in (incident_from(content)[0] for content in jobs):
             sure = f" ({one.confidence}: {one.blame})" if one.confidence else ""
             text = f"{one.culprit.fault}: {one.culprit.text}{sure}"
-            found.append(Word(one.detected_at, one.culprit.rank, text))
+            pod = _POD.search(one.culprit.pod or "")
+            first = int(pod[1]) * RANKS_PER_AGENT if pod else 0
+            mine = tuple(range(first, first + RANKS_PER_AGENT)) if pod else ()
+            found.append(Word(one.detected_at, one.culprit.rank, text, ranks=mine))
         return sorted([*found, *self._warnings()], key=lambda word: word.at)
 
     def _warnings(self) -> list[Word]:
@@ -196,11 +200,21 @@ class Unbroken(Launcher):
         subprocess.run(words, capture_output=True, check=False)
 
 
-class UnbrokenPlain(Unbroken):
+class UnbrokenOutput(Unbroken):
     """With a script that only prints."""
 
-    name = "unbroken-plain"
+    name = "unbroken-output"
     settings = "defaults; the script only prints a line each second"
+    mode = "output"
+    uses: ClassVar[tuple[str, ...]] = ()
+
+
+class UnbrokenSilence(Unbroken):
+    """With a script that tells and prints nothing."""
+
+    name = "unbroken-silence"
+    settings = "defaults; the script tells and prints nothing"
+    mode = "silence"
     uses: ClassVar[tuple[str, ...]] = ()
 
 

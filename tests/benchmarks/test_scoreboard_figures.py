@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
 from scoreboard_logs import Word, first_since, words
 from scoreboard_outcome import Outcome, row, rows, totals
+from scoreboard_peers import peers
 from scoreboard_tables import markdown, table
 from scoreboard_trials import (
     BY_NAME,
     FAULTS,
     HEALTHY,
+    KNOWN,
+    PAUSED,
+    PAUSES,
     SOON,
     WORLD,
     Plan,
     advance,
     contribution,
+    long_pause,
     pause,
     plan,
     right_result,
@@ -113,6 +119,19 @@ LOST = Outcome("stop", 2, "unbroken", "plain", 1, 800, ending="stood still for 1
 NOT_RUN = Outcome("stop", 3, "unbroken", "plain", 1, 800, not_run="no such thing here")
 
 
+def document(outcomes: list[Outcome]) -> dict[str, object]:
+    """What a run writes to its file."""
+    names = ("unbroken", "unbroken-output", "torchrun")
+    return {
+        "machine": "2 cores",
+        "command": "benchmarks/scoreboard.py --seeds 3",
+        "bound_seconds": 120.0,
+        "skipped": {"dlrover-run": "not installed"},
+        "settings": dict.fromkeys(names, "defaults"),
+        "trials": [one.to_json() for one in outcomes],
+    }
+
+
 def test_figures_of_a_row() -> None:
     found = row([RIGHT, WRONG, LOST, NOT_RUN])
     assert (found.trials, found.survived, found.detected) == (3, 2, 2)
@@ -137,7 +156,7 @@ def test_a_healthy_run_is_touched_by_a_word_or_a_restart() -> None:
 
 def test_totals_leave_the_healthy_runs_out() -> None:
     healthy = Outcome(HEALTHY, 0, "unbroken", "plain", -1, 0, True, "right")
-    whole = totals(rows([RIGHT, WRONG, LOST, healthy]))["unbroken", "plain"]
+    whole = totals(rows([RIGHT, WRONG, LOST, healthy]))["unbroken", "plain", 0]
     assert (whole.trials, whole.correct, whole.blamed) == (3, 1, 2)
 
 
@@ -145,19 +164,80 @@ def test_table_and_page_tell_figures_and_what_was_not_run() -> None:
     peer = Outcome("stop", 0, "torchrun", "plain", 2, 800, not_run="torch is not installed")
     outcomes = [RIGHT, WRONG, LOST, peer]
     assert "2/3" in table(rows(outcomes))
-    page = markdown(
-        [
-            {
-                "machine": "2 cores",
-                "command": "benchmarks/scoreboard.py --seeds 3",
-                "bound_seconds": 120.0,
-                "skipped": {"dlrover-run": "not installed"},
-                "settings": {"unbroken": "defaults", "torchrun": "defaults"},
-                "trials": [one.to_json() for one in outcomes],
-            }
-        ]
-    )
-    assert "| unbroken | plain | 2/3 | 2/3 | 2.00 s | 2.50 s | 1/3 | 2/3 | 4.00 s | 5 |" in page
-    assert "| torchrun | plain | not run: torch is not installed |" in page
+    page = markdown([document(outcomes)])
+    assert "| unbroken | plain | 0 | 2/3 | 2/3 | 2.00 s | 2.50 s | 1/3 | 2/3 | 4.00 s | 5 |" in page
+    assert "| torchrun | plain | 0 | not run: torch is not installed |" in page
     assert "`dlrover-run`: not run: not installed." in page
     assert "benchmarks/scoreboard.py --seeds 3" in page
+
+
+@pytest.mark.parametrize("mode", KNOWN)
+def test_a_hang_falls_once_what_the_script_shows_is_known(mode: str) -> None:
+    hang, crash = plan(BY_NAME["gil"], 3, mode), plan(BY_NAME["error"], 3, mode)
+    assert KNOWN[mode][0] <= hang.step <= KNOWN[mode][1]
+    assert SOON[0] <= crash.step <= SOON[1]
+    assert Plan.from_json(hang.to_json()).mode == mode
+
+
+def test_the_long_pauses_of_eight_seeds_are_of_each_kind_told_and_untold() -> None:
+    found = [long_pause(plan(BY_NAME[PAUSED], seed)) for seed in range(8)]
+    assert {(kind, is_told) for kind, _, is_told in found} == {
+        (kind, is_told) for kind in PAUSES for is_told in (True, False)
+    }
+
+
+def test_nobody_is_right_for_a_link_and_the_pod_for_its_parent_process() -> None:
+    def correct(fault: str, rank: int | None, pod: tuple[int, ...] = (), after: float = 1.0) -> int:
+        made = Outcome(fault, 0, "unbroken", "plain", 2, 300, detected_seconds=after)
+        return row([replace(made, blamed=rank, blamed_pod=pod)]).correct
+
+    assert [correct("link", None), correct("link", 2), correct("link", 1)] == [1, 1, 0]
+    assert [correct("parent", None, (2, 3)), correct("parent", None, (0, 1))] == [1, 0]
+    assert [correct("gil", None), correct("gil", None, (2, 3))] == [0, 0]
+
+
+def test_rows_of_peers_are_taken_from_an_earlier_page() -> None:
+    earlier = """# What is detected
+
+    .venv/bin/python benchmarks/scoreboard.py --launchers unbroken --seeds 20    # 304 trials
+    .venv/bin/python benchmarks/scoreboard.py --launchers torchrun --seeds 1    # 9 trials
+
+## Nothing is wrong: evaluations
+
+| launcher | program | came to its end | false alarms |
+|---|---|---|---|
+| unbroken | plain | 20/20 | 0/20 |
+| torchrun | plain | 1/1 | 0/1 |
+
+## SIGSTOP of one rank (`stop`)
+
+| launcher | program | survived | found |
+|---|---|---|---|
+| unbroken | plain | 20/20 | 20/20 |
+| ft_launcher | plain | 2/2 | 2/2 |
+
+## How each was set
+
+- `unbroken`: defaults.
+- `ft_launcher`: heartbeats.
+- A job that makes no step is given up.
+"""
+    found = peers(earlier)
+    assert found.rows == {
+        "healthy": ["| torchrun | plain | 0 | 1/1 | 0/1 |"],
+        "stop": ["| ft_launcher | plain | 0 | 2/2 | 2/2 |"],
+    }
+    assert found.notes == ["- `ft_launcher`: heartbeats."]
+    [command] = found.commands
+    assert "--launchers torchrun" in command
+    page = markdown([document([RIGHT])], found)
+    assert "| ft_launcher | plain | 0 | 2/2 | 2/2 |" in page
+    assert peers(page).rows == found.rows
+
+
+def test_the_page_has_a_column_for_what_the_script_shows_and_for_the_load() -> None:
+    told = replace(RIGHT, fault="gil")
+    printed = replace(told, launcher="unbroken-output", mode="output", load=8, blamed=1)
+    page = markdown([document([told, printed])])
+    assert "| hang | told, load 0 | output, load 8 |" in page
+    assert "| `gil` | 1/1, 1/1, 1.50 s | 1/1, 0/1, 1.50 s |" in page

@@ -43,7 +43,7 @@ def test_each_launcher_is_judged_alike(tmp_path: Path) -> None:
             assert one["blamed"] == one["rank"]
     page = tmp_path / "page.md"
     subprocess.run(command(f"--markdown={page}", f"--from={figures}"), check=True, timeout=60)
-    assert "| torchrun | plain | 1/1 | 1/1 |" in page.read_text()
+    assert "| torchrun | plain | 0 | 1/1 | 1/1 |" in page.read_text()
 
 
 @pytest.mark.slow

@@ -70,6 +70,19 @@ def test_what_a_rank_waits_for_says_how_long_it_is_given(
     assert not found.is_certain(seconds - 1)
 
 
+def test_a_collective_of_the_users_own_is_known_by_its_name() -> None:
+    def own(rank: int) -> RankEvidence:
+        return looked(rank, ("recv (socket.py:9)", "receive (group.py:5)", "all_reduce (g.py:7)"))
+
+    away = [own(0), own(1), looked(2, IN_DATA)]
+    found = stand(stand(None, away, 3), away, 3)
+    assert found is not None
+    assert (found.ranks, found.is_certain(0.0)) == ((2,), True)
+    # Few that listen in such a function may listen to a server.
+    few = [own(0), looked(1, IN_DATA), looked(2, IN_DATA)]
+    assert stand(None, few, 3) is None
+
+
 def test_one_look_is_never_certain() -> None:
     found = looks(looked(1, IN_DATA), count=1)
     assert found is not None

@@ -43,6 +43,8 @@ class Kind(Enum):
 
 WAITING = (Kind.COLLECTIVE, Kind.STORE)
 """For peers, which are more interesting than who waits for them."""
+LISTENING = (Kind.NETWORK, Kind.OTHER)
+"""Perhaps to peers."""
 BUSY_SHARE = 0.5
 """Of a core; more is computing."""
 IDLE_SHARE = 0.05
@@ -149,7 +151,11 @@ _KERNEL: tuple[tuple[re.Pattern[str], Kind, str], ...] = tuple(
             "reads or writes files",
             r"folio_wait|wait_on_page|io_schedule|^wait_for_partner",
         ),
-        (Kind.FILES, "reads or writes files", r"^nfs|^rpc_|fuse_|^lustre|^ll_|^ceph"),
+        (
+            Kind.FILES,
+            "reads or writes files",
+            r"^nfs|^rpc_|fuse_|^request_wait_answer|^lustre|^ll_|^ceph",
+        ),
         (Kind.CHILD, "waits for a pipe", _PIPE.pattern),
         (Kind.NETWORK, "waits for the network", r"sk_wait|inet_|tcp_|unix_stream|skb_wait"),
     )
@@ -175,13 +181,35 @@ def doing(one: RankEvidence) -> Doing:
     return _of_recorder(one, found) or found or _of_process(one, frames)
 
 
+def all_doings(ranks: Mapping[int, RankEvidence]) -> dict[int, Doing]:
+    """What each rank of a job does.
+
+    A job may communicate without a known library.  If most ranks listen, inside functions of the
+    user's that are named for a collective, then they wait in that collective."""
+    doings = {rank: doing(one) for rank, one in ranks.items()}
+    if any(what.kind in WAITING for what in doings.values()):
+        return doings
+    listening = (rank for rank, what in doings.items() if what.kind in LISTENING)
+    waiting = {rank: name for rank in listening if (name := operation(ranks[rank]))}
+    if len(waiting) * 2 <= len(ranks):
+        return doings
+    return doings | {
+        rank: Doing(Kind.COLLECTIVE, f"waits in {name}") for rank, name in waiting.items()
+    }
+
+
+def awaits_peers(one: RankEvidence, what: Doing) -> bool:
+    """Whether the rank waits for its peers, in a collective of whatever library."""
+    return what.kind in WAITING or (what.kind in LISTENING and bool(operation(one)))
+
+
 def branches(doings: Mapping[int, Doing], ranks: Mapping[int, RankEvidence]) -> dict[int, Doing]:
     """Tell ranks that do the same apart by the user's functions that have called it, where these
     differ; of those that wait for peers also by the lines."""
     own = {
         rank: tuple(
             frame if doings[rank].kind in WAITING else parts(frame)[0]
-            for frame in (one.threads[0].frames if one.threads else ())
+            for frame in _outside(one)
             if not is_library(frame)
         )
         for rank, one in ranks.items()
@@ -191,6 +219,20 @@ def branches(doings: Mapping[int, Doing], ranks: Mapping[int, RankEvidence]) -> 
     if differs is None:
         return dict(doings)
     return {rank: replace(what, via=place((own[rank][differs],))) for rank, what in doings.items()}
+
+
+def _outside(one: RankEvidence) -> tuple[str, ...]:
+    """The frames of the main thread, without those inside a collective of the user's own: there
+    the one who collects is at another line than those who send."""
+    frames = one.threads[0].frames if one.threads else ()
+    if doing(one).kind not in LISTENING:
+        return frames
+    inside = [
+        number
+        for number, frame in enumerate(frames)
+        if not is_library(frame) and _OPERATION.search(parts(frame)[0])
+    ]
+    return frames[max(inside, default=-1) + 1 :]
 
 
 def place(frames: tuple[str, ...]) -> str:

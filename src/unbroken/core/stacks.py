@@ -18,12 +18,12 @@ from .doings import (
     BUSY_SHARE,
     COLLECTIVE,
     GPU,
+    LISTENING,
     WAITING,
     Doing,
     Kind,
+    all_doings,
     branches,
-    doing,
-    operation,
     pending,
     place,
     telling_frames,
@@ -37,8 +37,6 @@ RANGES_CHARACTERS = 300
 WHY_CHARACTERS = 500
 IO_NOISE_BYTES = 64 * 1024
 """Between two looks; less is a line of output, or a heartbeat."""
-_LISTENING = (Kind.NETWORK, Kind.OTHER)
-"""Perhaps to peers."""
 _WAITS_FOR_CHILDREN = (Kind.DATA, Kind.CHILD, Kind.LOCK, Kind.SLEEP, Kind.NETWORK, Kind.OTHER)
 
 
@@ -71,7 +69,7 @@ class _Scene:
 
     def __init__(self, evidence: Sequence[RankEvidence]) -> None:
         self.ranks = {one.rank: one for one in sorted(evidence, key=_order)}
-        self.doings = {rank: doing(one) for rank, one in self.ranks.items()}
+        self.doings = all_doings(self.ranks)
         if len(set(self.doings.values())) == 1:
             self.doings = branches(self.doings, self.ranks)
         self.groups: dict[Doing, list[int]] = defaultdict(list)
@@ -159,7 +157,7 @@ def _order(one: RankEvidence) -> tuple[int, int]:
 def _judge(scene: _Scene, size: int, now: float) -> _Verdict:
     found = _by_process(scene) or _by_sequence(scene)
     found = found or _by_place(scene) or _by_collective(scene) or _by_step(scene, now)
-    found = found or _by_operation(scene) or _by_size(scene)
+    found = found or _by_size(scene)
     if found is not None:
         return found
     if size == 1:
@@ -264,30 +262,12 @@ def _by_step(scene: _Scene, now: float) -> _Verdict | None:
     return _Verdict(behind, said, UNSURE)
 
 
-def _by_operation(scene: _Scene) -> _Verdict | None:
-    """All wait in communication of the user's own, but not in the same collective by its name."""
-    if any(what.kind not in _LISTENING for what in scene.doings.values()):
-        return None
-    named: dict[str, list[int]] = defaultdict(list)
-    for rank, one in scene.ranks.items():
-        named[operation(one)].append(rank)
-    fewest, *others = sorted(named.values(), key=len)
-    if "" in named or not others or len(fewest) * 2 >= len(scene.ranks):
-        return None
-    if len(fewest) == len(others[0]):
-        return None
-    name = operation(scene.ranks[fewest[0]])
-    most = operation(scene.ranks[others[-1][0]])
-    said = f"{name_ranks(fewest)} in {name}, others in {most}: different collectives were called"
-    return _Verdict(fewest, said, LIKELY if len(fewest) == 1 else UNSURE)
-
-
 def _by_size(scene: _Scene) -> _Verdict | None:
     """The smallest group, where nobody waits for anybody in a collective."""
     groups = {w: m for w, m in scene.groups.items() if w.kind is not Kind.UNKNOWN}
     waits = any(what.kind in WAITING for what in groups)
     # Who all listen may listen in different places: one collects what the others send.
-    listens = all(what.kind in _LISTENING for what in groups)
+    listens = all(what.kind in LISTENING for what in groups)
     if waits or listens or len(groups) < 2:
         return None
     smallest = min(groups.values(), key=len)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from unbroken.wire.observation import RankEvidence
 
-from .doings import GIL_IDLE_SHARE, WAITING, Doing, Kind, doing, parts, telling_frames
+from .doings import GIL_IDLE_SHARE, WAITING, Doing, Kind, all_doings, parts, telling_frames
 from .stacks import spins, works
 
 LOOKS_MIN = 2
@@ -80,7 +80,7 @@ def stand(before: Standing | None, evidence: Sequence[RankEvidence], world: int)
 
     A rank that could not be read may be the one that works, so that every rank must be known."""
     ranks = {one.rank: one for one in evidence}
-    doings = {rank: doing(one) for rank, one in ranks.items()}
+    doings = all_doings(ranks)
     away = [rank for rank, what in doings.items() if what.kind not in WAITING]
     # One that has ended has its own rules, and one under a debugger is a person's.
     kinds = {what.kind for what in doings.values()}
