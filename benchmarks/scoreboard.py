@@ -202,7 +202,7 @@ def parse() -> argparse.Namespace:
     add("--peer-seeds", type=int, default=10**9, help="so many at most for launchers not ours")
     add("--jobs", type=int, default=12, help="trials at once (default 12)")
     add("--load", type=int, default=0, help="busy processes beside the trials (default 0)")
-    add("--bound-seconds", type=float, default=120.0, help="without a step: given up")
+    add("--bound-seconds", type=float, default=200.0, help="without a step: given up")
     add("--quick", action="store_true", help="one seed of few faults, ours and torchrun")
     add("--json", type=Path, help="write the figures to this file, after each trial")
     add("--keep", action="store_true", help="keep the directories of the trials")

@@ -20,6 +20,7 @@ from typing import Protocol
 from scoreboard_trials import Plan
 
 CHUNK_BYTES = 16 << 20
+BATCH_BYTES = 32 << 10
 FILL_BYTES = 1 << 20
 """More than the disk of a rank has in a trial of a full one."""
 PORT_SECONDS = 10.0
@@ -55,8 +56,12 @@ class Loader:
     def next_batch(self, wish: bytes = b"b") -> None:
         """Wait for a batch.  RuntimeError: the process has ended."""
         os.write(self._ask, wish)
-        if not os.read(self._answer, 1):
-            raise RuntimeError("DataLoader worker exited unexpectedly")
+        left = BATCH_BYTES
+        while left:
+            part = os.read(self._answer, left)
+            if not part:
+                raise RuntimeError("DataLoader worker exited unexpectedly")
+            left -= len(part)
 
     @staticmethod
     def _serve(ask: int, answer: int) -> None:
@@ -69,7 +74,7 @@ class Loader:
                 time.sleep(1e9)
             elif wish == b"m":
                 allocate()
-            os.write(answer, wish)
+            os.write(answer, bytes(BATCH_BYTES))
         os._exit(0)
 
 

@@ -18,6 +18,7 @@ def line(one: Outcome) -> str:
     ending = "survived" if one.survived else one.ending[:60]
     found = f"{seconds(one.detected_seconds)} " + ("acted" if one.acted else "told")
     blame = "nobody" if one.blamed is None else f"rank {one.blamed}"
+    blame = f"the pod of ranks {list(one.blamed_pod)}" if one.blamed_pod else blame
     found = found if one.detected_seconds is not None else "not found"
     if one.fault in WELL:
         return f"{head}{ending}, {one.restarts} restarts; {one.said[:120]}"

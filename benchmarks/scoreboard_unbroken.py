@@ -100,7 +100,8 @@ class ClusterJob:
             text = f"{one.culprit.fault}: {one.culprit.text}{sure}"
             pod = _POD.search(one.culprit.pod or "")
             first = int(pod[1]) * RANKS_PER_AGENT if pod else 0
-            mine = tuple(range(first, first + RANKS_PER_AGENT)) if pod else ()
+            mine = tuple(range(first, first + RANKS_PER_AGENT))
+            mine = mine if pod and one.culprit.rank is None else ()
             found.append(Word(one.detected_at, one.culprit.rank, text, ranks=mine))
         return sorted([*found, *self._warnings()], key=lambda word: word.at)
 

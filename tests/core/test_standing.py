@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from core.drive_watch import IN_DATA, WatchedJob, looked, well
 from unbroken.core.standing import (
+    ALL_WAIT_SECONDS,
     CHECKPOINT_SECONDS,
     COMPILE_SECONDS,
     SLOW_SECONDS,
@@ -23,6 +24,9 @@ from unbroken.wire.observation import Bound, RankEvidence, RankWatch, ThreadStac
 HOLDER = ThreadStack("holder", False, ("pause (libc.so.6)", "pausing (train.py:7)"), holds_gil=True)
 FOR_GIL = ("pthread_cond_timedwait (libc.so.6)", "time_sleep (python)", "train (train.py:9)")
 SPIN = ("step (train.py:9)",)
+ON_GPU = ("cudaStreamSynchronize (libcudart.so.12)", "step (train.py:9)")
+IN_STORE = ("wait (torch/distributed/rendezvous.py:9)", "step (train.py:9)")
+BARRIER = ("barrier (torch/distributed/distributed_c10d.py:4000)", "train (train.py:30)")
 STOP = "stop w-0 0, stop w-1 0, incident 1 open"
 
 
@@ -83,6 +87,22 @@ def test_a_collective_of_the_users_own_is_known_by_its_name() -> None:
     assert stand(None, few, 3) is None
 
 
+@pytest.mark.parametrize(
+    ("last", "seconds"), [(looked(1), ALL_WAIT_SECONDS), (looked(1, BARRIER), SLOW_SECONDS)]
+)
+def test_ranks_that_all_wait_for_each_other_hang_and_none_is_named(
+    last: RankEvidence, seconds: float
+) -> None:
+    found = looks(last)
+    assert found is not None
+    assert (found.ranks, found.seconds) == ((), seconds)
+    assert found.is_certain(seconds)
+    assert not found.is_certain(seconds - 1)
+    moved = stand(found, [looked(0), replace(last, step=8)], 2)
+    assert moved is not None
+    assert moved.looks == 1
+
+
 def test_one_look_is_never_certain() -> None:
     found = looks(looked(1, IN_DATA), count=1)
     assert found is not None
@@ -120,7 +140,10 @@ def test_a_step_of_any_rank_begins_anew() -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        [looked(0), looked(1)],
+        [looked(0), looked(1, share=0.5)],
+        [looked(0), replace(looked(1), io_bytes=10**6)],
+        [looked(0, ON_GPU), looked(1, ON_GPU)],
+        [looked(0), looked(1, IN_STORE)],
         [looked(0, IN_DATA), looked(1, IN_DATA)],
         [looked(0), looked(1, IN_DATA), looked(2, IN_DATA)],
         [looked(0)],
@@ -163,6 +186,21 @@ def test_two_looks_that_are_alike_name_the_rank_before_all_are_silent() -> None:
     found = job.incidents[1]
     assert (found.culprit.rank, found.confidence) == (1, "certain")
     assert found.culprit.text.endswith("no rank got on for 7 s")
+
+
+def test_a_job_whose_ranks_all_wait_for_a_lost_message_is_restarted_without_a_name() -> None:
+    job = asked(late(1, 10))
+    orders: list[str] = []
+    at = 15.0
+    while at < 10 + 2 * ALL_WAIT_SECONDS and not job.incidents:
+        job.answer("w-0", at, looked(0))
+        orders.append(job.answer("w-1", at, looked(1)))
+        at = max(at, job.job.deadline() or at) + 1
+        orders.append(job.tick(at))
+    assert orders[-2] == STOP or orders[-1] == STOP, orders
+    found = job.incidents[1]
+    assert (found.culprit.rank, found.confidence) == (None, "unsure")
+    assert 10 + ALL_WAIT_SECONDS <= at <= 10 + ALL_WAIT_SECONDS + 20
 
 
 def test_a_rank_that_tells_nothing_is_named_by_those_who_wait_for_it() -> None:

@@ -223,7 +223,8 @@ class Examination:
         self._measure(case, now)
         certain = self._certain(now)
         if certain is not None:
-            what = replace(what, ranks=certain.ranks, confidence=CERTAIN)
+            ranks = certain.ranks
+            what = replace(what, ranks=ranks, confidence=CERTAIN) if ranks else what
         found = self._findings(case, what, now)
         if certain is not None and not found:
             self._stalls.confirm()
@@ -284,7 +285,7 @@ class Examination:
         )
         if not is_long or not standing.is_certain(min(silences)):
             return None
-        away = [self._stalls.watch(rank) for rank in standing.ranks]
+        away = [self._stalls.watch(rank) for rank in standing.places]
         return standing if all(_may_stand(one, now) for one in away) else None
 
     def _dismiss(self, stall: Stall, what: Blame, now: float) -> None:

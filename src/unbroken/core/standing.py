@@ -1,26 +1,41 @@
-"""Ranks that keep the others waiting and do not move from look to look: a certain hang.
+"""Ranks that do not move from look to look, while no rank makes a step: a certain hang.
 
 A single look cannot tell a pause from a hang.  Two can, where ranks wait in a collective for others
 that are elsewhere: if no rank has made a step, and those others are where they were, without work.
 How long they are given depends on what they wait for: slow storage and a slow peer look like a hang
-for a while.
+for a while.  If every rank waits in a collective and none moves, the job hangs as well: a message
+was lost, or different collectives were called.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from unbroken.wire.observation import RankEvidence
 
-from .doings import GIL_IDLE_SHARE, WAITING, Doing, Kind, all_doings, parts, telling_frames
-from .stacks import spins, works
+from .doings import (
+    COLLECTIVE,
+    GIL_IDLE_SHARE,
+    GPU,
+    IDLE_SHARE,
+    WAITING,
+    Doing,
+    Kind,
+    all_doings,
+    parts,
+    telling_frames,
+)
+from .stacks import IO_NOISE_BYTES, spins, works
 
 LOOKS_MIN = 2
 SLOW_LOOKS_MIN = 3
 """Looks, where the ranks wait for something outside or compute."""
 SLOW_SECONDS, STUCK_SECONDS, CHECKPOINT_SECONDS, COMPILE_SECONDS = 30.0, 60.0, 120.0, 600.0
+ALL_WAIT_SECONDS = 60.0
+"""Silence that is given where every rank waits: a link that flaps comes back within 30 s as a
+rule.  Where they wait in different collectives, SLOW_SECONDS are given."""
 _SECONDS: Mapping[Kind, float] = {
     Kind.DATA: SLOW_SECONDS,
     Kind.CHILD: SLOW_SECONDS,
@@ -51,18 +66,20 @@ class Standing:
     """What several looks in a row have shown alike."""
 
     places: Mapping[int, _Place]
-    """Of the ranks that keep the others waiting."""
+    """Of the ranks that keep the others waiting, or of all ranks if all wait."""
     steps: Mapping[int, int | None]
     looks: int
     seconds: float
     """Silence that they are given, by what they do; the longest of all looks."""
     is_spinning: bool
     """One of them computes in one place."""
+    is_mutual: bool = False
+    """Every rank waits for the others."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that keep the others waiting."""
-        return tuple(sorted(self.places))
+        """The ranks that keep the others waiting; none, if all wait."""
+        return () if self.is_mutual else tuple(sorted(self.places))
 
     @property
     def is_slow(self) -> bool:
@@ -86,23 +103,49 @@ def stand(before: Standing | None, evidence: Sequence[RankEvidence], world: int)
     kinds = {what.kind for what in doings.values()}
     is_known = len(ranks) >= world and not kinds & {Kind.UNKNOWN, Kind.GONE}
     is_known = is_known and all(one.state != "t" for one in evidence)
-    if not is_known or not away or len(away) * 2 > len(ranks):
+    if not is_known or len(away) * 2 > len(ranks):
+        return None
+    if not away and not _all_wait(ranks, doings):
         return None
     if any(works(ranks[rank], doings[rank]) or not _is_same(ranks[rank]) for rank in away):
         return None
-    places = {rank: _place(ranks[rank]) for rank in away}
-    steps = {rank: one.step for rank, one in ranks.items()}
-    seconds = max(_seconds(ranks[rank], doings[rank]) for rank in away)
-    is_spinning = any(spins(ranks[rank], doings[rank]) for rank in away)
-    if before is None or (before.places, before.steps) != (places, steps):
-        return Standing(places, steps, 1, seconds, is_spinning)
-    return Standing(
-        places,
-        steps,
-        before.looks + 1,
-        max(seconds, before.seconds),
-        is_spinning or before.is_spinning,
+    found = Standing(
+        {rank: _place(ranks[rank]) for rank in away or ranks},
+        {rank: one.step for rank, one in ranks.items()},
+        1,
+        max((_seconds(ranks[rank], doings[rank]) for rank in away), default=_mutual(doings)),
+        any(spins(ranks[rank], doings[rank]) for rank in away),
+        is_mutual=not away,
     )
+    if before is None or (before.places, before.steps) != (found.places, found.steps):
+        return found
+    return replace(
+        found,
+        looks=before.looks + 1,
+        seconds=max(found.seconds, before.seconds),
+        is_spinning=found.is_spinning or before.is_spinning,
+    )
+
+
+def _all_wait(ranks: Mapping[int, RankEvidence], doings: Mapping[int, Doing]) -> bool:
+    """Whether all ranks idle in collectives of which the host waits for the end itself.
+
+    One that waits for its GPU may wait for what it has given the GPU to do."""
+    return len(ranks) > 1 and all(
+        doings[rank].kind is Kind.COLLECTIVE
+        and doings[rank].words != GPU
+        and _is_same(one)
+        and one.cpu_share is not None
+        and one.cpu_share < IDLE_SHARE
+        and (one.io_bytes or 0) <= IO_NOISE_BYTES
+        for rank, one in ranks.items()
+    )
+
+
+def _mutual(doings: Mapping[int, Doing]) -> float:
+    """Silence that ranks are given that all wait for each other."""
+    names = {what.words for what in doings.values() if what.words != COLLECTIVE}
+    return SLOW_SECONDS if len(names) > 1 else ALL_WAIT_SECONDS
 
 
 def is_unread(one: RankEvidence) -> bool:
