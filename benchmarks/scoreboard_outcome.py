@@ -115,7 +115,7 @@ def row(outcomes: Sequence[Outcome]) -> Row:
         survived=sum(one.survived for one in ran),
         detected=len(detected),
         acted=sum(one.acted for one in ran),
-        blamed=sum(one.blamed is not None or bool(one.blamed_pod) for one in ran),
+        blamed=sum(one.blamed is not None or is_right(one) or bool(one.blamed_pod) for one in ran),
         correct=sum(map(is_right, ran)),
         touched=sum(is_touched(one) for one in ran),
         detect_p50=statistics.median(detected) if detected else None,

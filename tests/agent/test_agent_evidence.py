@@ -259,6 +259,30 @@ def test_a_worker_below_a_launcher_is_found(tmp_path: Path) -> None:
     tell(tmp_path, story, program(tmp_path, text), nproc=1)
 
 
+WITH_A_LOADER = """
+import os, subprocess, time
+if os.fork() == 0:
+    until = time.process_time() + 0.5
+    while time.process_time() < until:
+        pass
+    time.sleep(1e9)
+def compiling(): subprocess.run(["sh", "-c", "sleep 0.3; echo up; while :; do :; done"])
+compiling()
+"""
+
+
+def test_a_rank_that_waits_for_a_program_is_looked_at_and_not_its_loader(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        (rank,) = (await operator.examine()).ranks
+        assert rank.pid == operator.reports[-1].workers[0].pid
+        assert main_frames(rank)[-2:] == ("compiling", "<module>")
+        assert rank.cpu_share is not None
+        assert rank.waited_share is not None
+        assert rank.cpu_share + rank.waited_share >= 0.1
+
+    tell(tmp_path, story, program(tmp_path, WITH_A_LOADER), nproc=1)
+
+
 def test_what_is_no_python_has_a_state_and_a_note(tmp_path: Path) -> None:
     async def story(agent: Running, operator: Operator) -> None:
         (rank,) = (await operator.examine()).ranks

@@ -68,6 +68,7 @@ RANKS = st.builds(
     waits_in=TEXTS,
     cpu_seconds=TIMES,
     cpu_share=st.none() | TIMES,
+    waited_share=st.none() | TIMES,
     io_bytes=st.none() | COUNTS,
     is_same=st.none() | st.booleans(),
     last_output_at=st.none() | TIMES,

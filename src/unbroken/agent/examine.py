@@ -41,6 +41,7 @@ class _Counters:
     at: float
     cpu_seconds: float
     io_bytes: int | None
+    waited_seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -96,16 +97,18 @@ class Subject:
         cpu = sum(one.cpu_seconds for one in map(procfs.stat, family) if one is not None)
         told = [] if found.state == "D" else [procfs.io_bytes(pid) for pid in family]
         known = [count for count in told if count is not None]
-        return _Counters(now, cpu, sum(known) if known else None)
+        waited = sum(map(procfs.waited_seconds, family))
+        return _Counters(now, cpu, sum(known) if known else None, waited)
 
     def evidence(self) -> RankEvidence:
         """What is known now."""
         before, after = self.first, self.second
-        share = moved = None
+        share = moved = waited = None
         if before is not None and after is not None and self.stat is not None:
             elapsed = after.at - before.at
             if elapsed >= MEASURED_SECONDS_MIN:
                 share = max(0.0, after.cpu_seconds - before.cpu_seconds) / elapsed
+                waited = max(0.0, after.waited_seconds - before.waited_seconds) / elapsed
             if before.io_bytes is not None and after.io_bytes is not None:
                 moved = max(0, after.io_bytes - before.io_bytes)
         looks = self.functions
@@ -116,6 +119,7 @@ class Subject:
             waits_in=self.waits_in,
             cpu_seconds=self.stat.cpu_seconds if self.stat is not None else 0.0,
             cpu_share=share,
+            waited_share=waited,
             io_bytes=moved,
             is_same=looks[0] == looks[-1] if len(looks) > 1 else None,
             collectives=self.recorder.answer(),
@@ -265,10 +269,18 @@ class Examination:
 
 
 def matters_most(pid: int) -> int:
-    """The worker, or where that only waits for what it has started, the Python process below it
-    that has computed most."""
-    if procfs.is_python(pid) and procfs.waits_in(pid) != WAITS_FOR_CHILD:
+    """The worker, or if the worker only waits for a program that it has started, the Python
+    process below it that has computed most.
+
+    A fork of the worker, as a DataLoader's worker is, is no such program: a rank that waits for a
+    compiler has some of these as well."""
+    own, is_python = procfs.stat(pid), procfs.is_python(pid)
+    if own is None or (is_python and procfs.waits_in(pid) != WAITS_FOR_CHILD):
         return pid
     below = (one for one in procfs.tree(pid)[1:] if procfs.is_python(one))
-    told = [(found.cpu_seconds, one) for one in below if (found := procfs.stat(one))]
+    told = [
+        (found.cpu_seconds, one)
+        for one in below
+        if (found := procfs.stat(one)) and not (found.program and found.program == own.program)
+    ]
     return max(told)[1] if told else pid

@@ -20,6 +20,9 @@ class Stat:
     state: str
     parent: int
     cpu_seconds: float
+    program: int = 0
+    """Address of the stack, by chance another one for each program that is started; a fork that
+    starts no program keeps it.  0: the kernel does not tell it."""
 
 
 def stat(pid: int) -> Stat | None:
@@ -29,7 +32,9 @@ def stat(pid: int) -> Stat | None:
     fields = text.rpartition(")")[2].split()
     if len(fields) < 13:
         return None
-    return Stat(fields[0], int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS)
+    program = int(fields[25]) if len(fields) > 25 else 0
+    seconds = (int(fields[11]) + int(fields[12])) / _TICKS
+    return Stat(fields[0], int(fields[1]), seconds, program)
 
 
 def waits_in(pid: int) -> str:

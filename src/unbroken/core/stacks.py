@@ -37,6 +37,8 @@ RANGES_CHARACTERS = 300
 WHY_CHARACTERS = 500
 IO_NOISE_BYTES = 64 * 1024
 """Between two looks; less is a line of output, or a heartbeat."""
+WORK_SHARE, WOKEN_SHARE = 0.1, 0.02
+"""Cores: work of a rank or its child processes; more than threads use that wait with a timeout."""
 _WAITS_FOR_CHILDREN = (Kind.DATA, Kind.CHILD, Kind.LOCK, Kind.SLEEP, Kind.NETWORK, Kind.OTHER)
 
 
@@ -282,9 +284,15 @@ def works(one: RankEvidence, what: Doing | None) -> bool:
     """Whether the rank gets on with something that is not waiting for peers."""
     if what is not None and what.kind in (*WAITING, Kind.STOPPED, Kind.GONE, Kind.UNKNOWN):
         return False
-    share = one.cpu_share or 0.0
-    is_fed = what is not None and what.kind in _WAITS_FOR_CHILDREN and share >= BUSY_SHARE
+    is_fed = what is not None and what.kind in _WAITS_FOR_CHILDREN and _computes(one)
     return one.is_same is False or (one.io_bytes or 0) > IO_NOISE_BYTES or is_fed
+
+
+def _computes(one: RankEvidence) -> bool:
+    """Whether the rank or a process below it computes: on a busy machine they get a small part of
+    the processor time that they are ready to use."""
+    used, waited = one.cpu_share or 0.0, one.waited_share or 0.0
+    return used >= WORK_SHARE or (used >= WOKEN_SHARE and used + waited >= BUSY_SHARE)
 
 
 def spins(one: RankEvidence, what: Doing) -> bool:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from unbroken.wire.observation import RankEvidence
 
 from .doings import (
+    BUSY_SHARE,
     COLLECTIVE,
     GIL_IDLE_SHARE,
     GPU,
-    IDLE_SHARE,
     WAITING,
     Doing,
     Kind,
@@ -136,7 +136,7 @@ def _all_wait(ranks: Mapping[int, RankEvidence], doings: Mapping[int, Doing]) ->
         and doings[rank].words != GPU
         and _is_same(one)
         and one.cpu_share is not None
-        and one.cpu_share < IDLE_SHARE
+        and one.cpu_share < BUSY_SHARE
         and (one.io_bytes or 0) <= IO_NOISE_BYTES
         for rank, one in ranks.items()
     )

@@ -126,6 +126,9 @@ class RankEvidence:
     """Since it started, children that it has waited for not included."""
     cpu_share: float | None = None
     """Cores used between the looks, with the processes below it; None: not measured."""
+    waited_share: float | None = None
+    """Cores that main threads of these processes were ready to use and did not get, because the
+    machine was busy; None: not measured."""
     io_bytes: int | None = None
     """Read and written between the looks; None: not measured."""
     is_same: bool | None = None

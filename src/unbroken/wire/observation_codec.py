@@ -130,6 +130,7 @@ def _rank(item: Taker) -> RankEvidence:
         waits_in=item.optional_text("waits_in") or "",
         cpu_seconds=item.time("cpu_seconds") or 0.0,
         cpu_share=item.time("cpu_share"),
+        waited_share=item.time("waited_share"),
         io_bytes=item.count("io_bytes"),
         is_same=item.flag("is_same"),
         last_output_at=item.time("last_output_at"),
