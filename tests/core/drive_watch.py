@@ -56,7 +56,8 @@ class WatchedJob(Script):
         self.up()
 
     def _job(self, words: list[str], options: dict[str, str]) -> JobSeen:
-        return replace(super()._job(words, options), detectors=self.detectors)
+        seen = super()._job(words, options)
+        return replace(seen, options=replace(seen.options, detectors=self.detectors))
 
     def tell(self, pod: str, at: float, *watch: RankWatch, attempt: int = 0) -> str:
         """A report with the ranks; what is ordered for it."""
