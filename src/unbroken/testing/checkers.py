@@ -495,7 +495,8 @@ class Checkers:
     def shown(self, evidence: Evidence) -> None:
         """The operator is given evidence."""
         if evidence.request == self._request:
-            self._seen.update({one.rank: one for one in evidence.ranks})
+            # A doubled question is answered twice, and the first answer counts.
+            self._seen = {one.rank: one for one in evidence.ranks} | self._seen
 
     def crashed(self, report: AgentReport, effects: Sequence[core.Effect]) -> None:
         """Workers have failed, and the operator knows: nothing may come before the stop."""
