@@ -305,6 +305,14 @@ class Checkers:
         ]
         return all(newest is None or newest < attempt for newest in heard)
 
+    def is_untold(self, attempt: int) -> bool:
+        """Whether the present operator was told nothing of this attempt or a later one: others
+        ordered them and died before they wrote it, and no agent has named one since."""
+        is_own = self.generation in (
+            self._ordered_in.get(n) for n in range(attempt, self.newest + 1)
+        )
+        return not is_own and max(self._found_count, self.hearing.newest) < attempt
+
     def _use_again(self, attempt: int) -> None:
         """Take this attempt for a new one, and forget those of its number and of later ones."""
         truth = self._truth

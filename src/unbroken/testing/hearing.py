@@ -15,6 +15,8 @@ class Hearing:
     def __init__(self) -> None:
         self.steps: dict[int, int] = {}
         """The newest step that was told of each attempt before its end."""
+        self.newest = -1
+        """The newest attempt that an agent has named to the present operator."""
         self._pods: set[PodUid] = set()
         """Those whose agents the present operator has heard."""
         self._since: float | None = None
@@ -29,6 +31,8 @@ class Hearing:
                 continue
             self._pods.add(event.pod)
             report = event.report
+            named = (report.newest_attempt, report.attempt)
+            self.newest = max([self.newest, *(one for one in named if one is not None)])
             if report.state is AgentState.FAULTED:
                 return  # what comes with it comes after the end
             told = [rank.step for rank in report.watch if rank.step is not None]
@@ -43,6 +47,7 @@ class Hearing:
 
     def forget(self, written: int) -> None:
         """Let the operator die; of attempts from `written` on it had written nothing down."""
+        self.newest = -1
         self._pods.clear()
         self._since = None
         self.steps = {attempt: step for attempt, step in self.steps.items() if attempt < written}
