@@ -151,7 +151,8 @@ def machine() -> str:
     """Where it was measured."""
     cores = len(os.sched_getaffinity(0))
     when = time.strftime("%Y-%m-%d")
-    return f"{when}, {cores} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    load, python = f"load average {os.getloadavg()[2]:.0f}", platform.python_version()
+    return f"{when}, {cores} cores, {load}, Linux {platform.release()}, Python {python}"
 
 
 def repeated(words: Sequence[str]) -> list[str]:
@@ -208,7 +209,8 @@ def parse() -> argparse.Namespace:
     add("--keep", action="store_true", help="keep the directories of the trials")
     add("--markdown", type=Path, help="write the page of figures and run nothing")
     add("--from", type=Path, nargs="+", dest="sources", help="files of figures for it")
-    add("--peers", type=Path, help="an earlier page: rows of other launchers are taken from it")
+    add("--peers", type=Path, help="an earlier page: rows that were not run again come from it")
+    add("--note", default="", help="a sentence about the runs for the page")
     options = parser.parse_args()
     options.skipped = dict(NOT_RUN)
     if options.quick:
@@ -245,7 +247,7 @@ def main() -> None:
     if options.markdown:
         earlier = peers(options.peers.read_text()) if options.peers else NO_PEERS
         documents = [json.loads(path.read_text()) for path in options.sources]
-        options.markdown.write_text(markdown(documents, earlier))
+        options.markdown.write_text(markdown(documents, earlier, options.note))
         return
     for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs ignore the latter
         signal.signal(number, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Rows of other launchers out of an earlier page, so that they need not be run again.  Pure."""
+"""Rows of an earlier page, so that what they tell need not be run again.  Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from scoreboard_trials import HEALTHY
 
 _SECTION = re.compile(r"^## .*?(?:\(`(?P<fault>[\w-]+)`\))?$")
 _COMMAND = re.compile(r"^    \S*python (?P<words>benchmarks/scoreboard\.py .*)$")
-_OURS = "unbroken"
+HEADS = ("launcher", "hang")
+"""First words of the heads of tables."""
 NOTHING = "## Nothing is wrong"
 """Beginning of the heading of healthy runs."""
 _LOAD = re.compile(r"^(\| [^|]+ \| [^|]+ \|) (?!\d+ \|)")
@@ -18,13 +19,18 @@ _LOAD = re.compile(r"^(\| [^|]+ \| [^|]+ \|) (?!\d+ \|)")
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What an earlier page says of launchers that are not ours."""
+    """What an earlier page says."""
 
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Lines of each fault's table, by the fault."""
     notes: Sequence[str] = ()
     """How each was set."""
     commands: Sequence[str] = ()
+
+    def left(self, fault: str, mine: Sequence[str]) -> list[str]:
+        """Rows of a fault that `mine` do not replace: of another launcher, program or load."""
+        known = {_key(row) for row in mine}
+        return [row for row in self.rows.get(fault, ()) if _key(row) not in known]
 
 
 NO_PEERS = Peers()
@@ -38,26 +44,20 @@ def peers(page: str) -> Peers:
     fault = ""
     for line in page.splitlines():
         if found := _COMMAND.match(line):
-            if _is_of_others(found["words"]):
-                commands.append(line)
+            commands.append(line)
         elif found := _SECTION.match(line):
             fault = found["fault"] or (HEALTHY if line.startswith(NOTHING) else "")
-        elif line.startswith("| ") and fault and _is_other(line.split()[1]):
+        elif line.startswith("| ") and fault and line.split()[1] not in HEADS:
             rows.setdefault(fault, []).append(_with_load(line))
-        elif line.startswith("- `") and _is_other(line[3:].partition("`")[0]):
+        elif line.startswith("- `"):
             notes.append(line)
     return Peers(rows, notes, commands)
+
+
+def _key(row: str) -> tuple[str, ...]:
+    return tuple(row.split(" | ")[:3])
 
 
 def _with_load(line: str) -> str:
     """The row with the column of the load, which older pages do not have."""
     return _LOAD.sub(r"\1 0 | ", line)
-
-
-def _is_of_others(command: str) -> bool:
-    named = re.search(r"--launchers[ =](\S+)", command)
-    return named is None or any(map(_is_other, named[1].split(",")))
-
-
-def _is_other(launcher: str) -> bool:
-    return not launcher.startswith((_OURS, "launcher", "---", "|"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 from scoreboard_outcome import Outcome, Row, rows, totals
@@ -93,11 +94,16 @@ def read_outcomes(documents: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     return [Outcome(**one) for document in documents for one in document["trials"]]
 
 
-def markdown(documents: Sequence[Mapping[str, Any]], earlier: Peers = NO_PEERS) -> str:
-    """The page; rows of launchers that were not run come from an earlier one."""
+def markdown(
+    documents: Sequence[Mapping[str, Any]], earlier: Peers = NO_PEERS, note: str = ""
+) -> str:
+    """The page; rows that were not run again come from an earlier one."""
     found = rows(read_outcomes(documents))
-    commands = "\n".join([_commands(documents), *earlier.commands])
-    parts = [HEAD.format(commands=commands), _summary(found), _modes(found)]
+    before = ["", "Rows of faults and launchers that were not run again are from:", ""]
+    parts = [_commands(documents), *(before if earlier.commands else []), *earlier.commands]
+    commands = "\n".join(parts)
+    head = HEAD.format(commands=commands) + (f"\n{fill(note, 100)}\n" if note else "")
+    parts = [head, _summary(found), _modes(found)]
     parts += [_healthy(name, found, earlier) for name in WELL]
     parts += [_fault(fault.name, found, earlier) for fault in FAULTS if fault.name not in WELL]
     parts.append(_notes(documents, found, earlier))
@@ -138,7 +144,8 @@ def _summary(found: Sequence[Row]) -> str:
     text += (
         "\nalarms: something was said or done before the fault. Each launcher over the faults that"
     )
-    text += " it was given, as the\ntables below have them: compare there."
+    text += " it was given, as the\ntables below have them: compare there. Only of the newest"
+    text += " runs."
     return "\n".join([*lines, "", text, ""])
 
 
@@ -184,14 +191,14 @@ def _short(row: Row | None) -> str:
 
 def _healthy(name: str, found: Sequence[Row], earlier: Peers) -> str:
     mine = [row for row in found if row.fault == name]
-    others = earlier.rows.get(name, ())
-    if not mine and not others:
+    if not mine and not earlier.rows.get(name):
         return ""
     lines = [f"{NOTHING}: {BY_NAME[name].what.partition(': ')[2]}", ""]
     lines += _heading("launcher", "program", "load", "came to its end", "false alarms")
     for row in mine:
         fine, touched = share(row.survived, row.trials), share(row.touched, row.trials)
         lines.append(_line(row.launcher, row.program, str(row.load), fine, touched))
+    others = earlier.left(name, lines)
     text = [PAUSE_TEXT, ""] if name == "paused" else []
     return "\n".join([*lines, *others, "", *text])
 
@@ -205,8 +212,7 @@ Bounds are the real ones; pauses of ten minutes were not run.""".format(*PAUSE_S
 
 def _fault(name: str, found: Sequence[Row], earlier: Peers) -> str:
     mine = [row for row in found if row.fault == name]
-    others = earlier.rows.get(name, ())
-    if not mine and not others:
+    if not mine and not earlier.rows.get(name):
         return ""
     lines = [f"## {BY_NAME[name].what[0].upper()}{BY_NAME[name].what[1:]} (`{name}`)", ""]
     lines += _heading("launcher", "program", "load", *CELLS)
@@ -217,6 +223,7 @@ def _fault(name: str, found: Sequence[Row], earlier: Peers) -> str:
             why = f"not run: {'; '.join(row.not_run)}"
             empty = [""] * (len(CELLS) - 1)
             lines.append(_line(row.launcher, row.program, str(row.load), why, *empty))
+    others = earlier.left(name, lines)
     return "\n".join([*lines, *others, ""])
 
 

@@ -196,7 +196,7 @@ def test_nobody_is_right_for_a_link_and_the_pod_for_its_parent_process() -> None
     assert [correct("gil", None), correct("gil", None, (2, 3))] == [0, 0]
 
 
-def test_rows_of_peers_are_taken_from_an_earlier_page() -> None:
+def test_rows_that_were_not_run_again_are_taken_from_an_earlier_page() -> None:
     earlier = """# What is detected
 
     .venv/bin/python benchmarks/scoreboard.py --launchers unbroken --seeds 20    # 304 trials
@@ -224,15 +224,21 @@ def test_rows_of_peers_are_taken_from_an_earlier_page() -> None:
 """
     found = peers(earlier)
     assert found.rows == {
-        "healthy": ["| torchrun | plain | 0 | 1/1 | 0/1 |"],
-        "stop": ["| ft_launcher | plain | 0 | 2/2 | 2/2 |"],
+        "healthy": [
+            "| unbroken | plain | 0 | 20/20 | 0/20 |",
+            "| torchrun | plain | 0 | 1/1 | 0/1 |",
+        ],
+        "stop": [
+            "| unbroken | plain | 0 | 20/20 | 20/20 |",
+            "| ft_launcher | plain | 0 | 2/2 | 2/2 |",
+        ],
     }
-    assert found.notes == ["- `ft_launcher`: heartbeats."]
-    [command] = found.commands
-    assert "--launchers torchrun" in command
+    assert found.notes == ["- `unbroken`: defaults.", "- `ft_launcher`: heartbeats."]
+    assert len(found.commands) == 2
     page = markdown([document([RIGHT])], found)
     assert "| ft_launcher | plain | 0 | 2/2 | 2/2 |" in page
-    assert peers(page).rows == found.rows
+    assert "| unbroken | plain | 0 | 20/20 | 0/20 |" in page
+    assert "| unbroken | plain | 0 | 20/20 | 20/20 |" not in page, "it was run again"
 
 
 def test_the_page_has_a_column_for_what_the_script_shows_and_for_the_load() -> None:
