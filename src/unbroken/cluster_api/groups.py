@@ -8,8 +8,8 @@ from typing import Any
 
 from unbroken.core.cluster_groups import instance_types
 from unbroken.core.cluster_state import ClusterState, InstancePhase
-from unbroken.core.machine_scripts import script_names
 from unbroken.errors import SpecError
+from unbroken.spec.cluster import script_names
 
 from .errors import invalid, limit_exceeded
 

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from unbroken.errors import SpecError
+from unbroken.spec.cluster import script_names
 
 from .machines import FAILED, RUNNING, SKIPPED, SUCCEEDED
 
@@ -192,21 +193,6 @@ def local_source(source: str, mapped: Mapping[str, str]) -> LocalSource | None:
         if wanted.startswith(above + "/"):
             return LocalSource(mapped[address], script_names(wanted[len(above) + 1 :]))
     return None
-
-
-def script_names(path: str) -> tuple[str, ...]:
-    """The names in a path below a folder; SpecError for a path that may lead elsewhere.
-
-    Names are taken literally: `%2e%2e` is a name like others.
-    """
-    names = tuple(path.split("/"))
-    for name in names:
-        if name in ("", ".", "..") or not name.isprintable():
-            raise SpecError(
-                f"{path[:200]!r}: each part between slashes must be the name of a folder or file, "
-                f"not {name[:80]!r}"
-            )
-    return names
 
 
 def source_mapping(pairs: Iterable[str]) -> dict[str, str]:

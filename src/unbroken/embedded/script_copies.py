@@ -10,8 +10,9 @@ import os
 import shutil
 from pathlib import Path
 
-from unbroken.core.machine_scripts import LocalSource, script_names
+from unbroken.core.machine_scripts import LocalSource
 from unbroken.errors import SpecError, WorldError
+from unbroken.spec.cluster import script_names
 
 FILES_MAX = 10_000
 BYTES_MAX = 1 << 30

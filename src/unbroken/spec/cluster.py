@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from unbroken.errors import SpecError
+
 from .fields import Limits
 from .node_keys import Recovery
 
@@ -42,3 +44,18 @@ class ClusterStatus:
     updated_at: Time | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
     """Groups, instances, operations and events, as the controller of clusters keeps them."""
+
+
+def script_names(path: str) -> tuple[str, ...]:
+    """Split the path of a lifecycle script below its folder.  SpecError if it may lead elsewhere.
+
+    Names are taken literally: `%2e%2e` is an ordinary name.
+    """
+    names = tuple(path.split("/"))
+    for name in names:
+        if name in ("", ".", "..") or not name.isprintable():
+            raise SpecError(
+                f"{path[:200]!r}: each part between slashes must be the name of a folder or file, "
+                f"not {name[:80]!r}"
+            )
+    return names

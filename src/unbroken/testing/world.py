@@ -19,6 +19,7 @@ from unbroken.testing.checkers import TERMINAL, Attempt, Checkers, Violation, co
 from unbroken.testing.cluster import Cluster, Local, Node
 from unbroken.testing.endings import Ending
 from unbroken.testing.imports import Imports, Learner
+from unbroken.testing.links import Quality
 from unbroken.testing.operators import SILENCE_SECONDS, Control, Operator
 from unbroken.testing.scenario import Scenario, Timed, draw
 from unbroken.testing.schedule import EPOCH, Schedule
@@ -87,7 +88,22 @@ class World:
         self.snapshots = self._snapshots()
         self.imports = Imports(self.schedule, seed, self._reachable) if shape.is_warm else None
         self.training.begun = self._begun
-        self.surroundings = Surroundings(
+        self.surroundings = self._surroundings(parts, quality)
+        self.control = self._control(parts, live)
+        self.is_healed = False
+        self._cuts: dict[PodUid, float] = {}
+        self._served: list[tuple[float, float]] = []
+        """Times in which operators that have crashed since knew all there was."""
+        self._struck: set[Timed] = set()
+        buddy = shape.keeping.buddy if shape.keeping else Switch.ON
+        seen = core.JobSeen(shape.spec, JobOptions(in_process=shape.in_process, buddy=buddy))
+        self.control.jobs.put("job", seen)
+        self.operator = self._new_operator()
+
+    def _surroundings(self, parts: Parts, quality: Quality) -> Surroundings:
+        """Make what all simulated agents share."""
+        shape = self.scenario
+        return Surroundings(
             schedule=self.schedule,
             training=self.training,
             quality=quality,
@@ -103,7 +119,11 @@ class World:
             snapshots=self.snapshots,
             imports=self.imports,
         )
-        self.control = Control(
+
+    def _control(self, parts: Parts, live: dict[int, Worker]) -> Control:
+        """Make what all simulated operators share."""
+        shape = self.scenario
+        return Control(
             self.schedule,
             self.cluster,
             self.checkers,
@@ -114,15 +134,6 @@ class World:
             ambiguous=shape.ambiguous,
             busy_seconds=shape.busy_seconds,
         )
-        self.is_healed = False
-        self._cuts: dict[PodUid, float] = {}
-        self._served: list[tuple[float, float]] = []
-        """Times in which operators that have crashed since knew all there was."""
-        self._struck: set[Timed] = set()
-        buddy = shape.keeping.buddy if shape.keeping else Switch.ON
-        seen = core.JobSeen(shape.spec, JobOptions(in_process=shape.in_process, buddy=buddy))
-        self.control.jobs.put("job", seen)
-        self.operator = self._new_operator()
 
     def run(self) -> None:
         """Faults, then health, then the end of the job, and rest."""
