@@ -164,7 +164,7 @@ class Agent:
             link.tell(self.frame)
 
     def command(self, payload: bytes) -> None:
-        """Follow a start or a stop, as `core.workers` does for one whose workers just obey."""
+        """Follow a start or a stop, as `core.agent.machine` does where workers just obey."""
         command = msgspec.json.decode(payload, type=Command)
         if command.type == "stop" and command.attempt is not None:
             self._stop(command.attempt)

@@ -24,10 +24,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from unbroken.core.log_lines import LineAssembler
-from unbroken.core.log_rule_config import CompiledRule, read_rules
-from unbroken.core.log_rule_events import Lines, Started
-from unbroken.core.log_rules import LogRules
+from unbroken.core.logs.lines import LineAssembler
+from unbroken.core.logs.rule_config import CompiledRule, read_rules
+from unbroken.core.logs.rule_events import Lines, Started
+from unbroken.core.logs.rules import LogRules
 from unbroken.spec.problems import Report
 
 READ_BYTES = 64 * 1024

@@ -25,9 +25,9 @@ from typing import BinaryIO
 from log_rules import MATCH, QUIET, READ_BYTES, rules
 from train_step import BATCH, WIDTH
 
-from unbroken.core.log_lines import LineAssembler
-from unbroken.core.log_rule_events import Lines, Started
-from unbroken.core.log_rules import LogRules
+from unbroken.core.logs.lines import LineAssembler
+from unbroken.core.logs.rule_events import Lines, Started
+from unbroken.core.logs.rules import LogRules
 
 RULE_COUNT = 10
 RATES = (10, 1_000)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from unbroken.agent_http.reports import read_answer
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     AgentReported,
     Effect,
     Event,
@@ -32,8 +32,8 @@ from unbroken.core.events import (
     StopWorkers,
     Synced,
 )
-from unbroken.core.gang import Stage
-from unbroken.core.job import Job
+from unbroken.core.job.gang import Stage
+from unbroken.core.job.machine import Job
 from unbroken.spec.job import JobSpec, JobStatus, ReplicaSpec, RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, WorkerFault, WorkerReport
 from unbroken.wire.agent_codec import decode_report, encode_command, encode_report

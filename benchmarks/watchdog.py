@@ -25,8 +25,8 @@ from random import Random
 import watchdog_traces as traces
 from watchdog_traces import IDLE, RANKS, SPIN, STOPPED, STUCK, Doing, Piece, World
 
-from unbroken.core.watchdog import Watchdog
-from unbroken.core.watchdog_events import Ended, Halted, Sample, Sampled, Started, Tick, Told, Wrote
+from unbroken.core.watchdog.events import Ended, Halted, Sample, Sampled, Started, Tick, Told, Wrote
+from unbroken.core.watchdog.machine import Watchdog
 from unbroken.spec.detectors import DEFAULTS
 from unbroken.wire.observation import RankWatch
 from unbroken.wire.worker import Page

@@ -19,14 +19,14 @@ BANNED_MODULES = frozenset(
     {"regex", "sre_compile", "sre_parse", "sre_constants", "_sre", "fnmatch", "glob"}
 )
 """Backtracking engines by other names, and what makes patterns for them."""
-RE2_MODULES = frozenset({"spec/patterns.py", "core/log_patterns.py"})
+RE2_MODULES = frozenset({"spec/patterns.py", "core/logs/patterns.py"})
 COMPILERS = frozenset(
     {"compile", "match", "fullmatch", "search", "split", "findall", "finditer", "sub", "subn"}
 )
 FLAGS = frozenset({"ASCII", "IGNORECASE", "DOTALL", "MULTILINE", "VERBOSE", "I"})
 HARMLESS = frozenset({"escape", "error", "Pattern", "Match"}) | FLAGS
 FROM_CODE = {
-    ("core/log_times.py", "_custom"): "escaped text between patterns of the module's own table",
+    ("core/logs/times.py", "_custom"): "escaped text between patterns of the module's own table",
     ("spec/patterns.py", "_explained"): "signs of the module's own table",
 }
 

@@ -16,7 +16,7 @@ from running import Operator, Running, linked, program, running, start, stop
 from unbroken.agent import procfs, spy
 from unbroken.agent.examine import Examination, Subject
 from unbroken.agent.flight_recorder import Request
-from unbroken.core.stacks import blame
+from unbroken.core.diagnosis.stacks import blame
 from unbroken.errors import WorldError
 from unbroken.wire.agent import AgentState, WorkerReport
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence

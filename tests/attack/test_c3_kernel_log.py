@@ -22,11 +22,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.drive_node_health import Bench
-from unbroken.core.kernel_log import KernelLine, read_line, read_record
-from unbroken.core.node_health import GpusSampled, HostSampled, LineRead
-from unbroken.core.node_health_object import NODE_ACTIONS
-from unbroken.core.node_signals import GpuReading, GpuSample, HostSample
-from unbroken.core.node_signals_table import Sign, SignTable
+from unbroken.core.nodes.health import GpusSampled, HostSampled, LineRead
+from unbroken.core.nodes.health_object import NODE_ACTIONS
+from unbroken.core.nodes.kernel_log import KernelLine, read_line, read_record
+from unbroken.core.nodes.signals import GpuReading, GpuSample, HostSample
+from unbroken.core.nodes.signals_table import Sign, SignTable
 from unbroken.nodes.host import look
 from unbroken.nodes.kernel_reader import FileReader, KmsgReader
 from unbroken.nodes.once import look_once

@@ -31,9 +31,9 @@ from unbroken.controller import definitions
 from unbroken.controller.node_repair import RepairOptions
 from unbroken.controller.pods import JobIdentity, job_identity
 from unbroken.controller.runner import JobRunner
-from unbroken.core import blame
-from unbroken.core.events import IncidentSeen, JobSeen, WriteIncident
-from unbroken.core.repair_events import TellNode
+from unbroken.core.job.events import IncidentSeen, JobSeen, WriteIncident
+from unbroken.core.nodes import blame
+from unbroken.core.nodes.repair.events import TellNode
 from unbroken.kube.client import connect
 from unbroken.kube.clock import wall
 from unbroken.spec.incident import Incident, Remedy, Signal

@@ -13,7 +13,7 @@ from agent.running import KEY, program, running
 from agent.snapshot_clients import Copy, copies, path, slot
 from agent_requests import AgentRequests
 from unbroken.controller.pods import JobIdentity, build_pod
-from unbroken.core.events import CreatePod, PodName
+from unbroken.core.job.events import CreatePod, PodName
 from unbroken.spec.job import JobSpec, ReplicaSpec
 from unbroken.wire.snapshot import digest, job_of
 from unbroken.worker import context

@@ -10,7 +10,7 @@ import pytest
 
 from unbroken.cli.story import story
 from unbroken.cli.views import incident_line
-from unbroken.core import budgets
+from unbroken.core.job.recovery import budgets
 from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
 from unbroken.spec.job import RestartStatus, RunPolicy
 

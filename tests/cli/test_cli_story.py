@@ -15,7 +15,7 @@ from unbroken.cli.ranks import bound_lines, others_line, rank_rows, watch_value
 from unbroken.cli.show import Paper
 from unbroken.cli.story import common, cost_text, folded, story
 from unbroken.cli.views import incident_line, span, told_lines
-from unbroken.core.timeline import TWICE, Goodput
+from unbroken.core.job.record.timeline import TWICE, Goodput
 from unbroken.errors import SpecError
 from unbroken.spec.incident import Incident, Remedy, Restored, Signal, StackGroup
 from unbroken.spec.ledger import Ledger, Record, write_ledger

@@ -14,7 +14,7 @@ from apiclient import Api
 from samples import define
 from unbroken import embedded
 from unbroken.cli.views import state
-from unbroken.core.conditions import Standing, advance
+from unbroken.core.job.record.conditions import Standing, advance
 from unbroken.core.pytorchjob import with_condition
 from unbroken.spec.codec import job_status_to
 from unbroken.spec.job import Condition, JobStatus

@@ -15,7 +15,7 @@ from hyp_program import Hyp, NotInstalledError, installed
 from apiclient import Api
 from apiservers import embedded_cluster
 from samples import define
-from unbroken.core.conditions import Standing, advance
+from unbroken.core.job.record.conditions import Standing, advance
 from unbroken.spec.codec import job_status_to
 from unbroken.spec.job import Condition, FaultyPods, JobStatus, RestartStatus
 from unbroken.spec.schema import job_definition

@@ -13,7 +13,7 @@ from aiohttp import WSMsgType, web
 from apiservers import Cluster
 from unbroken.agent_http.client import AgentLink
 from unbroken.controller.providers.command import CommandProvider
-from unbroken.core.repair_events import Answer, Order
+from unbroken.core.nodes.repair.events import Answer, Order
 from unbroken.errors import WorldError
 from unbroken.kube.client import connect
 from unbroken.kube.mandate import Mandate

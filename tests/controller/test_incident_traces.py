@@ -11,7 +11,7 @@ from controller.conftest import Object, Place
 from unbroken.controller import definitions
 from unbroken.controller.incident_traces import IncidentTraces
 from unbroken.controller.kinds import IncidentObject
-from unbroken.core.spans import Trace
+from unbroken.core.job.record.spans import Trace
 from unbroken.kube.informer import Informer
 from unbroken.spec.codec import incident_to
 from unbroken.spec.incident import RECOVERED, Incident, Remedy, Signal

@@ -18,7 +18,7 @@ from unbroken.controller.kueue_objects import (
     workload_view,
 )
 from unbroken.controller.pods import JobIdentity
-from unbroken.core.kueue import Admission, GiveBack, Placement, Report
+from unbroken.core.job.kueue import Admission, GiveBack, Placement, Report
 from unbroken.spec.parse import parse_job
 
 Object = dict[str, Any]

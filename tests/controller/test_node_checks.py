@@ -15,7 +15,7 @@ from unbroken.controller import node_checks_log as check_log
 from unbroken.controller import node_checks_nodes as holds
 from unbroken.controller import node_checks_pods as check_pods
 from unbroken.controller.node_checks_pods import CheckerOptions, unmade
-from unbroken.core.check_plan_steps import Step
+from unbroken.core.nodes.checks.plan_steps import Step
 from unbroken.spec.kinds import NODE_CHECK
 from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 from unbroken.spec.node_keys import DEEP_CHECK, HEALTH

@@ -9,7 +9,7 @@ import pytest
 from lightkube.resources.core_v1 import Node
 
 from unbroken.controller.node_checks_fleet import SPEED, better, fleet_of
-from unbroken.core.check_limits import FLEET_SHARE
+from unbroken.core.nodes.checks.limits import FLEET_SHARE
 
 BIG = "ml.p5.48xlarge"
 INFO = dict.fromkeys(

@@ -16,7 +16,7 @@ from controller.plain import Object, PlainRequests
 from unbroken.controller import definitions
 from unbroken.controller.node_repair import COMPONENT, NodeRepair, RepairOptions, provider_of
 from unbroken.controller.pods import JobIdentity
-from unbroken.core.repair_events import RepairSettings
+from unbroken.core.nodes.repair.events import RepairSettings
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause, rfc3339, wall

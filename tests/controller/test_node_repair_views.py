@@ -10,7 +10,7 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.controller.node_repair import node_patch
 from unbroken.controller.node_repair_views import is_of_a_job, record_patch, repair_node
-from unbroken.core.repair_events import PatchNode
+from unbroken.core.nodes.repair.events import PatchNode
 from unbroken.spec.node_keys import HEALTH, REPAIR, Action, Health
 from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
 

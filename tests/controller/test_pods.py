@@ -17,7 +17,7 @@ from unbroken.controller.pods import (
     key_secret,
     training_container,
 )
-from unbroken.core.events import CreatePod, NodeName, PodName
+from unbroken.core.job.events import CreatePod, NodeName, PodName
 from unbroken.spec.job import JobSpec, ReplicaSpec
 
 Object = dict[str, Any]

@@ -24,7 +24,7 @@ from unbroken.controller.providers import (
     Provider,
 )
 from unbroken.controller.providers.cluster_api import REMEDIATE
-from unbroken.core.repair_events import Answer, Order
+from unbroken.core.nodes.repair.events import Answer, Order
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.spec.kinds import MACHINE

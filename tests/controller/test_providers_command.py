@@ -12,7 +12,7 @@ import pytest
 from apiservers import Cluster
 from unbroken.controller.providers import CommandProvider
 from unbroken.controller.providers.command import parse_command
-from unbroken.core.repair_events import Answer, Order, Standing
+from unbroken.core.nodes.repair.events import Answer, Order, Standing
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.spec.node_keys import Action

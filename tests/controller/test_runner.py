@@ -25,7 +25,7 @@ from unbroken.controller.requests import JobRequests, status_patch
 from unbroken.controller.runner import JobRunner, Surroundings
 from unbroken.controller.views import OUT_OF_SERVICE
 from unbroken.controller.writer import JobWriter
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     AgentReported,
     CreatePod,
     DeleteIncident,

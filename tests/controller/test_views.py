@@ -9,7 +9,7 @@ import pytest
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.controller.views import agent_place, node_view, pod_view
-from unbroken.core.events import NodeName, PodPhase, PodView
+from unbroken.core.job.events import NodeName, PodPhase, PodView
 
 Object = dict[str, Any]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     AgentLost,
     AgentReported,
     CollectEvidence,
@@ -42,8 +42,8 @@ from unbroken.core.events import (
     WriteIncident,
     WriteStatus,
 )
-from unbroken.core.job import Job
-from unbroken.core.kueue import Gate, Hold
+from unbroken.core.job.kueue import Gate, Hold
+from unbroken.core.job.machine import Job
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import (
     Condition,

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from unbroken.core.kernel_log import KernelLine
-from unbroken.core.node_health import (
+from unbroken.core.nodes.health import (
     Effect,
     Event,
     GpusSampled,
@@ -23,9 +22,10 @@ from unbroken.core.node_health import (
     WriteNode,
     Written,
 )
-from unbroken.core.node_health_object import node_state
-from unbroken.core.node_signals import GpuSample
-from unbroken.core.node_signals_table import SignTable
+from unbroken.core.nodes.health_object import node_state
+from unbroken.core.nodes.kernel_log import KernelLine
+from unbroken.core.nodes.signals import GpuSample
+from unbroken.core.nodes.signals_table import SignTable
 from unbroken.embedded.apiserver.patch import merge_patch
 from unbroken.nodes.tables import read_table
 from unbroken.spec.node_keys import FAULT_DETAILS, HEALTH, VERIFIED

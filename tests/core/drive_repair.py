@@ -11,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from unbroken.core.repair import Repairer
-from unbroken.core.repair_events import (
+from unbroken.core.nodes.repair.events import (
     Answer,
     AskProvider,
     CheckSeen,
@@ -39,6 +38,7 @@ from unbroken.core.repair_events import (
     Tick,
     WriteRecord,
 )
+from unbroken.core.nodes.repair.machine import Repairer
 from unbroken.spec.node_check import CheckPhase
 from unbroken.spec.node_keys import (
     HEALTH,

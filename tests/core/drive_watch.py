@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from core.drive_job import Script, show, spec
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     AgentReported,
     CollectEvidence,
     Effect,

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from unbroken.core.watchdog import Watchdog
-from unbroken.core.watchdog_events import Ended, Event, Sampled, Started, Tick, Told, Wrote
+from unbroken.core.watchdog.events import Ended, Event, Sampled, Started, Tick, Told, Wrote
+from unbroken.core.watchdog.machine import Watchdog
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.wire.worker import Page
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unbroken.core.faults import WorkerEnd
-from unbroken.core.workers import (
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import (
     Arrived,
     Commanded,
     Disconnected,

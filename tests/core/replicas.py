@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from unbroken.core.replication import Agreement, Arrival, Decision, Item, Rounds
+from unbroken.core.snapshots.replication import Agreement, Arrival, Decision, Item, Rounds
 
 NAME = "state"
 REST_SECONDS = 200.0

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.adoption import ADOPT_SECONDS
-from unbroken.core.events import (
+from unbroken.core.job.adoption import ADOPT_SECONDS
+from unbroken.core.job.events import (
     AgentReported,
     IncidentSeen,
     PodUid,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core import blame
+from unbroken.core.nodes import blame
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.node_keys import Action
 from unbroken.spec.node_record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec

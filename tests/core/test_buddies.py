@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.drive_job import Script, spec
-from unbroken.core.buddies import Buddies, Copies, Cost, Place, assign, cost
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     NodeName,
     NodeView,
     PodName,
@@ -20,7 +19,8 @@ from unbroken.core.events import (
     PodView,
     StartWorkers,
 )
-from unbroken.core.roster import Roster
+from unbroken.core.job.roster import Roster
+from unbroken.core.snapshots.buddies import Buddies, Copies, Cost, Place, assign, cost
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.agent_bodies import HOLDERS_MAX
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unbroken.core.budgets import charge, limits, waive
+from unbroken.core.job.recovery.budgets import charge, limits, waive
 from unbroken.spec.incident import Remedy
 from unbroken.spec.job import RestartPolicy, RestartStatus, RunPolicy
 

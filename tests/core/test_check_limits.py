@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.check_limits import (
+from unbroken.core.nodes.checks.limits import (
     BANDWIDTH,
     FLEET_LEAST,
     FLEET_SHARE,
@@ -22,10 +22,10 @@ from unbroken.core.check_limits import (
     measured_pairs,
     speeds_shown,
 )
-from unbroken.core.check_limits import Measured as Seen
-from unbroken.core.check_plan import Edge, Link
-from unbroken.core.check_plan_steps import next_steps
-from unbroken.core.check_verdict import Conclusion, conclude, faults_of
+from unbroken.core.nodes.checks.limits import Measured as Seen
+from unbroken.core.nodes.checks.plan import Edge, Link
+from unbroken.core.nodes.checks.plan_steps import next_steps
+from unbroken.core.nodes.checks.verdict import Conclusion, conclude, faults_of
 from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 PAIRS = CheckKind.CONNECTIVITY

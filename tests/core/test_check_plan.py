@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.check_plan import Edge, Link, Verdict, edge, judge, next_pairs
+from unbroken.core.nodes.checks.plan import Edge, Link, Verdict, edge, judge, next_pairs
 
 ROUNDS_MAX = 60
 

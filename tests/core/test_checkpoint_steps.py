@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unbroken.core.checkpoint_steps import STEPS_MAX, CheckpointSteps
+from unbroken.core.snapshots.checkpoint_steps import STEPS_MAX, CheckpointSteps
 
 
 def chosen(step: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken.core.cluster_draft import (
+from unbroken.core.clusters.draft import (
     CheckView,
     Configure,
     CreateCheck,
@@ -21,8 +21,9 @@ from unbroken.core.cluster_draft import (
     Retarget,
     World,
 )
-from unbroken.core.cluster_groups import NodeConfig, node_config, retargeted
-from unbroken.core.cluster_state import (
+from unbroken.core.clusters.groups import NodeConfig, node_config, retargeted
+from unbroken.core.clusters.rules import MINIMUM_SECONDS, RETRY_SECONDS, decide
+from unbroken.core.clusters.state import (
     EVENTS_MAX,
     CheckRequest,
     ClusterPhase,
@@ -36,7 +37,6 @@ from unbroken.core.cluster_state import (
     read_state,
     write_state,
 )
-from unbroken.core.clusters import MINIMUM_SECONDS, RETRY_SECONDS, decide
 from unbroken.spec.cluster import ClusterSpec
 from unbroken.spec.machine import MachinePhase
 from unbroken.spec.node_check import CheckKind, CheckPhase

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_clusters import DEEP, Bench, spec
 
-from unbroken.core.cluster_draft import MachineView, NodeView
-from unbroken.core.cluster_state import ClusterPhase, GroupPhase, OperationStatus
-from unbroken.core.clusters import MINIMUM_SECONDS, RETRY_SECONDS
+from unbroken.core.clusters.draft import MachineView, NodeView
+from unbroken.core.clusters.rules import MINIMUM_SECONDS, RETRY_SECONDS
+from unbroken.core.clusters.state import ClusterPhase, GroupPhase, OperationStatus
 from unbroken.spec.machine import MachinePhase
 from unbroken.spec.node_check import CheckPhase
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.conditions import MESSAGE_CHARACTERS, Standing, advance, standing
+from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS, Standing, advance, standing
 from unbroken.spec.job import Condition
 
 FIRST = advance((), Standing.CREATED, "Created", "m", 1)

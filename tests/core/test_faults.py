@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.faults import (
+from unbroken.core.agent.faults import (
     LINE_CHARACTERS,
     LINES_MAX,
     Place,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from flight_dumps import VERSIONS, Groups, Recorder
-from unbroken.core.flight_analysis import Analysis, analyse
+from unbroken.core.diagnosis.flight_analysis import Analysis, analyse
 from unbroken.wire.flight_dump import read
 
 WORLD: Groups = {"0": ("default_pg", range(8))}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.drive_job import Script, spec
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     AgentReported,
     CollectEvidence,
     EvidenceReceived,
@@ -17,8 +17,8 @@ from unbroken.core.events import (
     StartWorkers,
     Tick,
 )
-from unbroken.core.hangs import Tally, shared
-from unbroken.core.log_rule_events import hanging_rules
+from unbroken.core.job.watch.hangs import Tally, shared
+from unbroken.core.logs.rule_events import hanging_rules
 from unbroken.spec.job import JobOptions, LogRule, RunPolicy
 from unbroken.spec.log_rule_ranks import Scope, Watch
 from unbroken.spec.write import write_record

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.events import AgentReported, StartWorkers, StopWorkers
+from unbroken.core.job.events import AgentReported, StartWorkers, StopWorkers
 from unbroken.spec.incident import Remedy
 from unbroken.spec.job import RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState

@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.core.incident_bounds import OBJECT_BYTES, TEXT_BYTES, bounded, cut
+from unbroken.core.job.recovery.incident_bounds import OBJECT_BYTES, TEXT_BYTES, bounded, cut
 from unbroken.spec.codec import incident_to
 from unbroken.spec.incident import Incident, Remedy, Restored, Signal, StackGroup
 

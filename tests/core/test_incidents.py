@@ -6,10 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.core.events import NodeName, WriteIncident
-from unbroken.core.incident_bounds import SIGNALS_MAX
-from unbroken.core.incidents import INCIDENTS_MAX, RESTART_REQUESTED, Incidents, culprit
-from unbroken.core.ladder import choose, escalated
+from unbroken.core.job.events import NodeName, WriteIncident
+from unbroken.core.job.recovery.incident_bounds import SIGNALS_MAX
+from unbroken.core.job.recovery.incidents import (
+    INCIDENTS_MAX,
+    RESTART_REQUESTED,
+    Incidents,
+    culprit,
+)
+from unbroken.core.job.recovery.ladder import choose, escalated
 from unbroken.spec.incident import Incident, Remedy, Signal
 
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.drive_job import Script, spec
-from unbroken.core.events import StartWorkers, WriteIncident, WriteStatus
-from unbroken.core.gang import Stage
-from unbroken.core.transitions import Phase
+from unbroken.core.job.events import StartWorkers, WriteIncident, WriteStatus
+from unbroken.core.job.gang import Stage
+from unbroken.core.job.transitions import Phase
 from unbroken.spec.incident import Remedy
 from unbroken.spec.job import CleanPodPolicy, RestartPolicy, RunPolicy
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.core.kernel_log import (
+from unbroken.core.nodes.kernel_log import (
     KernelLine,
     Sxid,
     Xid,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unbroken.core.ladder import RUNGS, Pods, choose, rung_of
+from unbroken.core.job.recovery.ladder import RUNGS, Pods, choose, rung_of
 from unbroken.spec.incident import Remedy
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.conditions import Standing
-from unbroken.core.events import RecordEvent, WriteLedger
+from unbroken.core.job.events import RecordEvent, WriteLedger
+from unbroken.core.job.record.conditions import Standing
 from unbroken.spec.job import CleanPodPolicy, RunPolicy
 
 

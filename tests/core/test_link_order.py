@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unbroken.core.link_order import LinkOrder
+from unbroken.core.agent.link_order import LinkOrder
 
 
 def test_only_the_newest_open_link_may_command() -> None:

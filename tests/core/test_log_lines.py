@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.log_lines import LINE_BYTES_MAX, LineAssembler
+from unbroken.core.logs.lines import LINE_BYTES_MAX, LineAssembler
 
 CASES = {
     "lines end at newlines": ([b"one\ntwo\n"], [b"one", b"two"]),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.log_patterns import PatternSet
+from unbroken.core.logs.patterns import PatternSet
 from unbroken.errors import SpecError
 from unbroken.spec.patterns import Pattern, pattern_facts
 

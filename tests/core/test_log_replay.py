@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from unbroken.core.log_origins import Origin, Prefix, Told, origin_of, rank_of, take_off
-from unbroken.core.log_recorded import Reading, Recorded, numbered
-from unbroken.core.log_replay import Replay
-from unbroken.core.log_rule_sets import RuleSet
-from unbroken.core.log_times import Times
+from unbroken.core.logs.origins import Origin, Prefix, Told, origin_of, rank_of, take_off
+from unbroken.core.logs.recorded import Reading, Recorded, numbered
+from unbroken.core.logs.replay import Replay
+from unbroken.core.logs.rule_sets import RuleSet
+from unbroken.core.logs.times import Times
 from unbroken.errors import SpecError
 from unbroken.spec.log_rule_ranks import read_watch
 

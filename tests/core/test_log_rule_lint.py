@@ -13,9 +13,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.core.log_rule_lint import check_rules
-from unbroken.core.log_rule_sets import RuleSet, rule_sets
-from unbroken.core.pattern_trees import NEVER, Unreadable, captures, read_pattern, shortest
+from unbroken.core.logs.pattern_trees import NEVER, Unreadable, captures, read_pattern, shortest
+from unbroken.core.logs.rule_lint import check_rules
+from unbroken.core.logs.rule_sets import RuleSet, rule_sets
 from unbroken.errors import SpecError
 from unbroken.spec.patterns import Pattern
 

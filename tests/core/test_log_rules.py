@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from unbroken.core.log_rule_config import read_rules
-from unbroken.core.log_rule_events import (
+from unbroken.core.logs.rule_config import read_rules
+from unbroken.core.logs.rule_events import (
     Effect,
     Event,
     Lines,
@@ -25,7 +25,7 @@ from unbroken.core.log_rule_events import (
     Started,
     Tick,
 )
-from unbroken.core.log_rules import LogRules
+from unbroken.core.logs.rules import LogRules
 from unbroken.spec.problems import Report
 
 RANKS = (4, 5)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from unbroken.core.log_rule_config import read_rules
-from unbroken.core.log_rule_events import RuleState, RuleView, hanging_rules
+from unbroken.core.logs.rule_config import read_rules
+from unbroken.core.logs.rule_events import RuleState, RuleView, hanging_rules
 from unbroken.errors import SpecError
 from unbroken.spec.log_rule_ranks import Scope, Watch, read_watches, watch_of
 from unbroken.spec.problems import Report

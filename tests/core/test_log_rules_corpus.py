@@ -22,10 +22,10 @@ from log_corpus.formats import (
     training,
 )
 
-from unbroken.core.log_lines import LineAssembler
-from unbroken.core.log_rule_config import read_rules
-from unbroken.core.log_rule_events import Lines, RuleState, RuleViolated, Started, Tick
-from unbroken.core.log_rules import LogRules
+from unbroken.core.logs.lines import LineAssembler
+from unbroken.core.logs.rule_config import read_rules
+from unbroken.core.logs.rule_events import Lines, RuleState, RuleViolated, Started, Tick
+from unbroken.core.logs.rules import LogRules
 from unbroken.spec.problems import Report
 
 CORPUS = Path(__file__).parent / "log_corpus"

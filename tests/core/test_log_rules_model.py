@@ -15,9 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_log_rules import RANKS, run
 
-from unbroken.core.log_rule_config import read_rules
-from unbroken.core.log_rule_events import Lines, RuleViolated, Started, Violation
-from unbroken.core.log_rules import LogRules
+from unbroken.core.logs.rule_config import read_rules
+from unbroken.core.logs.rule_events import Lines, RuleViolated, Started, Violation
+from unbroken.core.logs.rules import LogRules
 from unbroken.spec.problems import Report
 
 END = 100.0

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from unbroken.core.log_values import Meter, read_value
+from unbroken.core.logs.values import Meter, read_value
 
 NUMBERS = {
     "2.5": 2.5, " 120.5 ": 120.5, "1e3": 1000.0, "-0": 0.0, "1,234.5": 1234.5, "12,345": 12345.0,

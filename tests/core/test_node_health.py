@@ -9,10 +9,10 @@ from drive_node_health import TABLE, Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.core.kernel_log import KernelLine
-from unbroken.core.node_health import GpusSampled, HostSampled, LineRead, LogFault, NodeGone
-from unbroken.core.node_health_object import DETAILS_BYTES, DETAILS_MAX, MEMORY, read_memory
-from unbroken.core.node_signals import GpuReading, GpuSample, HostSample
+from unbroken.core.nodes.health import GpusSampled, HostSampled, LineRead, LogFault, NodeGone
+from unbroken.core.nodes.health_object import DETAILS_BYTES, DETAILS_MAX, MEMORY, read_memory
+from unbroken.core.nodes.kernel_log import KernelLine
+from unbroken.core.nodes.signals import GpuReading, GpuSample, HostSample
 from unbroken.spec.node_keys import (
     ADVICE,
     FAULT_REASONS,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.core.kernel_log import KernelLine
-from unbroken.core.node_signals import (
+from unbroken.core.nodes.kernel_log import KernelLine
+from unbroken.core.nodes.signals import (
     Blocked,
     CounterFinding,
     GpuFinding,
@@ -18,7 +18,7 @@ from unbroken.core.node_signals import (
     HostSample,
     HostWatch,
 )
-from unbroken.core.node_signals_table import SignTable
+from unbroken.core.nodes.signals_table import SignTable
 from unbroken.nodes.tables import read_table
 from unbroken.spec.fault_table import FaultTable, GpuSign, HostSign, load_fault_table
 from unbroken.spec.problems import ManifestError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.events import CreatePod, PodHeld, PodName, PodUid, RecordEvent
-from unbroken.core.obstacles import (
+from unbroken.core.job.events import CreatePod, PodHeld, PodName, PodUid, RecordEvent
+from unbroken.core.job.obstacles import (
     LINE_CHARACTERS,
     LINES_MAX,
     TEXT_CHARACTERS,
@@ -16,8 +16,8 @@ from unbroken.core.obstacles import (
     split_wait,
     summary,
 )
-from unbroken.core.recovery import CRASHES
-from unbroken.core.waiting import AGENT_SECONDS, CHANGE_SECONDS, EVENTS_MAX
+from unbroken.core.job.recovery.recovery import CRASHES
+from unbroken.core.job.waiting import AGENT_SECONDS, CHANGE_SECONDS, EVENTS_MAX
 from unbroken.spec.incident import Remedy
 from unbroken.spec.job import RunPolicy
 

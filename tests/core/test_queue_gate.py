@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.conditions import Standing
-from unbroken.core.events import CreatePod, DeletePod, JobSeen, StopWorkers, Synced
-from unbroken.core.kueue import (
+from unbroken.core.job.events import CreatePod, DeletePod, JobSeen, StopWorkers, Synced
+from unbroken.core.job.kueue import (
     Admission,
     Ask,
     Domain,
@@ -25,6 +24,7 @@ from unbroken.core.kueue import (
     decide,
     with_conditions,
 )
+from unbroken.core.job.record.conditions import Standing
 
 ADMISSION = Admission("wl", {"w": Placement()})
 JOB = QueuedJob("team-a", "s1")

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
-from unbroken.core.ranks import Ranks
-from unbroken.core.roster import Member, Roster
+from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
+from unbroken.core.job.ranks import Ranks
+from unbroken.core.job.roster import Member, Roster
 from unbroken.spec.job import ReplicaSpec
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.recovery import story
-from unbroken.core.signals import reason_of
+from unbroken.core.job.recovery.recovery import story
+from unbroken.core.job.recovery.signals import reason_of
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.job import RestartPolicy, RunPolicy
 

@@ -9,7 +9,7 @@ import re2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.redaction import (
+from unbroken.core.job.record.redaction import (
     PATTERNS,
     REMOVED,
     clean,

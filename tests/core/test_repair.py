@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from core.drive_repair import World, outcomes, world
-from unbroken.core.repair_events import (
+from unbroken.core.nodes.repair.events import (
     AskProvider,
     MakeCheck,
     NodeFault,

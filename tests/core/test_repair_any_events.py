@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.drive_repair import World, outcomes
-from unbroken.core.repair_events import (
+from unbroken.core.nodes.repair.events import (
     PatchNode,
     PodsSeen,
     RepairSettings,

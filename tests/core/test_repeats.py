@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.events import DeletePod, JobSeen, RecordEvent
-from unbroken.core.incidents import RESTART_REQUESTED
-from unbroken.core.repeats import FIRST_SECONDS, find
+from unbroken.core.job.events import DeletePod, JobSeen, RecordEvent
+from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
+from unbroken.core.job.recovery.repeats import FIRST_SECONDS, find
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.job import CleanPodPolicy, JobOptions, RestartPolicy, RunPolicy, SameError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from replicas import NAME, Speeds, World
 
-from unbroken.core.replication import (
+from unbroken.core.snapshots.replication import (
     CALM_ROUNDS,
     FAILURES_MAX,
     MARGIN_MAX,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.progress import FIRST_SECONDS, made
+from unbroken.core.job.watch.progress import FIRST_SECONDS, made
 from unbroken.spec.incident import Incident, Remedy, Restored, Signal
 from unbroken.spec.job import RunPolicy
 

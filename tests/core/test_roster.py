@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unbroken.core.events import PodName, PodPhase, PodUid, PodView
-from unbroken.core.roster import UNHEARD, Member
+from unbroken.core.job.events import PodName, PodPhase, PodUid, PodView
+from unbroken.core.job.roster import UNHEARD, Member
 from unbroken.wire.agent import AgentReport, AgentState
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.core.spans import IncidentName, Span, trace_of
+from unbroken.core.job.record.spans import IncidentName, Span, trace_of
 from unbroken.spec.incident import Incident, Remedy, Signal
 
 UID = "3f2b8c1e-5a77-4c0d-9e21-0d4f6b7a8c99"

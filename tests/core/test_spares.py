@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.events import WarmWorkers
-from unbroken.core.spares import REPEAT_SECONDS
+from unbroken.core.job.events import WarmWorkers
+from unbroken.core.job.spares import REPEAT_SECONDS
 
 
 @pytest.fixture

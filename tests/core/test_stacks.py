@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.doings import doing
-from unbroken.core.stacks import GROUPS_MAX, RANGES_CHARACTERS, Blame, blame, ranges
+from unbroken.core.diagnosis.doings import doing
+from unbroken.core.diagnosis.stacks import GROUPS_MAX, RANGES_CHARACTERS, Blame, blame, ranges
 from unbroken.wire.observation import Collective, RankEvidence, ThreadStack
 
 STACKS = Path(__file__).parent / "stacks"

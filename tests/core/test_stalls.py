@@ -8,8 +8,8 @@ import pytest
 
 from core.drive_job import Script
 from core.drive_watch import WatchedJob, alarm, ill, well
-from unbroken.core.events import AgentReported, CollectEvidence, PodUid
-from unbroken.core.stalls import COMPARE_SECONDS
+from unbroken.core.job.events import AgentReported, CollectEvidence, PodUid
+from unbroken.core.job.watch.stalls import COMPARE_SECONDS
 from unbroken.spec.detectors import Detector
 from unbroken.wire.observation import RankWatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.events import AgentReported, StartWorkers, StopWorkers, WriteIncident
+from unbroken.core.job.events import AgentReported, StartWorkers, StopWorkers, WriteIncident
 from unbroken.spec.incident import Remedy
 from unbroken.spec.job import RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState

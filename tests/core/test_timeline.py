@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.timeline import (
+from unbroken.core.job.record.timeline import (
     TWICE,
     Goodput,
     end_life,

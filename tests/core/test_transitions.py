@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.core.state import JobState
-from unbroken.core.transitions import TRANSITIONS, IllegalTransitionError, Phase, diagram
+from unbroken.core.job.state import JobState
+from unbroken.core.job.transitions import TRANSITIONS, IllegalTransitionError, Phase, diagram
 from unbroken.spec.job import JobStatus
 
 PAGE = Path(__file__).parents[2] / "docs/design/training-jobs.md"
@@ -29,5 +29,6 @@ def test_each_transition_is_there_once_and_each_phase_can_be_reached() -> None:
 
 def test_the_page_shows_the_table() -> None:
     assert f"```mermaid\n{diagram()}\n```" in PAGE.read_text(), (
-        "docs/design/training-jobs.md: replace the diagram by unbroken.core.transitions.diagram()"
+        "docs/design/training-jobs.md: replace the diagram by "
+        "unbroken.core.job.transitions.diagram()"
     )

@@ -6,9 +6,8 @@ import pytest
 
 from core.drive_job import Script, spec
 from core.drive_workers import THEIRS
-from unbroken.core.events import AgentReported, CreatePod, PodUid, StopWorkers
-from unbroken.core.faults import WorkerEnd
-from unbroken.core.workers import (
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import (
     Commanded,
     KillAll,
     NothingLives,
@@ -20,6 +19,7 @@ from unbroken.core.workers import (
     WorkerEnded,
     Workers,
 )
+from unbroken.core.job.events import AgentReported, CreatePod, PodUid, StopWorkers
 from unbroken.spec.incident import Remedy
 from unbroken.spec.job import RunPolicy
 

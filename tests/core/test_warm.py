@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unbroken.core.warm import (
+from unbroken.core.agent.warm import (
     FAILURES_MAX,
     FIRST,
     IMPORT_SECONDS_MAX,

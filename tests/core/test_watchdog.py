@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from drive_watchdog import START, Drive
 
-from unbroken.core.watchdog import Watchdog
-from unbroken.core.watchdog_events import (
+from unbroken.core.watchdog.events import (
     Continued,
     Ended,
     Halted,
@@ -20,7 +19,8 @@ from unbroken.core.watchdog_events import (
     Told,
     Wrote,
 )
-from unbroken.core.watchdog_levels import Finiteness
+from unbroken.core.watchdog.levels import Finiteness
+from unbroken.core.watchdog.machine import Watchdog
 from unbroken.spec.detectors import DEFAULTS, Detector, Mode
 from unbroken.wire.worker import Page
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from drive_watchdog import Drive
 
-from unbroken.core.watchdog_events import Continued, Halted
+from unbroken.core.watchdog.events import Continued, Halted
 
 
 def trained(count: int = 1200, seconds: float = 0.5) -> Drive:

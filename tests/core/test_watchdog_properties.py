@@ -9,8 +9,7 @@ from drive_watchdog import START, Drive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.core.watchdog import Watchdog
-from unbroken.core.watchdog_events import (
+from unbroken.core.watchdog.events import (
     Continued,
     Ended,
     Event,
@@ -21,6 +20,7 @@ from unbroken.core.watchdog_events import (
     Told,
     Wrote,
 )
+from unbroken.core.watchdog.machine import Watchdog
 from unbroken.spec.detectors import DEFAULTS
 from unbroken.wire.worker import Page
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from unbroken.core.watchdog import Watchdog
-from unbroken.core.watchdog_events import Sampled, Started, Tick, Wrote
+from unbroken.core.watchdog.events import Sampled, Started, Tick, Wrote
+from unbroken.core.watchdog.machine import Watchdog
 from unbroken.spec.detectors import DEFAULTS
 
 TRACES = sorted((Path(__file__).parent / "watchdog_traces").glob("*.json"))

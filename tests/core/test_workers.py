@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.faults import WorkerEnd
-from unbroken.core.log_rule_events import RuleViolated, Violation
-from unbroken.core.workers import (
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import (
     Commanded,
     Effect,
     Event,
@@ -35,6 +34,7 @@ from unbroken.core.workers import (
     WorkerEnded,
     Workers,
 )
+from unbroken.core.logs.rule_events import RuleViolated, Violation
 from unbroken.wire.agent import (
     AgentState,
     FaultKind,

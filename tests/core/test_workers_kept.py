@@ -27,8 +27,8 @@ from core.drive_workers import (
     started,
     stop,
 )
-from unbroken.core.faults import WorkerEnd
-from unbroken.core.workers import (
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import (
     Arrived,
     Commanded,
     Disconnected,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core.drive_workers import AGAIN, DONE, FAULTED, RUNNING, check, ended, keep
-from unbroken.core.faults import WorkerEnd
-from unbroken.core.workers import (
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.machine import (
     Arrived,
     FaultReported,
     NothingLives,

@@ -45,7 +45,7 @@ OURS = "/apis/unbroken.dev/v1"
 INCIDENTS = f"{OURS}/namespaces/default/incidents"
 LONG_AGO = "2020-01-01T00:00:00Z"
 KEPT = 52
-"""Incidents that are two more than an operator keeps of a job (core/incidents)."""
+"""Incidents that are two more than an operator keeps of a job (core/job/recovery/incidents)."""
 JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
 PYTORCHJOBS = "/apis/kubeflow.org/v1/namespaces/default/pytorchjobs"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"

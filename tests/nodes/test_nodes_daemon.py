@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from apiservers import Cluster
-from unbroken.core.node_health_object import MEMORY
+from unbroken.core.nodes.health_object import MEMORY
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.nodes.driver import DaemonOptions, run_daemon

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.core.node_signals import Blocked
+from unbroken.core.nodes.signals import Blocked
 from unbroken.nodes import host
 
 MOUNTS = """\

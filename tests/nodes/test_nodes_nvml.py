@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import unbroken.nodes.gpus
-from unbroken.core.node_signals import GpuReading, GpuSample
+from unbroken.core.nodes.signals import GpuReading, GpuSample
 from unbroken.nodes.gpus import GpuEyes
 
 

@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from otlp_collector import Collector, attributes, collecting
-from unbroken.core.spans import IncidentName, Trace, trace_of
+from unbroken.core.job.record.spans import IncidentName, Trace, trace_of
 from unbroken.observe.traces import CLOSING, FLUSH_SECONDS, sending
 from unbroken.spec.incident import Incident, Remedy, Signal
 from watching import PATIENCE_SECONDS

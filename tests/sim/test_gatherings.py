@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unbroken.core.events import PodUid
+from unbroken.core.job.events import PodUid
 from unbroken.testing.schedule import Schedule
 from unbroken.testing.training import KILLED, PEER_LOST, SUCCESS, Habits, Training, Worker
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from unbroken.core.events import PodUid
-from unbroken.core.link_order import LinkOrder
+from unbroken.core.agent.link_order import LinkOrder
+from unbroken.core.job.events import PodUid
 from unbroken.testing.links import Link, Quality
 from unbroken.testing.schedule import Schedule
 from unbroken.wire.agent import AgentReport, AgentState, Command, StopCommand, WarmCommand

@@ -11,29 +11,18 @@ from typing import Any
 
 import pytest
 
-from unbroken.core import (
-    adoption,
-    buddies,
-    budgets,
-    examination,
-    gang,
-    incidents,
-    ladder,
-    life,
-    members,
-    pods,
-    ranks,
-    receipts,
-    recovery,
-    samples,
-    stacks,
-    stalls,
-)
-from unbroken.core.events import DeletePod, Effect, FenceNode, PodUid, WriteIncident
-from unbroken.core.job import Job
-from unbroken.core.roster import Member, Roster
-from unbroken.core.state import JobState
-from unbroken.core.workers import PortFound, Spawn, Workers
+from unbroken.core.agent import members
+from unbroken.core.agent.machine import PortFound, Spawn, Workers
+from unbroken.core.diagnosis import stacks
+from unbroken.core.job import adoption, gang, life, pods, ranks
+from unbroken.core.job.events import DeletePod, Effect, FenceNode, PodUid, WriteIncident
+from unbroken.core.job.machine import Job
+from unbroken.core.job.record import receipts, samples
+from unbroken.core.job.recovery import budgets, incidents, ladder, recovery
+from unbroken.core.job.roster import Member, Roster
+from unbroken.core.job.state import JobState
+from unbroken.core.job.watch import examination, stalls
+from unbroken.core.snapshots import buddies
 from unbroken.testing.world import run
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
 

@@ -20,7 +20,7 @@ from apiclient import Api, Object
 from apiservers import Cluster
 from job_samples import changed, job, published
 from samples import CRDS, define
-from unbroken.core.incident_bounds import UNKNOWN, writable
+from unbroken.core.job.recovery.incident_bounds import UNKNOWN, writable
 from unbroken.spec import codec
 from unbroken.spec.descriptions import DESCRIPTIONS
 from unbroken.spec.fields import fields_of

@@ -8,7 +8,7 @@ import pytest
 
 from job_samples import changed
 from unbroken.controller.pods import JobIdentity, build_pod
-from unbroken.core.events import CreatePod, NodeName, PodName
+from unbroken.core.job.events import CreatePod, NodeName, PodName
 from unbroken.spec.parse import parse_job
 
 TEMPLATE = "spec/replicaSpecs/0/template"

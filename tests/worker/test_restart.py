@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from gangs import Gang, gang
 
-from unbroken.core.workers import STUCK_CODE as TOLD_CODE
+from unbroken.core.agent.machine import STUCK_CODE as TOLD_CODE
 from unbroken.errors import SpecError
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_START, PAST_BARRIER
 from unbroken.worker.restart import STUCK_CODE, restartable

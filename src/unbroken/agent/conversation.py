@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.core.checkpoint_steps import CheckpointSteps
-from unbroken.core.workers import (
+from unbroken.core.agent.machine import (
     Arrived,
     CheckpointsTold,
     Disconnected,
@@ -22,6 +21,7 @@ from unbroken.core.workers import (
     Passed,
     Registered,
 )
+from unbroken.core.snapshots.checkpoint_steps import CheckpointSteps
 from unbroken.wire import ipc
 from unbroken.wire.agent import StartCommand
 

@@ -20,7 +20,7 @@ import unbroken
 from unbroken.agent_http.guard import Guard
 from unbroken.agent_http.server import AgentServer
 from unbroken.agent_http.snapshots import Copies
-from unbroken.core.workers import (
+from unbroken.core.agent.machine import (
     Commanded,
     Effect,
     Event,

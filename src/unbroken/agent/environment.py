@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from string import Template
 
 import unbroken
-from unbroken.core.workers import Stage
+from unbroken.core.agent.machine import Stage
 from unbroken.spec.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.warm import LEARNT_VARIABLE, MODULE, RUN_PATH, SCRIPT

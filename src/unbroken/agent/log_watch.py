@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from unbroken.core.log_lines import LineAssembler
-from unbroken.core.log_rule_config import read_rules
-from unbroken.core.log_rule_events import (
+from unbroken.core.agent.machine import RulesRead
+from unbroken.core.logs.lines import LineAssembler
+from unbroken.core.logs.rule_config import read_rules
+from unbroken.core.logs.rule_events import (
     Event,
     Lines,
     Paused,
@@ -19,8 +20,7 @@ from unbroken.core.log_rule_events import (
     Started,
     Tick,
 )
-from unbroken.core.log_rules import LogRules
-from unbroken.core.workers import RulesRead
+from unbroken.core.logs.rules import LogRules
 from unbroken.spec.problems import Report
 from unbroken.wire.agent import StartCommand
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unbroken.core.faults import LINE_CHARACTERS
+from unbroken.core.agent.faults import LINE_CHARACTERS
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unbroken.core.faults import SIGBUS, SIGKILL, WorkerEnd
-from unbroken.core.workers import (
+from unbroken.core.agent.faults import SIGBUS, SIGKILL, WorkerEnd
+from unbroken.core.agent.machine import (
     Event,
     FirstOutput,
     NothingLives,

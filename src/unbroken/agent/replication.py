@@ -1,8 +1,8 @@
 """This node's newest snapshots go to its buddy, others' copies are kept here, and come back.
 
 One transfer at a time and at a bounded rate, so that training does not feel it.  What is sent, and
-what is kept, all nodes agree (`core/replication.py`).  A slot is sent as it lies there; where
-training overwrites slots that are still needed, they are copied first, and the copies kept.
+what is kept, all nodes agree (`core/snapshots/replication.py`).  A slot is sent as it lies there;
+where training overwrites slots that are still needed, they are copied first, and the copies kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from unbroken.agent_http.peer import Head, Peer, connected
 from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
 from unbroken.agent_http.snapshots import Incoming as TakesBytes
-from unbroken.core.replication import KEPT, Arrival, Decision, Item, Rounds
+from unbroken.core.snapshots.replication import KEPT, Arrival, Decision, Item, Rounds
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest

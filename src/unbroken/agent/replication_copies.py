@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from unbroken.agent_http.snapshots import Key, Point, Refused
-from unbroken.core.replication import KEPT
+from unbroken.core.snapshots.replication import KEPT
 from unbroken.errors import PeerError, WorldError
 from unbroken.wire.snapshot import CHUNK_BYTES, HEADERS_BYTES, NAME_BYTES_MAX, Header, chunk, read
 

@@ -1,6 +1,6 @@
 """All nodes agree which snapshots go to the buddies: at the agent of node rank 0, over HTTP.
 
-Who asks waits there until there is a decision (`core/replication.py`).
+Who asks waits there until there is a decision (`core/snapshots/replication.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from unbroken.agent_http.peer import SILENCE_SECONDS, connected
 from unbroken.agent_http.snapshots import Refused
-from unbroken.core.replication import Agreement, Arrival, Decision
+from unbroken.core.snapshots.replication import Agreement, Arrival, Decision
 from unbroken.errors import PeerError
 from unbroken.wire.agent import StartCommand
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from io import FileIO
 
 from unbroken.agent_http.peer import Peer
-from unbroken.core.replication import Item
+from unbroken.core.snapshots.replication import Item
 from unbroken.wire.snapshot import HEADERS_BYTES
 
 from .memory import File

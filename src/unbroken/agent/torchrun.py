@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unbroken.agent.options import Options
-    from unbroken.core.faults import WorkerEnd
-    from unbroken.core.workers import Event, Stage
+    from unbroken.core.agent.faults import WorkerEnd
+    from unbroken.core.agent.machine import Event, Stage
     from unbroken.wire.agent import StartCommand
 
 BACKEND = "unbroken"
@@ -244,7 +244,7 @@ class TorchWorkers:
 
     def kill_all(self, kept: tuple[int, ...] = ()) -> None:
         """Ask torchrun to; it answers with its next rendezvous."""
-        from unbroken.core.workers import NothingLives
+        from unbroken.core.agent.machine import NothingLives
 
         if self._is_done:
             self._released.set()
@@ -260,7 +260,7 @@ class TorchWorkers:
 
     def _look(self, attempt: int) -> None:
         """Find the workers of an attempt by what torchrun has put into their environment."""
-        from unbroken.core.workers import Stage, StageStarted
+        from unbroken.core.agent.machine import Stage, StageStarted
 
         if self._attempt != attempt or self._seen:
             return
@@ -278,8 +278,8 @@ class TorchWorkers:
         self._feed(StageStarted(attempt, Stage.TRAIN, tuple(pids)))
 
     def _ended(self, attempt: int, pid: int, end: WorkerEnd | None = None) -> None:
-        from unbroken.core.faults import SIGKILL, WorkerEnd
-        from unbroken.core.workers import Stage, WorkerEnded
+        from unbroken.core.agent.faults import SIGKILL, WorkerEnd
+        from unbroken.core.agent.machine import Stage, WorkerEnded
 
         seen = self._seen.pop(pid)
         self._loop.remove_reader(seen.pidfd)
@@ -299,7 +299,7 @@ class TorchWorkers:
 
     def _stopped(self) -> None:
         """torchrun has no workers and wants to know what next."""
-        from unbroken.core.workers import NothingLives, SpawnFailed, Stage
+        from unbroken.core.agent.machine import NothingLives, SpawnFailed, Stage
 
         attempt = self._finish()
         _end_orphans()
@@ -310,8 +310,8 @@ class TorchWorkers:
         self._feed(NothingLives())
 
     def _succeeded(self) -> None:
-        from unbroken.core.faults import WorkerEnd
-        from unbroken.core.workers import Stage, StageStarted, WorkerEnded
+        from unbroken.core.agent.faults import WorkerEnd
+        from unbroken.core.agent.machine import Stage, StageStarted, WorkerEnded
 
         self._is_done = True
         attempt = self._finish(WorkerEnd(exit_code=0))
@@ -349,7 +349,7 @@ def _worker(pid: int) -> tuple[int, tuple[int, str]] | None:
 def _end(seen: _Seen) -> WorkerEnd:
     """How it ended: looked at, and left for torchrun to reap."""
     from unbroken.agent import facts
-    from unbroken.core.faults import WorkerEnd
+    from unbroken.core.agent.faults import WorkerEnd
 
     flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
     try:

@@ -1,7 +1,7 @@
 """Warm workers: the template process, and workers that are parked until there is an order for them.
 
-What is decided is decided in core/warm.py; wire/warm.py is what is said, and to whom.  The template
-and the parked are children of this process that no stop ends: they descend from no worker.
+What is decided is decided in core/agent/warm.py; wire/warm.py is what is said, and to whom.  The
+template and the parked are children of this process that no stop ends: they descend from no worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from unbroken.core import warm as core
+from unbroken.core.agent import warm as core
 from unbroken.wire.agent import IMPORTS_MAX
 from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
 

@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from unbroken.core import watchdog_events as events
-from unbroken.core.watchdog import Watchdog
-from unbroken.core.watchdog_taught import Taught
-from unbroken.core.workers import WatchRead
+from unbroken.core.agent.machine import WatchRead
+from unbroken.core.watchdog import events
+from unbroken.core.watchdog.machine import Watchdog
+from unbroken.core.watchdog.taught import Taught
 from unbroken.spec.detectors import from_command
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.worker import Page

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from aiohttp import ClientConnectionError, WSMsgType, hdrs, web
 
-from unbroken.core.link_order import LinkOrder
+from unbroken.core.agent.link_order import LinkOrder
 from unbroken.errors import PeerError, WorldError
 from unbroken.listener import BACKLOG, Connections, Limits, admitted
 from unbroken.wire.agent import (

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aiohttp import hdrs, web
 
-from unbroken.core.replication import Arrival, Decision
+from unbroken.core.snapshots.replication import Arrival, Decision
 from unbroken.errors import PeerError
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES

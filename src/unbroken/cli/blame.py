@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.core.flight_analysis import WAITS_MAX, Analysis, Cause, analyse
-from unbroken.core.flight_waits import Wait
-from unbroken.core.job_logs import judge
-from unbroken.core.stacks import CERTAIN, LIKELY, UNSURE, Blame, blame, name_ranks
+from unbroken.core.diagnosis.flight_analysis import WAITS_MAX, Analysis, Cause, analyse
+from unbroken.core.diagnosis.flight_waits import Wait
+from unbroken.core.diagnosis.job_logs import judge
+from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, UNSURE, Blame, blame, name_ranks
 from unbroken.core.wording import counted, plural
 from unbroken.errors import SpecError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from unbroken.core.obstacles import split_wait
+from unbroken.core.job.obstacles import split_wait
 from unbroken.kube.clock import wall
 
 from .agents import agent_value, reports

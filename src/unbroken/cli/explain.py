@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.core.timeline import Goodput, lost_steps, redo_seconds
+from unbroken.core.job.record.timeline import Goodput, lost_steps, redo_seconds
 from unbroken.core.wording import counted
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall

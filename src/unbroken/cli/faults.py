@@ -13,7 +13,7 @@ from .place import Form, Output
 from .show import note, print_json, print_table
 
 if TYPE_CHECKING:
-    from unbroken.core.node_signals_table import Sign, SignTable
+    from unbroken.core.nodes.signals_table import Sign, SignTable
     from unbroken.spec.fault_table import FaultEntry
 
 Object = dict[str, Any]
@@ -96,7 +96,7 @@ def _meant(table: SignTable, what: str) -> list[Object]:
 
 
 def _of_xid(table: SignTable, number: int) -> list[Object]:
-    from unbroken.core.kernel_log import Xid
+    from unbroken.core.nodes.kernel_log import Xid
 
     found = [
         _view(table, name, entry)
@@ -108,7 +108,7 @@ def _of_xid(table: SignTable, number: int) -> list[Object]:
 
 
 def _of_line(table: SignTable, line: str) -> list[Sign]:
-    from unbroken.core.kernel_log import read_line
+    from unbroken.core.nodes.kernel_log import read_line
 
     read = read_line(line.encode())
     return [] if read is None else table.of_line(read)

@@ -9,8 +9,8 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.core.obstacles import split_wait
-from unbroken.core.signals import BY_DETECTOR
+from unbroken.core.job.obstacles import split_wait
+from unbroken.core.job.recovery.signals import BY_DETECTOR
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.clock import monotonic, pause
 from unbroken.spec.codec import seconds_lost

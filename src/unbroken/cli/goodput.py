@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from unbroken.core.timeline import TWICE, Goodput, goodput
+from unbroken.core.job.record.timeline import TWICE, Goodput, goodput
 from unbroken.core.wording import counted
 from unbroken.spec.codec import job_status_from
 from unbroken.spec.incident import Incident

@@ -274,7 +274,7 @@ def blame(
 
 
 def _score(held: NodeRecordSpec, now: float) -> float:
-    from unbroken.core import blame as ledger
+    from unbroken.core.nodes import blame as ledger
 
     return round(ledger.score(held, now), 2)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from unbroken.core import blame
+from unbroken.core.nodes import blame
 from unbroken.spec.kinds import NODE_RECORD
 from unbroken.spec.node_keys import (
     ADVICE,

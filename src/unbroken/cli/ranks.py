@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from unbroken.core.watchdog_late import START_SECONDS
+from unbroken.core.watchdog.late import START_SECONDS
 from unbroken.spec.times import time_seconds, time_text
 from unbroken.wire.observation import Bound, RankWatch
 
@@ -79,7 +79,7 @@ def rank_rows(ranks: Sequence[Rank], now: float) -> Iterator[list[object]]:
 
 def bound_lines(ranks: Sequence[Rank]) -> Iterator[str]:
     """For each kind of bound: which ranks have it, and how soon their hang is found."""
-    from unbroken.core.stacks import name_ranks
+    from unbroken.core.diagnosis.stacks import name_ranks
 
     for bound, sign in SIGNS.items():
         found = [one for one in ranks if one["bound"] == bound.value]

@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from unbroken.core.log_origins import Origin, origin_of
-from unbroken.core.log_recorded import Line, Reading, Recorded, require_times, world_of
-from unbroken.core.log_replay import Replay
-from unbroken.core.log_rule_config import CompiledRule, read_rules
-from unbroken.core.log_rule_evidence import check_heard, check_sample
-from unbroken.core.log_rule_lint import Finding
-from unbroken.core.log_rule_sets import RuleSet
+from unbroken.core.logs.origins import Origin, origin_of
+from unbroken.core.logs.recorded import Line, Reading, Recorded, require_times, world_of
+from unbroken.core.logs.replay import Replay
+from unbroken.core.logs.rule_config import CompiledRule, read_rules
+from unbroken.core.logs.rule_evidence import check_heard, check_sample
+from unbroken.core.logs.rule_lint import Finding
+from unbroken.core.logs.rule_sets import RuleSet
 from unbroken.errors import SpecError
 from unbroken.spec.patterns import Pattern
 from unbroken.spec.problems import Report

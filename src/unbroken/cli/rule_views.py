@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from unbroken.core.log_recorded import Place
-from unbroken.core.log_replay import Found, Heard
-from unbroken.core.log_rule_config import CompiledRule
-from unbroken.core.log_rule_events import RuleViolated
-from unbroken.core.log_rule_lint import Finding, Severity
-from unbroken.core.log_rules import shown
+from unbroken.core.logs.recorded import Place
+from unbroken.core.logs.replay import Found, Heard
+from unbroken.core.logs.rule_config import CompiledRule
+from unbroken.core.logs.rule_events import RuleViolated
+from unbroken.core.logs.rule_lint import Finding, Severity
+from unbroken.core.logs.rules import shown
 from unbroken.core.wording import counted
 from unbroken.spec.times import time_text
 from unbroken.wire.agent import RuleView

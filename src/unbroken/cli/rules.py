@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from unbroken.core.log_rule_sets import RuleSet, rule_sets, the_one
+from unbroken.core.logs.rule_sets import RuleSet, rule_sets, the_one
 from unbroken.errors import SpecError, UnbrokenError
 
 from .documents import read_documents
@@ -131,7 +131,7 @@ def check(
     """
 
     def act() -> bool:
-        from unbroken.core.log_rule_lint import Severity, check_rules
+        from unbroken.core.logs.rule_lint import Severity, check_rules
 
         from .rule_replay import Options, check_logs
         from .rule_views import finding_view, print_findings

@@ -19,7 +19,7 @@ from .place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
 from .show import note, paper, print_json
 
 if TYPE_CHECKING:
-    from unbroken.core.stacks import Blame
+    from unbroken.core.diagnosis.stacks import Blame
 
 SECONDS = 5.0
 STATES = {
@@ -100,7 +100,7 @@ async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
 
 def judged(found: Found) -> Blame:
     """The ranks in groups, and who keeps the others waiting."""
-    from unbroken.core.stacks import blame
+    from unbroken.core.diagnosis.stacks import blame
 
     now = max(one.at for one in found.answers.values())
     return blame(found.ranks(), now)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-from unbroken.core.doings import is_library
-from unbroken.core.signals import LAST_OUTPUT
-from unbroken.core.timeline import lost_steps, redo_seconds
+from unbroken.core.diagnosis.doings import is_library
+from unbroken.core.job.record.timeline import lost_steps, redo_seconds
+from unbroken.core.job.recovery.signals import LAST_OUTPUT
 from unbroken.core.wording import counted, plural
 from unbroken.spec.codec import lost_since, seconds_lost
 from unbroken.spec.incident import Incident, Signal, StackGroup

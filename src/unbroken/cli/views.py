@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from unbroken.core.conditions import Standing
-from unbroken.core.ladder import rung_of
-from unbroken.core.obstacles import split_wait
-from unbroken.core.timeline import lost_steps
+from unbroken.core.job.obstacles import split_wait
+from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.record.timeline import lost_steps
+from unbroken.core.job.recovery.ladder import rung_of
 from unbroken.core.wording import counted
 from unbroken.spec.codec import incident_from, job_status_from, seconds_lost
 from unbroken.spec.incident import RECOVERED, Incident, Remedy, Signal

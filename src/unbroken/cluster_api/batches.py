@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from unbroken.core.cluster_groups import instance_types, is_continuous, retargeted
-from unbroken.core.cluster_state import InstancePhase
+from unbroken.core.clusters.groups import instance_types, is_continuous, retargeted
+from unbroken.core.clusters.state import InstancePhase
 from unbroken.spec.cluster import ClusterSpec
 from unbroken.spec.machine import MachinePhase
 from unbroken.spec.node_keys import REPAIR, Action

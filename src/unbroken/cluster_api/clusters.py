@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from unbroken.core.cluster_groups import is_continuous, retargeted
-from unbroken.core.cluster_state import ClusterPhase, ClusterState, SoftwareUpdate
+from unbroken.core.clusters.groups import is_continuous, retargeted
+from unbroken.core.clusters.state import ClusterPhase, ClusterState, SoftwareUpdate
 from unbroken.kube.client import ApiRefusal
 from unbroken.spec.cluster import ClusterSpec
 from unbroken.spec.kinds import CLUSTER

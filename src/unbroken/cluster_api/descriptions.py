@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from unbroken.core.cluster_groups import instance_types, node_config
-from unbroken.core.cluster_state import GroupPhase, GroupState, OperationStatus, OperationType
+from unbroken.core.clusters.groups import instance_types, node_config
+from unbroken.core.clusters.state import GroupPhase, GroupState, OperationStatus, OperationType
 
 from .calls import Call, Object
 from .pages import Key, is_between, page

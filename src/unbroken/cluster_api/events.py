@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from unbroken.core.cluster_groups import is_continuous
-from unbroken.core.cluster_state import (
+from unbroken.core.clusters.groups import is_continuous
+from unbroken.core.clusters.state import (
     CheckRequest,
     ClusterState,
     EventState,

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from unbroken.core.cluster_groups import instance_types
-from unbroken.core.cluster_state import ClusterState, InstancePhase
+from unbroken.core.clusters.groups import instance_types
+from unbroken.core.clusters.state import ClusterState, InstancePhase
 from unbroken.errors import SpecError
 from unbroken.spec.cluster import script_names
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.core.cluster_groups import is_continuous
-from unbroken.core.cluster_state import InstancePhase, InstanceState, instance_id
+from unbroken.core.clusters.groups import is_continuous
+from unbroken.core.clusters.state import InstancePhase, InstanceState, instance_id
 
 from .calls import Call, Object
 from .descriptions import kubernetes_details

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from unbroken.core.cluster_state import ClusterState, read_state, write_state
+from unbroken.core.clusters.state import ClusterState, read_state, write_state
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.spec.cluster import ClusterSpec, ClusterStatus

@@ -16,7 +16,7 @@ from enum import Enum
 from itertools import islice
 from typing import NamedTuple
 
-from unbroken.core.events import PodUid
+from unbroken.core.job.events import PodUid
 from unbroken.spec.job import JobSpec
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.observation import Evidence, ThreadStack

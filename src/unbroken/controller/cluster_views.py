@@ -1,4 +1,4 @@
-"""Clusters, machines, nodes and checks of the API as `core/clusters` sees them.  Pure."""
+"""Clusters, machines, nodes and checks of the API as `core/clusters/rules` sees them.  Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from lightkube.resources.core_v1 import Node
 
-from unbroken.core.cluster_draft import CheckView, MachineView, NodeView, World
-from unbroken.core.cluster_groups import node_config
-from unbroken.core.cluster_state import ClusterPhase, ClusterState, read_state
+from unbroken.core.clusters.draft import CheckView, MachineView, NodeView, World
+from unbroken.core.clusters.groups import node_config
+from unbroken.core.clusters.state import ClusterPhase, ClusterState, read_state
 from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK
 from unbroken.spec.node_keys import DEEP_CHECK, REPAIR, health_of
 from unbroken.spec.times import time_seconds

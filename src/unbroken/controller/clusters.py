@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 from lightkube.resources.core_v1 import Node
 
-from unbroken.core.cluster_draft import (
+from unbroken.core.clusters.draft import (
     Configure,
     CreateCheck,
     CreateMachine,
@@ -24,9 +24,9 @@ from unbroken.core.cluster_draft import (
     Retarget,
     World,
 )
-from unbroken.core.cluster_groups import retargeted
-from unbroken.core.cluster_state import ClusterState, write_state
-from unbroken.core.clusters import decide
+from unbroken.core.clusters.groups import retargeted
+from unbroken.core.clusters.rules import decide
+from unbroken.core.clusters.state import ClusterState, write_state
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import wall

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from unbroken.core.spans import IncidentName, Trace, trace_of
+from unbroken.core.job.record.spans import IncidentName, Trace, trace_of
 from unbroken.kube.cache import key_of
 from unbroken.kube.informer import Informer
 from unbroken.spec.codec import incident_from

@@ -1,8 +1,8 @@
 """Jobs in Kueue's queues: each owns a Workload, and runs while that is admitted.
 
-What is done is decided in `core.kueue`; here the pictures are taken and the orders given.  Nothing
-is remembered: a new operator finds everything in the Workloads.  Kueue may be installed, or taken
-away, while this runs; without it every job runs at once.
+What is done is decided in `core.job.kueue`; here the pictures are taken and the orders given. 
+Nothing is remembered: a new operator finds everything in the Workloads.  Kueue may be installed, or
+taken away, while this runs; without it every job runs at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from lightkube.generic_resource import create_global_resource, create_namespaced
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.core.conditions import standing
-from unbroken.core.kueue import (
+from unbroken.core.job.kueue import (
     Ask,
     Decision,
     Gate,
@@ -32,6 +31,7 @@ from unbroken.core.kueue import (
     Withdraw,
     decide,
 )
+from unbroken.core.job.record.conditions import standing
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import ApiRefusal, KubeClient

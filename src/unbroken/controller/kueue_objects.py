@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unbroken.core.conditions import MESSAGE_CHARACTERS
-from unbroken.core.kueue import (
+from unbroken.core.job.kueue import (
     Admission,
     Domain,
     GiveBack,
@@ -23,6 +22,7 @@ from unbroken.core.kueue import (
     Workload,
     with_conditions,
 )
+from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS
 from unbroken.kube.clock import parse_time, rfc3339
 from unbroken.spec.job import KIND, JobSpec, ReplicaSpec
 from unbroken.spec.queues import GROUP, PREFIX, QUEUE, TIME_LIMIT, queue_of

@@ -11,7 +11,7 @@ import aiohttp
 from unbroken.agent_http.client import AgentLink, Identity, heartbeat_seconds
 from unbroken.agent_http.permit import Permit
 from unbroken.agent_http.turns import Turns
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     AgentLost,
     AgentReported,
     AgentsTooLarge,

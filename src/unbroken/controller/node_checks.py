@@ -13,9 +13,9 @@ from typing import Any
 
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.check_limits import Fleet, speeds_shown
-from unbroken.core.check_plan_steps import Step, next_steps, steps_done, total_steps
-from unbroken.core.check_verdict import Conclusion, compact, conclude, faults_of
+from unbroken.core.nodes.checks.limits import Fleet, speeds_shown
+from unbroken.core.nodes.checks.plan_steps import Step, next_steps, steps_done, total_steps
+from unbroken.core.nodes.checks.verdict import Conclusion, compact, conclude, faults_of
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall

@@ -7,7 +7,7 @@ from math import isfinite
 
 from lightkube.resources.core_v1 import Node
 
-from unbroken.core.check_limits import Fleet, learn
+from unbroken.core.nodes.checks.limits import Fleet, learn
 from unbroken.kube.cache import key_of
 from unbroken.spec.node_keys import instance_type_of
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from unbroken.core.check_limits import RUN
+from unbroken.core.nodes.checks.limits import RUN
 from unbroken.kube.clock import rfc3339
 from unbroken.spec.node_check import CheckResult, Outcome
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.check_limits import RUN
-from unbroken.core.check_plan_steps import Step
+from unbroken.core.nodes.checks.limits import RUN
+from unbroken.core.nodes.checks.plan_steps import Step
 from unbroken.spec.node_check import CheckKind, CheckResult, Outcome
 from unbroken.spec.problems import Report
 from unbroken.spec.read import read_record

@@ -1,4 +1,4 @@
-"""Repairs nodes: tells `core.repair` what the API says, and carries out what it orders.
+"""Repairs nodes: tells `core.nodes.repair` what the API says, and carries out what it orders.
 
 Effects of one node are carried out in order, each until it has succeeded: the record is written
 before the order that it is about.  Providers are asked beside that, as they may take minutes.
@@ -18,9 +18,8 @@ import msgspec
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core import blame
-from unbroken.core.repair import Repairer
-from unbroken.core.repair_events import (
+from unbroken.core.nodes import blame
+from unbroken.core.nodes.repair.events import (
     AskProvider,
     Blamed,
     CheckGone,
@@ -44,6 +43,7 @@ from unbroken.core.repair_events import (
     Tick,
     WriteRecord,
 )
+from unbroken.core.nodes.repair.machine import Repairer
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import ApiRefusal, KubeClient

@@ -9,8 +9,8 @@ from typing import Any
 from lightkube.models.core_v1 import NodeCondition
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.repair_events import CheckSeen, NodeFault, RepairNode
-from unbroken.core.repair_records import FAULT_ANNOTATIONS, FAULT_LABELS
+from unbroken.core.nodes.repair.events import CheckSeen, NodeFault, RepairNode
+from unbroken.core.nodes.repair.records import FAULT_ANNOTATIONS, FAULT_LABELS
 from unbroken.spec.fields import fields_of
 from unbroken.spec.kinds import NODE_CHECK
 from unbroken.spec.node_keys import (

@@ -10,8 +10,7 @@ from typing import Any
 
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.conditions import Standing, advance
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     IncidentSeen,
     JobSeen,
     NodeGone,
@@ -20,9 +19,10 @@ from unbroken.core.events import (
     NodeView,
     Synced,
 )
-from unbroken.core.job import Job
-from unbroken.core.kueue import Gate
-from unbroken.core.log_rule_config import rule_warnings
+from unbroken.core.job.kueue import Gate
+from unbroken.core.job.machine import Job
+from unbroken.core.job.record.conditions import Standing, advance
+from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.cache import HasMetadata, Key, key_of
 from unbroken.kube.client import ApiRefusal, KubeClient

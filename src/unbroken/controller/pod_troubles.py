@@ -9,7 +9,7 @@ from typing import Any
 from lightkube.models.core_v1 import ContainerStateTerminated, ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.core.obstacles import ENDED, last_lines, printable
+from unbroken.core.job.obstacles import ENDED, last_lines, printable
 from unbroken.core.wording import counted
 
 from .pods import training_name

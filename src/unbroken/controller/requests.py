@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.events import DeletePod, FenceNode
+from unbroken.core.job.events import DeletePod, FenceNode
 from unbroken.errors import PeerError, WorldError
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.client import ApiRefusal, KubeClient

@@ -17,7 +17,7 @@ from lightkube.resources.core_v1 import Pod
 
 from unbroken.agent_http.permit import Always, Permit
 from unbroken.agent_http.turns import Turns
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     AgentReported,
     CollectEvidence,
     CreatePod,
@@ -53,8 +53,8 @@ from unbroken.core.events import (
     WriteLedger,
     WriteStatus,
 )
+from unbroken.core.job.kueue import Admission
 from unbroken.core.keys import job_key, job_secret_name
-from unbroken.core.kueue import Admission
 from unbroken.errors import UnbrokenError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import catch_up, pause

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lightkube.models.core_v1 import PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
+from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
 from unbroken.spec.node_keys import HEALTH, health_of
 from unbroken.spec.rules import port_number
 from unbroken.wire.agent import PORT

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.core.conditions import ENDS, Standing, standing
-from unbroken.core.log_rule_config import rule_warnings
+from unbroken.core.job.record.conditions import ENDS, Standing, standing
+from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.errors import PeerError
 from unbroken.spec.codec import job_status_from
 from unbroken.spec.job import GROUP, KIND

@@ -14,7 +14,7 @@ from functools import partial
 
 from lightkube.models.core_v1 import ObjectReference
 
-from unbroken.core.events import RecordEvent
+from unbroken.core.job.events import RecordEvent
 from unbroken.kube.client import ApiRefusal
 from unbroken.kube.events import EventRecorder
 from unbroken.spec.incident import Incident

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from unbroken.core.log_rule_config import rule_warnings
+from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.spec.job import RESOURCE
 from unbroken.spec.parse import parse_job
 from unbroken.spec.problems import Problem, Verdict

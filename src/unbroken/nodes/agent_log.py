@@ -10,8 +10,8 @@ import json
 import os
 from pathlib import Path
 
-from unbroken.core.node_health import LogFault
-from unbroken.core.node_health_object import NODE_ACTIONS
+from unbroken.core.nodes.health import LogFault
+from unbroken.core.nodes.health_object import NODE_ACTIONS
 from unbroken.spec.node_keys import GPU_UNHEALTHY, Action
 from unbroken.spec.times import time_text
 

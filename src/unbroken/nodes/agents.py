@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from unbroken.core.node_signals import Blocked
+from unbroken.core.nodes.signals import Blocked
 
 from .texts import read
 

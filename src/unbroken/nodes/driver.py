@@ -1,4 +1,4 @@
-"""The node daemon: reads its node's signs of faults and writes what `core/node_health` orders.
+"""The node daemon: reads its node's signs of faults and writes what `core/nodes/health` orders.
 
 Level-triggered: the Node object is followed, and what could not be written is written later.  A
 part that cannot be read is told once in the log and means nothing.
@@ -18,7 +18,7 @@ import msgspec
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Node
 
-from unbroken.core.node_health import (
+from unbroken.core.nodes.health import (
     Effect,
     Event,
     GpusSampled,
@@ -36,9 +36,9 @@ from unbroken.core.node_health import (
     WriteNode,
     Written,
 )
-from unbroken.core.node_health_object import NodeState, node_state
-from unbroken.core.node_signals import GpuSample
-from unbroken.core.node_signals_table import SignTable
+from unbroken.core.nodes.health_object import NodeState, node_state
+from unbroken.core.nodes.signals import GpuSample
+from unbroken.core.nodes.signals_table import SignTable
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.client import ApiRefusal, KubeClient

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from unbroken.core.node_signals import GpuSample
+from unbroken.core.nodes.signals import GpuSample
 
 LOOK_SECONDS = 30.0
 """A look takes a second or two where eight GPUs have to wake up; a driver that needs more hangs."""

@@ -12,8 +12,8 @@ import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from unbroken.core.kernel_log import pci_address
-from unbroken.core.node_signals import HostSample
+from unbroken.core.nodes.kernel_log import pci_address
+from unbroken.core.nodes.signals import HostSample
 
 from .agents import blocked
 from .texts import read

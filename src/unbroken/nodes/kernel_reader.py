@@ -14,7 +14,7 @@ import stat
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
-from unbroken.core.kernel_log import KernelLine, read_line, read_record
+from unbroken.core.nodes.kernel_log import KernelLine, read_line, read_record
 from unbroken.kube.clock import wall
 
 from .file_watch import FileWatch

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import pynvml as nvml  # type: ignore[import-untyped]
 
-from unbroken.core.node_signals import IS_LOST, NEEDS_RESET, GpuReading, GpuSample
+from unbroken.core.nodes.signals import IS_LOST, NEEDS_RESET, GpuReading, GpuSample
 
 T = TypeVar("T")
 NO_GPUS = 1

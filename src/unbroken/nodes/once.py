@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unbroken.core.kernel_log import KernelLine
-from unbroken.core.node_health_object import NODE_ACTIONS
-from unbroken.core.node_signals import GpuWatch
-from unbroken.core.node_signals_table import Sign, SignTable, believed, weakened
+from unbroken.core.nodes.health_object import NODE_ACTIONS
+from unbroken.core.nodes.kernel_log import KernelLine
+from unbroken.core.nodes.signals import GpuWatch
+from unbroken.core.nodes.signals_table import Sign, SignTable, believed, weakened
 
 from . import host
 from .gpus import GpuEyes

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.core.conditions import Standing, standing
-from unbroken.core.timeline import lost_seconds, lost_steps, stages
+from unbroken.core.job.record.conditions import Standing, standing
+from unbroken.core.job.record.timeline import lost_seconds, lost_steps, stages
 from unbroken.spec.incident import Incident
 
 from .hyperpod_metrics import documented

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from unbroken.core.conditions import Standing, standing
-from unbroken.core.timeline import Goodput, goodput
+from unbroken.core.job.record.conditions import Standing, standing
+from unbroken.core.job.record.timeline import Goodput, goodput
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobStatus
 from unbroken.spec.ledger import NAMES_MAX, OTHERS, Ledger

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-from unbroken.core.spans import Span, Trace
+from unbroken.core.job.record.spans import Span, Trace
 
 log = logging.getLogger(__name__)
 

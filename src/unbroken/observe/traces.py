@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from unbroken.core.spans import Trace
+from unbroken.core.job.record.spans import Trace
 
 if TYPE_CHECKING:
     from .otlp import Sender

@@ -156,7 +156,8 @@ def job_definition() -> dict[str, Any]:
     del status["properties"][OTHER]
     status["properties"].update(OTHERS)
     columns = [
-        # core/conditions keeps the true one last: a path cannot name the last that is true.
+        # core/job/record/conditions keeps the true one last: a path cannot name the last that is
+        # true.
         _column("State", ".status.conditions[-1:].type", "The state it is in."),
         _column(
             "Ready",

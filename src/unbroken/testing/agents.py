@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from unbroken.core import workers as machine
-from unbroken.core.faults import WorkerEnd
-from unbroken.core.link_order import LinkOrder
-from unbroken.core.workers import Stage
+from unbroken.core.agent import machine
+from unbroken.core.agent.faults import WorkerEnd
+from unbroken.core.agent.link_order import LinkOrder
+from unbroken.core.agent.machine import Stage
 from unbroken.testing.cluster import Local
 from unbroken.testing.imports import Imports
 from unbroken.testing.links import Link, Quality
@@ -29,7 +29,7 @@ SIGTERM = 15
 
 
 class Machine(Protocol):
-    """`core.workers.Workers`, or one that stands for a stock agent."""
+    """`core.agent.machine.Workers`, or one that stands for a stock agent."""
 
     def step(self, event: machine.Event, now: float) -> list[machine.Effect]:
         """Take one event; return what must be done."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from unbroken.core.events import PodUid
+from unbroken.core.job.events import PodUid
 from unbroken.testing.schedule import Schedule
 from unbroken.testing.training import Worker
 from unbroken.wire.agent import IN_PROCESS_RESTART, StopCommand

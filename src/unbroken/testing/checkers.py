@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from unbroken.core import events as core
-from unbroken.core.adoption import ADOPT_SECONDS
-from unbroken.core.events import PodPhase, PodUid
-from unbroken.core.examination import DISMISSED
-from unbroken.core.signals import PROCESS_STOPPED, SPINNING, STALLED
+from unbroken.core.job import events as core
+from unbroken.core.job.adoption import ADOPT_SECONDS
+from unbroken.core.job.events import PodPhase, PodUid
+from unbroken.core.job.recovery.signals import PROCESS_STOPPED, SPINNING, STALLED
+from unbroken.core.job.watch.examination import DISMISSED
 from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import JobSpec, JobStatus
 from unbroken.testing.barriers import Barriers

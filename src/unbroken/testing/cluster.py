@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from unbroken.core.events import (
+from unbroken.core.job.events import (
     CreatePod,
     NodeName,
     NodeView,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from unbroken.core.budgets import limits
-from unbroken.core.incidents import INCIDENTS_MAX, OPERATOR_RESTARTED
+from unbroken.core.job.recovery.budgets import limits
+from unbroken.core.job.recovery.incidents import INCIDENTS_MAX, OPERATOR_RESTARTED
 from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import Condition, JobSpec, JobStatus, RestartStatus
 from unbroken.testing.checkers import TERMINAL, Checkers, condition

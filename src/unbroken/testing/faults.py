@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from unbroken.core.events import PodName, PodPhase, PodRefused
-from unbroken.core.faults import SIGKILL, WorkerEnd
-from unbroken.core.workers import KillAll, Spawn
+from unbroken.core.agent.faults import SIGKILL, WorkerEnd
+from unbroken.core.agent.machine import KillAll, Spawn
+from unbroken.core.job.events import PodName, PodPhase, PodRefused
 from unbroken.testing.agents import Agent
 from unbroken.testing.cluster import Local, Node
 from unbroken.testing.operators import SILENCE_SECONDS

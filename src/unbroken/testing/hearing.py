@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from unbroken.core import events as core
-from unbroken.core.events import PodUid
+from unbroken.core.job import events as core
+from unbroken.core.job.events import PodUid
 from unbroken.wire.agent import AgentState
 
 

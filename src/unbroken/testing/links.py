@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from unbroken.core.events import PodUid
-from unbroken.core.link_order import LinkOrder
+from unbroken.core.agent.link_order import LinkOrder
+from unbroken.core.job.events import PodUid
 from unbroken.testing.schedule import Schedule
 from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from unbroken.core import events as core
-from unbroken.core.events import PodUid, PodView
-from unbroken.core.transitions import Phase
+from unbroken.core.job import events as core
+from unbroken.core.job.events import PodUid, PodView
+from unbroken.core.job.transitions import Phase
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobStatus
 from unbroken.spec.ledger import Ledger
@@ -33,7 +33,7 @@ SILENCE_SECONDS = 3.0
 
 
 class Machine(Protocol):
-    """`core.job.Job`."""
+    """`core.job.machine.Job`."""
 
     def steps(self, events: Sequence[core.Event], now: float) -> list[core.Effect]:
         """Take events that came together; return what must be done."""

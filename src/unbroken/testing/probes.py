@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from unbroken.core.ladder import RUNGS
+from unbroken.core.job.recovery.ladder import RUNGS
 from unbroken.testing.scenario import FAULTS, NOISE, STALLS
 
 SILENT = {"agent_crash_soon", "operator_crash_soon"}

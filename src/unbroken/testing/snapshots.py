@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from unbroken.core.events import NodeName, PodUid
+from unbroken.core.job.events import NodeName, PodUid
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobStatus, Switch
 from unbroken.testing.schedule import Schedule

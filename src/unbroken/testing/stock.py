@@ -6,16 +6,16 @@ that comes in another state is passed over, but its rank is remembered all the s
 
 from __future__ import annotations
 
-from unbroken.core import workers as machine
-from unbroken.core.faults import WorkerEnd, has_failed
-from unbroken.core.workers import Settings, Stage
+from unbroken.core.agent import machine
+from unbroken.core.agent.faults import WorkerEnd, has_failed
+from unbroken.core.agent.machine import Settings, Stage
 from unbroken.wire.agent import AgentReport, AgentState, StartCommand, StopCommand
 
 STOPPABLE = (AgentState.RUNNING, AgentState.FAULTED, AgentState.COMPLETED)
 
 
 class StockWorkers:
-    """Takes and gives what `core.workers.Workers` does."""
+    """Takes and gives what `core.agent.machine.Workers` does."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

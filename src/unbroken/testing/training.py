@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unbroken.core.events import PodUid
-from unbroken.core.faults import SIGKILL, WorkerEnd
+from unbroken.core.agent.faults import SIGKILL, WorkerEnd
+from unbroken.core.job.events import PodUid
 from unbroken.testing.schedule import Schedule
 from unbroken.wire.observation import Alarm
 

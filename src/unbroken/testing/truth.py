@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unbroken.core.events import NodeName, PodName, PodUid
+from unbroken.core.job.events import NodeName, PodName, PodUid
 
 
 @dataclass(eq=False, slots=True)

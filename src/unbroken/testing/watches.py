@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from unbroken.core.timeline import lost_steps
+from unbroken.core.job.record.timeline import lost_steps
 from unbroken.spec.detectors import Detector
 from unbroken.spec.incident import Incident
 from unbroken.testing.schedule import Schedule

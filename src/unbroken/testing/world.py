@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from unbroken.core import events as core
-from unbroken.core.adoption import ADOPT_SECONDS
-from unbroken.core.events import PodUid
-from unbroken.core.job import Job
-from unbroken.core.workers import Settings, Workers
+from unbroken.core.agent.machine import Settings, Workers
+from unbroken.core.job import events as core
+from unbroken.core.job.adoption import ADOPT_SECONDS
+from unbroken.core.job.events import PodUid
+from unbroken.core.job.machine import Job
 from unbroken.spec.job import CleanPodPolicy, JobOptions, JobStatus, Switch
 from unbroken.testing import faults, operators
 from unbroken.testing.agents import Agent, Surroundings

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 from unbroken.controller.requests import CONFLICT, MERGE, NOT_FOUND
-from unbroken.core.repair_events import Answer, Order, Standing
+from unbroken.core.nodes.repair.events import Answer, Order, Standing
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.spec.node_keys import Action

@@ -10,7 +10,7 @@ found: the provider is for clusters that manage themselves.
 
 from __future__ import annotations
 
-from unbroken.core.repair_events import Order
+from unbroken.core.nodes.repair.events import Order
 from unbroken.spec.node_keys import Action
 
 from .base import Object, ObjectProvider, get_object

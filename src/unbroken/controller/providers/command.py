@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from unbroken.core.repair_events import ALL_ACTIONS, Answer, Order, Standing
+from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, Order, Standing
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
 from unbroken.spec.node_keys import Action

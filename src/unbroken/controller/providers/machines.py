@@ -11,7 +11,7 @@ import hashlib
 from urllib.parse import quote
 
 from unbroken.controller.requests import CONFLICT
-from unbroken.core.repair_events import ALL_ACTIONS, Answer, Order, Standing
+from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, Order, Standing
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.spec.kinds import MACHINE
 from unbroken.spec.machine import MachinePhase

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unbroken.core.repair_events import Answer, Order, Standing
+from unbroken.core.nodes.repair.events import Answer, Order, Standing
 from unbroken.spec.node_keys import Action
 
 

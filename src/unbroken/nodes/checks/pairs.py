@@ -1,7 +1,7 @@
 """Two machines sum numbers together: torch.distributed over NCCL where both have GPUs, else gloo.
 
 Rank 0 listens at its own address; both tell what they measured, and each whether the sums were
-right.  What is too slow is judged by who sees all pairs (`unbroken.core.check_verdict`).
+right.  What is too slow is judged by who sees all pairs (`unbroken.core.nodes.checks.verdict`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 On the processor: one thread, seeded, deterministic algorithms.  The same run is made twice; a
 machine that disagrees with itself is at fault.  What it got is told in a form that
-`unbroken.core.check_verdict` compares over nodes with the same torch and the same instructions.
+`unbroken.core.nodes.checks.verdict` compares over nodes with the same torch and the same
+instructions.
 """
 
 from __future__ import annotations

@@ -1,0 +1,598 @@
+"""What the agent does with its workers: start, watch, stop, and say how it stands.
+
+The machine is told commands, ends of processes and the passing of time, and orders processes to be
+started and signalled.  An attempt is fenced here: nothing is started for one older than the newest
+that was seen, nor twice for one that has ended, nor while any process of an earlier one lives
+that is not at the barrier.
+
+States are those of the HyperPod agent 1.1.3.  FAULTED and COMPLETED wait for a command.  READY is
+entered only after `NothingLives`, with every worker that is kept at the barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from unbroken.wire.agent import (
+    IN_PROCESS_RESTART,
+    PROCESS_RESTART,
+    AgentReport,
+    AgentState,
+    Command,
+    FaultKind,
+    ShutdownCommand,
+    StartCommand,
+    StopCommand,
+    WorkerFault,
+    WorkerReport,
+)
+from unbroken.wire.ipc import STUCK_CODE
+
+from .events import (
+    Arrived,
+    CheckpointsTold,
+    Commanded,
+    Disconnected,
+    Effect,
+    Event,
+    Exit,
+    FaultReported,
+    FirstOutput,
+    KillAll,
+    MemberEvent,
+    NothingLives,
+    OfferPort,
+    Passed,
+    PortFound,
+    Prepared,
+    ProcessEvent,
+    Publish,
+    Recall,
+    Registered,
+    Release,
+    RulesRead,
+    RunEvent,
+    Settings,
+    SignalWorkers,
+    Spawn,
+    SpawnFailed,
+    Stage,
+    StageStarted,
+    Terminated,
+    Tick,
+    TurnedCold,
+    WatchRead,
+    WorkerEnded,
+)
+from .faults import SIGKILL, has_failed
+from .members import Member, Members
+from .run import Run, message, rule_fault, same
+
+__all__ = [
+    "SIGTERM", "SIGUSR1", "Arrived", "CheckpointsTold", "Commanded", "Disconnected", "Effect",
+    "Event", "Exit", "FaultReported", "FirstOutput", "KillAll", "NothingLives", "OfferPort",
+    "Passed", "PortFound", "Prepared", "Publish", "Recall", "Registered", "Release", "RulesRead",
+    "Settings", "SignalWorkers", "Spawn", "SpawnFailed", "Stage", "StageStarted", "Terminated",
+    "Tick", "TurnedCold", "WatchRead", "WorkerEnded", "Workers",
+]  # fmt: skip
+
+SIGTERM, SIGUSR1 = 15, 10
+JOB_RESTART = "job_level_restart"
+
+
+class Workers:
+    """The machine.  Feed `step`, carry out what it returns in order, `Tick` at `deadline()`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state = AgentState.INIT
+        self.entered: dict[AgentState, float] = {}
+        """Latest entry of each state."""
+        self._run: Run | None = None
+        self._newest: int | None = None
+        self._ended = -1
+        """Attempts up to this one are never started (again)."""
+        self._rank: int | None = None
+        self._port: int | None = None
+        self._members = Members()
+        self._spare: tuple[int, ...] = ()
+        """Who is not killed by the newest `KillAll`."""
+        self._is_clean = True
+        """It was answered: nothing lives that should not."""
+        self._dying: tuple[int, ...] = ()
+        """Members that were to wait for the next attempt, and are being killed instead."""
+        self._arrive_at: float | None = None
+        """When members have to be at the barrier."""
+        self._kill_at: float | None = None
+        self._exit_code: int | None = None
+        self._progress: Mapping[str, Any] = {}
+        self._published: AgentReport | None = None
+
+    def deadline(self) -> float | None:
+        """When `Tick` is due; None: time changes nothing."""
+        due = [at for at in (self._kill_at, self._arrive_at) if at is not None]
+        return min(due, default=None)
+
+    def refusal(self, command: Command) -> str:
+        """Why the command cannot be followed now; empty: it can, or asks for what already is."""
+        if self.state is AgentState.SHUTDOWN and not isinstance(command, ShutdownCommand):
+            return "the agent is shutting down"
+        if not isinstance(command, StartCommand):
+            return ""
+        run = self._run
+        if run is not None and not run.is_rankless and self.state is not AgentState.STOPPING:
+            if same(run.command, command):
+                return ""
+            if run.command.attempt == command.attempt:
+                return f"attempt {command.attempt} was started with another rank or address"
+        if command.attempt <= self._ended or command.attempt < (self._newest or 0):
+            return f"attempt {command.attempt} is over; the newest is {self._newest}"
+        if self.state is not AgentState.READY:
+            return f"cannot start attempt {command.attempt} in state {self.state.value}"
+        return ""
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; return what must be done, in order."""
+        effects = self._take(event, now)
+        self._check()
+        report = self.report()
+        if report != self._published:
+            self._published = report
+            effects.append(Publish(report))
+        return effects
+
+    def report(self) -> AgentReport:
+        """How the agent stands."""
+        run, settings = self._run, self.settings
+        told = None if run is None or run.is_rankless else run
+        return AgentReport(
+            agent_id=settings.agent_id,
+            state=self.state,
+            newest_attempt=self._newest,
+            attempt=told.command.attempt if told else None,
+            rank=self._rank,
+            master_addr=told.command.master_addr if told else None,
+            master_port=told.command.master_port if told else None,
+            nproc=settings.nproc,
+            pid=settings.pid,
+            offered_port=self._port,
+            workers=tuple(run.workers[i] for i in sorted(run.workers)) if run else (),
+            faults=tuple(run.faults) if run else (),
+            log_rules=told.rules if told else (),
+            watch=told.watch if told else (),
+            reason=self._reason(),
+            message=message(run.faults) if run and self.state is AgentState.FAULTED else "",
+            agent_version=settings.agent_version,
+            progress=self._progress,
+            kept=self._kept(),
+        )
+
+    def _kept(self) -> tuple[int, ...]:
+        if self.state is not AgentState.READY or self._rank is None:
+            return ()
+        first = self._rank * self.settings.nproc
+        living = sorted({*self._members.ranks(), *self._dying})
+        return tuple(first + local_rank for local_rank in living)
+
+    def _take(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Prepared():
+                return [*self._prepare(now), OfferPort()]
+            case Commanded(command):
+                return self._commanded(command, now)
+            case Terminated(signal):
+                code = 0 if self.state is AgentState.COMPLETED else 128 + signal
+                return self._shut_down(signal, code, now)
+            case NothingLives():
+                return self._nothing_lives(event, now)
+            case PortFound(port):
+                self._port = port
+                return []
+            case CheckpointsTold(progress):
+                self._progress = progress
+                return []
+            case Tick():
+                return self._tick(now)
+            case Registered() | Arrived() | Passed() | Disconnected() | FaultReported():
+                return self._member_event(event, now)
+            case _:
+                return self._attempt_event(event, now)
+
+    def _tick(self, now: float) -> list[Effect]:
+        if self._kill_at is not None and now >= self._kill_at:
+            return self._kill()
+        if self._arrive_at is None or now < self._arrive_at:
+            return []
+        self._arrive_at = None
+        late = self._members.absent()
+        for local_rank in late:
+            self._members.drop(local_rank)
+        return self._cull() if late else []
+
+    def _attempt_event(self, event: RunEvent, now: float) -> list[Effect]:
+        run = self._run
+        if isinstance(event, WorkerEnded) and self._member(event) is not None:
+            is_listed = run is not None and run.stage is Stage.TRAIN
+            if run is None or not is_listed or event.local_rank not in run.workers:
+                return self._lost(event.local_rank, now)
+        elif run is None or not (event.attempt == run.command.attempt or run.lists(event)):
+            return []
+        return self._run_event(run, event, now)
+
+    def _member(self, event: MemberEvent | WorkerEnded) -> Member | None:
+        """Where a member is meant, and this very process of it."""
+        if isinstance(event, WorkerEnded) and (event.pid is None or event.stage is not Stage.TRAIN):
+            return None
+        return self._members.get(event.local_rank, event.pid)
+
+    def _member_event(self, event: MemberEvent, now: float) -> list[Effect]:
+        if isinstance(event, Registered):
+            self._register(event)
+            return []
+        member, run = self._member(event), self._run
+        if member is None:
+            return []
+        if isinstance(event, Arrived | Passed) and event.attempt not in (None, member.attempt):
+            return []  # It is late: of an attempt that this member has left.
+        match event:
+            case Passed(local_rank=local_rank):
+                member.has_passed = True
+                self._note_life(local_rank, now)
+            case Disconnected(local_rank=local_rank):
+                return self._lost(local_rank, now)
+            case Arrived(local_rank=local_rank) if self._members.arrive(member):
+                return self._arrived(event, now)
+            case FaultReported() if run is not None:
+                self._fault_reported(run, event, now)
+        return []
+
+    def _register(self, event: Registered) -> None:
+        """Only while it may be kept: who is being ended is not."""
+        run = self._run
+        if run is None or run.stage is not Stage.TRAIN:
+            return
+        worker = run.workers.get(event.local_rank)
+        is_ours = worker is not None and worker.pid == event.pid and worker.state == "running"
+        is_ours &= event.attempt in (None, run.command.attempt)
+        if is_ours and self.state in (AgentState.INIT, AgentState.RUNNING):
+            member = Member(event.pid, run.command.attempt, has_passed=True)
+            self._members.add(event.local_rank, member)
+
+    def _arrived(self, event: Arrived, now: float) -> list[Effect]:
+        run, local_rank = self._run, event.local_rank
+        if self.state is not AgentState.RUNNING or run is None:
+            return self._settle(now)
+        if self.settings.is_inprocess and local_rank not in run.released:
+            return self._release(run, (local_rank,), now)
+        text = "left its training for the barrier"
+        self._fault_reported(run, FaultReported(local_rank, event.pid, message=text), now)
+        return []
+
+    def _fault_reported(self, run: Run, event: FaultReported, now: float) -> None:
+        """The others are left alone until a stop says what becomes of them."""
+        if event.local_rank not in run.workers or run.stage is not Stage.TRAIN:
+            return
+        if self.state not in (AgentState.RUNNING, AgentState.FAULTED):
+            return
+        run.is_hard |= event.restart_mode in (PROCESS_RESTART, JOB_RESTART)
+        run.add_report(event, now)
+        if self.state is AgentState.RUNNING:
+            run.reason = event.reason or "WorkerReportedFault"
+            self._enter(AgentState.FAULTED, now)
+
+    def _lost(self, local_rank: int, now: float) -> list[Effect]:
+        """A member cannot be kept any more: it has ended, or hears nothing."""
+        self._members.drop(local_rank)
+        run = self._run
+        if run is None or self.state is AgentState.STOPPING:
+            return self._cull()
+        if self.state is AgentState.INIT:
+            text = "is gone from the barrier"
+            kind = FaultKind.EARLY_EXIT
+            run.faults.append(WorkerFault(kind, local_rank, local_rank, 0, now, message=text))
+            return self._fail(now)
+        # What it has left is killed before others are started in its place.
+        self._is_clean &= run.stage is Stage.TRAIN
+        return []
+
+    def _run_event(self, run: Run, event: RunEvent, now: float) -> list[Effect]:
+        match event:
+            case RulesRead():
+                return self._rules_read(run, event, now)
+            case WatchRead(views=views):
+                run.watch = views
+                return []
+            case _:
+                return self._process_event(run, event, now)
+
+    def _process_event(self, run: Run, event: ProcessEvent, now: float) -> list[Effect]:
+        if not isinstance(event, FirstOutput) and event.stage is not run.stage:
+            return []
+        match event:
+            case StageStarted(pids=pids):
+                ranks = range(len(pids)) if event.local_ranks is None else event.local_ranks
+                starts = event.starts or ("",) * len(pids)
+                for local_rank, pid, start in zip(ranks, pids, starts, strict=True):
+                    rank = self._global_rank(run, local_rank)
+                    worker = WorkerReport(local_rank, rank, pid, "running", now, start=start)
+                    run.workers[local_rank] = worker
+                return []
+            case SpawnFailed(local_rank=local_rank, message=message):
+                rank = self._global_rank(run, local_rank)
+                kind = FaultKind.NOT_STARTED
+                run.faults.append(WorkerFault(kind, local_rank, rank, 0, now, message=message))
+                return self._fail(now) if self._is_on() else []
+            case WorkerEnded():
+                return self._worker_ended(run, event, now)
+            case TurnedCold(local_rank=local_rank, pid=pid):
+                known = run.workers.get(local_rank)
+                if known is not None and known.pid == pid:
+                    run.workers[local_rank] = replace(known, start="cold")
+                return []
+            case FirstOutput(local_rank=local_rank):
+                self._note_life(local_rank, now)
+                return []
+
+    def _note_life(self, local_rank: int, now: float) -> None:
+        """A worker shows for the first time that its program runs."""
+        worker = self._run.workers.get(local_rank) if self._run is not None else None
+        if self._run is not None and worker is not None and worker.first_output_at is None:
+            self._run.workers[local_rank] = replace(worker, first_output_at=now)
+
+    def _rules_read(self, run: Run, event: RulesRead, now: float) -> list[Effect]:
+        """Workers that break a rule run on until a stop, as with the HyperPod agent."""
+        run.rules = event.views
+        found = [violation for violation in event.violations if violation.is_decisive]
+        if self.state is AgentState.RUNNING and found:
+            run.reason = found[0].reason
+            run.faults += [rule_fault(run, each, self._global_rank(run, 0)) for each in found]
+            self._enter(AgentState.FAULTED, now)
+        return []
+
+    def _commanded(self, command: Command, now: float) -> list[Effect]:
+        if isinstance(command, ShutdownCommand):
+            return self._shut_down(SIGTERM, 0, now)
+        if self.refusal(command):
+            return []
+        if isinstance(command, StartCommand):
+            return self._start(command, now) if self.state is AgentState.READY else []
+        return self._stop(command, now)
+
+    def _start(self, command: StartCommand, now: float) -> list[Effect]:
+        self._newest = max(command.attempt, self._newest or 0)
+        self._rank = command.rank
+        first = Stage.PRE_TRAIN if self.settings.has_pre_train else Stage.TRAIN
+        self._run = Run(command, first)
+        self._enter(AgentState.RUNNING, now)
+        return [*self._begin(self._run, now), self._renew_port()]
+
+    def _renew_port(self) -> OfferPort:
+        """Withdraw the offered port: an attempt may have its store there.  Offer another one."""
+        self._port = None
+        return OfferPort()
+
+    def _begin(self, run: Run, now: float) -> list[Effect]:
+        """Start the stage, as soon as nothing lives that should not."""
+        run.is_held = not self._is_clean
+        if run.is_held:
+            return self._cull()
+        kept = self._members.ranks() if run.stage is Stage.TRAIN else ()
+        effects: list[Effect] = [Spawn(run.stage, run.command, kept)]
+        return effects + self._release(run, kept, now) if kept else effects
+
+    def _release(self, run: Run, ranks: tuple[int, ...], now: float) -> list[Effect]:
+        self._members.release(ranks, run.command.attempt)
+        run.released.update(ranks)
+        for each in ranks:
+            pid, rank = self._members.pid(each), self._global_rank(run, each)
+            run.workers[each] = WorkerReport(each, rank, pid, "running", now)
+        return [Release(ranks, run.command)]
+
+    def _prepare(self, now: float) -> list[Effect]:
+        self._enter(AgentState.INIT, now)
+        if self.settings.is_inprocess:
+            return self._await_ranks(now)
+        self._enter(AgentState.READY, now)
+        return []
+
+    def _await_ranks(self, now: float) -> list[Effect]:
+        """Let those that are missing come to the barrier, as the HyperPod agent does."""
+        attempt = 0 if self._newest is None else self._newest + 1
+        command = StartCommand(attempt, -1, self.settings.nnodes, "", -1)
+        self._run = Run(command, Stage.TRAIN, is_rankless=True)
+        self._enter(AgentState.INIT, now)
+        return [Spawn(Stage.TRAIN, command, self._members.ranks())]
+
+    def _stop(self, command: StopCommand, now: float) -> list[Effect]:
+        known = self._newest
+        effects = self._stop_workers(command, now)
+        # The start of this attempt may have been lost on the way, and the others may have begun.
+        return effects if self._newest == known else [*effects, self._renew_port()]
+
+    def _stop_workers(self, command: StopCommand, now: float) -> list[Effect]:
+        run, attempt = self._run, command.attempt
+        if attempt is not None:
+            self._newest = max(attempt, self._newest or 0)
+            self._ended = max(attempt, self._ended)
+            if run is not None and not run.is_rankless and run.command.attempt > attempt:
+                return []  # It asks for the end of an attempt that ended long ago.
+        if run is None or self.state is AgentState.INIT:
+            return self._end_waiting(command, now)
+        if self.state is not AgentState.STOPPING:
+            self._enter(AgentState.STOPPING, now)
+        return self._end_workers(run, command, now)
+
+    def _is_hard(self, command: StopCommand) -> bool:
+        """Whether nobody may live on; strangers, who do not say, mean what the agent is for."""
+        mode = command.restart_mode.lower()
+        return mode == PROCESS_RESTART if self.settings.is_inprocess else mode != IN_PROCESS_RESTART
+
+    def _end_waiting(self, command: StopCommand, now: float) -> list[Effect]:
+        """Of two stops of one attempt the harder one counts, also if it comes later."""
+        oldest = self._members.oldest()
+        is_meant = command.attempt is None or (oldest is not None and oldest <= command.attempt)
+        if oldest is None or not is_meant or not self._is_hard(command):
+            return []
+        if self._run is not None:
+            self._enter(AgentState.STOPPING, now)
+        self._dying = self._members.ranks()
+        return self._kill()
+
+    def _end_workers(self, run: Run, command: StopCommand, now: float) -> list[Effect]:
+        run.is_held = False
+        run.is_hard |= self._is_hard(command)
+        if not run.is_hard and (self._members or self.settings.is_inprocess):
+            return self._recall(run, now)
+        if run.is_killed:
+            return [KillAll()]
+        self._members.clear()
+        self._arrive_at = None
+        gentle = SIGUSR1 if command.is_graceful else self.settings.stop_signal
+        if gentle == SIGKILL or not run.is_alive():
+            return self._kill()
+        self._kill_by(now + (command.timeout_seconds or self.settings.shutdown_timeout_seconds))
+        if run.is_asked:  # A repeated command does not signal twice.
+            return []
+        run.is_asked = True
+        return [SignalWorkers(gentle)]
+
+    def _recall(self, run: Run, now: float) -> list[Effect]:
+        """Members come to the barrier; whoever is none ends."""
+        called = self._members.recall()
+        if called:
+            run.is_asked = True
+            self._arrive_at = now + self.settings.arrive_seconds
+        orders: list[Effect] = [Recall(called, run.command.attempt)] if called else []
+        return orders + self._cull()
+
+    def _shut_down(self, signal: int, code: int, now: float) -> list[Effect]:
+        if self.state is AgentState.SHUTDOWN:
+            return []
+        self._exit_code = code
+        self._enter(AgentState.SHUTDOWN, now)
+        self._arrive_at = None
+        run = self._run
+        is_alive = run is not None and not run.is_killed and run.is_alive()
+        if not is_alive and not self._members:
+            return self._kill()
+        self._kill_by(now + self.settings.shutdown_timeout_seconds)
+        if run is not None:
+            run.is_asked = True
+        return [SignalWorkers(signal)]
+
+    def _worker_ended(self, run: Run, event: WorkerEnded, now: float) -> list[Effect]:
+        local_rank, end = event.local_rank, event.end
+        worker = run.workers.get(local_rank)
+        if worker is None or worker.state != "running":
+            return []
+        member = self._members.get(local_rank, event.pid)
+        if run.stage is Stage.TRAIN:
+            self._members.drop(local_rank)
+        is_stuck = member is not None and member.is_recalled and end.exit_code == STUCK_CODE
+        is_ours = is_stuck or run.has_ended(event)
+        state = "succeeded" if not has_failed(end) else "stopped" if is_ours else "failed"
+        at = now if event.at is None else event.at
+        run.workers[local_rank] = replace(worker, state=state, ended_at=at)
+        if state != "succeeded":
+            run.add_end(run.workers[local_rank], event)
+        if state == "failed" and self.state in (AgentState.RUNNING, AgentState.FAULTED):
+            return self._fail(now) if self.state is AgentState.RUNNING else []
+        if self.state is AgentState.INIT:
+            run.add_end_before_start(run.workers[local_rank])
+            return self._fail(now)
+        if run.is_alive():
+            # It may have left something behind, and nobody else would end that.
+            return self._cull() if member and self.state is AgentState.STOPPING else []
+        if self.state is AgentState.RUNNING:
+            return self._next_stage(run, now)
+        return [] if run.is_killed else self._cull()
+
+    def _fail(self, now: float) -> list[Effect]:
+        self._enter(AgentState.FAULTED, now)
+        return self._cull()
+
+    def _next_stage(self, run: Run, now: float) -> list[Effect]:
+        if run.stage is Stage.PRE_TRAIN:
+            run.stage = Stage.TRAIN
+        elif run.stage is Stage.TRAIN and self.settings.has_post_train:
+            run.stage = Stage.POST_TRAIN
+        else:
+            self._enter(AgentState.COMPLETED, now)
+            return []
+        run.workers.clear()
+        return self._begin(run, now)
+
+    def _kill_by(self, due: float) -> None:
+        """Who has been asked to end already gets no more time by being asked again."""
+        self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
+
+    def _kill(self) -> list[Effect]:
+        self._kill_at = self._arrive_at = None
+        self._members.clear()
+        return self._order_kill(())
+
+    def _cull(self) -> list[Effect]:
+        """Kill all but the members."""
+        kept = self._members.ranks()
+        return self._order_kill(kept) if kept else self._kill()
+
+    def _order_kill(self, kept: tuple[int, ...]) -> list[Effect]:
+        self._spare, self._is_clean = kept, False
+        if self._run is not None:
+            self._run.spared = kept
+        return [KillAll(kept)]
+
+    def _nothing_lives(self, event: NothingLives, now: float) -> list[Effect]:
+        if event.kept != self._spare:
+            return []  # Meanwhile others are to be killed as well.
+        self._is_clean, self._dying = True, ()
+        if self.state is AgentState.SHUTDOWN:
+            assert self._exit_code is not None
+            return [] if self._members else [Exit(self._exit_code)]
+        if self._run is not None and self._run.is_held:
+            return self._begin(self._run, now)
+        return self._settle(now)
+
+    def _settle(self, now: float) -> list[Effect]:
+        """READY, once everyone who lives is at the barrier."""
+        run, members = self._run, self._members
+        if run is None or not self._is_clean or members.absent():
+            return []
+        is_full = len(members) == self.settings.nproc
+        if self.state is AgentState.INIT and is_full:
+            self._run = None
+            self._enter(AgentState.READY, now)
+        if self.state is not AgentState.STOPPING or run.is_alive(but=members):
+            return []
+        self._kill_at = self._arrive_at = self._run = None
+        if self.settings.is_inprocess and not is_full:
+            return self._await_ranks(now)
+        self._enter(AgentState.READY, now)
+        return []
+
+    def _is_on(self) -> bool:
+        return self.state in (AgentState.INIT, AgentState.RUNNING)
+
+    def _enter(self, state: AgentState, now: float) -> None:
+        self.state = state
+        self.entered[state] = now
+
+    def _global_rank(self, run: Run, local_rank: int) -> int:
+        first = 0 if run.is_rankless else run.command.rank * self.settings.nproc
+        return first + local_rank
+
+    def _reason(self) -> str:
+        if self.state is AgentState.RUNNING:
+            return "Running"
+        return self._run.reason if self._run and self.state is AgentState.FAULTED else ""
+
+    def _check(self) -> None:
+        """Invariants; cheap enough to stay on."""
+        assert self.state is not AgentState.READY or not self._run, "ready beside an attempt"
+        if self.state is AgentState.READY:
+            assert not self._members.absent(), "ready while a worker trains"
+        if self._run is not None and not self._run.is_rankless:
+            assert self._newest is not None
+            assert self._run.command.attempt <= self._newest

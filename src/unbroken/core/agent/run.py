@@ -1,0 +1,162 @@
+"""One attempt in an agent, and what its workers died of."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from unbroken.wire.agent import FaultKind, RuleView, StartCommand, WorkerFault, WorkerReport
+from unbroken.wire.observation import RankWatch
+
+from .events import FaultReported, RunEvent, Stage, WorkerEnded
+from .faults import SIGKILL, Place, judge, judge_reported, judge_stopped
+
+if TYPE_CHECKING:
+    # Where a job has no rules, the agent does not load what evaluates them.
+    from unbroken.core.logs.rule_events import RuleViolated
+
+HEADING = "Worker processes failed:"
+ENDED_BEFORE_START = (
+    "ended with exit code 0; with --inprocess-restart the script must wait for its rank "
+    "(unbroken.worker.restartable, or HyperPod's library): add that, or leave the option out"
+)
+
+
+@dataclass(slots=True)
+class Run:
+    """One attempt, from its start to NothingLives."""
+
+    command: StartCommand
+    stage: Stage
+    workers: dict[int, WorkerReport] = field(default_factory=dict)
+    faults: list[WorkerFault] = field(default_factory=list)
+    rules: tuple[RuleView, ...] = ()
+    watch: tuple[RankWatch, ...] = ()
+    reason: str = "WorkerCrash"
+    """Of FAULTED."""
+    spared: tuple[int, ...] | None = None
+    """Who was not killed when the others were; None: nobody was killed."""
+    is_asked: bool = False
+    """Its workers were sent a signal that asks them to end, or were recalled."""
+    is_hard: bool = False
+    """Nobody may live on."""
+    is_rankless: bool = False
+    """Its workers wait for an attempt, whose ranks nobody knows yet."""
+    released: set[int] = field(default_factory=set)
+    """Local ranks that were let go from the barrier into it."""
+    is_held: bool = False
+    """Nothing is started yet: what a worker at the barrier has left behind is being killed."""
+
+    @property
+    def is_killed(self) -> bool:
+        """Everyone was."""
+        return self.spared == ()
+
+    def is_to_die(self, local_rank: int) -> bool:
+        """Whether the worker was to be killed."""
+        is_spared = self.stage is Stage.TRAIN and local_rank in (self.spared or ())
+        return self.spared is not None and not is_spared
+
+    def has_ended(self, event: WorkerEnded) -> bool:
+        """Whether a worker died of what the agent had sent."""
+        is_killed = self.is_to_die(event.local_rank) and event.end.signal == SIGKILL
+        return event.is_signalled and (self.is_asked or is_killed)
+
+    def is_alive(self, but: Container[int] = ()) -> bool:
+        """Whether any worker runs, beside these training workers."""
+        kept = but if self.stage is Stage.TRAIN else ()
+        return any(w.state == "running" and w.local_rank not in kept for w in self.workers.values())
+
+    def lists(self, event: RunEvent) -> bool:
+        """Whether one of its processes has ended, told of as the attempt's that it came from."""
+        if not isinstance(event, WorkerEnded) or event.stage is not self.stage:
+            return False
+        worker = self.workers.get(event.local_rank)
+        return worker is not None and worker.pid == event.pid
+
+    def add_end(self, worker: WorkerReport, event: WorkerEnded) -> None:
+        """Add the fault of a worker that has failed or was stopped, if there is one."""
+        end, at = event.end, worker.ended_at or 0.0
+        place = Place(worker.local_rank, worker.rank, worker.pid, at, self.command.master_port)
+        fault = judge_stopped(end, place) if worker.state == "stopped" else judge(end, place)
+        if fault is None:
+            return
+        if self.stage is not Stage.TRAIN:
+            kind = FaultKind.PRE_TRAIN if self.stage is Stage.PRE_TRAIN else FaultKind.POST_TRAIN
+            fault = replace(fault, kind=kind)
+        if fault.kind is FaultKind.PEER_LOST:
+            self.faults += _early_exits(self, at)
+        self.faults.append(replace(fault, step=event.step))
+
+    def add_end_before_start(self, worker: WorkerReport) -> None:
+        """Add the fault of a worker that has ended without an error and without a rank."""
+        if worker.state == "succeeded":
+            kind = FaultKind.EARLY_EXIT
+            place = (worker.local_rank, worker.rank, worker.pid, worker.ended_at or 0.0)
+            self.faults.append(WorkerFault(kind, *place, exit_code=0, message=ENDED_BEFORE_START))
+
+    def add_report(self, event: FaultReported, now: float) -> None:
+        """Add the fault that a worker has reported."""
+        worker = self.workers[event.local_rank]
+        text = event.message or event.reason or "reported a fault"
+        fault = judge_reported(text, Place(worker.local_rank, worker.rank, worker.pid, now))
+        if fault.kind is FaultKind.PEER_LOST:
+            self.faults += _early_exits(self, now)
+        self.faults.append(fault)
+
+
+def same(a: StartCommand, b: StartCommand) -> bool:
+    """Whether both say the same of how to run."""
+    keys = ("attempt", "rank", "nnodes", "master_addr", "master_port")
+    return all(getattr(a, key) == getattr(b, key) for key in keys)
+
+
+def _early_exits(run: Run, now: float) -> list[WorkerFault]:
+    """Those that left before a peer complained that someone was gone."""
+    known = {fault.local_rank for fault in run.faults}
+    return [
+        WorkerFault(
+            FaultKind.EARLY_EXIT,
+            worker.local_rank,
+            worker.rank,
+            worker.pid,
+            worker.ended_at or now,
+            exit_code=0,
+            message="ended with exit code 0 while others still trained",
+        )
+        for worker in run.workers.values()
+        if worker.state == "succeeded" and worker.local_rank not in known
+    ]
+
+
+def rule_fault(run: Run, found: RuleViolated, first_rank: int) -> WorkerFault:
+    """Without a pid where no worker can be named."""
+    named = (w for w in run.workers.values() if w.rank == found.rank)
+    worker = next(named, WorkerReport(0, first_rank, 0, "", 0.0))
+    return WorkerFault(
+        FaultKind.LOG_RULE,
+        worker.local_rank,
+        worker.rank,
+        worker.pid,
+        found.at,
+        message=f"{found.reason}: {found.why}",
+        lines=(found.line,) if found.line else (),
+        step=next((each.step for each in run.watch if each.rank == found.rank), None),
+    )
+
+
+def message(faults: list[WorkerFault]) -> str:
+    """For people, of all faults."""
+    rules = [f for f in faults if f.kind is FaultKind.LOG_RULE]
+    lines = ["; newest match: ".join((f.message, *f.lines)) for f in rules]
+    ends = [f for f in faults if f.kind is not FaultKind.LOG_RULE]
+    lines += [HEADING] if ends else []
+    lines += [f"local rank {f.local_rank} ({_end_text(f)}): {f.message}" for f in ends]
+    return "\n".join(lines)
+
+
+def _end_text(fault: WorkerFault) -> str:
+    if fault.signal is not None:
+        return f"exit code {-fault.signal}"
+    return "not started" if fault.exit_code is None else f"exit code {fault.exit_code}"

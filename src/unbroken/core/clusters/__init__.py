@@ -1,0 +1,1 @@
+"""Clusters of machines: groups, scaling, software updates, checks of new nodes."""

@@ -1,0 +1,276 @@
+"""What the rules of `clusters` see, what they order, and the state as they write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unbroken.spec.cluster import ClusterSpec
+from unbroken.spec.machine import MachinePhase, MachineSpec
+from unbroken.spec.node_check import CheckKind, CheckPhase
+
+from .groups import Group, NodeConfig, groups_of, is_continuous
+from .state import (
+    EVENTS_MAX,
+    OPERATIONS_MAX,
+    ClusterPhase,
+    ClusterState,
+    EventState,
+    GroupState,
+    InstanceState,
+    Level,
+    OperationState,
+    Resource,
+    identifier,
+)
+
+# --- what is seen
+
+
+@dataclass(frozen=True, slots=True)
+class MachineView:
+    """A machine of the cluster."""
+
+    name: str
+    logical_id: str
+    group: str = ""
+    phase: MachinePhase = MachinePhase.PENDING
+    message: str = ""
+    is_deleting: bool = False
+    created_at: float = 0.0
+    config: NodeConfig = field(default_factory=NodeConfig)
+    """Its spec's, which is what its node was brought to last."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """The node of a machine; labels are empty where there is none."""
+
+    name: str
+    is_ready: bool = False
+    health: str = ""
+    deep_check: str = ""
+    repair: str = ""
+    """The order in its annotation that has not been taken up yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckView:
+    """A NodeCheck."""
+
+    name: str
+    nodes: tuple[str, ...]
+    kinds: tuple[CheckKind, ...]
+    phase: CheckPhase = CheckPhase.PENDING
+    faulty: tuple[str, ...] = ()
+    message: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """It has a result."""
+        return self.phase not in (CheckPhase.PENDING, CheckPhase.RUNNING)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A Cluster and what there is of it."""
+
+    name: str
+    """Of the object."""
+    spec: ClusterSpec
+    phase: ClusterPhase = ClusterPhase.CREATING
+    message: str = ""
+    is_deleting: bool = False
+    machines: Sequence[MachineView] = ()
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    checks: Sequence[CheckView] = ()
+
+
+# --- what is ordered; each may be carried out twice without harm
+
+
+@dataclass(frozen=True, slots=True)
+class CreateMachine:
+    """Make a machine, unless there is one of that name."""
+
+    name: str
+    spec: MachineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteMachine:
+    """Delete a machine."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateCheck:
+    """Make a NodeCheck, unless there is one of that name."""
+
+    name: str
+    nodes: tuple[str, ...]
+    kinds: tuple[CheckKind, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelNode:
+    """Set labels of a node (None: take away) and, where it is well, take the taint of checks."""
+
+    name: str
+    labels: Mapping[str, str | None]
+    untaint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    """Bring a node, then the machine of the same name, from some labels and taints to others.
+
+    What anyone else has put on the node stays.
+    """
+
+    name: str
+    was: NodeConfig
+    wanted: NodeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceNode:
+    """Order of the repairer that the node be replaced."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retarget:
+    """Take back the change of some groups: group -> logical ids."""
+
+    targets: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Nothing of the cluster is left: let its object go."""
+
+
+Effect = (
+    CreateMachine
+    | DeleteMachine
+    | CreateCheck
+    | LabelNode
+    | Configure
+    | ReplaceNode
+    | Retarget
+    | Release
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to be written, then done."""
+
+    state: ClusterState
+    phase: ClusterPhase
+    message: str
+    effects: tuple[Effect, ...]
+    again_at: float | None = None
+    """When to decide anew though nothing has changed."""
+
+
+@dataclass(slots=True)
+class Place:
+    """A place in a group and the machine that fills it."""
+
+    group: Group
+    logical_id: str
+    machine: MachineView | None
+    was: InstanceState | None
+    now: InstanceState
+
+
+class Draft:
+    """A decision in the making."""
+
+    def __init__(self, world: World, state: ClusterState, now: float) -> None:
+        self.world = world
+        self.now = now
+        self.groups: tuple[Group, ...] = groups_of(world.spec)
+        self.is_continuous = is_continuous(world.spec)
+        self.was = state
+        self.state = state
+        self.phase = world.phase
+        self.message = world.message
+        self.places: list[Place] = []
+        self.effects: list[Effect] = []
+        self.again_at: float | None = None
+
+    def of(self, group: str) -> list[Place]:
+        """The places of a group."""
+        return [place for place in self.places if place.group.name == group]
+
+    def do(self, effect: Effect) -> None:
+        """Order something."""
+        self.effects.append(effect)
+
+    def wake(self, at: float) -> None:
+        """Have it decided anew at a time, if not earlier."""
+        self.again_at = at if self.again_at is None else min(at, self.again_at)
+
+    def say(
+        self,
+        resource: Resource,
+        text: str,
+        level: Level = Level.INFO,
+        *,
+        group: str = "",
+        instance: str = "",
+        **metadata: Mapping[str, Any],
+    ) -> None:
+        """Add an event; of `metadata` one keyword, a member of EventMetadata."""
+        made = EventState(
+            id=self._next_id("event"),
+            at=self.now,
+            resource=resource,
+            text=text,
+            level=level,
+            group=group,
+            instance=instance,
+            operation=self._operation_of(group),
+            metadata=metadata,
+        )
+        self.state = replace(self.state, events=(*self.state.events, made)[-EVENTS_MAX:])
+
+    def add_operation(self, operation: OperationState) -> None:
+        """Add an operation, with an id of its own."""
+        made = replace(operation, id=self._next_id("operation"))
+        kept = (*self.state.operations, made)[-OPERATIONS_MAX:]
+        self.state = replace(self.state, operations=kept)
+
+    def put_place(self, place: Place, now: InstanceState) -> None:
+        """Set the state of a place."""
+        place.now = now
+        kept = tuple(one.now for one in self.places)
+        self.state = replace(self.state, instances=kept)
+
+    def put_group(self, group: GroupState) -> None:
+        """Set the state of a group."""
+        others = [one for one in self.state.groups if one.name != group.name]
+        self.state = replace(self.state, groups=(*others, group))
+
+    def decision(self) -> Decision:
+        """The result."""
+        return Decision(self.state, self.phase, self.message, tuple(self.effects), self.again_at)
+
+    def _next_id(self, kind: str) -> str:
+        number = self.state.sequence + 1
+        self.state = replace(self.state, sequence=number)
+        return identifier(self.world.spec.cluster_id, kind, number)
+
+    def _operation_of(self, group: str) -> str:
+        for one in reversed(self.state.operations):
+            about = [*(part.group for part in one.scaling), *(part.group for part in one.checks)]
+            if group in about:
+                return one.id
+        return ""

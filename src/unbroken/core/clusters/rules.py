@@ -1,0 +1,331 @@
+"""What is done about a cluster: machines made and deleted, its groups and itself judged.
+
+`decide` is level-triggered: it compares what the Cluster asks for with what there is, and may be
+called with anything that is true, as often as one likes.  Semantics: reference section 1.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unbroken.spec.machine import MachinePhase
+from unbroken.spec.node_keys import DeepCheck
+
+from . import checks as cluster_checks
+from . import operations as cluster_operations
+from .draft import (
+    Configure,
+    CreateMachine,
+    Decision,
+    DeleteMachine,
+    Draft,
+    MachineView,
+    NodeView,
+    Place,
+    Release,
+    Retarget,
+    World,
+)
+from .groups import Group, machine_spec, node_config
+from .state import (
+    ClusterPhase,
+    ClusterState,
+    GroupPhase,
+    GroupState,
+    InstancePhase,
+    InstanceState,
+    Level,
+    Resource,
+    instance_id,
+    node_name,
+)
+
+RETRY_SECONDS = 300.0
+"""Under continuous provisioning, a machine that could not come up is made anew after that
+(judgement: four attempts of a script took 18 min upstream, reference section 1.5)."""
+MINIMUM_SECONDS = 3 * 3600.0
+"""MinInstanceCount must be met within about 3 h (reference section 1.5)."""
+UP = (InstancePhase.RUNNING, InstancePhase.DEEP_CHECK)
+CHANGING = (GroupPhase.CREATING, GroupPhase.UPDATING, GroupPhase.DELETING, GroupPhase.FAILED)
+
+
+def decide(world: World, state: ClusterState, now: float) -> Decision:
+    """What to write and to do about the cluster at `now`, in seconds since the epoch."""
+    draft = Draft(world, state, now)
+    if world.is_deleting:
+        _delete(draft)
+        return draft.decision()
+    cluster_operations.open_scaling(draft)
+    _fill_places(draft)
+    _configure(draft)
+    cluster_checks.check_new_nodes(draft)
+    for group in draft.groups:
+        _judge_group(draft, group)
+    _forget_groups(draft)
+    cluster_operations.close_scaling(draft)
+    cluster_checks.run_requests(draft)
+    cluster_operations.update_software(draft)
+    _judge_cluster(draft)
+    return draft.decision()
+
+
+def instance_phase(
+    machine: MachineView | None, node: NodeView | None, was: InstanceState | None
+) -> tuple[InstancePhase, str]:
+    """How an instance stands, and why; `was` is how the same machine stood before."""
+    if machine is None:
+        return InstancePhase.PENDING, "no instance yet"
+    if machine.is_deleting or machine.phase is MachinePhase.STOPPING:
+        return InstancePhase.SHUTTING_DOWN, machine.message
+    if machine.phase is MachinePhase.FAILED:
+        return InstancePhase.FAILURE, machine.message or "the instance cannot come up"
+    if machine.phase is not MachinePhase.RUNNING:
+        is_new = machine.phase is MachinePhase.PENDING
+        return InstancePhase.PENDING, machine.message or ("" if is_new else machine.phase.value)
+    if node is None or not node.is_ready:
+        has_been_up = was is not None and was.phase not in (InstancePhase.PENDING,)
+        lost = InstancePhase.FAILURE if has_been_up else InstancePhase.PENDING
+        return lost, "its node is not ready"
+    if node.deep_check == DeepCheck.IN_PROGRESS.value:
+        return InstancePhase.DEEP_CHECK, ""
+    return InstancePhase.RUNNING, machine.message
+
+
+def _delete(draft: Draft) -> None:
+    if draft.phase is not ClusterPhase.DELETING:
+        draft.phase, draft.message = ClusterPhase.DELETING, ""
+        draft.say(Resource.CLUSTER, f"Deleting cluster {draft.world.spec.name}")
+    for machine in draft.world.machines:
+        if not machine.is_deleting:
+            draft.do(DeleteMachine(machine.name))
+    if not draft.world.machines:
+        draft.do(Release())
+
+
+# --- machines
+
+
+def _fill_places(draft: Draft) -> None:
+    """See that each place has one machine, and that nothing else is there."""
+    by_place: dict[str, list[MachineView]] = {}
+    for machine in draft.world.machines:
+        by_place.setdefault(machine.logical_id, []).append(machine)
+    known = {one.logical_id: one for one in draft.state.instances}
+    for group in draft.groups:
+        for logical_id in group.logical_ids:
+            was = known.get(logical_id)
+            _fill_place(draft, group, logical_id, by_place.pop(logical_id, []), was)
+    for machines in by_place.values():
+        for machine in machines:
+            if not machine.is_deleting:
+                draft.do(DeleteMachine(machine.name))
+    draft.state = replace(draft.state, instances=tuple(place.now for place in draft.places))
+
+
+def _fill_place(
+    draft: Draft,
+    group: Group,
+    logical_id: str,
+    machines: list[MachineView],
+    was: InstanceState | None,
+) -> None:
+    previous = was.machine if was is not None else ""
+    # Who replaces a machine makes the new one first: for a moment there are two.
+    machines.sort(key=lambda one: (one.is_deleting, -one.created_at, one.name == previous))
+    machine = machines[0] if machines else None
+    for surplus in machines[1:]:
+        if not surplus.is_deleting:
+            draft.do(DeleteMachine(surplus.name))
+    if machine is None:
+        name = node_name(draft.world.spec.cluster_id, logical_id, previous)
+        draft.do(
+            CreateMachine(name, machine_spec(draft.world.spec, draft.world.name, group, logical_id))
+        )
+    now = _instance(draft, group, logical_id, machine, was)
+    draft.places.append(Place(group, logical_id, machine, was, now))
+    _tell_instance(draft, was, now, is_gone=machine is None)
+    if now.phase is InstancePhase.FAILURE and draft.is_continuous and not now.has_run:
+        _try_again(draft, now)
+
+
+def _instance(
+    draft: Draft,
+    group: Group,
+    logical_id: str,
+    machine: MachineView | None,
+    was: InstanceState | None,
+) -> InstanceState:
+    if was is None:
+        was = InstanceState(logical_id, group.name, since=draft.now)
+    is_same = machine is None or machine.name == was.machine
+    node = draft.world.nodes.get(machine.name) if machine is not None else None
+    phase, message = instance_phase(machine, node, was if is_same else None)
+    return InstanceState(
+        logical_id,
+        group.name,
+        machine.name if machine is not None else was.machine,
+        phase,
+        message,
+        was.since if is_same and phase is was.phase else draft.now,
+        (is_same and was.has_run) or phase is InstancePhase.RUNNING,
+        was.asked if is_same else "",
+        was.concluded if is_same else "",
+    )
+
+
+def _tell_instance(
+    draft: Draft, was: InstanceState | None, now: InstanceState, *, is_gone: bool
+) -> None:
+    name = instance_id(now.machine)
+    if not now.machine or (
+        was is not None and (was.machine, was.phase) == (now.machine, now.phase)
+    ):
+        return
+    level, detail = Level.INFO, f": {now.message}" if now.message else ""
+    text = f"Instance {name} of group {now.group} is {now.phase.value}{detail}"
+    if now.phase is InstancePhase.FAILURE:
+        level = Level.ERROR
+    elif is_gone:
+        text = f"Instance {name} of group {now.group} is gone"
+    elif was is not None and was.machine and was.machine != now.machine:
+        level = Level.WARN
+        text = f"Instance {name} takes the place of {instance_id(was.machine)} ({now.logical_id})"
+    metadata = {"NodeLogicalId": now.logical_id}
+    if now.phase is InstancePhase.FAILURE:
+        metadata["FailureMessage"] = now.message
+    draft.say(Resource.INSTANCE, text, level, group=now.group, instance=name, Instance=metadata)
+
+
+def _try_again(draft: Draft, now: InstanceState) -> None:
+    due = now.since + RETRY_SECONDS
+    if draft.now >= due:
+        draft.do(DeleteMachine(now.machine))
+    else:
+        draft.wake(due)
+
+
+def _configure(draft: Draft) -> None:
+    """Bring nodes that are there to the labels and taints that their group has by now.
+
+    One that is still coming up may register with what its machine said before: it waits.
+    """
+    world = draft.world
+    for place in draft.places:
+        machine = place.machine
+        if machine is None or place.now.phase not in UP:
+            continue
+        spec = machine_spec(world.spec, world.name, place.group, place.logical_id)
+        wanted = node_config(spec)
+        if wanted != machine.config:
+            draft.do(Configure(machine.name, machine.config, wanted))
+
+
+# --- groups
+
+
+def _judge_group(draft: Draft, group: Group) -> None:
+    places = draft.of(group.name)
+    was = draft.state.group(group.name)
+    assert was is not None, "open_scaling has put it there"
+    up = sum(place.now.phase in UP for place in places)
+    failed = [place.now for place in places if place.now.phase is InstancePhase.FAILURE]
+    is_complete = all(place.now.phase is InstancePhase.RUNNING for place in places)
+    used = [place.machine for place in places]
+    is_complete = is_complete and not any(
+        one.group == group.name and one not in used for one in draft.world.machines
+    )
+    now = replace(was, current=up, minimum=group.minimum, message="")
+    if is_complete:
+        now = replace(now, phase=GroupPhase.IN_SERVICE, settled=group.logical_ids)
+    elif was.phase in (GroupPhase.IN_SERVICE, GroupPhase.DEGRADED):
+        is_short = up < len(places)
+        now = replace(now, phase=GroupPhase.DEGRADED if is_short else GroupPhase.IN_SERVICE)
+    elif failed and not draft.is_continuous:
+        now = replace(now, phase=GroupPhase.FAILED)
+    elif was.phase is GroupPhase.FAILED:
+        now = replace(now, phase=GroupPhase.UPDATING)
+    if failed and now.phase is not GroupPhase.IN_SERVICE:
+        first = failed[0]
+        now = replace(now, message=f"{instance_id(first.machine)}: {first.message}")
+    now = _hold_minimum(draft, group, now)
+    draft.put_group(now)
+    _tell_group(draft, was, now)
+
+
+def _hold_minimum(draft: Draft, group: Group, now: GroupState) -> GroupState:
+    """Give a change up that has not brought the minimum in time."""
+    if not draft.is_continuous or now.current >= group.minimum:
+        return replace(now, short_since=None)
+    since = draft.now if now.short_since is None else now.short_since
+    if draft.now < since + MINIMUM_SECONDS:
+        draft.wake(since + MINIMUM_SECONDS)
+        return replace(now, short_since=since)
+    if now.settled == group.logical_ids:
+        return replace(now, short_since=since)
+    draft.do(Retarget({group.name: now.settled}))
+    text = f"MinInstanceCount {group.minimum} was not met in {MINIMUM_SECONDS / 3600:.0f} h"
+    return replace(now, short_since=None, phase=GroupPhase.FAILED, message=text)
+
+
+def _tell_group(draft: Draft, was: GroupState, now: GroupState) -> None:
+    if was.phase is now.phase:
+        return
+    level = {GroupPhase.FAILED: Level.ERROR, GroupPhase.DEGRADED: Level.WARN}.get(
+        now.phase, Level.INFO
+    )
+    detail = f": {now.message}" if now.message else ""
+    text = f"Instance group {now.name} is {now.phase.value}{detail}"
+    metadata = {"FailureMessage": now.message} if now.message else {}
+    draft.say(Resource.GROUP, text, level, group=now.name, InstanceGroup=metadata)
+
+
+def _forget_groups(draft: Draft) -> None:
+    """Groups that are no longer asked for go when their machines are gone."""
+    wanted = {group.name for group in draft.groups}
+    places = {place.logical_id for place in draft.places}
+    left = {machine.logical_id for machine in draft.world.machines} - places
+    for group in [one for one in draft.state.groups if one.name not in wanted]:
+        if left & set(group.target):
+            draft.put_group(replace(group, phase=GroupPhase.DELETING))
+            continue
+        others = tuple(one for one in draft.state.groups if one.name != group.name)
+        draft.state = replace(draft.state, groups=others)
+        draft.say(Resource.GROUP, f"Instance group {group.name} is gone", group=group.name)
+
+
+# --- the cluster
+
+
+def _judge_cluster(draft: Draft) -> None:
+    before = draft.phase
+    failed = [one for one in draft.state.groups if one.phase is GroupPhase.FAILED]
+    is_changing = any(one.phase in CHANGING for one in draft.state.groups)
+    if draft.is_continuous:
+        draft.phase = ClusterPhase.IN_SERVICE
+    elif not is_changing:
+        if draft.phase is ClusterPhase.FAILED:
+            draft.message = ""
+        draft.phase = ClusterPhase.IN_SERVICE
+    elif failed:
+        _fail(draft, failed)
+    elif before in (ClusterPhase.IN_SERVICE, ClusterPhase.FAILED, ClusterPhase.SYSTEM_UPDATING):
+        draft.phase, draft.message = ClusterPhase.UPDATING, ""
+    if draft.state.update is not None and draft.phase is ClusterPhase.IN_SERVICE:
+        draft.phase = ClusterPhase.SYSTEM_UPDATING
+    if draft.phase is not before or not draft.was.sequence:
+        is_bad = draft.phase in (ClusterPhase.FAILED, ClusterPhase.ROLLING_BACK)
+        detail = f": {draft.message}" if draft.message else ""
+        text = f"Cluster {draft.world.spec.name} is {draft.phase.value}{detail}"
+        metadata = {"FailureMessage": draft.message} if draft.message else {}
+        level = Level.ERROR if is_bad else Level.INFO
+        draft.say(Resource.CLUSTER, text, level, Cluster=metadata)
+
+
+def _fail(draft: Draft, failed: list[GroupState]) -> None:
+    """All or nothing: what was changed is taken back; of a cluster that never was, nothing is."""
+    draft.message = f"instance group {failed[0].name}: {failed[0].message}"
+    if draft.phase in (ClusterPhase.CREATING, ClusterPhase.FAILED):
+        draft.phase = ClusterPhase.FAILED
+        return
+    draft.phase = ClusterPhase.ROLLING_BACK
+    draft.do(Retarget({one.name: one.settled for one in failed if one.target != one.settled}))

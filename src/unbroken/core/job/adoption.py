@@ -1,0 +1,293 @@
+"""What a new operator makes of what it finds: go on, join a start that was under way, or restart.
+
+The status and the agents' answers hold all that is needed.  A job that runs is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED
+from unbroken.core.job.recovery.ladder import Pods, rung_of
+from unbroken.core.job.recovery.recovery import Recovery
+from unbroken.spec.incident import Signal
+from unbroken.wire.agent import AgentReport, AgentState
+
+from .events import PodPhase, PodUid
+from .gang import Stage
+from .life import Life, as_port
+from .ranks import Ranks
+from .recovery import signals
+from .roster import UNHEARD, Member, is_stock
+from .state import JobState
+from .transitions import Phase
+
+ADOPT_SECONDS = 10.0
+"""How long agents that may run something are waited for after a start of the operator."""
+
+_BEGUN = (AgentState.RUNNING, AgentState.COMPLETED)
+_BROKEN = (AgentState.FAULTED, AgentState.STOPPING)
+
+
+@dataclass(slots=True)
+class Finding:
+    """What the agents say of the newest attempt that any of them knows."""
+
+    attempt: int
+    running: list[Member] = field(default_factory=list)
+    """Those that run or have completed it."""
+    broken: list[Member] = field(default_factory=list)
+    """Those that have failed in it, or are stopping."""
+    stopped: list[Member] = field(default_factory=list)
+    """Those that ran none of it and never will."""
+    masters: set[tuple[str, int]] = field(default_factory=set)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no agent has ever been told of the attempt."""
+        return not (self.running or self.broken or self.stopped)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the attempt can go on where it runs."""
+        return bool(self.running) and not self.broken and not self.stopped and self._is_one
+
+    @property
+    def _is_one(self) -> bool:
+        ranks = [m.report.rank for m in self.running if m.report]
+        return len(self.masters) <= 1 and len(set(ranks)) == len(ranks) and None not in ranks
+
+
+def find(members: Iterable[Member], status_attempt: int, stock_attempt: int) -> Finding:
+    """Sort the members by what their agents say; one that names no attempt means the stock one."""
+    heard = [(member, member.report) for member in members if member.report is not None]
+    newest = (attempt for _, report in heard for attempt in (report.newest_attempt, report.attempt))
+    finding = Finding(max((a for a in newest if a is not None), default=status_attempt))
+    finding.attempt = max(finding.attempt, status_attempt)
+    for member, report in heard:
+        if report.state in (*_BEGUN, *_BROKEN) and member.ordered is None and is_stock(report):
+            member.ordered = stock_attempt
+        _sort(finding, member, report)
+    return finding
+
+
+def _is_away(member: Member) -> bool:
+    return bool(member.lost_why or member.condemned or member.view.is_deleting)
+
+
+def _is_idle(member: Member) -> bool:
+    return member.state is AgentState.READY and not _is_away(member)
+
+
+def _sort(finding: Finding, member: Member, report: AgentReport) -> None:
+    if report.state in (*_BEGUN, *_BROKEN):
+        if member.attempt_of(report) != finding.attempt:
+            return
+        (finding.running if report.state in _BEGUN else finding.broken).append(member)
+        if report.master_addr is not None and report.master_port is not None:
+            finding.masters.add((report.master_addr, report.master_port))
+    elif report.newest_attempt is not None and report.newest_attempt >= finding.attempt:
+        finding.stopped.append(member)
+
+
+class Adoption:
+    """The way of one job from UNKNOWN to where it was when its last operator went."""
+
+    def __init__(self, state: JobState, life: Life, recovery: Recovery) -> None:
+        self._state = state
+        self._life = life
+        self._recovery = recovery
+        self._unheard: set[PodUid] = set()
+        self._by: float | None = None
+
+    def deadline(self) -> float | None:
+        return self._by if self._state.phase is Phase.ADOPTING else None
+
+    def begin(self, now: float) -> None:
+        """Ask every agent that may run something; nobody is presumed lost at once."""
+        state = self._state
+        state.enter(Phase.ADOPTING)
+        for uid, member in state.roster.members.items():
+            is_up = member.view.phase is PodPhase.RUNNING and not member.view.is_deleting
+            if is_up and member.report is None and not state.roster.is_cut_off(member):
+                self._unheard.add(uid)
+        self._by = now + ADOPT_SECONDS
+
+    def heard(self, uid: PodUid) -> None:
+        """The agent has answered, or cannot any more."""
+        self._unheard.discard(uid)
+
+    def go_on(self, now: float) -> bool:
+        """Adopt once everybody was heard, or the time for it is over; whether it is done now."""
+        if self._is_overtaken():
+            return self._join(now)
+        due = self._by is not None and now >= self._by
+        if self._state.phase is not Phase.ADOPTING or (self._unheard and not due):
+            return False
+        self._by = None
+        self._unheard.clear()
+        self._adopt(now)
+        return True
+
+    def _is_overtaken(self) -> bool:
+        """Whether orders of the earlier operator arrived after the adoption: agents run the attempt
+        that is being prepared, and this operator has started none."""
+        state = self._state
+        is_preparing = state.phase is Phase.PREPARING and state.gang.order is None
+        return is_preparing and state.newest_seen == state.attempt
+
+    def _join(self, now: float) -> bool:
+        """Go on with the attempt that late orders have started; False: it cannot go on."""
+        state = self._state
+        finding = find(state.roster.members.values(), state.attempt, state.attempt)
+        if not finding.is_sound or any(map(_is_away, finding.running)):
+            return False
+        self._life.masters |= finding.masters
+        state.ranks.reset(state.shape)
+        self._restore_ranks(finding)
+        return self._continues(finding, now)
+
+    def _restore_ranks(self, finding: Finding) -> None:
+        """Give every pod the rank that its agent told."""
+        told = [m for m in self._state.roster.members.values() if m.report and not m.condemned]
+        # A rank that is told twice is with those that run, or stay: the others were let go.
+        for member in (*finding.running, *sorted(told, key=_is_away)):
+            if member.report is not None and member.report.rank is not None:
+                self._state.ranks.restore(member, member.report.rank)
+
+    def _adopt(self, now: float) -> None:
+        state = self._state
+        finding = find(
+            state.roster.members.values(), state.status.restart_count, self._stock_attempt()
+        )
+        state.attempt = finding.attempt
+        state.buddies.is_whole = False
+        incident = state.incidents.open
+        if incident is not None and incident.attempt + 1 < finding.attempt:
+            state.close_incident("failed again", now)
+        self._life.masters |= finding.masters
+        self._life.reshape(now)
+        state.plan.adopt(now)
+        if state.standing in (None, Standing.SUSPENDED):
+            self._life.mark_created(now)
+        self._restore_ranks(finding)
+        if self._recovery.carry_on(finding.attempt, now):
+            return
+        if not self._continues(finding, now):
+            self._restart(finding, now)
+        if len(state.gang.completed) < state.nnodes:
+            state.objects += state.plan.create(now)
+        self._recovery.judge(list(state.roster.members.values()), now)
+
+    def _continues(self, finding: Finding, now: float) -> bool:
+        """Whether the attempt goes on, or is prepared as it was."""
+        state = self._state
+        was_running = state.standing is Standing.RUNNING
+        was_running = was_running and state.status.restart_count == finding.attempt
+        if finding.is_untouched and not (was_running or self._has_begun(finding)):
+            self._life.prepare(now)
+            return True
+        if not finding.is_sound:
+            return False
+        ranked = {m.uid: state.ranks.rank_of.get(m.uid) for m in finding.running}
+        if None in ranked.values():
+            return False
+        if len(ranked) < state.nnodes:
+            if was_running or self._is_someone_unheard():
+                return False
+            # Some run it, so every pod was proven clear of what came before.
+            ready = [m for m in state.roster.members.values() if _is_idle(m)]
+            if any(m.report and is_stock(m.report) for m in (*finding.running, *ready)):
+                return False  # One that is ready may have run the attempt and been stopped.
+            self._fill(finding, ready)
+            able = ranked.keys() | {member.uid for member in ready}
+            if not state.ranks.is_full or not state.ranks.rank_of.keys() <= able:
+                return False
+        self._resume(finding, now)
+        return True
+
+    def _has_begun(self, finding: Finding) -> bool:
+        """Whether the open incident says that the attempt ran.  Where no agent runs it any more it
+        has failed, and the incident of that was lost."""
+        incident = self._state.incidents.open
+        if incident is None or incident.attempt + 1 != finding.attempt:
+            return False
+        return incident.started_at is not None
+
+    def _stock_attempt(self) -> int:
+        """The attempt of agents that name none: the one that broke, unless the next one was started
+        or all of them run."""
+        state, incident = self._state, self._state.incidents.open
+        count = state.status.restart_count
+        if incident is not None and incident.ready_at is not None:
+            return count
+        broken = count if incident is None else incident.attempt
+        if incident is None and state.standing is Standing.FAULTED:
+            # The status is written first: it tells of a fault whose incident was lost.
+            broken = max(count - 1, 0)
+        running = [m for m in state.roster.members.values() if m.state in _BEGUN]
+        spec = state.spec
+        is_whole = spec is not None and len(running) >= spec.nnodes
+        return count if is_whole else broken
+
+    def _is_someone_unheard(self) -> bool:
+        """Whether an agent that was not heard may run the very rank that seems to be free."""
+        members = self._state.roster.members.values()
+        return any(
+            m.report is None and m.clear_through == UNHEARD and not m.is_dead for m in members
+        )
+
+    def _fill(self, finding: Finding, ready: list[Member]) -> None:
+        """Give the free ranks to the pods that the earlier operator gave them to, if that can be
+        told: its orders may still be on their way."""
+        state, ranks, running = self._state, self._state.ranks, finding.running
+        addresses = {address for address, _ in finding.masters}
+        for member in ready:
+            if member.view.address in addresses:
+                ranks.restore(member, 0)
+        incident = state.incidents.open
+        is_replaced = incident is not None and rung_of(incident.remedy).replaces is Pods.ALL
+        is_first = state.attempt == 0 or is_replaced
+        # Where more are ready than there are ranks, some may not have been when these were given.
+        if is_first and len(running) + len(ready) <= state.nnodes:
+            first = Ranks()
+            first.reset(state.shape)
+            first.fill([*running, *ready], state.roster)
+            if all(first.rank_of.get(m.uid) == ranks.rank_of[m.uid] for m in running):
+                for member in ready:
+                    ranks.restore(member, first.rank_of.get(member.uid, -1))
+        # A pod that was not even up has been told nothing by anybody.
+        told = [m for m in state.roster.members.values() if m.report or m.clear_through == UNHEARD]
+        unranked = [m for m in told if m.uid not in ranks.rank_of]
+        if len(unranked) == 1 == state.nnodes - len(ranks.rank_of):
+            ranks.fill(unranked, state.roster)
+
+    def _resume(self, finding: Finding, now: float) -> None:
+        state = self._state
+        old = (state.status.master_addr or "", as_port(state.status.master_port))
+        is_same = state.status.restart_count == state.attempt
+        order = self._life.train(now, next(iter(finding.masters), old))
+        done = [m.uid for m in finding.running if m.state is AgentState.COMPLETED]
+        ranks = state.ranks.rank_of
+        state.commands += state.gang.resume(order, ranks, now, completed=done)
+        if state.gang.stage is Stage.RUNNING:
+            is_told = is_same and state.standing is Standing.RUNNING
+            is_told = is_told and state.incidents.open is None
+            if not is_told:
+                self._life.say_running(now)
+
+    def _restart(self, finding: Finding, now: float) -> None:
+        """Stop what is left of the attempt, and name who broke it."""
+        state = self._state
+        found = []
+        for member in finding.broken:
+            assert member.report is not None
+            if member.state is AgentState.FAULTED:
+                found += signals.of_workers(member, member.report, now)
+        if not found:
+            text = f"a new operator did not find every rank running in attempt {finding.attempt}"
+            found = [Signal(now, OPERATOR_RESTARTED, text)]
+        state.enter(Phase.TRAINING)
+        self._recovery.open(found, now)

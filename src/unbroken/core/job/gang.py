@@ -1,0 +1,293 @@
+"""Start and stop barrier of one job's agents.
+
+All agents of an attempt start together or not at all.  Workers of an attempt may start only after
+every pod is proven to hold no worker of an earlier one: its agent said so in READY, or the pod is
+gone, or its node is fenced.  An agent that cannot be asked counts as alive; a pod that was never
+told to start anything holds nothing.
+
+Where processes may live on (`IN_PROCESS_RESTART`) a worker that waits at its agent's barrier, out
+of its training, counts as none.  Once that is taken back, who waits there must end as well.
+
+Commands say what should be and are repeated until a report shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from itertools import takewhile
+
+from unbroken.core.snapshots.buddies import Copies
+from unbroken.spec.log_rule_ranks import RANKS_KEY
+from unbroken.wire.agent import (
+    IN_PROCESS_RESTART,
+    PROCESS_RESTART,
+    AgentReport,
+    AgentState,
+    StartCommand,
+    StopCommand,
+)
+
+from .events import Effect, PodUid, StartWorkers, StopWorkers
+from .roster import Member, Roster, is_stock
+
+RESEND_SECONDS_EACH = 0.001
+"""Of a large job, for each pod: to send an order and hear what came of it takes the operator 0.3 ms
+(benchmarks/control_plane.py), and orders repeated before their answers were read are what it then
+does instead of reading them."""
+RESEND_SECONDS = 1.0
+
+
+class Stage(Enum):
+    """What the gang is being brought to."""
+
+    HALTED = "Halted"
+    """No worker of the fenced attempts lives; the next one is prepared, if there is to be one."""
+    STARTING = "Starting"
+    RUNNING = "Running"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What all agents of an attempt are told alike; rank and the like are filled in."""
+
+    attempt: int
+    nnodes: int
+    master_addr: str
+    master_port: int
+    log_rules: tuple[Mapping[str, object], ...] = ()
+    detectors: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[PodUid, Copies] = field(default_factory=dict)
+    """Not alike: whom each pod gives copies of its snapshots, and who may have some."""
+
+
+class Gang:
+    """Barrier over the members of a roster."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self.stage = Stage.HALTED
+        self.fence = -1
+        """In HALTED: newest attempt of which no worker may live before the next one starts."""
+        self.unclear: dict[PodUid, float] = {}
+        """Pods that may hold workers up to the fence: since when they are asked, oldest first."""
+        self.ready: set[PodUid] = set()
+        self.awaited: set[PodUid] = set()
+        self.completed: set[PodUid] = set()
+        self.ranks: dict[PodUid, int] = {}
+        """Node ranks in the attempt that runs, or ran last."""
+        self.order: Order | None = None
+        self.mode = PROCESS_RESTART
+        """In HALTED: whether those who can leave their training keep their process."""
+        self.last_clear: PodUid | None = None
+        """In HALTED: the pod that became clear last; None: all were from the beginning."""
+        self.last_ready: PodUid | None = None
+        self.last_started: PodUid | None = None
+        self._is_graceful = False
+        self._resend_at: float | None = None
+
+    def deadline(self) -> float | None:
+        return self._resend_at
+
+    def halt(
+        self, through: int, now: float, *, mode: str = PROCESS_RESTART, is_graceful: bool = False
+    ) -> list[Effect]:
+        """Stop every attempt up to `through`, on every agent that may still run one."""
+        self.stage, self.fence, self._is_graceful = Stage.HALTED, through, is_graceful
+        self.mode, self.last_clear, self.last_ready = mode, None, None
+        self.awaited.clear()
+        self.completed.clear()
+        self._resend_at = None
+        members = self._roster.members
+        unclear = [uid for uid, member in members.items() if not self._is_clear(member)]
+        self.unclear = dict.fromkeys(unclear, now)
+        self.ready = {uid for uid, member in members.items() if self._is_ready(member)}
+        return self._stop(self.unclear, now)
+
+    def start(self, order: Order, ranks: Mapping[PodUid, int], now: float) -> list[Effect]:
+        """Start the attempt on these pods; the caller has seen that `may_start` holds."""
+        assert self.stage is Stage.HALTED
+        assert not self.unclear
+        self._enter_start(order, ranks)
+        return self._start(now)
+
+    def resume(
+        self, order: Order, ranks: Mapping[PodUid, int], now: float, *, completed: Iterable[PodUid]
+    ) -> list[Effect]:
+        """Take over an attempt that an earlier operator has started."""
+        self._enter_start(order, ranks)
+        for uid in ranks:
+            self._roster.members[uid].ordered = order.attempt
+        self.completed = set(completed)
+        for uid in list(self.awaited):
+            self._observe_start(self._roster.members[uid])
+        return self._start(now) if self.awaited else []
+
+    def observe(self, member: Member, now: float) -> list[Effect]:
+        """Take what has become known of a member: its report, its loss, its node."""
+        if self.stage is not Stage.HALTED:
+            self._observe_start(member)
+            return self._stop_stranger(member, now)
+        uid = member.uid
+        if self._is_clear(member):
+            if self.unclear.pop(uid, None) is not None:
+                self.last_clear = uid
+            self._resend_at = self._resend_at if self.unclear else None
+        elif uid not in self.unclear:
+            self.unclear[uid] = now
+        if self._is_ready(member):
+            self.last_ready = self.last_ready if uid in self.ready else uid
+            self.ready.add(uid)
+        else:
+            self.ready.discard(uid)
+        was_asked = member.asked >= self.fence and self._resend_at is not None
+        if uid not in self.unclear or member.report is None or was_asked:
+            return []
+        self._ask_anew(uid, now)
+        return self._stop([uid], now)
+
+    def stuck(self, now: float, seconds: float) -> list[PodUid]:
+        """Pods that have not shown for so long that they are clear; each once in that time."""
+        found = list(takewhile(lambda uid: now >= self.unclear[uid] + seconds, self.unclear))
+        for uid in found:
+            self._ask_anew(uid, now)
+        return found
+
+    def forget(self, uid: PodUid) -> None:
+        """The pod is gone, or must not be used any more."""
+        self.ready.discard(uid)
+        if uid not in self._roster.members:
+            self.unclear.pop(uid, None)
+            self.awaited.discard(uid)
+
+    def tick(self, now: float) -> list[Effect]:
+        """Repeat what is due."""
+        if self._resend_at is None or now < self._resend_at:
+            return []
+        self._resend_at = None
+        return self._stop(self.unclear, now) if self.stage is Stage.HALTED else self._start(now)
+
+    def is_training(self, uid: PodUid) -> bool:
+        """Whether the pod's workers should live now."""
+        return self.stage is not Stage.HALTED and uid in self.ranks and uid not in self.completed
+
+    def check(self) -> None:
+        """Invariants; cheap enough to stay on in production."""
+        if self.stage is Stage.HALTED:
+            assert not self.awaited
+            return
+        assert self.order is not None
+        assert self.order.attempt > self.fence
+        assert (self.stage is Stage.RUNNING) == (not self.awaited)
+
+    def _enter_start(self, order: Order, ranks: Mapping[PodUid, int]) -> None:
+        self.stage, self.order, self.ranks = Stage.STARTING, order, dict(ranks)
+        self.fence = order.attempt - 1
+        self.awaited, self.last_started = set(ranks), None
+        self.completed.clear()
+
+    def _observe_start(self, member: Member) -> None:
+        report, uid = member.report, member.uid
+        if report is None or self.order is None or uid not in self.ranks:
+            return
+        if member.attempt_of(report) == self.order.attempt:
+            if report.state is AgentState.COMPLETED:
+                self.completed.add(uid)
+            is_begun = report.state in (AgentState.RUNNING, AgentState.COMPLETED)
+            if is_begun and uid in self.awaited:
+                self.awaited.discard(uid)
+                self.last_started = uid
+        if self.stage is Stage.STARTING and not self.awaited:
+            self.stage, self._resend_at = Stage.RUNNING, None
+
+    def _stop_stranger(self, member: Member, now: float) -> list[Effect]:
+        """Stop one that runs something without having been told to."""
+        assert self.order is not None
+        uid, report = member.uid, member.report
+        if report is None or uid in self.ranks or self._roster.is_clear(member, self.fence + 1):
+            return []
+        attempt = self.order.attempt if member.runs_unordered else member.attempt_of(report)
+        if report.state is AgentState.READY or attempt is None or member.asked >= attempt:
+            return []
+        member.asked = attempt
+        return [StopWorkers(uid, StopCommand(attempt))]
+
+    def _resend_seconds(self) -> float:
+        return max(RESEND_SECONDS, RESEND_SECONDS_EACH * len(self._roster.members))
+
+    def _ask_anew(self, uid: PodUid, now: float) -> None:
+        del self.unclear[uid]
+        self.unclear[uid] = now
+
+    def _is_clear(self, member: Member) -> bool:
+        report = member.report
+        waits = report is not None and report.state is AgentState.READY and bool(report.kept)
+        must_end = waits and self.mode == PROCESS_RESTART and not member.is_dead
+        # It starts others in the place of the worker that has ended when it is told to stop.
+        must_end |= member.broke_early and member.early_attempt <= self.fence and not member.is_dead
+        return self._roster.is_clear(member, self.fence) and not must_end
+
+    def _is_ready(self, member: Member) -> bool:
+        report = member.report
+        if report is None or member.lost_why or member.condemned or member.view.is_deleting:
+            return False
+        can_start = report.offered_port is not None or is_stock(report)
+        is_free = self._is_clear(member)
+        return report.state is AgentState.READY and can_start and is_free
+
+    def _stop(self, uids: Iterable[PodUid], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for uid in sorted(uids):
+            member = self._roster.members[uid]
+            if member.report is not None:
+                member.asked = max(member.asked, self.fence)
+                mode = self.mode if _can_keep(member.report) else PROCESS_RESTART
+                effects.append(StopWorkers(uid, StopCommand(self.fence, mode, self._is_graceful)))
+        if self._resend_at is None and self.unclear:
+            self._resend_at = now + self._resend_seconds()
+        return effects
+
+    def _start(self, now: float) -> list[Effect]:
+        order = self.order
+        assert order is not None
+        command = StartCommand(
+            order.attempt, 0, order.nnodes, order.master_addr, order.master_port, order.log_rules,
+            order.detectors,
+        )  # fmt: skip
+        effects: list[Effect] = []
+        for uid in sorted(self.awaited, key=lambda uid: self.ranks[uid]):
+            member = self._roster.members.get(uid)
+            if member is None or member.lost_why:
+                continue
+            member.ordered = order.attempt
+            member.clear_through = min(member.clear_through, order.attempt - 1)
+            copies = order.copies.get(uid, Copies())
+            of_node = replace(command, rank=self.ranks[uid], **copies._asdict())
+            if member.report is not None and is_stock(member.report):
+                of_node = self._for_stock(of_node, member.report.restart_mode)
+            effects.append(StartWorkers(uid, of_node))
+        self._resend_at = now + self._resend_seconds()
+        return effects
+
+    def _for_stock(self, command: StartCommand, mode: str) -> StartCommand:
+        """The same for an agent that knows the documented keys alone."""
+        command = replace(command, log_rules=_documented(command.log_rules), detectors={})
+        if mode != IN_PROCESS_RESTART:
+            return command
+        # Without a table of addresses it does not let its workers begin (HyperPod agent 1.1.3).
+        # The table is whole each time, so that nothing depends on what an agent has kept.
+        members = self._roster.members
+        placed = {r: members[uid].view.address for uid, r in self.ranks.items() if uid in members}
+        table = tuple((rank, ip) for rank, ip in sorted(placed.items()) if ip is not None)
+        return replace(command, ip_version=str(command.attempt), rank_ips=table)
+
+
+def _can_keep(report: AgentReport) -> bool:
+    """A stock agent was started for one way or the other."""
+    return not is_stock(report) or report.restart_mode == IN_PROCESS_RESTART
+
+
+def _documented(rules: Iterable[Mapping[str, object]]) -> tuple[Mapping[str, object], ...]:
+    """Log rules with the keys of the CRD alone, for agents that know no others."""
+    return tuple({k: v for k, v in rule.items() if k != RANKS_KEY} for rule in rules)

@@ -1,0 +1,462 @@
+"""A job's life apart from its faults: prepare, start, run, suspend, resume, end, expire."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+
+from unbroken.core.job.record.conditions import ENDS, MESSAGE_CHARACTERS, Standing
+from unbroken.core.job.record.redaction import clean
+from unbroken.core.job.record.timeline import end_life
+from unbroken.core.job.watch.progress import first_step
+from unbroken.core.wording import all_of, counted
+from unbroken.spec import detectors
+from unbroken.spec.incident import RECOVERED
+from unbroken.spec.job import CleanPodPolicy, RunPolicy
+from unbroken.spec.log_rule_ranks import RANKS_KEY, watch_of
+from unbroken.spec.write import write_record
+from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
+
+from .deadlines import Since, earliest, expiry, limit
+from .events import DeleteJob, PodUid
+from .gang import Order, Stage
+from .kueue import HOLDS, Hold
+from .recovery import ladder
+from .roster import Member, is_stock
+from .state import JobState
+from .transitions import Phase
+
+GATHER_SECONDS = 2.0
+"""How long a first start, when enough agents are ready, waits for the others: with all of them
+known the ranks follow the topology best."""
+STOP_SECONDS = 60.0
+"""Workers that do not end in this time have their pod replaced; a job that ends waits no longer."""
+START_SECONDS = 60.0
+"""From the start of an attempt to a report of it by every agent."""
+PROGRESS_SECONDS = 60.0
+"""How long an incident stays open for the first output, once every agent runs."""
+COUNT_SECONDS = 2.0
+"""From when on, in a slow restart, each agent that is ready is worth a write of the status."""
+EXPIRY_RETRY_SECONDS = 30.0
+FIRST_PORT, PORTS = 15_000, 15_000
+"""For agents that offer no port; below the range that Linux gives to clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a job ends, or that it is suspended."""
+
+    standing: Standing
+    reason: str
+    message: str
+
+
+class Life:
+    """The course of one job."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self.verdict: Verdict | None = None
+        self._gather_at: float | None = None
+        self._is_gathered = False
+        self._since = 0.0
+        """When the present phase of stopping or starting began."""
+        self._progress_by: float | None = None
+        self._expire_at: float | None = None
+        status = state.status
+        self.masters = {(status.master_addr or "", as_port(status.master_port))}
+        """Addresses that attempts have had; no two share one."""
+
+    def create(self, now: float) -> None:
+        """Begin a job of which nothing exists, or again after a suspension."""
+        self.mark_created(now)
+        self._state.newest_seen = -1
+        self.reshape(now)
+        if self._state.nnodes:
+            self.prepare(now)
+        else:
+            text = "replicaSpecs: no replica spec has replicas, so there is nothing to run"
+            self.conclude(Verdict(Standing.FAILED, "NoReplicas", text), now)
+
+    def mark_created(self, now: float) -> None:
+        """Let the job's time begin."""
+        state = self._state
+        state.set_status(start_time=now, restart_status=None)
+        state.has_run = False
+        reason = "Created" if state.standing is None else "Resumed"
+        text = "the job is created" if state.standing is None else "the job is resumed"
+        state.stand(Standing.CREATED, "Created", text, now)
+        state.tell(reason, text)
+
+    def prepare(self, now: float) -> None:
+        """Bring the pods and agents of the next attempt together."""
+        state = self._state
+        state.enter(Phase.PREPARING)
+        mode = state.restart_mode()
+        state.commands += state.gang.halt(state.attempt - 1, now, mode=mode)
+        self.mark_preparing(now)
+        state.objects += state.plan.create(now)
+
+    def mark_preparing(self, now: float) -> None:
+        """Begin to wait for the next start."""
+        self._since, self._gather_at, self._progress_by = now, None, None
+        self._is_gathered = False
+        self._state.has_changed = True
+
+    def reshape(self, now: float) -> None:
+        """Put the spec's replicas into force, with new ranks."""
+        state = self._state
+        assert state.spec is not None
+        state.shape = state.spec.replica_specs
+        state.ranks.reset(state.shape)
+        state.plan.reshape(state.shape)
+
+    def go_on(self, now: float) -> None:
+        """Do what the job has been waiting for, if that is so now."""
+        state = self._state
+        if self._gather_at is not None and now >= self._gather_at:
+            self._gather_at, self._is_gathered, state.has_changed = None, True, True
+        if state.phase is Phase.PREPARING and state.has_changed:
+            self._try_start(now)
+        if state.phase is Phase.PREPARING and now >= self._since + COUNT_SECONDS:
+            state.count_ready()
+        if state.phase is Phase.TRAINING:
+            self._watch(now)
+        if state.phase is Phase.ENDING and state.newest_seen > state.gang.fence:
+            self._stop_newest(now)
+        if state.phase is Phase.ENDING and (
+            not state.gang.unclear or now >= self._since + STOP_SECONDS
+        ):
+            self._finish(now)
+        state.has_changed = False
+
+    def end(self, verdict: Verdict, now: float) -> None:
+        """Stop what runs, then end the job or suspend it."""
+        state = self._state
+        if self.verdict is None or state.phase is not Phase.ENDING:
+            self._since = now
+        self.verdict = verdict
+        state.enter(Phase.ENDING)
+        gang, is_graceful = state.gang, verdict.standing is Standing.SUSPENDED
+        if gang.stage is not Stage.HALTED:
+            state.commands += gang.halt(state.attempt, now, is_graceful=is_graceful)
+        elif gang.mode != PROCESS_RESTART:
+            # Who waits for the next attempt must know that there will be none.
+            state.commands += gang.halt(gang.fence, now, is_graceful=is_graceful)
+
+    def _stop_newest(self, now: float) -> None:
+        """Stop attempts that this operator did not know when it began to end the job: it had heard
+        no agent yet, or a start of the operator before it arrived late."""
+        state = self._state
+        assert self.verdict is not None
+        state.attempt = max(state.attempt, state.newest_seen)
+        state.set_status(restart_count=state.attempt)
+        is_graceful = self.verdict.standing is Standing.SUSPENDED
+        state.commands += state.gang.halt(state.newest_seen, now, is_graceful=is_graceful)
+
+    def hold(self, hold: Hold, now: float) -> None:
+        """Say why a suspended job waits, if that has changed."""
+        state = self._state
+        message = clean(hold.message)[:MESSAGE_CHARACTERS]
+        last = state.status.conditions[-1]
+        is_of_user = hold is not state.gate and last.reason not in HOLDS
+        if is_of_user or (last.reason, last.message) == (hold.reason, message):
+            return
+        state.stand(Standing.SUSPENDED, hold.reason, hold.message, now)
+        if last.reason != hold.reason:
+            state.tell(hold.reason, hold.message)
+
+    def conclude(self, verdict: Verdict, now: float) -> None:
+        """End the job now; its agents have nothing left to stop, or can no longer be waited for."""
+        state = self._state
+        self.verdict = verdict
+        state.enter(Phase.ENDED)
+        state.close_incident(_outcome(verdict), now)
+        state.set_status(completion_time=now)
+        state.stand(verdict.standing, verdict.reason, verdict.message, now)
+        is_bad = verdict.standing is Standing.FAILED
+        state.tell(verdict.standing.value, verdict.message, is_warning=is_bad)
+        self.clean(now)
+
+    def clean(self, now: float) -> None:
+        """Delete the pods that the clean-up policy names, and any that may still run something."""
+        state = self._state
+        state.plan.reshape(())
+        state.create_no_more()
+        for member in list(state.roster.members.values()):
+            self.clean_pod(member, now)
+
+    def clean_pod(self, member: Member, now: float) -> None:
+        """Delete the pod if nothing is to be left of it, now that nothing runs."""
+        state = self._state
+        if state.phase is Phase.SUSPENDED:
+            state.objects += state.plan.condemn(member, "the job is suspended", now)
+        elif state.phase is Phase.ENDED and self._must_go(member):
+            state.objects += state.plan.condemn(member, "the job has ended", now)
+
+    def progressed(self, report: AgentReport, now: float) -> None:
+        """Note the first progress of the job's life, and after a recovery."""
+        state, incident = self._state, self._state.incidents.open
+        if state.ledger.progress_at is not None and self._progress_by is None:
+            return
+        outputs = [w.first_output_at for w in report.workers if w.first_output_at is not None]
+        step = first_step(report.watch)
+        # A script may write nothing and yet tell its steps.
+        first = min(outputs) if outputs else step and (step[1] or now)
+        start = state.status.start_time
+        if first is not None and state.ledger.progress_at is None and start is not None:
+            at = min(max(first, start), now)
+            state.set_ledger(replace(state.ledger, progress_at=at))
+        if incident is None or self._progress_by is None:
+            return
+        if incident.step is not None:
+            # Where steps are told nothing less is progress: the first lines come before the data.
+            first = (step[1] or now) if step else None
+        if first is not None:
+            at = min(max(first, incident.ready_at or incident.detected_at), now)
+            state.incidents.change(progress_at=at, resumed_step=step[0] if step else None)
+            self._recovered(now)
+
+    def deadline(self) -> float | None:
+        """When time alone will change something here."""
+        state = self._state
+        match state.phase:
+            case Phase.PREPARING:
+                return earliest(self._stop_by(), self._gather_at, self._limit_at())
+            case Phase.TRAINING:
+                starting = state.gang.stage is Stage.STARTING
+                start_by = self._since + START_SECONDS if starting else None
+                return earliest(start_by, self._progress_by, self._limit_at())
+            case Phase.ENDING:
+                return self._since + STOP_SECONDS
+            case Phase.ENDED:
+                return self._expiry()
+            case _:
+                return None
+
+    def overdue(self, now: float) -> None:
+        """End a job whose time is over; expire one that has ended."""
+        state = self._state
+        if state.phase is Phase.ENDED:
+            due = self._expiry()
+            if due is not None and now >= due:
+                self._expire_at = now + EXPIRY_RETRY_SECONDS
+                state.last.append(DeleteJob("ttlSecondsAfterFinished has passed"))
+            return
+        reached = self._limit(now)
+        if reached is not None and now >= reached[0]:
+            self.end(Verdict(Standing.FAILED, reached[1], reached[2]), now)
+
+    def is_start_overdue(self, now: float) -> bool:
+        """Whether agents have not reported an attempt that was started long ago."""
+        return self._state.gang.stage is Stage.STARTING and now >= self._since + START_SECONDS
+
+    def train(self, now: float, master: tuple[str, int]) -> Order:
+        """Enter TRAINING; what every agent is told."""
+        state = self._state
+        assert state.spec is not None
+        rules = state.spec.run_policy.log_monitoring_configuration
+        state.enter(Phase.TRAINING)
+        self._since = now
+        state.watched.clear()
+        self.masters.add(master)
+        state.set_status(
+            master_addr=master[0], master_port=str(master[1]), restart_count=state.attempt
+        )
+        written = tuple(
+            {
+                **write_record(rule, is_minimal=True),
+                RANKS_KEY: str(watch_of(rule.name, state.options.log_rule_ranks)),
+            }
+            for rule in rules
+        )
+        modes = detectors.written(state.options.detectors)
+        copies = state.buddies.start(state.ranks.rank_of, state.roster)
+        return Order(state.attempt, state.nnodes, *master, written, modes, copies)
+
+    def _try_start(self, now: float) -> None:
+        state = self._state
+        gang, ranks = state.gang, state.ranks
+        if not gang.unclear and state.incidents.open and state.incidents.open.stopped_at is None:
+            self._reached("stopped", gang.last_clear, now)
+        if state.newest_seen >= state.attempt:
+            self._skip_attempts(now)
+        # An agent that has yet to prove itself clear may also have yet to tell its rank.
+        if gang.unclear or len(gang.ready) < state.nnodes or self._is_gathering(now):
+            return
+        if not ranks.is_full:
+            ranks.fill((state.roster.members[uid] for uid in gang.ready), state.roster)
+        if not ranks.is_full or not ranks.rank_of.keys() <= gang.ready:
+            return
+        master = self._master()
+        if master is None:
+            return
+        self._reached("ready", gang.last_ready, now)
+        self._count_kept()
+        if state.incidents.open is None:
+            state.stand(Standing.PODS_RUNNING, "PodsRunning", "", now)
+        order = self.train(now, master)
+        state.commands += gang.start(order, ranks.rank_of, now)
+
+    def _skip_attempts(self, now: float) -> None:
+        """Agents have heard of this attempt from somebody else, and would refuse it.  It may have
+        begun, and made no progress: its processes end."""
+        state = self._state
+        state.incidents.uncharged += state.newest_seen + 1 - state.attempt
+        state.attempt = state.newest_seen + 1
+        state.set_status(restart_count=state.attempt)
+        state.commands += state.gang.halt(state.attempt - 1, now)
+
+    def _is_gathering(self, now: float) -> bool:
+        state = self._state
+        if not state.ranks.is_unassigned or len(state.gang.ready) >= len(state.plan.slots):
+            return False
+        if self._gather_at is None and not self._is_gathered:
+            self._gather_at = now + GATHER_SECONDS
+        return not self._is_gathered
+
+    def _master(self) -> tuple[str, int] | None:
+        state = self._state
+        member = state.roster.members[state.ranks.pod_of[0]]
+        assert member.report is not None
+        address, port = member.view.address, member.report.offered_port
+        if address is None:
+            return None
+        first = zlib.crc32(state.name.encode())
+        # Older attempts used the ports before a known one: an attempt may have had several.
+        used = [(p - FIRST_PORT - first) % PORTS + 1 for host, p in self.masters if host == address]
+        start = first + max([state.attempt, *used])
+        while port is None or (address, port) in self.masters:
+            port = FIRST_PORT + start % PORTS
+            start += 1
+        return address, port
+
+    def _watch(self, now: float) -> None:
+        """Say that the job runs once it does; see its end, and the end of its last recovery."""
+        state = self._state
+        if len(state.gang.completed) == state.nnodes:
+            text = f"{all_of(state.nnodes, 'agent')} completed attempt {state.attempt}"
+            self.conclude(Verdict(Standing.COMPLETED, "Completed", text), now)
+        elif state.gang.stage is Stage.RUNNING and state.standing is not Standing.RUNNING:
+            self.say_running(now)
+        elif self._progress_by is not None and now >= self._progress_by:
+            self._recovered(now)
+
+    def say_running(self, now: float) -> None:
+        """Every agent runs the attempt."""
+        state, incident = self._state, self._state.incidents.open
+        state.has_run = True
+        text = f"attempt {state.attempt} runs on {counted(state.nnodes, 'node')}"
+        if incident is not None:
+            self._reached("started", state.gang.last_started, now)
+            self._progress_by = now + (PROGRESS_SECONDS if self._is_told() else 0.0)
+            spent = round((now - incident.detected_at) * 1000)
+            fault = f"{incident.culprit.fault}: {incident.culprit.text}"
+            text = f"{fault}; remediated in {spent} milliseconds"
+        state.stand(Standing.RUNNING, "Running", text, now)
+        state.tell("Running", text)
+
+    def _is_told(self) -> bool:
+        """Whether any agent of the attempt says what its workers do; stock ones do not, and that
+        they run is all that will ever be known."""
+        members = [self._state.roster.members.get(uid) for uid in self._state.ranks.rank_of]
+        reports = [member.report for member in members if member is not None]
+        return any(report is not None and not is_stock(report) for report in reports)
+
+    def _reached(self, stage: str, last: PodUid | None, now: float) -> None:
+        """Note the time of a stage of the recovery, and the pod that it waited for last."""
+        state, incident = self._state, self._state.incidents.open
+        if incident is None:
+            return
+        changes: dict[str, object] = {f"{stage}_at": now}
+        # With one pod, or where nobody had to be waited for, there is nobody to be named.
+        if last in state.ranks.rank_of and state.nnodes > 1:
+            name = state.roster.members[last].view.name
+            changes["slowest"] = {**incident.slowest, stage: name}
+        state.incidents.change(**changes)
+
+    def _count_kept(self) -> None:
+        """Note whose process lives on, before the start."""
+        state, incident = self._state, self._state.incidents.open
+        if incident is None or state.gang.mode == PROCESS_RESTART:
+            return
+        reports = [state.roster.members[uid].report for uid in state.ranks.rank_of]
+        found = [(len(one.kept), one.nproc or 0) for one in reports if one is not None]
+        kept, ranks = map(sum, zip(*found, strict=True))
+        if kept:
+            reason = ladder.kept(incident.reason, kept, ranks)
+            remedy = ladder.rung_of(incident.remedy).when_kept or incident.remedy
+            state.incidents.change(remedy=remedy, reason=reason, kept=kept)
+
+    def _recovered(self, now: float) -> None:
+        self._progress_by = None
+        self._state.close_incident(RECOVERED, now)
+
+    def _finish(self, now: float) -> None:
+        state, verdict = self._state, self.verdict
+        assert verdict is not None
+        if verdict.standing in ENDS:
+            self.conclude(verdict, now)
+            return
+        state.enter(Phase.SUSPENDED)
+        if state.standing is not Standing.SUSPENDED:
+            state.set_ledger(end_life(state.ledger, state.status.start_time, now))
+        state.close_incident(_outcome(verdict), now)
+        state.plan.reshape(())
+        state.ranks.reset(())
+        for member in list(state.roster.members.values()):
+            self.clean_pod(member, now)
+        state.stand(Standing.SUSPENDED, verdict.reason, verdict.message, now)
+        state.tell(verdict.reason, verdict.message)
+
+    def _must_go(self, member: Member) -> bool:
+        state, policy = self._state, self._policy().clean_pod_policy
+        if policy is CleanPodPolicy.ALL or member.uid in state.gang.unclear:
+            return True
+        is_spare = bool(state.ranks.rank_of) and member.uid not in state.ranks.rank_of
+        is_complete = member.uid in state.gang.completed or member.state is AgentState.COMPLETED
+        return policy is CleanPodPolicy.ONLY_COMPLETE and (is_spare or is_complete)
+
+    def _policy(self) -> RunPolicy:
+        assert self._state.spec is not None
+        return self._state.spec.run_policy
+
+    def _limit(self, now: float) -> tuple[float, str, str] | None:
+        state = self._state
+        if state.phase not in (Phase.PREPARING, Phase.TRAINING):
+            return None
+        start, incident = state.status.start_time, state.incidents.open
+        is_faulted = incident is not None and incident.started_at is None
+        since = Since(
+            active=start,
+            starting=None if state.has_run else start,
+            faulted=incident.detected_at if incident and is_faulted else None,
+        )
+        found = limit(self._policy(), since)
+        if found is None:
+            return None
+        causes = [found.message, *(one.sentence() for one in list(state.trouble.values())[:1])]
+        return found.at, found.reason, "; ".join(causes)
+
+    def _limit_at(self) -> float | None:
+        found = self._limit(0.0)
+        return None if found is None else found[0]
+
+    def _stop_by(self) -> float | None:
+        first = next(iter(self._state.gang.unclear.values()), None)
+        return None if first is None else first + STOP_SECONDS
+
+    def _expiry(self) -> float | None:
+        due = expiry(self._policy(), self._state.status.completion_time)
+        return due if self._expire_at is None or due is None else max(due, self._expire_at)
+
+
+def as_port(text: str | None) -> int:
+    """A status's master port; 0 where there is none that is a number."""
+    return int(text) if text and text.isdecimal() and len(text) < 6 else 0
+
+
+def _outcome(verdict: Verdict) -> str:
+    if verdict.standing is Standing.SUSPENDED:
+        return "suspended"
+    return RECOVERED if verdict.standing is Standing.COMPLETED else verdict.reason

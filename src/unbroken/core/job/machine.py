@@ -1,0 +1,588 @@
+"""The machine of one job: from its first sight to its end.
+
+Feed `step`, carry out what it returns in order, and step `Tick` at `deadline()`.  Nothing is
+ordered before the job, its pods, nodes and incidents are known (`JobSeen`, `Synced`).
+
+Here events become facts and signs; what is done about them is decided in `life`, `recovery` and
+`adoption`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from unbroken.core.job.record.conditions import ENDS, Standing
+from unbroken.core.job.record.receipts import Receipts
+from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
+from unbroken.core.job.recovery.recovery import Recovery
+from unbroken.core.job.watch.examination import Examination, is_hang
+from unbroken.core.job.watch.hangs import Hangs
+from unbroken.core.job.watch.stalls import Stalls
+from unbroken.spec.incident import Signal
+from unbroken.spec.job import JobSpec, JobStatus, Switch
+from unbroken.wire.agent import IN_PROCESS_RESTART, AgentReport, AgentState, FaultKind
+
+from .adoption import Adoption
+from .deadlines import earliest
+from .events import (
+    AgentLost,
+    AgentReported,
+    AgentsTooLarge,
+    Effect,
+    Event,
+    EvidenceReceived,
+    FenceProven,
+    IncidentSeen,
+    JobSeen,
+    NodeGone,
+    NodeSeen,
+    PodGone,
+    PodHeld,
+    PodPhase,
+    PodRefused,
+    PodSeen,
+    PodUid,
+    PodView,
+    Synced,
+    Tick,
+)
+from .gang import Stage
+from .kueue import Gate, Hold, moved
+from .life import START_SECONDS, STOP_SECONDS, Life, Verdict
+from .recovery import signals
+from .roster import Member, is_stock
+from .spares import Spares
+from .state import JobState
+from .transitions import Phase
+from .waiting import Waits
+
+AGENT_BACK_SECONDS = 20.0
+"""An agent that stays away so long, with its pod and node well, has its pod replaced."""
+
+RESTARTED = "the agent was restarted in its pod"
+RESTARTED_ALL = "the agent was restarted in its pod, or has restarted its processes by itself"
+"""A stock agent for in-process restart looks the same after both (its INIT is a new one)."""
+
+RANKS_OF_NODE_MAX = 256
+"""More than any machine has processors of its own for."""
+AGENTS_TOO_LARGE = "AgentReportsTooLarge"
+"""Reason of a job whose agents would fill the operator's memory."""
+
+_LIVE = (Phase.PREPARING, Phase.TRAINING)
+_OVER = (Phase.ENDING, Phase.SUSPENDED, Phase.ENDED)
+_DEAD_POD = (PodPhase.FAILED, PodPhase.SUCCEEDED)
+
+
+class Job:
+    """One job.  `status` is what was found in the API at the start."""
+
+    def __init__(self, name: str, status: JobStatus) -> None:
+        self.state = JobState(name, status)
+        self._life = Life(self.state)
+        self._recovery = Recovery(self.state, self._life)
+        self._adoption = Adoption(self.state, self._life, self._recovery)
+        self._hangs = Hangs(self.state)
+        self._stalls = Stalls(self.state)
+        self._receipts = Receipts(self.state)
+        self._spares = Spares(self.state)
+        self._waits = Waits(self.state)
+        self._examination = Examination(self.state, self._recovery, self._stalls)
+        self._recovery.interrupted = self._examination.interrupted
+        self._is_synced = False
+        self._last_asked: float | None = None
+        self._is_asked = False
+        self._too_large = ""
+        """Not empty: why the job ends for what its agents report."""
+
+    @property
+    def status(self) -> JobStatus:
+        return self.state.status
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that runs, or is to start next."""
+        return self.state.attempt
+
+    @property
+    def phase(self) -> Phase:
+        return self.state.phase
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing of the job is there, and nothing will be unless it is told something new."""
+        return self.phase in (Phase.SUSPENDED, Phase.ENDED) and not self.state.roster.members
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event; return what must be done, in order."""
+        return self.steps((event,), now)
+
+    def steps(self, events: Sequence[Event], now: float) -> list[Effect]:
+        """Take events that came together, of which all but the last are AgentReported.
+
+        What follows from them is looked for once: half of the work with thousands.
+        """
+        state = self.state
+        if state.phase is Phase.DELETED:
+            return []
+        self._recovery.gather()
+        for event in events:
+            if not isinstance(event, AgentReported):
+                self._recovery.decide(now)
+            self._take(event, now)
+        self._recovery.decide(now)
+        if self._is_awake():
+            if self._adoption.go_on(now):
+                self._receipts.adopt(now)
+            self._follow_request(now)
+            self._recovery.fault(self._stalls.faults(now), now)
+            self._examination.go_on(now)
+            self._pass_time(now)
+            if self._too_large and state.phase in _LIVE:
+                verdict = Verdict(Standing.FAILED, AGENTS_TOO_LARGE, self._too_large)
+                self._life.end(verdict, now)
+            self._life.go_on(now)
+            self._receipts.go_on(now)
+            state.commands += self._spares.go_on(now)
+            self._stalls.close()
+            self._resume_if_clean(now)
+            self._waits.go_on(now)
+        self.check()
+        return state.flush()
+
+    def _is_awake(self) -> bool:
+        return self.state.phase not in (Phase.UNKNOWN, Phase.DELETED)
+
+    def deadline(self) -> float | None:
+        """When `Tick` is due; None: time changes nothing."""
+        state = self.state
+        if state.phase in (Phase.UNKNOWN, Phase.DELETED):
+            return None
+        back = next(iter(state.lost.values()), None) if state.phase in _LIVE else None
+        return earliest(
+            state.gang.deadline(),
+            state.plan.deadline(),
+            self._adoption.deadline(),
+            self._life.deadline(),
+            self._examination.deadline(),
+            self._stalls.deadline(),
+            self._receipts.deadline(),
+            self._spares.deadline(),
+            self._waits.deadline(),
+            None if back is None else back + AGENT_BACK_SECONDS,
+        )
+
+    def check(self) -> None:
+        """Invariants; cheap enough to stay on in production."""
+        state = self.state
+        state.gang.check()
+        assert len(state.ranks.pod_of) == len(state.ranks.rank_of) <= state.nnodes
+        if state.phase is Phase.TRAINING:
+            assert state.gang.stage is not Stage.HALTED
+        if state.phase in (Phase.PREPARING, Phase.SUSPENDED, Phase.ENDING):
+            assert state.gang.stage is Stage.HALTED
+
+    def _take(self, event: Event, now: float) -> None:
+        match event:
+            case AgentReported(pod, report):
+                self._agent_reported(pod, report, now)
+            case AgentLost() | EvidenceReceived() | AgentsTooLarge():
+                self._take_agent(event, now)
+            case PodSeen() | PodGone() | PodRefused() | PodHeld():
+                self._take_pod(event, now)
+            case NodeSeen() | NodeGone():
+                self._node_changed(event, now)
+            case FenceProven(pod):
+                self._fence_proven(pod, now)
+            case JobSeen():
+                self._job_seen(event, now)
+            case IncidentSeen(incident):
+                self.state.incidents.remember(incident)
+            case Synced():
+                self._is_synced = True
+                self._begin(now)
+            case Tick():
+                pass
+
+    def _take_agent(self, event: AgentLost | EvidenceReceived | AgentsTooLarge, now: float) -> None:
+        match event:
+            case AgentLost(pod, why):
+                self._agent_lost(pod, why, now)
+            case EvidenceReceived(pod, evidence):
+                self._examination.take(pod, evidence)
+            case AgentsTooLarge():
+                self._too_large = _too_large_text(event, self.state.roster.members.get)
+
+    def _take_pod(self, event: PodSeen | PodGone | PodRefused | PodHeld, now: float) -> None:
+        match event:
+            case PodSeen(view):
+                self._pod_seen(view, now)
+            case PodGone(_, uid):
+                self._pod_gone(uid, now)
+            case PodRefused():
+                self._pod_refused(event, now)
+            case PodHeld(uid, reason, message):
+                self._waits.held(self.state.roster.members.get(uid), reason, message)
+
+    def _job_seen(self, event: JobSeen, now: float) -> None:
+        state, old = self.state, self.state.spec
+        state.spec, state.options = event.spec, event.options
+        state.buddies.is_on = event.options.buddy is Switch.ON
+        gate, state.gate = state.gate, event.gate
+        if old is None:
+            state.find_ledger(event.ledger)
+        if event.is_deleting:
+            state.enter(Phase.DELETED)
+            return
+        self._note_request(event.options.restart)
+        if state.phase is Phase.UNKNOWN:
+            self._begin(now)
+            return
+        if old is not None and _shape(old) != _shape(event.spec):
+            text = "replicaSpecs and nprocPerNode take effect at the next full start of the job"
+            state.tell("SpecChanged", text, is_warning=True)
+        if state.hold is not None and state.phase in (*_LIVE, Phase.ADOPTING):
+            self._suspend(state.hold, now)
+        elif state.phase in _LIVE:
+            self._move_waiting(gate, now)
+
+    def _begin(self, now: float) -> None:
+        state = self.state
+        if not self._is_synced or state.spec is None or state.phase is not Phase.UNKNOWN:
+            return
+        self._is_asked = self._last_asked is not None and self._last_asked > self._followed_until()
+        if state.standing in ENDS:
+            state.enter(Phase.ENDED)
+            self._life.clean(now)
+        elif state.hold is not None:
+            self._suspend(state.hold, now)
+        elif state.standing in (None, Standing.SUSPENDED) and not state.roster.members:
+            self._life.create(now)
+        else:
+            self._adoption.begin(now)
+
+    def _suspend(self, hold: Hold, now: float) -> None:
+        state = self.state
+        heard = [m.report.newest_attempt or 0 for m in state.roster.members.values() if m.report]
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            state.attempt = max([state.attempt, *heard])
+            state.commands += state.gang.halt(state.attempt, now, is_graceful=True)
+        if state.standing is None:
+            state.stand(Standing.CREATED, "Created", "job is created", now)
+            if state.gate is not hold:
+                hold = Hold("JobInitiallySuspended", "the job begins suspended")
+        self._life.end(Verdict(Standing.SUSPENDED, hold.reason, hold.message), now)
+
+    def _resume_if_clean(self, now: float) -> None:
+        """Resume once every old pod is gone: the attempt may then have the same number."""
+        state = self.state
+        if state.phase is not Phase.SUSPENDED:
+            return
+        if state.hold is not None:
+            self._life.hold(state.hold, now)
+        elif not state.roster.members:
+            self._life.create(now)
+
+    def _move_waiting(self, old: Gate, now: float) -> None:
+        """Make anew the pods that look for a node where Kueue has them no longer."""
+        state = self.state
+        for member in list(state.roster.members.values()):
+            view = member.view
+            if view.node is None and moved(old, state.gate, view.replica_spec, view.index):
+                text = "Kueue has given it another place"
+                state.objects += state.plan.condemn(member, text, now)
+
+    def _note_request(self, asked: float | None) -> None:
+        """Remember a request to restart until it can be followed, if it is a new one."""
+        if asked is None or (self._last_asked is not None and asked <= self._last_asked):
+            return
+        self._last_asked, self._is_asked = asked, True
+
+    def _followed_until(self) -> float:
+        """Time up to which requests were followed, or came to nothing, before this operator."""
+        status = self.state.status
+        # The status is written before the incident, which may have been lost.
+        began = [
+            c.last_transition_time
+            for c in status.conditions
+            if c.type == Standing.RUNNING.value or c.reason == RESTART_REQUESTED
+        ]
+        return max([status.start_time or 0.0, self.state.incidents.last_request, *began])
+
+    def _follow_request(self, now: float) -> None:
+        """Restart on request, unless an earlier operator has followed it."""
+        state, asked = self.state, self._last_asked
+        if not self._is_asked or asked is None or state.phase is Phase.ADOPTING:
+            return
+        self._is_asked = False
+        is_recovering = state.phase is Phase.PREPARING and state.incidents.open is not None
+        if state.phase is Phase.TRAINING or is_recovering:
+            text = "a restart was asked for"
+            self._recovery.fault([Signal(asked, RESTART_REQUESTED, text)], now)
+        else:
+            text = f"nothing runs to be restarted: the job is {state.phase.value.lower()}"
+            state.tell("RestartIgnored", text)
+
+    def _agent_reported(self, uid: PodUid, report: AgentReport, now: float) -> None:
+        state = self.state
+        member = state.roster.members.get(uid)
+        if member is None:
+            return
+        if report.watch and report is not member.report:
+            report = self._of_ranks(report)
+        before, was_ordered = member.report, member.ordered is not None
+        was_stopped, was_away = member.was_stopped(report), bool(member.lost_why)
+        state.has_changed |= was_away or (before is not report and before != report)
+        if not member.take(report):
+            return
+        self._spares.take(before, report, was_away, now)
+        state.lost.pop(uid, None)
+        for attempt in (report.newest_attempt, report.attempt):
+            if attempt is not None and attempt > state.newest_seen:
+                state.newest_seen = attempt
+        self._adoption.heard(uid)
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            return
+        self._life.clean_pod(member, now)
+        if state.phase is Phase.PREPARING and report.rank is not None and not member.condemned:
+            state.ranks.restore(member, report.rank)  # told only after the adoption
+        unclear = len(state.gang.unclear)
+        state.commands += state.gang.observe(member, now)
+        # A stock agent's answer to a stop says what it said before, and yet proves something.
+        state.has_changed |= unclear != len(state.gang.unclear)
+        self._waits.forget(member.view)
+        is_same = was_stopped or (before is not None and before.agent_id == report.agent_id)
+        self._watched(member, report, now)
+        if state.gang.is_training(uid):
+            self._judge_report(member, report, is_same or not was_ordered, now)
+        elif state.gang.stage is Stage.HALTED:
+            self._judge_halted(member, report, is_same or not was_ordered, now)
+        self._examination.suspect(self._hangs.signs(member, report, now), now)
+
+    def _of_ranks(self, report: AgentReport) -> AgentReport:
+        """The report without a watch of ranks that no job of this size has: what is kept of each
+        rank would have no bound."""
+        state = self.state
+        last = max(one.rank for one in report.watch)
+        if last < RANKS_OF_NODE_MAX * state.nnodes:
+            return report
+        nodes = max(state.nnodes, state.spec.nnodes if state.spec else 0)
+        is_known = last < RANKS_OF_NODE_MAX * nodes or not nodes
+        return report if is_known else replace(report, watch=())
+
+    def _judge_report(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
+        """Take what an agent says whose workers should live."""
+        found = self._signs(member, report, is_same, now)
+        if is_hang(report) and all(one.fault == FaultKind.LOG_RULE.value for one in found):
+            self._examination.suspect(found, now)
+        else:
+            self._recovery.fault(found, now)
+        if report.state in (AgentState.RUNNING, AgentState.COMPLETED):
+            self._life.progressed(report, now)
+
+    def _watched(self, member: Member, report: AgentReport, now: float) -> None:
+        """Note what the ranks of the attempt that runs tell of themselves."""
+        state, uid = self.state, member.uid
+        is_part = state.gang.stage is not Stage.HALTED and uid in state.gang.ranks
+        if is_part and member.attempt_of(report) == state.attempt:
+            state.watched[uid] = report.watch or state.watched.get(uid, ())
+            self._stalls.take(uid, report, now)
+            self._receipts.take(uid, report, now)
+
+    def _judge_halted(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
+        """Take what an agent says while the next attempt is prepared."""
+        if member.broke_early:
+            self._broke_early(member, report, now)
+        elif self.state.incidents.open is not None:
+            self._join(member, report, is_same, now)
+
+    def _broke_early(self, member: Member, report: AgentReport, now: float) -> None:
+        """Charge the fault of workers that have ended before they were given a rank.
+
+        It is part of the open incident, unless the agent has started others since that broke.
+        """
+        state, incident = self.state, self.state.incidents.open
+        if state.phase is not Phase.PREPARING or member.condemned:
+            return
+        found = signals.of_unstarted(member, report, now)
+        if incident is not None and member.early_attempt <= incident.attempt:
+            self._recovery.fault(found, now)
+        else:
+            self._recovery.open(found, now)
+
+    def _join(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
+        """Add what a report says to the incident that is open."""
+        if is_same:
+            found = self._recovery.parts(member, report, now)
+        else:
+            found = self._recovery.signs(member, signals.AGENT_LOST, RESTARTED, now)
+        self._recovery.fault(found, now)
+
+    def _signs(
+        self, member: Member, report: AgentReport, is_same: bool, now: float
+    ) -> list[Signal]:
+        """What is wrong with a report of a pod whose workers should live."""
+        state, attempt = self.state, self.state.attempt
+        of, newest = member.attempt_of(report), report.newest_attempt
+        fault, text = "", ""
+        if not is_same:
+            is_kept = report.restart_mode == IN_PROCESS_RESTART
+            fault, text = signals.AGENT_LOST, RESTARTED_ALL if is_kept else RESTARTED
+        elif max(of or 0, newest or 0) > attempt:
+            fault, text = OPERATOR_RESTARTED, "another operator has moved on to a newer attempt"
+        elif report.state is AgentState.FAULTED:
+            return signals.of_workers(member, report, now) if of == attempt else []
+        elif report.state is AgentState.SHUTDOWN:
+            fault, text = signals.AGENT_LOST, "the agent was shut down"
+        elif report.state in (AgentState.READY, AgentState.STOPPING):
+            is_over = is_stock(report) and member.uid not in state.gang.awaited
+            if is_over or (newest is not None and newest >= attempt):
+                fault, text = signals.STOPPED, "the workers were stopped by somebody else"
+        elif of == attempt and not self._follows(report):
+            fault, text = OPERATOR_RESTARTED, "the agent follows another operator's start"
+        return [signals.of_pod(fault, text, member, now)] if fault else []
+
+    def _follows(self, report: AgentReport) -> bool:
+        order = self.state.gang.order
+        if order is None or report.master_addr is None:
+            return True
+        return (report.master_addr, report.master_port) == (order.master_addr, order.master_port)
+
+    def _agent_lost(self, uid: PodUid, why: str, now: float) -> None:
+        state = self.state
+        member = state.roster.members.get(uid)
+        if member is None or member.report is None or member.lost_why:
+            return  # one that was never reached is waited for: it may still be starting
+        member.lost_why = why or "the agent cannot be reached"
+        state.lost[uid] = now
+        self._adoption.heard(uid)
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            return
+        state.commands += state.gang.observe(member, now)
+        if state.roster.is_cut_off(member):
+            self._recovery.lose_all([member], signals.NODE_LOST, why, now)
+        else:
+            why = member.lost_why
+            self._recovery.fault(self._recovery.signs(member, signals.AGENT_LOST, why, now), now)
+
+    def _pod_seen(self, view: PodView, now: float) -> None:
+        state = self.state
+        older = state.roster.named(view.name)
+        member = state.roster.see_pod(view)
+        if member is None:
+            return
+        if older is not None and older.uid != view.uid:
+            self._pod_gone(older.uid, now)  # a name has one pod at a time
+        state.plan.occupied(member)
+        state.has_changed = True
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            return
+        state.commands += state.gang.observe(member, now)
+        if view.phase is not PodPhase.SUCCEEDED and member.report is None:
+            self._waits.see(view, now)
+        self._life.clean_pod(member, now)
+        self._recovery.judge([member], now)
+
+    def _pod_gone(self, uid: PodUid, now: float) -> None:
+        state = self.state
+        member = state.roster.members.get(uid)
+        found = []
+        if member is not None:
+            text = "the pod is gone"
+            found = self._recovery.signs(member, signals.POD_DELETED, text, now)
+            self._recovery.escalate(member)
+        state.roster.remove_pod(uid)
+        self._adoption.heard(uid)
+        state.lost.pop(uid, None)
+        if member is None:
+            return
+        state.has_changed = True
+        self._waits.forget(member.view)
+        state.ranks.release(uid)
+        state.gang.forget(uid)
+        state.plan.vacated(member)
+        self._recovery.fault(found, now)
+        if state.phase in _LIVE:
+            state.objects += state.plan.create(now, [member.view.name])
+
+    def _pod_refused(self, event: PodRefused, now: float) -> None:
+        state = self.state
+        if event.reason != "AlreadyExists":
+            self._waits.refused(event.name, event.reason)
+        text = f"pod {event.name} cannot be created: {event.reason}"
+        if event.is_final and state.phase in _LIVE:
+            self._life.end(Verdict(Standing.FAILED, "PodRefused", text), now)
+
+    def _node_changed(self, event: NodeSeen | NodeGone, now: float) -> None:
+        state, roster = self.state, self.state.roster
+        if isinstance(event, NodeGone):
+            name = event.name
+            roster.remove_node(name)
+        else:
+            name = event.node.name
+            if roster.nodes.get(name) == event.node:
+                return
+            roster.see_node(event.node)
+        members = roster.on_node(name)
+        if state.phase is Phase.UNKNOWN:
+            return
+        state.objects += state.plan.prove(members, now)
+        if state.phase is Phase.ADOPTING:
+            return
+        state.has_changed = True
+        for member in members:
+            state.commands += state.gang.observe(member, now)
+        state.objects += state.plan.press(members, now)
+        self._recovery.judge(members, now)
+
+    def _fence_proven(self, uid: PodUid, now: float) -> None:
+        state = self.state
+        member = state.roster.members.get(uid)
+        if member is None or member.is_fenced:
+            return
+        member.is_fenced = True
+        if state.phase in (Phase.UNKNOWN, Phase.ADOPTING):
+            return
+        state.has_changed = True
+        state.commands += state.gang.observe(member, now)
+        state.objects += state.plan.press([member], now)
+        self._recovery.judge([member], now)
+
+    def _pass_time(self, now: float) -> None:
+        state = self.state
+        state.commands += state.gang.tick(now)
+        state.objects += state.plan.tick(now) + state.plan.free(now)
+        if state.phase in (*_LIVE, Phase.ENDED):
+            self._life.overdue(now)
+        if state.phase not in _LIVE:
+            return
+        away = takewhile(lambda uid: now >= state.lost[uid] + AGENT_BACK_SECONDS, state.lost)
+        for uid in list(away):
+            del state.lost[uid]
+            if uid not in state.gang.completed:
+                member = state.roster.members[uid]
+                why = f"{member.lost_why}, and is not back after {AGENT_BACK_SECONDS:g} s"
+                self._recovery.lose_all([member], signals.AGENT_LOST, why, now)
+        if state.phase is Phase.PREPARING:
+            stuck = [state.roster.members[uid] for uid in state.gang.stuck(now, STOP_SECONDS)]
+            text = f"the workers have not ended within {STOP_SECONDS:g} s"
+            self._recovery.lose_all(stuck, "StopTimeout", text, now)
+        if self._life.is_start_overdue(now):
+            waiting = [state.roster.members[uid] for uid in state.gang.awaited]
+            text = f"the agent has not started its workers within {START_SECONDS:g} s"
+            fault = signals.START_TIMEOUT
+            self._recovery.fault([signals.of_pod(fault, text, m, now) for m in waiting], now)
+
+
+def _shape(spec: JobSpec) -> tuple[object, ...]:
+    return (spec.replica_specs, spec.nproc_per_node)
+
+
+def _too_large_text(event: AgentsTooLarge, member: Callable[[PodUid], Member | None]) -> str:
+    found = member(event.largest) if event.largest is not None else None
+    most = f"; the most comes from pod {found.view.name}" if found else ""
+    return (
+        f"the agents' reports take {event.bytes // 1024} KiB of the operator's memory; "
+        f"a job of this size may take {event.budget // 1024} KiB{most}"
+    )

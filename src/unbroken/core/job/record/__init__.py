@@ -1,0 +1,1 @@
+"""The record of a job: conditions, timeline, traces, receipts; without secrets."""

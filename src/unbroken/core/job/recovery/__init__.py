@@ -1,0 +1,1 @@
+"""Recovery of a job: signals of a fault, incidents, remedies, restart budgets."""

@@ -1,0 +1,119 @@
+"""An incident as it may be written: without secrets, and smaller than the API takes.
+
+etcd refuses objects above 1.5 MB, and a job has many incidents: one may take 256 KiB at most, in
+whatever letters it is told.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from unbroken.core.job.record.redaction import clean_incident
+from unbroken.spec.incident import Incident, Restored, Signal, StackGroup
+
+SIGNALS_MAX = 64
+"""Kept with an incident; an object of the API may not grow with the job's size."""
+OBJECT_BYTES = 256 * 1024
+TEXT_BYTES = 1024
+NAME_BYTES = 256
+CULPRIT_BYTES = 32 * 1024
+EVIDENCE_BYTES = 48 * 1024
+"""Of all signals but the culprit."""
+RESTORED_MAX = 32
+STACKS_BYTES = 24 * 1024
+UNKNOWN = "unknown"
+"""In the place of a required text that is empty.  Server-side apply of Kubernetes 1.20 makes null
+of an empty text, which the definition refuses: the incident would never be written."""
+_LETTER_BYTES = 12
+"""At most, of one letter in JSON: two escapes of six."""
+
+
+def writable(incident: Incident) -> Incident:
+    """The incident as it is to be written."""
+    return bounded(clean_incident(incident))
+
+
+def bounded(incident: Incident) -> Incident:
+    """The incident with less evidence where it would be too large; the culprit keeps most."""
+    (culprit,) = _signals([incident.culprit], CULPRIT_BYTES)
+    left, groups = STACKS_BYTES, []
+    for group in incident.groups:
+        found, left = _group(group, left)
+        groups.append(found)
+    return replace(
+        incident,
+        culprit=culprit,
+        signals=_signals(incident.signals[:SIGNALS_MAX], EVIDENCE_BYTES),
+        reason=_told(incident.reason, TEXT_BYTES),
+        blame=cut(incident.blame, TEXT_BYTES),
+        outcome=cut(incident.outcome, TEXT_BYTES),
+        groups=tuple(groups[:16]),
+        slowest={stage: pod for stage, pod in incident.slowest.items() if pod},
+        restored=tuple(map(_restored, incident.restored[:RESTORED_MAX])),
+        resumed=cut(incident.resumed, TEXT_BYTES),
+    )
+
+
+def _told(text: str, size: int) -> str:
+    """A required text, cut to its size."""
+    return cut(text, size) or UNKNOWN
+
+
+def cut(text: str, size: int) -> str:
+    """The beginning of a text that takes so many bytes in JSON."""
+    while len(text) * _LETTER_BYTES > size and _size(text) > size:
+        text = text[: max(size // _LETTER_BYTES, len(text) * size // _size(text))]
+    return text
+
+
+def _size(text: str) -> int:
+    return len(json.dumps(text))
+
+
+def _signals(signals: Sequence[Signal], left: int) -> tuple[Signal, ...]:
+    found = []
+    for signal in signals:
+        evidence, left = _last(signal.evidence, left)
+        found.append(
+            replace(
+                signal,
+                fault=_told(signal.fault, NAME_BYTES),
+                text=_told(signal.text, TEXT_BYTES),
+                pod=cut(signal.pod, NAME_BYTES),
+                node=cut(signal.node, NAME_BYTES),
+                evidence=evidence,
+                fingerprint=cut(signal.fingerprint, NAME_BYTES),
+            )
+        )
+    return tuple(found)
+
+
+def _restored(one: Restored) -> Restored:
+    return replace(
+        one,
+        ranks=_told(one.ranks, NAME_BYTES),
+        source=_told(one.source, NAME_BYTES // 2),
+        checksum=cut(one.checksum, NAME_BYTES // 2),
+        name=cut(one.name, NAME_BYTES // 2),
+    )
+
+
+def _group(group: StackGroup, left: int) -> tuple[StackGroup, int]:
+    # The innermost frames, which are the first, say more.
+    stack, left = _last(group.stack[::-1], left)
+    words = _told(group.doing, TEXT_BYTES)
+    ranks = _told(group.ranks, TEXT_BYTES)
+    return replace(group, ranks=ranks, doing=words, stack=stack[::-1]), left
+
+
+def _last(lines: Sequence[str], left: int) -> tuple[tuple[str, ...], int]:
+    """The last lines that fit; an empty one is a space, as an empty text cannot be applied."""
+    kept: list[str] = []
+    for line in reversed(lines):
+        if (size := _size(line)) > left:
+            break
+        kept.append(line or " ")
+        left -= size
+    return tuple(reversed(kept)), left

@@ -1,0 +1,145 @@
+"""Whether an error has come before: at the same step, and on which nodes.
+
+An error that comes again at the same step on another node is the script's, and no restart helps;
+one that keeps to a node may be the node's.  Errors of the outside world, and those that only name
+lost peers, prove neither.  Several ranks with the same error in one attempt are one occurrence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from unbroken.core.job.watch.progress import FIRST_SECONDS
+from unbroken.spec.incident import Incident, Signal
+from unbroken.wire.agent import FaultKind
+
+from .incidents import UNCHARGED, culprit
+from .signals import BAD_METRIC, LOSS_SPIKE
+
+SAME_ERROR = "SameErrorSameStep"
+"""Why a job has failed."""
+OCCURRENCES = 3
+"""So many are the script's own even where there is no other node, or no step, to prove it by."""
+NODES_NAMED = 4
+_OWN = "it is the script's own"
+_RAISED = (
+    FaultKind.EXCEPTION.value,
+    FaultKind.CUDA_ERROR.value,
+    FaultKind.DISK_FULL.value,
+    FaultKind.OUT_OF_MEMORY.value,
+)
+_BAD_VALUE = (BAD_METRIC, LOSS_SPIKE)
+_LOG_FAULT = re.compile(r"^LogFault_[^:]*")
+# Storage, name service and network fail everywhere at once, and come back.
+_PASSING = re.compile(
+    r"(?i)time(?:d )?out|connection|temporar|unavailable|too many requests|throttl|name or service"
+    r"|network|unreachable|\b50[0234]\b|input/output error|stale file handle|no space left"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """An error that has come before."""
+
+    text: str
+    """For the reason of a remedy."""
+    is_users: bool = False
+    """No restart would help."""
+    suspect: str = ""
+    """The only node on which it was seen, where another one can be tried."""
+
+
+def find(
+    found: Sequence[Signal],
+    step: int | None,
+    before: Iterable[Incident],
+    now: float,
+    elsewhere: Iterable[str] = (),
+) -> Repeat | None:
+    """Look for the first cause of these signs in the incidents before, at the job's `step`;
+    `elsewhere` are nodes that could be used."""
+    first = culprit(found)
+    key = _key(first)
+    if not key:
+        return None
+    step = first.step if first.step is not None else step
+    if step is None and first.fault not in _RAISED:
+        return None
+    times, nodes = 1, _nodes(found, key)
+    for incident in _matching(key, step, before, now):
+        times += 1
+        nodes |= _nodes((incident.culprit, *incident.signals), key)
+    at = "soon after the start" if step is None else f"at step {step}"
+    if times < 2:
+        return None
+    if not _is_proof(first):
+        return Repeat(f"{first.fault} {at} for the {_ordinal(times)} time")
+    places = ", ".join(sorted(nodes)[:NODES_NAMED]) or "an unknown node"
+    said = f"the same error {at} for the {_ordinal(times)} time"
+    # Without a step, what looks alike may be two ranks that each missed somebody else.
+    is_proven = step is not None and len(nodes) > 1
+    if is_proven or times >= OCCURRENCES or _is_value(first):
+        where = f"on nodes {places}" if len(nodes) > 1 else f"on {places}"
+        hint = "annotation unbroken.dev/same-error: restart would go on"
+        return Repeat(f"{said}, {where}: {_OWN} ({hint})", is_users=True)
+    suspect = next(iter(nodes)) if len(nodes) == 1 else ""
+    if suspect and set(elsewhere) - nodes:
+        return Repeat(f"{said}, only on {suspect}: another node is tried", suspect=suspect)
+    return Repeat(f"{said}, on {places}")
+
+
+def is_users(reason: str) -> bool:
+    """Whether a remedy has this reason because no restart would help."""
+    return _OWN in reason
+
+
+def _matching(
+    key: str, step: int | None, before: Iterable[Incident], now: float
+) -> Iterable[Incident]:
+    """Incidents of the same error, the newest first, as far as there was no progress between."""
+    later = now
+    for incident in sorted(before, key=lambda one: -one.number):
+        first = incident.culprit
+        if first.fault in UNCHARGED:
+            return  # somebody has asked for a restart, and may have changed something
+        own = first.step if first.step is not None else incident.step
+        if step is None and later - (incident.started_at or incident.detected_at) > FIRST_SECONDS:
+            return
+        if _key(first) == key and own == step:
+            yield incident
+        elif step is not None and max(own or 0, incident.step or 0) > step:
+            return
+        later = incident.detected_at
+
+
+def _key(signal: Signal) -> str:
+    """What is the same for the same error; empty: it cannot be told."""
+    if signal.fault in _RAISED and signal.fingerprint:
+        return signal.fingerprint
+    if signal.fault in (FaultKind.OUT_OF_MEMORY.value, *_BAD_VALUE):
+        return signal.fault
+    if signal.fault == FaultKind.LOG_RULE.value:
+        rule = _LOG_FAULT.match(signal.text)
+        return rule[0] if rule else ""
+    return ""
+
+
+def _is_value(signal: Signal) -> bool:
+    """Whether all ranks share what is wrong, so that the node says nothing."""
+    return signal.fault in (*_BAD_VALUE, FaultKind.LOG_RULE.value)
+
+
+def _is_proof(signal: Signal) -> bool:
+    if signal.fault == FaultKind.OUT_OF_MEMORY.value and not signal.fingerprint:
+        return False
+    return _is_value(signal) or not _PASSING.search(signal.text)
+
+
+def _nodes(found: Iterable[Signal], key: str) -> set[str]:
+    return {signal.node for signal in found if signal.node and _key(signal) == key}
+
+
+def _ordinal(times: int) -> str:
+    return {2: "second", 3: "third"}.get(times, f"{times}th")

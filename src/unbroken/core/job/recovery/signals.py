@@ -1,0 +1,153 @@
+"""Signs of a fault, as an incident keeps them: from agents, pods and nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from unbroken.core.agent.faults import signal_name
+from unbroken.core.job.roster import Member
+from unbroken.spec.detectors import Detector
+from unbroken.spec.incident import Signal
+from unbroken.wire.agent import AgentReport, FaultKind, WorkerFault, WorkerReport
+
+AGENT_LOST = "AgentLost"
+NODE_LOST = "NodeLost"
+NODE_FAULT = "NodeFault"
+POD_FAILED = "PodFailed"
+POD_DELETED = "PodDeleted"
+START_TIMEOUT = "StartTimeout"
+STOPPED = "StoppedByOthers"
+POD_LOSSES = (NODE_LOST, NODE_FAULT, POD_FAILED, POD_DELETED)
+"""Signs that the pod itself is lost."""
+WORKER_CRASH = "WorkerCrash"
+"""A stock agent's word for a worker that failed, where it gives no other."""
+
+PROCESS_STOPPED = "Stopped"
+"""A signal stopped the process, and nothing continued it."""
+STALLED = "Stalled"
+"""No rank of the job gets on."""
+SPINNING = "Spinning"
+"""As Stalled, while a rank computes in one place."""
+STUCK = "Stuck"
+"""In the kernel, and not to be interrupted."""
+BAD_METRIC, LOSS_SPIKE = "BadMetric", "LossSpike"
+SLOW_STEPS, NO_CHECKPOINT = "SlowSteps", "NoCheckpoint"
+BY_DETECTOR: Mapping[Detector, str] = {
+    Detector.STOPPED: PROCESS_STOPPED,
+    Detector.SILENT: STALLED,
+    Detector.SPINNING: SPINNING,
+    Detector.STUCK: STUCK,
+    Detector.SLOW: SLOW_STEPS,
+    Detector.NAN: BAD_METRIC,
+    Detector.SPIKE: LOSS_SPIKE,
+    Detector.CHECKPOINT: NO_CHECKPOINT,
+}
+"""Class of the fault that a detector finds, and reason of its events."""
+
+TEXT_CHARACTERS = 500
+LINES_MAX = 24
+FAULTS_MAX = 16
+LAST_OUTPUT = "last output"
+"""Begins the line of evidence that quotes what a hung worker has written last."""
+_NOT_A_REASON = re.compile(r"[^A-Za-z0-9_]+")
+
+
+def of_pod(fault: str, text: str, member: Member, at: float) -> Signal:
+    """A sign of the whole pod; that its containers ended has their last lines."""
+    view = member.view
+    lines = view.last_lines if fault == POD_FAILED else ()
+    return Signal(
+        at, fault, text[:TEXT_CHARACTERS], pod=view.name, node=view.node or "", evidence=lines
+    )
+
+
+def of_workers(member: Member, report: AgentReport, now: float) -> list[Signal]:
+    """The faults that an agent reports; one made of its reason where it names none."""
+    if not report.faults:
+        text = report.message or report.reason or "the agent reports a fault without a reason"
+        return [of_pod(as_reason(report.reason or WORKER_CRASH), text, member, now)]
+    return [_of_worker(fault, member, now) for fault in report.faults[:FAULTS_MAX]]
+
+
+def of_unstarted(member: Member, report: AgentReport, now: float) -> list[Signal]:
+    """The faults of workers that had no rank yet; the rank in such a report is the local rank."""
+    found = of_workers(member, report, now)
+    if not report.faults:
+        return found
+    said = [f"local rank {one.local_rank}, before its start: " for one in report.faults]
+    return [
+        replace(signal, rank=None, text=(who + signal.text)[:TEXT_CHARACTERS])
+        for who, signal in zip(said, found, strict=False)
+    ]
+
+
+def of_leavers(member: Member, report: AgentReport, now: float) -> list[Signal]:
+    """The workers that have ended well, as causes of what others miss."""
+    left = [worker for worker in report.workers if worker.state == "succeeded"]
+    return [_of_leaver(worker, member, now) for worker in left[:FAULTS_MAX]]
+
+
+def as_reason(text: str) -> str:
+    """The text as a condition's reason, which the API wants to be one word."""
+    word = _NOT_A_REASON.sub("", text)[:100]
+    return word if word and word[0].isalpha() else "Fault"
+
+
+def reason_of(signal: Signal) -> str:
+    """Of the condition: the class of the fault; of a log rule the agent's reason, and of a worker
+    that was killed the signal's name, which says more in the one word of a column."""
+    if signal.fault == FaultKind.LOG_RULE.value:
+        return as_reason(signal.text.partition(":")[0])
+    number = (signal.exit_code or 0) - 128
+    if signal.fault == FaultKind.SIGNAL.value and number > 0:
+        return as_reason(signal_name(number))
+    return as_reason(signal.fault)
+
+
+def describe(signal: Signal) -> str:
+    """One line for people: who, where, what."""
+    rank = "" if signal.rank is None else f"rank {signal.rank}"
+    pod = f"pod {signal.pod}" if signal.pod else ""
+    node = f"node {signal.node}" if signal.node else ""
+    where = ", ".join(part for part in (rank, pod, node) if part)
+    return f"{where}: {signal.fault}: {signal.text}" if where else f"{signal.fault}: {signal.text}"
+
+
+def _of_worker(fault: WorkerFault, member: Member, now: float) -> Signal:
+    code = fault.exit_code
+    if fault.signal is not None:
+        code = 128 + fault.signal
+    return Signal(
+        # An agent's clock may be wrong; nothing has happened after it was reported.
+        min(fault.at, now),
+        fault.kind.value,
+        (fault.message or _ending(fault))[:TEXT_CHARACTERS],
+        pod=member.view.name,
+        node=member.view.node or "",
+        # Without a process nobody is named: a rule that no rank of the node ever fulfilled.
+        rank=fault.rank if fault.pid or fault.kind is not FaultKind.LOG_RULE else None,
+        evidence=tuple(line[:TEXT_CHARACTERS] for line in fault.lines[-LINES_MAX:]),
+        exit_code=code,
+        fingerprint=fault.fingerprint,
+        step=fault.step,
+    )
+
+
+def _of_leaver(worker: WorkerReport, member: Member, now: float) -> Signal:
+    return Signal(
+        min(worker.ended_at or now, now),
+        FaultKind.EARLY_EXIT.value,
+        "ended with exit code 0 while others still trained",
+        pod=member.view.name,
+        node=member.view.node or "",
+        rank=worker.rank,
+        exit_code=0,
+    )
+
+
+def _ending(fault: WorkerFault) -> str:
+    if fault.signal is not None:
+        return f"killed by {signal_name(fault.signal)}"
+    return "not started" if fault.exit_code is None else f"exit code {fault.exit_code}"

@@ -1,0 +1,83 @@
+"""Who is told what to import beforehand: spares, by agents of the gang.
+
+A spare has trained nothing: until it is told, what its workers import is unknown to it.  Nothing is
+told while the gang stops or starts; what one knows less than another says its report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from unbroken.core.snapshots.buddies import address_of
+from unbroken.wire.agent import WARM_PEERS_MAX, AgentReport, AgentState, WarmCommand
+
+from .events import Effect, WarmWorkers
+from .gang import Stage
+from .roster import Member
+from .state import JobState
+from .transitions import Phase
+
+GATHER_SECONDS = 1.0
+"""Agents of a gang learn at about the same time."""
+REPEAT_SECONDS = 10.0
+
+
+class Spares:
+    """The spares of one job."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._at: float | None = None
+        """When to look who knows less; None: nobody did when it was last looked."""
+
+    def deadline(self) -> float | None:
+        """When time alone will change something here."""
+        return self._at if self._is_quiet() else None
+
+    def take(
+        self, before: AgentReport | None, after: AgentReport, was_away: bool, now: float
+    ) -> None:
+        """An agent has reported."""
+        old = None if before is None or was_away else (before.state, before.imports)
+        if after.imports is not None and old != (after.state, after.imports) and self._at is None:
+            self._at = now + GATHER_SECONDS
+
+    def go_on(self, now: float) -> list[Effect]:
+        """Tell what is due, and again until a report shows it."""
+        if self._at is None or now < self._at or not self._is_quiet():
+            return []
+        self._at = None
+        members, ranks = self._state.roster.members, self._state.gang.ranks
+        if len(members) <= len(ranks):
+            return []
+        teachers = _best(m for uid, m in members.items() if uid in ranks and _knows(m))
+        most = _known(teachers[0]) if teachers else 0
+        command = WarmCommand(tuple(map(address_of, teachers)))
+        idle = [m for uid, m in members.items() if uid not in ranks and _is_idle(m)]
+        found: list[Effect] = [WarmWorkers(m.uid, command) for m in idle if _known(m) < most]
+        if found:
+            self._at = now + REPEAT_SECONDS
+        return found
+
+    def _is_quiet(self) -> bool:
+        state = self._state
+        return state.phase is Phase.TRAINING and state.gang.stage is Stage.RUNNING
+
+
+def _best(members: Iterable[Member]) -> list[Member]:
+    return sorted(members, key=_known, reverse=True)[:WARM_PEERS_MAX]
+
+
+def _knows(member: Member) -> bool:
+    return not member.lost_why and bool(address_of(member)) and _known(member) > 0
+
+
+def _known(member: Member) -> int:
+    return (member.report.imports or 0) if member.report else 0
+
+
+def _is_idle(member: Member) -> bool:
+    report = member.report
+    is_there = not (member.lost_why or member.condemned or member.view.is_deleting)
+    is_ready = report is not None and report.state is AgentState.READY
+    return is_there and is_ready and report is not None and report.imports is not None

@@ -1,0 +1,204 @@
+"""What the parts of a job's machine share: where the job is, and what is to be ordered.
+
+Effects leave in one order: commands to agents, pods and nodes, the status, events, incidents.
+Pods of a job that has ended are deleted after the status: they are all that shows how it ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unbroken.core.job.record.conditions import Standing, advance, counted, standing
+from unbroken.core.job.record.redaction import clean
+from unbroken.core.job.record.timeline import settle
+from unbroken.core.job.recovery.incidents import Incidents
+from unbroken.core.job.watch.progress import Watched
+from unbroken.core.snapshots.buddies import Buddies
+from unbroken.spec.job import (
+    FaultyPods,
+    JobOptions,
+    JobSpec,
+    JobStatus,
+    ReplicaSpec,
+    RestartStatus,
+    Switch,
+)
+from unbroken.spec.ledger import Ledger
+from unbroken.wire.agent import PROCESS_RESTART
+
+from .events import (
+    CreatePod,
+    DeleteIncident,
+    Effect,
+    PodName,
+    PodUid,
+    RecordEvent,
+    WriteLedger,
+    WriteStatus,
+)
+from .gang import Gang
+from .kueue import Gate, Hold
+from .obstacles import Obstacle, with_wait
+from .pods import PodPlan
+from .ranks import Ranks
+from .recovery import ladder
+from .roster import Roster
+from .transitions import Phase, check
+
+EVENT_CHARACTERS = 1000
+"""Of an event's message; the API takes 1024."""
+
+
+class JobState:
+    """The parts of one job, and its status as it will be written."""
+
+    def __init__(self, name: str, status: JobStatus) -> None:
+        self.name = name
+        self.status = status
+        self.spec: JobSpec | None = None
+        self.options = JobOptions()
+        self.gate: Gate = None
+        self.shape: tuple[ReplicaSpec, ...] = ()
+        """Replica specs in force; those of the spec since the last full start."""
+        self._phase = Phase.UNKNOWN
+        self.attempt = status.restart_count
+        """The attempt that runs, or in PREPARING the one that is to start."""
+        self.newest_seen = -1
+        """Newest attempt that any agent of a living pod has heard of."""
+        self.roster = Roster()
+        self.gang = Gang(self.roster)
+        self.ranks = Ranks()
+        self.buddies = Buddies()
+        self.plan = PodPlan(name, self.roster)
+        self.incidents = Incidents()
+        self.watched: Watched = {}
+        """What the ranks of the attempt that runs, or ran last, told of themselves."""
+        self.broken: tuple[int, str] = (-1, "")
+        """The newest attempt that a fault has ended, and the fault's class."""
+        self.lost: dict[PodUid, float] = {}
+        """Since when agents are away, the longest first."""
+        self.trouble: dict[PodName, Obstacle] = {}
+        """Why pods do not come up, by name."""
+        self.standing = standing(status.conditions)
+        self.has_run = any(c.type == Standing.RUNNING.value for c in status.conditions)
+        self.has_changed = False
+        """Whether something happened that may let a waiting job go on."""
+        self.commands: list[Effect] = []
+        self.objects: list[Effect] = []
+        self.last: list[Effect] = []
+        self._events: list[Effect] = []
+        self._incident_writes: list[Effect] = []
+        self._written = status
+        self.ledger = self._written_ledger = Ledger()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def enter(self, phase: Phase) -> None:
+        """Change the phase. Raises IllegalTransitionError where `transitions` does not allow it."""
+        check(self._phase, phase)
+        self._phase = phase
+
+    @property
+    def nnodes(self) -> int:
+        return self.ranks.nnodes
+
+    @property
+    def hold(self) -> Hold | None:
+        """Why the job may not run; None: it may."""
+        if self.spec is not None and self.spec.run_policy.suspend:
+            return Hold("JobSuspended", "the job is suspended")
+        return self.gate if isinstance(self.gate, Hold) else None
+
+    def set_status(self, **changes: object) -> None:
+        """Change the status; it is written at the end of the step."""
+        self.status = replace(self.status, **changes)  # type: ignore[arg-type]
+
+    def stand(self, to: Standing, reason: str, message: str, now: float) -> None:
+        """Let the job's conditions say that it is at `to`."""
+        self.standing, message = to, clean(message)
+        before = with_wait(self.status.conditions, "", "")
+        self.set_status(conditions=advance(before, to, reason, message, now))
+
+    def count_ready(self) -> None:
+        """Let PodsRunning say how many pods are ready or train, of those that are to train."""
+        match self.phase:
+            case Phase.PREPARING:
+                ready = min(len(self.gang.ready), self.nnodes)
+            case Phase.TRAINING:
+                ready = self.nnodes
+            case Phase.SUSPENDED | Phase.ENDED:
+                ready = 0
+            case _:
+                return
+        wanted = self.nnodes or (self.spec.nnodes if self.spec else 0)
+        conditions = counted(self.status.conditions, ready, wanted)
+        if conditions != self.status.conditions:
+            self.set_status(conditions=conditions)
+
+    def tell(self, reason: str, message: str, *, is_warning: bool = False) -> None:
+        """Record an event on the job."""
+        message = clean(message)[:EVENT_CHARACTERS]
+        self._events.append(RecordEvent(reason, message, is_warning))
+
+    def find_ledger(self, ledger: Ledger) -> None:
+        """Take what an earlier operator has written."""
+        self.ledger = self._written_ledger = ledger
+
+    def set_ledger(self, ledger: Ledger) -> None:
+        """Change the ledger; it is written at the end of the step."""
+        self.ledger = ledger
+
+    def create_no_more(self) -> None:
+        """Take back the pods ordered in this step: the job has come to its end in the same one."""
+        self.objects[:] = [order for order in self.objects if not isinstance(order, CreatePod)]
+
+    def restart_mode(self) -> str:
+        """Whether processes may live on through the restart that is under way."""
+        incident = self.incidents.open
+        if incident is None or self.options.in_process is Switch.OFF:
+            return PROCESS_RESTART
+        start = self.status.start_time or 0.0
+        before = [
+            one
+            for one in self.incidents.closed.values()
+            if one.detected_at >= start and one.attempt < incident.attempt
+        ]
+        return ladder.restart_mode(incident, max(before, key=lambda o: o.number, default=None))
+
+    def close_incident(self, outcome: str, now: float) -> None:
+        """End the open incident, if there is one."""
+        self._incident_writes += self.incidents.close(outcome, now)
+
+    def amend_incident(self, number: int, **changes: object) -> None:
+        """Change what the incident says, be it open or closed."""
+        self._incident_writes += self.incidents.amend(number, **changes)
+
+    def retire_incidents(self) -> None:
+        """Let the ledger have the cost of incidents that are too many, and delete them."""
+        for incident in self.incidents.retire():
+            self.set_ledger(settle(self.ledger, incident))
+            self.last.append(DeleteIncident(incident.number))
+
+    def set_budget(self, budget: RestartStatus, faulty: FaultyPods) -> None:
+        """Note what was charged, and for whom."""
+        self.set_status(restart_status=budget, latest_faulty=faulty, restart_count=self.attempt)
+
+    def flush(self) -> list[Effect]:
+        """Everything ordered in this step, in the agreed order."""
+        is_over = self.phase is Phase.ENDED
+        effects = self.commands + ([] if is_over else self.objects)
+        if self.status != self._written:
+            self.count_ready()
+            self._written = self.status
+            effects.append(WriteStatus(self.status))
+        effects += self._events + self._incident_writes + self.incidents.writes()
+        if self.ledger != self._written_ledger:
+            self._written_ledger = self.ledger
+            effects.append(WriteLedger(self.ledger))
+        effects += (self.objects if is_over else []) + self.last
+        for ordered in (self.commands, self.objects, self._events, self._incident_writes):
+            ordered.clear()
+        self.last.clear()
+        return effects

@@ -1,0 +1,115 @@
+"""Why a job that is to start has not started yet.
+
+The cause is in the message of the job's newest condition, and in one event for each cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from unbroken.core.job.record.redaction import clean
+from unbroken.core.job.recovery.signals import as_reason
+
+from .deadlines import earliest
+from .events import PodName, PodPhase, PodUid, PodView
+from .obstacles import MARK, NO_AGENT, REFUSED, Obstacle, printable, summary, with_wait
+from .roster import Member
+from .state import JobState
+from .transitions import Phase
+
+EVENTS_MAX = 20
+"""Events about causes between two starts of the job."""
+CHANGE_SECONDS = 2.0
+"""From one change of the text to the next: a thousand pods that get well one by one are no reason
+for a thousand writes."""
+AGENT_SECONDS = 15.0
+"""After which a container that runs, and whose agent was never heard, is told of."""
+
+
+@dataclass(slots=True)
+class Waits:
+    """What keeps the pods of one job from running."""
+
+    state: JobState
+    _told: set[str] = field(default_factory=set)
+    """Causes of which an event was recorded since the last start."""
+    _changed_at: float | None = None
+    _due: float | None = None
+    _up: dict[PodUid, float] = field(default_factory=dict)
+    """Since when pods run whose agent was never heard."""
+
+    def deadline(self) -> float | None:
+        """When the text is to change, or an agent is missed."""
+        if self.state.phase is not Phase.PREPARING:
+            return None
+        first = next(iter(self._up.values()), None)
+        return earliest(self._due, None if first is None else first + AGENT_SECONDS)
+
+    def see(self, view: PodView, now: float) -> None:
+        """Take a pod whose agent was never heard."""
+        trouble = self.state.trouble
+        if view.reason:
+            self._up.pop(view.uid, None)
+            self._note(Obstacle(view.name, view.reason, view.message, view.last_lines))
+            return
+        known = trouble.get(view.name)
+        if known is not None and known.reason != NO_AGENT:
+            del trouble[view.name]
+        if view.phase is PodPhase.RUNNING and not view.is_deleting:
+            self._up.setdefault(view.uid, now)
+
+    def held(self, member: Member | None, reason: str, message: str) -> None:
+        """Take what its node says of a pod, unless more is known by now."""
+        if member is None or member.report is not None:
+            return
+        view = member.view
+        if view.phase is PodPhase.PENDING and not view.reason and not view.is_deleting:
+            self._note(Obstacle(view.name, as_reason(reason), printable(message)))
+
+    def refused(self, name: PodName, reason: str) -> None:
+        """Take that a pod could not be created."""
+        self._note(Obstacle(name, REFUSED, printable(f"it cannot be created: {reason}")))
+
+    def forget(self, view: PodView) -> None:
+        """The pod's agent was heard, or the pod is gone."""
+        self._up.pop(view.uid, None)
+        self.state.trouble.pop(view.name, None)
+
+    def go_on(self, now: float) -> None:
+        """Let the condition say what the job waits for."""
+        state = self.state
+        if state.phase is Phase.TRAINING:
+            self._told.clear()
+        is_waiting = state.phase is Phase.PREPARING
+        if is_waiting:
+            self._miss_agents(now)
+        text = summary(state.trouble.values()) if is_waiting else ""
+        reason = next(iter(state.trouble.values())).cause if text else ""
+        wanted = with_wait(state.status.conditions, clean(text), as_reason(reason))
+        self._due = None
+        if wanted == state.status.conditions:
+            return
+        is_change = text and any(MARK in one.message for one in state.status.conditions)
+        due = (self._changed_at or 0.0) + CHANGE_SECONDS
+        if is_change and now < due:
+            self._due = due
+            return
+        self._changed_at = now
+        state.set_status(conditions=wanted)
+
+    def _note(self, obstacle: Obstacle) -> None:
+        """Remember it, and record an event if its cause is new."""
+        state = self.state
+        state.trouble[obstacle.pod] = obstacle
+        if obstacle.cause not in self._told and len(self._told) < EVENTS_MAX:
+            self._told.add(obstacle.cause)
+            state.tell(as_reason(obstacle.cause), obstacle.told(), is_warning=True)
+
+    def _miss_agents(self, now: float) -> None:
+        for uid in [uid for uid, since in self._up.items() if now >= since + AGENT_SECONDS]:
+            del self._up[uid]
+            member = self.state.roster.members.get(uid)
+            if member is not None and member.report is None:
+                port = member.view.agent_port
+                text = f"its container runs, and no agent has answered at its port {port} yet"
+                self._note(Obstacle(member.view.name, NO_AGENT, text))

@@ -1,0 +1,1 @@
+"""Hang detection for a whole job, from the alarms and evidence of all its agents."""

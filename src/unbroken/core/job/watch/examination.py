@@ -1,0 +1,445 @@
+"""A look at all ranks before a suspected hang is taken for a fault.
+
+Every agent is asked what its ranks do; once all have answered, or the time for it is over, the
+suspicion becomes a fault with its culprit, or is dismissed.  Whatever else ends the attempt
+meanwhile takes the suspicion along and waits for nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from unbroken.core.diagnosis.doings import telling_frames
+from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame
+from unbroken.core.job.deadlines import earliest
+from unbroken.core.job.events import CollectEvidence, PodUid
+from unbroken.core.job.gang import Stage
+from unbroken.core.job.recovery import signals
+from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
+from unbroken.core.job.recovery.recovery import Details, Recovery
+from unbroken.core.job.roster import Member, is_stock
+from unbroken.core.job.state import JobState
+from unbroken.core.job.transitions import Phase
+from unbroken.core.watchdog.late import START_SECONDS
+from unbroken.core.watchdog.parts import STARTUP
+from unbroken.spec.detectors import Detector, Mode
+from unbroken.spec.incident import Signal
+from unbroken.wire.agent import AgentReport, FaultKind
+from unbroken.wire.observation import (
+    Alarm,
+    Bound,
+    CollectCommand,
+    Evidence,
+    RankEvidence,
+    RankWatch,
+)
+
+from .origins import Place
+from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
+from .standing import Standing, is_unread, stand
+
+EXAMINE_SECONDS = 4.0
+"""For the agents to look at their ranks."""
+GRACE_SECONDS = 0.5
+"""For their answers to come."""
+SPIN_LOOKS = 3
+"""Looks in a row at which a rank has to compute in one place: an evaluation may be seen twice in
+the same functions by chance."""
+SPIN_PAUSE_SECONDS = 10.0
+"""Between these."""
+CONFIRM_SECONDS = 3.0
+"""For a look at ranks that the one before has shown to stand still."""
+SECONDS_MAX = 16.0
+"""For the agents of a busy machine, after looks that did not end in time."""
+LATE_PAUSE_SECONDS = 3.0
+"""Between looks at ranks that are late, at least; they double while all is well."""
+STAND_PAUSE_SECONDS, SLOW_PAUSE_SECONDS = 0.5, 5.0
+"""Before the next look at ranks that stand still, and that may only be slow."""
+WORK_PAUSE_SECONDS = 60.0
+"""Between looks at most, where only looks can tell."""
+DISMISSED = "StallDismissed"
+HANG_REASONS = ("LogHang_", "LogSlow_")
+_STOPPED = ("T", "t", "")
+_STUCK = ("D", "")
+
+
+@dataclass(slots=True)
+class _Case:
+    """What is suspected, and what is known of it."""
+
+    request: int
+    attempt: int
+    found_at: float
+    by: float
+    awaited: set[PodUid]
+    suspected: dict[tuple[Detector, Place], float]
+    """Alarms of ranks that stood when it was asked, by when they began: a look says nothing of
+    one that came later."""
+    evidence: dict[PodUid, Evidence] = field(default_factory=dict)
+    rules: list[Signal] = field(default_factory=list)
+    """Log rules that the job breaks: they are faults, whatever the evidence says."""
+
+
+class Examination:
+    """Suspicions of one job; at most one look at a time."""
+
+    def __init__(self, state: JobState, recovery: Recovery, stalls: Stalls) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._stalls = stalls
+        self._case: _Case | None = None
+        self._requests = 0
+        self._look_at: float | None = None
+        """When a silence that was dismissed is looked at again."""
+        self._is_told = False
+        """The dismissal of this silence was."""
+        self._spins = 0
+        """Looks in a row at which a rank computed in one place."""
+        self._spun_at = -SPIN_PAUSE_SECONDS
+        """When the newest of these was."""
+        self._seconds = EXAMINE_SECONDS
+        self._late_at = 0.0
+        """When ranks that are late may be looked at."""
+        self._standing: Standing | None = None
+        self._cleared: dict[tuple[Detector, Place], float] = {}
+        """Alarms of ranks that a look did not confirm, by when they began."""
+
+    def deadline(self) -> float | None:
+        """When time alone will change something here."""
+        if self._state.phase is not Phase.TRAINING:
+            return None
+        if self._case is not None:
+            return self._case.by
+        look_at = self._look_at if self._is_silence_due(float("inf")) else None
+        late_at = self._late_at if self._is_late_due(float("inf")) else None
+        return earliest(look_at, late_at)
+
+    def suspect(self, found: Sequence[Signal], now: float) -> None:
+        """Take log rules that say that the job hangs."""
+        if not found:
+            return
+        if not self._is_running():
+            self._recovery.fault(found, now)
+            return
+        case = self._case or self._begin(now)
+        known = {(one.pod, one.rank, one.text) for one in case.rules}
+        case.rules += [one for one in found if (one.pod, one.rank, one.text) not in known]
+
+    def take(self, uid: PodUid, evidence: Evidence) -> None:
+        """Take an agent's answer; one to another question is none."""
+        case = self._case
+        is_ours = case is not None and evidence.request == case.request
+        if case is not None and is_ours and evidence.attempt == case.attempt:
+            case.evidence.setdefault(uid, evidence)
+            case.awaited.discard(uid)
+
+    def go_on(self, now: float) -> None:
+        """Begin a look where there is a reason; end one that is complete, or overdue."""
+        if not self._is_running():
+            self._forget()
+            return
+        stall = self._stalls.stall
+        if stall is None:
+            self._look_at, self._is_told, self._spins = None, False, 0
+        if not self._stalls.late:
+            self._late_at = min(self._late_at, now + LATE_PAUSE_SECONDS)
+            if stall is None:
+                self._standing = None
+        is_due = self._is_silence_due(now) or self._is_late_due(now)
+        if self._case is None and (is_due or self._suspects()):
+            self._begin(now)
+        case = self._case
+        if case is None:
+            return
+        members = self._state.roster.members
+        gone = [uid for uid in case.awaited if uid not in members or members[uid].lost_why]
+        case.awaited.difference_update(gone)
+        if not case.awaited or now >= case.by:
+            self._conclude(case, now)
+            if self._is_running() and self._suspects():
+                self._begin(now)
+
+    def interrupted(self, found: Sequence[Signal], now: float) -> tuple[list[Signal], Details]:
+        """What goes into the incident that another fault opens, with the evidence there is."""
+        case, self._case = self._case, None
+        if all(one.fault == RESTART_REQUESTED for one in found):
+            return [], {}
+        waiting = self._stalls.overtaken(now)
+        if case is None:
+            return waiting, {}
+        what = self._blame(case, now)
+        suspected = self._findings(case, what, now)
+        if not what.ranks:
+            # That nobody gets on is what others see of a fault, and no cause beside one.
+            suspected = [s if s.rank is not None else replace(s, at=now) for s in suspected]
+        return [*suspected, *waiting], self._details(case, what, now)
+
+    def _is_running(self) -> bool:
+        state = self._state
+        return state.phase is Phase.TRAINING and state.gang.stage is not Stage.HALTED
+
+    def _is_silence_due(self, now: float) -> bool:
+        stall = self._stalls.stall
+        may_act = stall is not None and self._stalls.mode(self._stalls.silence()) is Mode.ACT
+        return may_act and (self._look_at is None or now >= self._look_at)
+
+    def _is_late_due(self, now: float) -> bool:
+        may_act = self._stalls.mode(Detector.SILENT) is Mode.ACT
+        return bool(self._stalls.late) and may_act and now >= self._late_at
+
+    def _suspects(self) -> list[tuple[Detector, Place, Alarm]]:
+        """Alarms of ranks that may act, but those that a look did not confirm."""
+        return [
+            (detector, place, alarm)
+            for detector, place, alarm in self._stalls.suspects()
+            if self._cleared.get((detector, place)) != alarm.since
+        ]
+
+    def _begin(self, now: float) -> _Case:
+        """Ask everybody."""
+        state = self._state
+        # An earlier operator may have asked too; its questions are others.
+        self._requests = max(self._requests + 1, int(now * 1000))
+        asked = [uid for uid in state.gang.ranks if self._can_answer(uid)]
+        command = CollectCommand(self._requests, state.attempt, self._seconds)
+        state.commands += [CollectEvidence(uid, command) for uid in sorted(asked)]
+        by = now + self._seconds + GRACE_SECONDS
+        suspected = {(one, place): alarm.since for one, place, alarm in self._suspects()}
+        self._case = _Case(self._requests, state.attempt, now, by, set(asked), suspected)
+        return self._case
+
+    def _can_answer(self, uid: PodUid) -> bool:
+        member = self._state.roster.members.get(uid)
+        if member is None or member.report is None or member.lost_why:
+            return False
+        return uid not in self._state.gang.completed and not is_stock(member.report)
+
+    def _conclude(self, case: _Case, now: float) -> None:
+        """Say what the look has shown."""
+        self._case = None
+        what = self._blame(case, now)
+        self._count_spin(what, now)
+        self._measure(case, now)
+        certain = self._certain(now)
+        if certain is not None:
+            ranks = certain.ranks
+            what = replace(what, ranks=ranks, confidence=CERTAIN) if ranks else what
+        found = self._findings(case, what, now)
+        if certain is not None and not found:
+            self._stalls.confirm()
+            since = max(one.late_since or now for one in self._stalls.late.values())
+            found = self._of_silence(since, what, _looks(case), now)
+        if found:
+            self._recovery.fault(found, now, self._details(case, what, now))
+            return
+        stall = self._stalls.stall
+        if stall is not None:
+            self._dismiss(stall, what, now)
+
+    def _count_spin(self, what: Blame, now: float) -> None:
+        """Count looks with a pause between: a rank may be in one place twice by chance."""
+        if not what.is_spinning or what.is_working:
+            self._spins = 0
+        elif not self._spins or now >= self._spun_at + SPIN_PAUSE_SECONDS - EXAMINE_SECONDS:
+            self._spins, self._spun_at = self._spins + 1, now
+
+    def _measure(self, case: _Case, now: float) -> None:
+        """Compare the look with the one before, and say when the next is due."""
+        looks = list(_looks(case).values())
+        world = self._state.nnodes * self._nproc()
+        is_whole = not case.awaited and not any(map(is_unread, looks))
+        before, asked = self._standing, self._seconds
+        self._standing = standing = stand(before, looks, world)
+        self._seconds = EXAMINE_SECONDS if standing is None else CONFIRM_SECONDS
+        if not is_whole:
+            self._seconds = min(2 * asked, SECONDS_MAX)
+        if standing is not None:
+            pause = SLOW_PAUSE_SECONDS if standing.is_slow else STAND_PAUSE_SECONDS
+        elif not is_whole:
+            # What was known is not forgotten, because the machine was too busy for this look.
+            self._standing, pause = before, LATE_PAUSE_SECONDS
+        else:
+            pause = self._calm_pause(now)
+        self._late_at = now + pause
+
+    def _calm_pause(self, now: float) -> float:
+        """Seconds to the next look at a job that is well: the silence doubles from look to look."""
+        late = self._stalls.late.values()
+        since = max((one.late_since or 0.0 for one in late), default=now)
+        only_looks = any(one.bound == Bound.WORK.value for one in late)
+        longest = WORK_PAUSE_SECONDS if only_looks else float("inf")
+        return min(max(LATE_PAUSE_SECONDS, now - since), longest)
+
+    def _certain(self, now: float) -> Standing | None:
+        """The ranks that surely keep the others waiting; None: there are none so far."""
+        standing, late = self._standing, self._stalls.late
+        if standing is None or not late or self._stalls.mode(Detector.SILENT) is not Mode.ACT:
+            return None
+        if standing.is_spinning and self._stalls.mode(Detector.SPINNING) is not Mode.ACT:
+            return None
+        silences = [now - (one.late_since or now) for one in late.values()]
+        is_long = all(
+            seconds >= (one.act_seconds or 0.0)
+            for one, seconds in zip(late.values(), silences, strict=True)
+        )
+        if not is_long or not standing.is_certain(min(silences)):
+            return None
+        away = [self._stalls.watch(rank) for rank in standing.places]
+        return standing if all(_may_stand(one, now) for one in away) else None
+
+    def _dismiss(self, stall: Stall, what: Blame, now: float) -> None:
+        self._look_at = stall.since + 2.0 * (now - stall.since)
+        patience = self._patience(stall, what)
+        if not what.is_working and patience:
+            is_unsure = 0 < self._spins < SPIN_LOOKS
+            due = now + SPIN_PAUSE_SECONDS if is_unsure else max(patience, now + 1.0)
+            self._look_at = min(self._look_at, due)
+        if not self._is_told:
+            self._is_told = True
+            state = "but at work" if what.is_working else "and is given more time"
+            self._state.tell(
+                DISMISSED, f"silent for {now - stall.since:.0f} s, {state}: {what.why}"
+            )
+
+    def _patience(self, stall: Stall, what: Blame) -> float:
+        """Until when it may still come to an end by itself; 0: who is to blame is seen."""
+        if what.is_spinning:
+            return self._stalls.patience(stall, SPIN_SECONDS)
+        return 0.0 if what.ranks else self._stalls.patience(stall, NOBODY_SECONDS)
+
+    def _findings(self, case: _Case, what: Blame, now: float) -> list[Signal]:
+        """The faults that are left after the look."""
+        looks = _looks(case)
+        found = self._confirmed(case, looks, now)
+        found += [self._of_rule(one, what, looks) for one in case.rules]
+        stall = self._stalls.stall
+        if stall is not None and not found and self._is_hang(stall, what, now):
+            found = self._of_silence(stall.since, what, looks, now)
+        return found
+
+    def _confirmed(self, case: _Case, looks: dict[int, RankEvidence], now: float) -> list[Signal]:
+        """Ranks that are stopped or stuck, unless the look has shown otherwise."""
+        found = []
+        for detector, place, alarm in self._suspects():
+            seen = looks.get(place[1])
+            states = _STOPPED if detector is Detector.STOPPED else _STUCK
+            if seen is not None and seen.state not in states:
+                if case.suspected.get((detector, place)) == alarm.since:
+                    self._cleared[detector, place] = alarm.since
+                continue
+            signal = self._stalls.signal(detector, place, alarm, now)
+            found.append(replace(signal, evidence=_seen(seen)))
+        return found[: signals.FAULTS_MAX]
+
+    def _is_hang(self, stall: Stall, what: Blame, now: float) -> bool:
+        """Whether a silence is one; it is only looked at where it may act."""
+        if self._stalls.mode(self._stalls.silence()) is not Mode.ACT or what.is_working:
+            return False
+        if now < self._patience(stall, what):
+            return False
+        if not what.is_spinning:
+            return True
+        is_sure = self._spins >= SPIN_LOOKS
+        return is_sure and self._stalls.mode(Detector.SPINNING) is Mode.ACT
+
+    def _of_silence(
+        self, since: float, what: Blame, looks: dict[int, RankEvidence], now: float
+    ) -> list[Signal]:
+        fault = signals.SPINNING if what.is_spinning else signals.STALLED
+        seconds = f"no rank got on for {now - since:.0f} s"
+        text = f"{what.why}; {seconds}"[: signals.TEXT_CHARACTERS]
+        signal = Signal(min(since, now), fault, text)
+        blamed = what.ranks[: signals.FAULTS_MAX]
+        return [self._placed(signal, rank, looks.get(rank)) for rank in blamed] or [signal]
+
+    def _of_rule(self, rule: Signal, what: Blame, looks: dict[int, RankEvidence]) -> Signal:
+        """The rule says that there is a hang; who hangs is better seen than read."""
+        if what.confidence not in (CERTAIN, LIKELY) or not what.ranks:
+            return rule
+        rank = what.ranks[0]
+        told = replace(rule, text=f"{rule.text}; {what.why}"[: signals.TEXT_CHARACTERS])
+        placed = self._placed(told, rank, looks.get(rank))
+        return placed if placed.evidence else replace(placed, evidence=rule.evidence)
+
+    def _placed(self, signal: Signal, rank: int, seen: RankEvidence | None) -> Signal:
+        member, step = self._holder(rank)
+        return replace(
+            signal,
+            rank=rank,
+            pod=member.view.name if member else "",
+            node=(member.view.node if member else None) or "",
+            evidence=_seen(seen),
+            step=step if seen is None or seen.step is None else seen.step,
+        )
+
+    def _holder(self, rank: int) -> tuple[Member | None, int | None]:
+        """The pod in which the rank runs, and the rank's newest step."""
+        state = self._state
+        nproc = self._nproc()
+        pod = state.ranks.pod_of.get(rank // nproc)
+        if pod is None:
+            return None, None
+        told = state.watched.get(pod, ())
+        return state.roster.members.get(pod), next((w.step for w in told if w.rank == rank), None)
+
+    def _nproc(self) -> int:
+        """Ranks of a node, the same on all of them."""
+        reports = (m.report for m in self._state.roster.members.values())
+        return max((r.nproc or 1 for r in reports if r is not None), default=1)
+
+    def _blame(self, case: _Case, now: float) -> Blame:
+        ranks = list(_looks(case).values())
+        return blame(ranks, now, self._state.nnodes * self._nproc())
+
+    def _details(self, case: _Case, what: Blame, now: float) -> Details:
+        if not case.evidence:
+            return Details(detected_at=case.found_at)
+        return Details(
+            detected_at=case.found_at,
+            examined_at=now,
+            confidence=what.confidence,
+            blame=what.why,
+            groups=what.groups,
+        )
+
+    def _forget(self) -> None:
+        self._case, self._look_at, self._is_told, self._spins = None, None, False, 0
+        self._standing, self._seconds, self._late_at = None, EXAMINE_SECONDS, 0.0
+        self._cleared.clear()
+
+
+def is_hang(report: AgentReport) -> bool:
+    """Whether all that an agent complains of are log rules that hang or are slow."""
+    return bool(report.faults) and all(
+        fault.kind is FaultKind.LOG_RULE and fault.message.startswith(HANG_REASONS)
+        for fault in report.faults
+    )
+
+
+def _may_stand(watch: RankWatch | None, now: float) -> bool:
+    """Whether a rank that stands still does so for too long by its own account.
+
+    One that tells nothing has none.  In a start-up and in a new phase silence is usual: rank 0
+    evaluates, saves or prepares data there while the others wait."""
+    if watch is None or watch.late_since is not None:
+        return True
+    if watch.bound != Bound.START.value:
+        return watch.bound == Bound.WORK.value
+    is_silent = watch.step is None and watch.phase in ("", STARTUP)
+    return is_silent or now - (watch.sign_at or now) >= START_SECONDS
+
+
+def _looks(case: _Case) -> dict[int, RankEvidence]:
+    """What was seen, by rank."""
+    return {one.rank: one for told in case.evidence.values() for one in told.ranks}
+
+
+def _seen(seen: RankEvidence | None) -> tuple[str, ...]:
+    """Where the thread is that explains the rank, and what was written last."""
+    if seen is None:
+        return ()
+    frames = telling_frames(seen)
+    said = (f"{signals.LAST_OUTPUT}: {seen.last_line}",) if seen.last_line else ()
+    kept = (*frames[: signals.LINES_MAX - len(said)], *said)
+    return tuple(line[: signals.TEXT_CHARACTERS] for line in kept)

@@ -1,0 +1,115 @@
+"""Log rules that the job keeps as a whole (`some`): whether they hang, by what every node says.
+
+Counts are kept, so that a report costs the same in a job of any size; `log_rule_events` says in one
+function what they amount to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from unbroken.core.job.events import PodUid
+from unbroken.core.job.gang import Stage
+from unbroken.core.job.recovery.signals import TEXT_CHARACTERS
+from unbroken.core.job.roster import Member
+from unbroken.core.job.state import JobState
+from unbroken.spec.incident import Signal
+from unbroken.spec.log_rule_ranks import Scope
+from unbroken.wire.agent import AgentReport, FaultKind, RuleState, RuleView
+
+Key = tuple[str, int]
+"""A rule's name, and its number among those of the same name."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Nodes of the attempt by what they say of a rule."""
+
+    silent: int = 0
+    """Never heard it."""
+    silent_past: int = 0
+    """Never heard it, and are past its start cut-off."""
+    hearing: int = 0
+    lost: int = 0
+    """Heard it once, and no longer."""
+
+    def add(self, view: RuleView, count: int) -> None:
+        is_hanging = view.state is RuleState.HANGING
+        if not view.matches and is_hanging:
+            self.silent_past += count
+        elif not view.matches:
+            self.silent += count
+        elif is_hanging:
+            self.lost += count
+        else:
+            self.hearing += count
+
+    def hangs(self, nnodes: int) -> bool:
+        """Nodes that heard the rule must all have lost it, or none ever heard it in time."""
+        if self.silent + self.silent_past + self.hearing + self.lost < nnodes or self.hearing:
+            return False
+        return bool(self.lost) or not self.silent
+
+
+class Hangs:
+    """The rules of one job, in the attempt that runs."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._attempt = -1
+        self._told: dict[PodUid, tuple[RuleView, ...]] = {}
+        self._tallies: dict[Key, Tally] = {}
+
+    def signs(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
+        """The rules that hang now that this agent has reported."""
+        state, uid, views = self._state, member.uid, report.log_rules
+        is_part = state.gang.stage is not Stage.HALTED and uid in state.gang.ranks
+        if not views or not is_part or member.attempt_of(report) != state.attempt:
+            return []
+        if self._attempt != state.attempt:
+            self._attempt = state.attempt
+            self._told.clear()
+            self._tallies.clear()
+        before = self._told.get(uid, ())
+        if before == views:
+            return []
+        self._told[uid] = views
+        for count, said in ((-1, before), (1, views)):
+            for key, view in shared(said):
+                tally = self._tallies.setdefault(key, Tally())
+                tally.add(view, count)
+                if tally == Tally():
+                    del self._tallies[key]
+        hanging = [key for key, tally in self._tallies.items() if tally.hangs(state.nnodes)]
+        return [self._sign(key, now) for key in hanging]
+
+    def _sign(self, key: Key, now: float) -> Signal:
+        """By the rank that was heard last, where any was."""
+        told = ((uid, dict(shared(views)).get(key)) for uid, views in self._told.items())
+        said = {uid: view for uid, view in told if view is not None}
+        uid = max(said, key=lambda uid: said[uid].last_match_at or 0.0)
+        last = said[uid]
+        text = f"LogHang_{key[0]}: no rank of the job logs a match any more"
+        if not last.matches:
+            text = f"LogHang_{key[0]}: no rank of the job has logged a match since the start"
+            return Signal(now, FaultKind.LOG_RULE.value, text[:TEXT_CHARACTERS])
+        member = self._state.roster.members.get(uid)
+        return Signal(
+            now,
+            FaultKind.LOG_RULE.value,
+            f"{text}; last on rank {last.last_rank}"[:TEXT_CHARACTERS],
+            pod=member.view.name if member else "",
+            node=(member.view.node if member else None) or "",
+            rank=last.last_rank,
+            evidence=(last.last_line[:TEXT_CHARACTERS],),
+        )
+
+
+def shared(views: tuple[RuleView, ...]) -> Iterator[tuple[Key, RuleView]]:
+    """The rules of a node that are the job's as a whole."""
+    seen: dict[str, int] = {}
+    for view in views:
+        if view.ranks == Scope.JOB.value:
+            number = seen[view.name] = seen.get(view.name, -1) + 1
+            yield (view.name, number), view

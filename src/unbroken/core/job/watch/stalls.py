@@ -1,0 +1,356 @@
+"""What the agents' watchdogs say, as the job's: which alarms stand, and whether nobody gets on.
+
+Counts are kept, so that a report costs the same in a job of any size.  Nothing is ordered here: an
+alarm that may act is a suspicion (`core.job.watch.examination`), or a fault where looking would
+show nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from unbroken.core.job.deadlines import earliest as first_of
+from unbroken.core.job.events import PodUid
+from unbroken.core.job.gang import Stage
+from unbroken.core.job.recovery import signals
+from unbroken.core.job.recovery.incidents import UNCHARGED
+from unbroken.core.job.state import JobState
+from unbroken.core.wording import counted
+from unbroken.spec.detectors import Detector, Mode
+from unbroken.spec.incident import Signal
+from unbroken.spec.ledger import Record
+from unbroken.wire.agent import AgentReport, AgentState
+from unbroken.wire.observation import Alarm, RankWatch
+
+from .origins import Origin, Place, earliest, slowest
+
+EVENTS_MAX = 5
+"""Of a detector in one attempt; more of the same says nothing new."""
+SPIN_SECONDS = 30.0
+"""A rank that computes in one place is given at least this, more than one that waits."""
+NOBODY_SECONDS = 60.0
+"""Ranks that all wait for each other are given at least this: links that flap come back within 30 s
+as a rule, and a rank that was late is on its way."""
+PATIENCE_TIMES = 3.0
+"""And both so many times what is usual, but no more than this unless that is usual."""
+PATIENCE_SECONDS_MAX = 600.0
+_ALL = (Detector.SILENT, Detector.SPINNING)
+"""They count only when they are the whole job's."""
+COMPARED = (Detector.NAN, Detector.SPIKE, Detector.SLOW)
+"""Ranks that train in step have them within moments of each other, wherever they began."""
+COMPARE_SECONDS = 2.0
+"""For the alarms of the other ranks to come."""
+EXAMINED = (Detector.STOPPED, Detector.STUCK)
+"""Detectors of one rank that a look can confirm."""
+_NAMES = {one.value: one for one in Detector}
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Every rank that has a rhythm is silent."""
+
+    since: float
+    """The last sign of life of any of them."""
+    allowed: float
+    """The longest silence that is usual for one."""
+    found_at: float
+    ranks: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one agent's report amounts to."""
+
+    watch: tuple[RankWatch, ...] = ()
+    rhythmic: int = 0
+    silent: int = 0
+
+
+class Stalls:
+    """The alarms of one job, in the attempt that runs."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._attempt = -1
+        self._told: dict[PodUid, _Told] = {}
+        self._rhythmic = self._silent = 0
+        self._standing: dict[Detector, dict[Place, Alarm]] = {one: {} for one in Detector}
+        self._episodes: set[Detector] = set()
+        self._events: Counter[Detector] = Counter()
+        self._alarmed: dict[Detector, dict[Place, Alarm]] = {one: {} for one in COMPARED}
+        """First alarms of the episode, those that were cleared too."""
+        self._due: dict[Detector, float] = {}
+        """When it is judged where an episode began."""
+        self._faults: list[Signal] = []
+        self.stall: Stall | None = None
+        self.late: dict[Place, RankWatch] = {}
+        """Ranks that show nothing for longer than they usually do: worth a look."""
+
+    def take(self, uid: PodUid, report: AgentReport, now: float) -> None:
+        """An agent of the attempt that runs says how its ranks are."""
+        self._begin(now)
+        # What has come to its end is no longer silent, whatever was said of it last.
+        watch = () if report.state is AgentState.COMPLETED else report.watch
+        before = self._told.get(uid, _Told())
+        if before.watch is watch:
+            return
+        after = _told(watch)
+        self._told[uid] = after
+        for rank in before.watch:
+            self.late.pop((uid, rank.rank), None)
+        self.late |= {(uid, one.rank): one for one in watch if one.late_since is not None}
+        self._rhythmic += after.rhythmic - before.rhythmic
+        self._silent += after.silent - before.silent
+        if any(rank.alarms for rank in before.watch) or any(rank.alarms for rank in watch):
+            self._count(uid, before.watch, watch, now)
+        self._judge(now)
+
+    def faults(self, now: float) -> list[Signal]:
+        """New faults that need no look."""
+        if self._state.gang.stage is not Stage.HALTED:
+            self._begin(now)
+        for detector in [one for one, at in self._due.items() if now >= at]:
+            self._decide(detector, now)
+        found, self._faults = self._faults, []
+        return found
+
+    def deadline(self) -> float | None:
+        """When time alone will change something here."""
+        return first_of(*self._due.values())
+
+    def overtaken(self, now: float) -> list[Signal]:
+        """Faults that would have been found in a moment, when another has ended the attempt."""
+        for detector in list(self._due):
+            self._decide(detector, now)
+        found, self._faults = self._faults, []
+        return found
+
+    def close(self) -> None:
+        """End the book of an attempt that is over: what stood was right if a fault has ended it."""
+        state = self._state
+        if self._attempt < 0 or state.gang.stage is not Stage.HALTED:
+            return
+        for detector in list(self._due):
+            self._decide(detector, float("inf"))
+        attempt, fault = state.broken
+        if attempt == self._attempt and fault not in UNCHARGED:
+            for detector in list(self._episodes):
+                self._close(detector, is_right=True)
+        self._forget()
+
+    def watch(self, rank: int) -> RankWatch | None:
+        """What the agent of a rank sees of it; None: nothing was told."""
+        views = (one for told in self._told.values() for one in told.watch)
+        return next((one for one in views if one.rank == rank), None)
+
+    def confirm(self) -> None:
+        """A look has shown that the job hangs, before all ranks were silent for long."""
+        self._episodes.add(self.silence())
+
+    def mode(self, detector: Detector) -> Mode:
+        """What it may do in this job."""
+        return self._state.options.detectors[detector]
+
+    def silence(self) -> Detector:
+        """The detector that speaks for a stall."""
+        return Detector.SPINNING if self._standing[Detector.SPINNING] else Detector.SILENT
+
+    def suspects(self) -> Iterator[tuple[Detector, Place, Alarm]]:
+        """Alarms of single ranks that may act once a look has confirmed them."""
+        for detector in EXAMINED:
+            if self.mode(detector) is Mode.ACT:
+                for place, alarm in self._standing[detector].items():
+                    yield detector, place, alarm
+
+    def stands(self, detector: Detector, place: Place) -> bool:
+        """Whether the alarm has not been cleared."""
+        return place in self._standing[detector]
+
+    def patience(self, stall: Stall, seconds: float) -> float:
+        """Until when a silence is given time, at least so many seconds."""
+        times = min(PATIENCE_TIMES * stall.allowed, max(stall.allowed, PATIENCE_SECONDS_MAX))
+        return stall.since + max(seconds, times)
+
+    def signal(self, detector: Detector, place: Place, alarm: Alarm, now: float) -> Signal:
+        """A rank's alarm as a sign of a fault."""
+        uid, rank = place
+        member = self._state.roster.members.get(uid)
+        step = next((w.step for w in self._told[uid].watch if w.rank == rank), None)
+        return Signal(
+            min(alarm.since, now),
+            signals.BY_DETECTOR[detector],
+            alarm.why[: signals.TEXT_CHARACTERS],
+            pod=member.view.name if member else "",
+            node=(member.view.node if member else None) or "",
+            rank=rank,
+            step=step if alarm.step is None else alarm.step,
+        )
+
+    def _begin(self, now: float) -> None:
+        """Hear the agents anew when another attempt runs."""
+        order = self._state.gang.order
+        if order is None or order.attempt == self._attempt:
+            return
+        self._forget()
+        self._attempt = order.attempt
+        for uid in self._state.gang.ranks:
+            member = self._state.roster.members.get(uid)
+            report = member.report if member else None
+            if member and report and member.attempt_of(report) == order.attempt:
+                self._state.watched[uid] = report.watch
+                self.take(uid, report, now)
+
+    def _count(
+        self, uid: PodUid, before: tuple[RankWatch, ...], after: tuple[RankWatch, ...], now: float
+    ) -> None:
+        """Note which alarms of a node stand now."""
+        gone = {(one, rank.rank) for rank in before for one, _ in _alarms(rank)}
+        for rank in after:
+            for detector, alarm in _alarms(rank):
+                gone.discard((detector, rank.rank))
+                place = (uid, rank.rank)
+                if place not in self._standing[detector]:
+                    self._standing[detector][place] = alarm
+                    self._raised(detector, place, alarm, now)
+                self._standing[detector][place] = alarm
+        for detector, number in gone:
+            self._standing[detector].pop((uid, number), None)
+
+    def _raised(self, detector: Detector, place: Place, alarm: Alarm, now: float) -> None:
+        if detector in COMPARED:
+            self._alarmed[detector].setdefault(place, alarm)
+        elif detector not in (*_ALL, *EXAMINED) and self.mode(detector) is Mode.ACT:
+            self._faults.append(self.signal(detector, place, alarm, now))
+
+    def _judge(self, now: float) -> None:
+        """Begin and end the episodes."""
+        is_silent = 0 < self._silent == self._rhythmic
+        if is_silent and self.stall is None:
+            self.stall = self._find_stall(now)
+            self._open(self.silence(), self._stall_text(self.stall))
+        elif is_silent and self.stall and self._is_spin_new():
+            self._episodes.discard(Detector.SILENT)
+            self._open(Detector.SPINNING, self._stall_text(self.stall))
+        elif self.stall is not None and not is_silent:
+            self.stall = None
+            for detector in _ALL:
+                self._close(detector, is_right=False)
+        for detector, standing in self._standing.items():
+            if detector in _ALL:
+                continue
+            if standing and detector in COMPARED:
+                self._compare(detector, now)
+            elif standing and detector not in self._episodes:
+                place, alarm = next(iter(standing.items()))
+                self._open(detector, f"rank {place[1]}: {alarm.why}")
+            elif not standing:
+                self._close(detector, is_right=False)
+
+    def _compare(self, detector: Detector, now: float) -> None:
+        """Wait for the others, and no longer than until all are heard."""
+        if detector not in self._episodes:
+            self._episodes.add(detector)
+            self._due[detector] = now + COMPARE_SECONDS
+        is_whole = self._told.keys() >= self._state.gang.ranks.keys()
+        if detector in self._due and is_whole:
+            ranks = sum(len(told.watch) for told in self._told.values())
+            if len(self._alarmed[detector]) == ranks:
+                self._decide(detector, now)
+
+    def _decide(self, detector: Detector, now: float) -> None:
+        """Say where it began; a restart helps nobody where all ranks are as slow."""
+        del self._due[detector]
+        is_slow = detector is Detector.SLOW
+        watch = {(uid, w.rank): w for uid, told in self._told.items() for w in told.watch}
+        origin = (slowest if is_slow else earliest)(self._alarmed[detector], watch)
+        mode, stands = self.mode(detector), bool(self._standing[detector])
+        if mode is Mode.ACT and stands and (origin.places or not is_slow):
+            self._faults.append(self._origin_signal(detector, origin, now))
+        elif mode is Mode.WARN or (mode is Mode.ACT and stands):
+            self._warn(detector, f"{origin.who}: {origin.text}")
+
+    def _origin_signal(self, detector: Detector, origin: Origin, now: float) -> Signal:
+        alarm = replace(origin.alarm, why=origin.text)
+        if len(origin.places) == 1:
+            return self.signal(detector, origin.places[0], alarm, now)
+        pods = {uid for uid, _ in origin.places}
+        if len(pods) == 1:
+            return replace(self.signal(detector, origin.places[0], alarm, now), rank=None)
+        text = f"{origin.who}: {origin.text}"[: signals.TEXT_CHARACTERS]
+        return Signal(min(alarm.since, now), signals.BY_DETECTOR[detector], text, step=alarm.step)
+
+    def _is_spin_new(self) -> bool:
+        return Detector.SILENT in self._episodes and self.silence() is Detector.SPINNING
+
+    def _find_stall(self, now: float) -> Stall:
+        # Once in an episode: every rank is looked at.
+        silent = [w for told in self._told.values() for w in told.watch if _is_silent(w)]
+        since = max(a.since for w in silent for d, a in _alarms(w) if d in _ALL)
+        allowed = max(w.allowed_seconds or 0.0 for w in silent)
+        return Stall(min(since, now), allowed, now, len(silent))
+
+    def _stall_text(self, stall: Stall) -> str:
+        ranks = counted(stall.ranks, "rank")
+        usual = f", {stall.allowed:.0f} s are usual at most" if stall.allowed else ""
+        return f"no sign of life from {ranks} for {stall.found_at - stall.since:.0f} s{usual}"
+
+    def _open(self, detector: Detector, text: str) -> None:
+        self._episodes.add(detector)
+        if self.mode(detector) is Mode.WARN:
+            self._warn(detector, text)
+
+    def _warn(self, detector: Detector, text: str) -> None:
+        self._events[detector] += 1
+        if self._events[detector] <= EVENTS_MAX:
+            self._state.tell(signals.BY_DETECTOR[detector], text, is_warning=True)
+
+    def _close(self, detector: Detector, *, is_right: bool) -> None:
+        if detector not in self._episodes:
+            return
+        if detector in self._due:
+            self._decide(detector, float("inf"))
+        if detector in COMPARED:
+            self._alarmed[detector].clear()
+        self._episodes.discard(detector)
+        if self.mode(detector) is Mode.OFF:
+            return
+        ledger = self._state.ledger
+        old = ledger.detectors.get(detector.value, Record())
+        new = replace(old, right=old.right + is_right, wrong=old.wrong + (not is_right))
+        detectors = {**ledger.detectors, detector.value: new}
+        self._state.set_ledger(replace(ledger, detectors=detectors))
+
+    def _forget(self) -> None:
+        self._attempt = -1
+        self._told.clear()
+        self.late.clear()
+        self._rhythmic = self._silent = 0
+        for standing in self._standing.values():
+            standing.clear()
+        self._episodes.clear()
+        self._events.clear()
+        self._due.clear()
+        for alarmed in self._alarmed.values():
+            alarmed.clear()
+        self._faults.clear()
+        self.stall = None
+
+
+def _told(watch: tuple[RankWatch, ...]) -> _Told:
+    silent = [_is_silent(rank) for rank in watch]
+    rhythmic = [rank.allowed_seconds is not None for rank in watch]
+    return _Told(watch, sum(map(max, silent, rhythmic)), sum(silent))
+
+
+def _is_silent(rank: RankWatch) -> bool:
+    return any(detector in _ALL for detector, _ in _alarms(rank))
+
+
+def _alarms(rank: RankWatch) -> Iterator[tuple[Detector, Alarm]]:
+    """Those of detectors that are known here."""
+    for alarm in rank.alarms:
+        detector = _NAMES.get(alarm.detector)
+        if detector is not None:
+            yield detector, alarm

@@ -1,0 +1,174 @@
+"""Ranks that do not move from look to look, while no rank makes a step: a certain hang.
+
+A single look cannot tell a pause from a hang.  Two can, where ranks wait in a collective for others
+that are elsewhere: if no rank has made a step, and those others are where they were, without work.
+How long they are given depends on what they wait for: slow storage and a slow peer look like a hang
+for a while.  If every rank waits in a collective and none moves, the job hangs as well: a message
+was lost, or different collectives were called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from unbroken.core.diagnosis.doings import (
+    BUSY_SHARE,
+    COLLECTIVE,
+    GIL_IDLE_SHARE,
+    GPU,
+    WAITING,
+    Doing,
+    Kind,
+    all_doings,
+    parts,
+    telling_frames,
+)
+from unbroken.core.diagnosis.stacks import IO_NOISE_BYTES, spins, works
+from unbroken.wire.observation import RankEvidence
+
+LOOKS_MIN = 2
+SLOW_LOOKS_MIN = 3
+"""Looks, where the ranks wait for something outside or compute."""
+SLOW_SECONDS, STUCK_SECONDS, CHECKPOINT_SECONDS, COMPILE_SECONDS = 30.0, 60.0, 120.0, 600.0
+ALL_WAIT_SECONDS = 60.0
+"""Silence that is given where every rank waits: a link that flaps comes back within 30 s as a
+rule.  Where they wait in different collectives, SLOW_SECONDS are given."""
+_SECONDS: Mapping[Kind, float] = {
+    Kind.DATA: SLOW_SECONDS,
+    Kind.CHILD: SLOW_SECONDS,
+    Kind.FILES: SLOW_SECONDS,
+    Kind.NETWORK: SLOW_SECONDS,
+    Kind.COMPUTE: SLOW_SECONDS,
+    Kind.STUCK: STUCK_SECONDS,
+    Kind.CHECKPOINT: CHECKPOINT_SECONDS,
+}
+"""Silence that is given to a rank that does this; none for what only sleeps, waits for a lock or
+holds the GIL."""
+_COMPILER = re.compile(r"\b(?:torch/_(?:dynamo|inductor|functorch)|triton)/")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What stays the same while a rank does not move."""
+
+    pid: int
+    phase: str
+    step: int | None
+    last_output_at: float | None
+    functions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What several looks in a row have shown alike."""
+
+    places: Mapping[int, _Place]
+    """Of the ranks that keep the others waiting, or of all ranks if all wait."""
+    steps: Mapping[int, int | None]
+    looks: int
+    seconds: float
+    """Silence that they are given, by what they do; the longest of all looks."""
+    is_spinning: bool
+    """One of them computes in one place."""
+    is_mutual: bool = False
+    """Every rank waits for the others."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that keep the others waiting; none, if all wait."""
+        return () if self.is_mutual else tuple(sorted(self.places))
+
+    @property
+    def is_slow(self) -> bool:
+        """They may wait for something that is only slow."""
+        return self.seconds > 0
+
+    def is_certain(self, silent_seconds: float) -> bool:
+        """Whether it is a hang after a silence of so long."""
+        looks = SLOW_LOOKS_MIN if self.is_slow else LOOKS_MIN
+        return self.looks >= looks and silent_seconds >= self.seconds
+
+
+def stand(before: Standing | None, evidence: Sequence[RankEvidence], world: int) -> Standing | None:
+    """What this look and those before show of `world` ranks; None: nothing stands still for sure.
+
+    A rank that could not be read may be the one that works, so that every rank must be known."""
+    ranks = {one.rank: one for one in evidence}
+    doings = all_doings(ranks)
+    away = [rank for rank, what in doings.items() if what.kind not in WAITING]
+    # One that has ended has its own rules, and one under a debugger is a person's.
+    kinds = {what.kind for what in doings.values()}
+    is_known = len(ranks) >= world and not kinds & {Kind.UNKNOWN, Kind.GONE}
+    is_known = is_known and all(one.state != "t" for one in evidence)
+    if not is_known or len(away) * 2 > len(ranks):
+        return None
+    if not away and not _all_wait(ranks, doings):
+        return None
+    if any(works(ranks[rank], doings[rank]) or not _is_same(ranks[rank]) for rank in away):
+        return None
+    found = Standing(
+        {rank: _place(ranks[rank]) for rank in away or ranks},
+        {rank: one.step for rank, one in ranks.items()},
+        1,
+        max((_seconds(ranks[rank], doings[rank]) for rank in away), default=_mutual(doings)),
+        any(spins(ranks[rank], doings[rank]) for rank in away),
+        is_mutual=not away,
+    )
+    if before is None or (before.places, before.steps) != (found.places, found.steps):
+        return found
+    return replace(
+        found,
+        looks=before.looks + 1,
+        seconds=max(found.seconds, before.seconds),
+        is_spinning=found.is_spinning or before.is_spinning,
+    )
+
+
+def _all_wait(ranks: Mapping[int, RankEvidence], doings: Mapping[int, Doing]) -> bool:
+    """Whether all ranks idle in collectives of which the host waits for the end itself.
+
+    One that waits for its GPU may wait for what it has given the GPU to do."""
+    return len(ranks) > 1 and all(
+        doings[rank].kind is Kind.COLLECTIVE
+        and doings[rank].words != GPU
+        and _is_same(one)
+        and one.cpu_share is not None
+        and one.cpu_share < BUSY_SHARE
+        and (one.io_bytes or 0) <= IO_NOISE_BYTES
+        for rank, one in ranks.items()
+    )
+
+
+def _mutual(doings: Mapping[int, Doing]) -> float:
+    """Silence that ranks are given that all wait for each other."""
+    names = {what.words for what in doings.values() if what.words != COLLECTIVE}
+    return SLOW_SECONDS if len(names) > 1 else ALL_WAIT_SECONDS
+
+
+def is_unread(one: RankEvidence) -> bool:
+    """Whether there was no time to read the stack of a process that lives."""
+    return not one.threads and one.state not in ("", "Z", "X")
+
+
+def _is_same(one: RankEvidence) -> bool:
+    return one.is_same is True or one.state in ("T", "D")
+
+
+def _place(one: RankEvidence) -> _Place:
+    """Python's functions only: native ones are read where there is time for it."""
+    names = tuple(
+        function
+        for function, file in map(parts, telling_frames(one))
+        if ".py:" in file or file.startswith("<")
+    )
+    return _Place(one.pid, one.phase, one.step, one.last_output_at, names)
+
+
+def _seconds(one: RankEvidence, what: Doing) -> float:
+    frames = one.threads[0].frames if one.threads else ()
+    if any(map(_COMPILER.search, frames)):
+        return COMPILE_SECONDS
+    is_busy = (one.cpu_share or 0.0) >= GIL_IDLE_SHARE
+    return max(_SECONDS.get(what.kind, 0.0), SLOW_SECONDS if is_busy else 0.0)

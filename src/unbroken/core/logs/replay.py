@@ -1,0 +1,160 @@
+"""Recorded logs through a job's rules: what they would have found, when, on whom.
+
+The evaluator is the agent's own.  Rules that the job keeps as a whole see all ranks in one
+machine, which comes to the same as `hanging_rules` over all nodes; rules that each node keeps for
+itself have a machine a node.  What only an agent knows - that a rank has ended well - no log tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from unbroken.spec.log_rule_ranks import Scope
+from unbroken.wire.agent import RuleView
+
+from .recorded import Line, Place
+from .rule_config import CompiledRule
+from .rule_events import Effect, Lines, RuleRecovered, RuleViolated, Started, Tick
+from .rules import LogRules
+
+
+@dataclass(slots=True)
+class Found:
+    """A rule would have fired."""
+
+    violation: RuleViolated
+    newest: Line | None
+    """The newest match of the rank that is blamed; None: there was none."""
+    over_at: float | None = None
+    """When the log went on as if nothing was."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What the log has of a rule."""
+
+    name: str
+    node: int | None
+    """None: of the job as a whole."""
+    matches: int = 0
+    first_at: float | None = None
+    last_at: float | None = None
+    place: Place | None = None
+    by_rank: dict[int, Line] = field(default_factory=dict)
+    """The newest match of each."""
+    gap_seconds: float = 0.0
+    """Longest time between two matches, by whomever."""
+    gap_place: Place | None = None
+    """The match after it."""
+
+
+@dataclass(slots=True)
+class _Machine:
+    node: int | None
+    rules: LogRules
+    heard: list[Heard]
+    hits: int = 0
+
+
+class Replay:
+    """One attempt of a job."""
+
+    def __init__(self, rules: Sequence[CompiledRule], ranks: Iterable[int], nproc: int) -> None:
+        self.found: list[Found] = []
+        self.lines = 0
+        self.strange: set[int] = set()
+        """Ranks that wrote and are not of the job; nothing was heard of them."""
+        whole = [rule for rule in rules if rule.watch.scope is not Scope.NODE]
+        ranks = sorted(ranks)
+        self._nproc, self._ranks = nproc, frozenset(ranks)
+        self._whole = self._machine(None, whole, ranks)
+        own = [rule for rule in rules if rule.watch.scope is Scope.NODE]
+        nodes = sorted({rank // nproc for rank in ranks}) if own else []
+        self._nodes = {
+            node: self._machine(node, own, [r for r in ranks if r // nproc == node])
+            for node in nodes
+        }
+        self._machines = [one for one in (self._whole, *self._nodes.values()) if one.heard]
+
+    @staticmethod
+    def _machine(node: int | None, rules: Sequence[CompiledRule], ranks: Sequence[int]) -> _Machine:
+        built = LogRules(rules, ranks)
+        return _Machine(node, built, [Heard(view.name, node) for view in built.views()])
+
+    def start(self, at: float) -> None:
+        """Workers run from then on."""
+        for one in self._machines:
+            one.rules.step(Started(), at)
+
+    def read(self, line: Line) -> None:
+        """Take in the next line; times never go back."""
+        self.lines += 1
+        if line.rank not in self._ranks:
+            self.strange.add(line.rank)
+            return
+        own = self._nodes.get(line.rank // self._nproc)
+        event = Lines(line.rank, line.stream, (line.text,))
+        for one in (self._whole, own):
+            if one is None or not one.heard:
+                continue
+            self._tick(one, line.at)
+            effects = one.rules.step(event, line.at)
+            if one.rules.hits != one.hits:
+                self._count(one, line)
+            if effects:
+                self._tell(one, effects)
+
+    def end(self, at: float) -> None:
+        """The job went on until then."""
+        for one in self._machines:
+            self._tick(one, at)
+
+    def views(self) -> list[tuple[Heard, RuleView]]:
+        """Every rule as it stands."""
+        return [
+            pair
+            for one in self._machines
+            for pair in zip(one.heard, one.rules.views(), strict=True)
+        ]
+
+    def would_follow(self) -> list[RuleViolated]:
+        """What comes if nobody ever logs again; nothing can be read after this."""
+        later: list[RuleViolated] = []
+        for one in self._machines:
+            while (deadline := one.rules.deadline()) is not None:
+                effects = one.rules.step(Tick(), deadline)
+                later += [effect for effect in effects if isinstance(effect, RuleViolated)]
+        return sorted(later, key=lambda violation: violation.at)
+
+    def _tick(self, one: _Machine, until: float) -> None:
+        while (deadline := one.rules.deadline()) is not None and deadline < until:
+            self._tell(one, one.rules.step(Tick(), deadline))
+
+    def _count(self, one: _Machine, line: Line) -> None:
+        one.hits = one.rules.hits
+        for heard, matches in zip(one.heard, one.rules.matches(), strict=True):
+            if matches == heard.matches:
+                continue
+            if heard.last_at is not None and line.at - heard.last_at > heard.gap_seconds:
+                heard.gap_seconds, heard.gap_place = line.at - heard.last_at, line.place
+            heard.matches, heard.last_at, heard.place = matches, line.at, line.place
+            heard.by_rank[line.rank] = line
+            heard.first_at = line.at if heard.first_at is None else heard.first_at
+
+    def _tell(self, one: _Machine, effects: Sequence[Effect]) -> None:
+        newest = {heard.name: heard.by_rank for heard in one.heard}
+        for effect in effects:
+            if isinstance(effect, RuleViolated):
+                found = newest[effect.rule]
+                line = None if effect.rank is None else found.get(effect.rank)
+                self.found.append(Found(effect, line))
+                continue
+            self._end(effect)
+
+    def _end(self, recovered: RuleRecovered) -> None:
+        for found in reversed(self.found):
+            what = found.violation
+            if (what.rule, what.kind) == (recovered.rule, recovered.kind) and not found.over_at:
+                found.over_at = recovered.at
+                return

@@ -1,0 +1,92 @@
+"""The log rules in a document: a job, a fragment of one (`runPolicy`), or the bare list.
+
+Read for themselves, so that rules can be tried before the rest of the job can be run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from unbroken.errors import SpecError
+from unbroken.spec.log_rule_ranks import Watch, read_watches, watch_of
+from unbroken.spec.parse import LOG_RULE_RANKS
+from unbroken.spec.problems import ManifestError, Report
+
+from .rule_config import CompiledRule, read_rules
+
+KEY = "logMonitoringConfiguration"
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSet:
+    """The rules of one document, as they were written."""
+
+    name: str
+    """Of the job; empty where it has none."""
+    path: str
+    """Of the list in its document."""
+    entries: tuple[Any, ...]
+    nnodes: int | None = None
+    nproc: int | None = None
+    """None: the document does not say it in numbers."""
+    watches: Mapping[str, Watch] | None = None
+
+    def compiled(self) -> tuple[CompiledRule, ...]:
+        """The rules, to be run.  Raises ManifestError with all that is wrong."""
+        report = Report()
+        rules = read_rules(self.entries, report)
+        if report.problems:
+            raise ManifestError("the list of log rules", report.problems)
+        return tuple(
+            replace(rule, watch=watch_of(rule.spec.name, self.watches or {})) for rule in rules
+        )
+
+
+def rule_sets(documents: Sequence[Any]) -> list[RuleSet]:
+    """Of all documents that have rules.  Raises SpecError for a bad annotation."""
+    found = []
+    for document in documents:
+        for path in ((), ("spec", "runPolicy"), ("runPolicy",)):
+            entries = _at(document, (*path, KEY))
+            if isinstance(entries, Sequence) and not isinstance(entries, str):
+                found.append(_of(document, ".".join((*path, KEY)), entries))
+                break
+        else:
+            if _is_list_of_rules(document):
+                found.append(RuleSet("", KEY, tuple(document)))
+    return found
+
+
+def _is_list_of_rules(document: Any) -> bool:
+    return isinstance(document, list) and any(_at(one, ("logPattern",)) for one in document)
+
+
+def _of(document: Any, path: str, entries: Sequence[Any]) -> RuleSet:
+    name, nproc = _at(document, ("metadata", "name")), _at(document, ("spec", "nprocPerNode"))
+    annotation = _at(document, ("metadata", "annotations", LOG_RULE_RANKS))
+    replicas = _at(document, ("spec", "replicaSpecs"))
+    counts = [_at(one, ("replicas",)) or 1 for one in replicas or () if isinstance(one, Mapping)]
+    return RuleSet(
+        name=str(name or ""),
+        path=path,
+        entries=tuple(entries),
+        nnodes=sum(counts) if all(isinstance(one, int) for one in counts) else None,
+        nproc=int(nproc) if str(nproc).isdecimal() and int(nproc) > 0 else None,
+        watches=read_watches(str(annotation)) if annotation else {},
+    )
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def the_one(sets: Sequence[RuleSet], file: str) -> RuleSet:
+    """SpecError where there is none, or more."""
+    if len(sets) == 1:
+        return sets[0]
+    what = f"has {len(sets)} documents with log rules; give one" if sets else f"has no {KEY}"
+    raise SpecError(f"{file} {what}")

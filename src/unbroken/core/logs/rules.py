@@ -1,0 +1,288 @@
+"""Judges a worker's output by the job's log rules, line by line and by deadline.
+
+One `LogRules` serves one node for one attempt.  The fields mean what HyperPod's documentation and
+its agent 1.1.3 say, with these differences:
+
+- Lines of every rank count, of stdout and stderr; `log_rule_config` says who *must* log.
+- Violations come at their deadline.  A line that was written in time but read late still counts:
+  only a tick finds a hang, and a driver must hand over everything that can be read before it.
+- Values: see `log_values`.
+- When the rank that matched last ends well, the rule rests until another matches.
+
+A line's matches count before it stops rules.  FAULTED stays for the attempt; HANGING and SLOW end
+with the next good line, and can come again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from unbroken.spec.log_rule_ranks import Scope
+from unbroken.wire.agent import RuleState, RuleView
+
+from .patterns import PatternSet
+from .rule_config import CompiledRule
+from .rule_events import (
+    Effect,
+    Event,
+    Lines,
+    Paused,
+    RankEnded,
+    RuleRecovered,
+    RuleViolated,
+    Started,
+    Tick,
+    Violation,
+)
+from .values import Meter
+
+SHOWN_CHARACTERS = 500
+"""Of a user's line in an effect or a view."""
+
+
+@dataclass(slots=True, eq=False)
+class _Clock:
+    """What is expected of a rank, or of the node's ranks together."""
+
+    limit: float | None
+    """Seconds from `since` within which a match must come: start cut-off, then frequency."""
+    rank: int | None = None
+    """Who matched last, or whose clock it is."""
+    since: float | None = None
+    has_matched: bool = False
+    is_overdue: bool = False
+    is_stopped: bool = False
+    is_resting: bool = False
+
+    @property
+    def deadline(self) -> float:
+        if self.since is None or not self.limit:
+            return math.inf
+        if self.is_overdue or self.is_stopped or self.is_resting:
+            return math.inf
+        return self.since + self.limit
+
+
+class _Rule:
+    """One rule on this node and what it has seen."""
+
+    def __init__(self, compiled: CompiledRule, ranks: Collection[int], nnodes: int) -> None:
+        spec, watch = compiled.spec, compiled.watch
+        self.compiled = compiled
+        self.name = spec.name
+        self.is_per_rank = watch.scope is Scope.RANK
+        self.is_decisive = watch.scope is not Scope.JOB or nnodes == 1
+        self.meter = compiled.meter()
+        self.clocks: dict[int, _Clock]
+        """By rank; one and the same for all where they are expected together."""
+        limit = spec.expected_start_cut_off_in_seconds
+        if self.is_per_rank:
+            watched = [rank for rank in ranks if watch.ranks is None or rank in watch.ranks]
+            self.clocks = {rank: _Clock(limit, rank) for rank in watched}
+        else:
+            self.clocks = dict.fromkeys(ranks, _Clock(limit))
+        self.each_clock = tuple(dict.fromkeys(self.clocks.values()))
+        self.is_faulted = False
+        self.matches = 0
+        self.at: float | None = None
+        self.rank: int | None = None
+        self.stream = ""
+        self.line = b""
+
+    @property
+    def state(self) -> RuleState:
+        if self.is_faulted:
+            return RuleState.FAULTED
+        if any(clock.is_overdue for clock in self.each_clock):
+            return RuleState.HANGING
+        if all(clock.is_stopped for clock in self.each_clock):
+            return RuleState.STOPPED
+        if self.meter and self.meter.is_slow:
+            return RuleState.SLOW
+        return RuleState.HEALTHY if self.matches else RuleState.WAITING
+
+    def view(self) -> RuleView:
+        return RuleView(
+            name=self.name,
+            state=self.state,
+            ranks=str(self.compiled.watch),
+            matches=self.matches,
+            bad_points=self.meter.bad_points if self.meter else 0,
+            unreadable=self.meter.unreadable if self.meter else 0,
+            last_match_at=self.at,
+            last_rank=self.rank,
+            last_stream=self.stream,
+            last_line=shown(self.line),
+            last_value=self.meter.last[:SHOWN_CHARACTERS] if self.meter else "",
+        )
+
+    def stop(self, clock: _Clock, rank: int) -> None:
+        """Its stopPattern came: nothing more is expected."""
+        clock.is_stopped, clock.is_overdue = True, False
+        if self.meter:
+            self.meter.forget(rank if self.is_per_rank else None)
+
+    def violated(self, kind: Violation, at: float, why: str) -> RuleViolated:
+        """By the newest matching line."""
+        is_slow = kind is Violation.SLOW and self.meter
+        value = self.meter.last_value if is_slow and self.meter else None
+        return RuleViolated(
+            self.name, kind, at, why, self.rank, self.stream, shown(self.line), value
+        )
+
+    def hangs(self, clock: _Clock) -> RuleViolated:
+        """By a clock whose time is over."""
+        why = f"no match for {clock.limit:g} s" + ("" if clock.has_matched else " since the start")
+        if clock.rank is not None:
+            why += f" on rank {clock.rank}" if self.is_per_rank else f"; last on rank {clock.rank}"
+        return RuleViolated(
+            rule=self.name,
+            kind=Violation.HANG,
+            at=clock.deadline,
+            why=why,
+            rank=clock.rank,
+            line=shown(self.line),
+            is_decisive=self.is_decisive,
+        )
+
+
+class LogRules:
+    """The rules of a job on one node, for one attempt; `ranks` are those of the node's workers."""
+
+    def __init__(
+        self, rules: Sequence[CompiledRule], ranks: Collection[int], nnodes: int = 1
+    ) -> None:
+        built = (_Rule(rule, ranks, nnodes) for rule in rules)
+        self._rules = [rule for rule in built if rule.clocks]
+        stops = [(rule, stop) for rule in self._rules if (stop := rule.compiled.stop)]
+        patterns = [rule.compiled.pattern for rule in self._rules]
+        self._patterns = PatternSet([*patterns, *(stop for _, stop in stops)])
+        self._targets = [*self._rules, *(rule for rule, _ in stops)]
+        """By index of the pattern."""
+        self._clocks = [clock for rule in self._rules for clock in rule.each_clock]
+        self._has_started = False
+        self._paused_at: float | None = None
+        self._next = math.inf
+        """No deadline is before this."""
+        self._effects: list[Effect] = []
+        self.hits = 0
+        """Matches of any pattern so far."""
+        self.turns = 0
+        """How often a rule was first heard, heard again after it was given up, or stopped."""
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take in an event; what came of it, in order."""
+        self._effects = []
+        match event:
+            case Lines():
+                self._read(event, now if self._paused_at is None else self._paused_at)
+            case Started():
+                self._start(now)
+            case Paused():
+                self._paused_at = now if self._paused_at is None else self._paused_at
+            case RankEnded():
+                self._end(event.rank)
+            case Tick() if self._paused_at is None and now >= self._next:
+                self._expire(now)
+            case Tick():
+                pass
+        return self._effects
+
+    def deadline(self) -> float | None:
+        """When to tick at the latest.  May be early: a tick then finds nothing and moves it on."""
+        return self._next if self._paused_at is None and self._next < math.inf else None
+
+    def views(self) -> tuple[RuleView, ...]:
+        """Every rule as it stands, for display and for `hanging_rules`."""
+        return tuple(rule.view() for rule in self._rules)
+
+    def matches(self) -> list[int]:
+        """Of each rule so far, in the order of `views`."""
+        return [rule.matches for rule in self._rules]
+
+    def _start(self, now: float) -> None:
+        if self._has_started and self._paused_at is None:
+            return
+        for clock in self._clocks:
+            if clock.since is None:
+                clock.since = now
+            elif self._paused_at is not None:
+                clock.since += now - self._paused_at
+        self._has_started, self._paused_at = True, None
+        self._find_next()
+
+    def _find_next(self) -> None:
+        self._next = min((clock.deadline for clock in self._clocks), default=math.inf)
+
+    def _read(self, event: Lines, now: float) -> None:
+        match_line, targets, rule_count = self._patterns.match, self._targets, len(self._rules)
+        rank, stream = event.rank, event.stream
+        for line in event.lines:
+            for index in match_line(line):
+                rule = targets[index]
+                clock = rule.clocks.get(rank)
+                if clock is None or clock.is_stopped:
+                    continue
+                self.hits += 1
+                if index >= rule_count:
+                    rule.stop(clock, rank)
+                    self.turns += 1
+                    continue
+                rule.matches += 1
+                rule.at, rule.rank, rule.stream, rule.line = now, rank, stream, line
+                clock.since, clock.rank = now, rank
+                if not clock.has_matched or clock.is_overdue or clock.is_resting:
+                    self._revive(rule, clock, now)
+                if rule.meter:
+                    self._measure(rule, rule.meter, now)
+                if rule.compiled.spec.fault_on_match and not rule.is_faulted:
+                    rule.is_faulted = True
+                    why = f"rank {rank} logged: {shown(line)}"
+                    self._effects.append(rule.violated(Violation.FAULT, now, why))
+
+    def _revive(self, rule: _Rule, clock: _Clock, now: float) -> None:
+        """A clock is fed for the first time, or after it was given up."""
+        if clock.is_overdue:
+            self._effects.append(RuleRecovered(rule.name, Violation.HANG, now, clock.rank))
+        clock.has_matched, clock.is_overdue, clock.is_resting = True, False, False
+        self.turns += 1
+        clock.limit = rule.compiled.spec.expected_recurring_frequency_in_seconds
+        self._next = min(self._next, clock.deadline)
+
+    def _measure(self, rule: _Rule, meter: Meter, now: float) -> None:
+        text = rule.compiled.pattern.first_group(rule.line)
+        if text is None:
+            return
+        was_slow = meter.is_slow
+        if meter.add((rule.rank or 0, rule.stream), text):
+            why = f"rank {rule.rank}: {meter.what}; newest: {shown(meter.last.encode())}"
+            self._effects.append(rule.violated(Violation.SLOW, now, why))
+        elif was_slow and not meter.is_slow:
+            self._effects.append(RuleRecovered(rule.name, Violation.SLOW, now, rule.rank))
+
+    def _end(self, rank: int) -> None:
+        for rule in self._rules:
+            clock = rule.clocks.get(rank)
+            if clock and rule.is_per_rank:
+                clock.is_stopped = True
+            elif clock and clock.rank == rank:
+                clock.is_resting = True
+
+    def _expire(self, now: float) -> None:
+        """Find the clocks whose time is over, earliest first."""
+        late = [(rule, clock) for rule, clock in self._each() if clock.deadline <= now]
+        for rule, clock in sorted(late, key=lambda found: found[1].deadline):
+            self._effects.append(rule.hangs(clock))
+            clock.is_overdue = True
+        self._find_next()
+
+    def _each(self) -> Iterable[tuple[_Rule, _Clock]]:
+        return ((rule, clock) for rule in self._rules for clock in rule.each_clock)
+
+
+def shown(line: bytes) -> str:
+    """A user's line as text, cut."""
+    text = line[: SHOWN_CHARACTERS * 4].decode(errors="replace")
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."

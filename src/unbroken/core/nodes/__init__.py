@@ -1,0 +1,1 @@
+"""Health of nodes: kernel log and readings, signals of a fault, blame."""

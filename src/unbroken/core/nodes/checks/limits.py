@@ -1,0 +1,197 @@
+"""What the link between two nodes must reach: as told, or learned from others like it.  Pure.
+
+A link is as slow as its slower end, so each instance type has a limit of its own.  It is the one
+that the operator was told; else what is usual of the type, in this check and in those before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from statistics import median
+
+from unbroken.spec.node_check import CheckKind, CheckResult, Outcome
+
+from .plan import Edge, Link, edge
+
+RUN = "run"
+"""Name of the result that says why tests could not be made, or not to their end."""
+SUM, BANDWIDTH, LATENCY = "all-reduce", "all-reduce-bandwidth", "all-reduce-latency"
+"""Names of the results of a pair."""
+SLOW_SHARE = 0.5
+"""Of the usual bandwidth of the pairs: a link below it is bad.  HyperPod's own example is stricter:
+30 GB/s where 80 are asked for (reference section 2.5)."""
+FLEET_SHARE = 0.25
+"""Of what nodes of the type have shown in earlier checks: less, because the network was perhaps not
+as busy then.  One lane of four, or 100 Gbit/s where 400 were, is at it (judgement)."""
+LATENCY_TIMES, LATENCY_LEAST = 10.0, 2000.0
+"""A link whose latency is so many times the usual and above so many microseconds is bad: less than
+that a busy machine does by itself (judgement)."""
+PAIRS_LEAST = 2
+"""Fewer of a type say nothing about what is usual."""
+FLEET_LEAST = 3
+"""Nodes of a type that have been tested before: fewer say nothing about what is usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What is known of nodes beside the results of a check; all of it may be empty."""
+
+    types: Mapping[str, str] = field(default_factory=dict)
+    """The instance type of each node."""
+    told: Mapping[str, float] = field(default_factory=dict)
+    """GB/s that links of an instance type must reach, as a person has said."""
+    learned: Mapping[str, float] = field(default_factory=dict)
+    """The same, from earlier checks (`learn`)."""
+
+
+def learn(shown: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """GB/s that links must reach by instance type, from each node's (type, best GB/s so far)."""
+    by_type: dict[str, list[float]] = {}
+    for kind, speed in shown:
+        if kind:
+            by_type.setdefault(kind, []).append(speed)
+    return {
+        kind: round(median(speeds) * FLEET_SHARE, 4)
+        for kind, speeds in by_type.items()
+        if len(speeds) >= FLEET_LEAST
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was seen of one pair; None: nothing."""
+
+    is_right: bool | None = None
+    """Whether the two could sum, and did so rightly."""
+    bandwidth: float | None = None
+    """GB/s, the lesser of what both measured."""
+    latency: float | None = None
+    """Microseconds, the greater."""
+
+
+def measured_pairs(results: Iterable[CheckResult]) -> dict[Edge, Measured]:
+    """What both ends of each pair said, put together."""
+    said: dict[Edge, list[CheckResult]] = {}
+    for one in results:
+        if one.kind is CheckKind.CONNECTIVITY and one.peer:
+            said.setdefault(edge(one.node, one.peer), []).append(one)
+    return {pair: _measured(found) for pair, found in said.items()}
+
+
+def _measured(said: Sequence[CheckResult]) -> Measured:
+    sums = [one.outcome for one in said if one.test == SUM]
+    if any(one.test == RUN for one in said) or not sums or Outcome.UNKNOWN in sums:
+        return Measured()
+    if Outcome.FAIL in sums:
+        return Measured(is_right=False)
+    speeds = [one.measured for one in said if one.test == BANDWIDTH and one.measured is not None]
+    delays = [one.measured for one in said if one.test == LATENCY and one.measured is not None]
+    return Measured(True, min(speeds, default=None), max(delays, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What pairs must reach; what is not in it is not known."""
+
+    types: Mapping[str, str]
+    bandwidth: Mapping[str, float]
+    """GB/s by instance type."""
+    latency: float | None
+    """Microseconds."""
+
+    def of(self, node: str) -> float | None:
+        """GB/s that a link of this node must reach, if the other end can."""
+        return self.bandwidth.get(self.types.get(node, ""))
+
+    def of_pair(self, one: str, other: str) -> float | None:
+        """GB/s that this pair must reach; None: nothing is known of either."""
+        known = [least for node in (one, other) if (least := self.of(node)) is not None]
+        return min(known, default=None)
+
+    def is_late(self, seen: Measured) -> bool:
+        """Whether a pair's latency is out of all proportion."""
+        return self.latency is not None and (seen.latency or 0.0) > self.latency
+
+
+def limits_of(pairs: Mapping[Edge, Measured], fleet: Fleet) -> Limits:
+    """The limit of each instance type, as told or learned."""
+    by_type: dict[str, dict[Edge, Measured]] = {}
+    for pair, seen in _alike(pairs, fleet).items():
+        if seen.is_right:
+            by_type.setdefault(fleet.types.get(pair[0], ""), {})[pair] = seen
+    usual = {kind: _usual(found) for kind, found in by_type.items() if len(found) >= PAIRS_LEAST}
+    learned = {
+        kind: max(usual.get(kind, 0.0), fleet.learned.get(kind, 0.0))
+        for kind in {*usual, *fleet.learned}
+    }
+    return Limits(fleet.types, {**learned, **fleet.told}, _usual_latency(pairs))
+
+
+def _alike(pairs: Mapping[Edge, Measured], fleet: Fleet) -> dict[Edge, Measured]:
+    """Pairs whose nodes are of one instance type."""
+    types = fleet.types
+    return {
+        pair: seen
+        for pair, seen in pairs.items()
+        if types.get(pair[0], "") == types.get(pair[1], "")
+    }
+
+
+def speeds_shown(results: Iterable[CheckResult], fleet: Fleet) -> dict[str, float]:
+    """The most GB/s that each node has shown with another of its instance type."""
+    return best_of(_alike(measured_pairs(results), fleet))
+
+
+def best_of(pairs: Mapping[Edge, Measured]) -> dict[str, float]:
+    """The most GB/s that each node has shown in pairs that were right."""
+    speeds: dict[str, float] = {}
+    for pair, seen in pairs.items():
+        for node in pair if seen.is_right else ():
+            speeds[node] = max(speeds.get(node, 0.0), seen.bandwidth or 0.0)
+    return speeds
+
+
+def _usual(pairs: Mapping[Edge, Measured]) -> float:
+    """A limit learned from the pairs themselves: most nodes of a cluster are good.
+
+    What counts of each node is the best that it has shown: a bad one that meets several others
+    would else make its own slowness usual.  Of an even number of nodes the better of the two in
+    the middle counts: one bad pair of two is found.
+    """
+    speeds = sorted(best_of(pairs).values())
+    return round(speeds[len(speeds) // 2] * SLOW_SHARE, 4)
+
+
+def _usual_latency(pairs: Mapping[Edge, Measured]) -> float | None:
+    delays: dict[str, float] = {}
+    found = {pair: seen for pair, seen in pairs.items() if seen.is_right}
+    for pair, seen in found.items():
+        for node in pair:
+            delays[node] = min(delays.get(node, inf), inf if seen.latency is None else seen.latency)
+    if len(found) < PAIRS_LEAST:
+        return None
+    latency = sorted(delays.values())[(len(delays) - 1) // 2] * LATENCY_TIMES
+    return max(latency, LATENCY_LEAST) if latency < inf else None
+
+
+def link_of(node: str, other: str, seen: Measured, limits: Limits) -> Link:
+    """What a pair says of one of its nodes."""
+    if seen.is_right is None:
+        return Link.UNKNOWN
+    if not seen.is_right or limits.is_late(seen):
+        return Link.BAD
+    least = limits.of_pair(node, other)
+    if limits.of(node) is None or least is None or (seen.bandwidth or 0.0) >= least:
+        return Link.GOOD
+    return Link.UNKNOWN if limits.of(other) is None else Link.BAD
+
+
+def links(pairs: Mapping[Edge, Measured], limits: Limits) -> dict[Edge, Link]:
+    """What each pair that was tested says of the first of the two, in both orders."""
+    return {
+        (node, other): link_of(node, other, seen, limits)
+        for pair, seen in pairs.items()
+        for node, other in (pair, pair[::-1])
+    }

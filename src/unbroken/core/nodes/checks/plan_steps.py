@@ -1,0 +1,74 @@
+"""What a check does next: which tests on which nodes, from what it has found so far.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from unbroken.spec.node_check import CheckKind, CheckResult, NodeCheckSpec, Outcome
+
+from .limits import RUN, Fleet, limits_of, links, measured_pairs
+from .plan import next_pairs
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Step:
+    """Tests of one kind on one node, or on two that meet."""
+
+    nodes: tuple[str, ...]
+    kind: CheckKind
+
+    @property
+    def is_pair(self) -> bool:
+        """Two nodes meet."""
+        return len(self.nodes) == 2
+
+
+def next_steps(
+    spec: NodeCheckSpec, results: Sequence[CheckResult], running: Collection[Step], fleet: Fleet
+) -> list[Step]:
+    """Steps that may begin now, one a node at most; none while nothing may, or all is done.
+
+    A node that is found at fault is not tested further.  Pairs come last, when all nodes are ready.
+    """
+    done = {(one.node, one.kind) for one in results if not one.peer}
+    bad = {one.node for one in results if one.outcome is Outcome.FAIL and not one.peer}
+    busy = {node for step in running for node in step.nodes}
+    alone = [kind for kind in spec.kinds if kind is not CheckKind.CONNECTIVITY]
+    wanted = []
+    for node in spec.nodes:
+        left = [kind for kind in alone if (node, kind) not in done]
+        if node not in bad and left and node not in busy:
+            wanted.append(Step((node,), left[0]))
+    is_open = any(
+        (node, kind) not in done for node in spec.nodes if node not in bad for kind in alone
+    )
+    if wanted or is_open or busy or CheckKind.CONNECTIVITY not in spec.kinds:
+        return wanted
+    return _pairs(spec, results, bad, fleet)
+
+
+def _pairs(
+    spec: NodeCheckSpec, results: Sequence[CheckResult], bad: Collection[str], fleet: Fleet
+) -> list[Step]:
+    # Who could not be tested alone cannot meet anybody either.
+    lost = {one.node for one in results if one.test == RUN and not one.peer}
+    fit = [node for node in spec.nodes if node not in bad and node not in lost]
+    if len(fit) < 2:
+        return []
+    pairs = measured_pairs(results)
+    tested = links(pairs, limits_of(pairs, fleet))
+    return [Step(pair, CheckKind.CONNECTIVITY) for pair in next_pairs(fit, tested, fleet.types)]
+
+
+def total_steps(spec: NodeCheckSpec) -> int:
+    """Steps in all, if no pair has to be repeated."""
+    alone = sum(kind is not CheckKind.CONNECTIVITY for kind in spec.kinds)
+    pairs = len(spec.nodes) // 2 if CheckKind.CONNECTIVITY in spec.kinds else 0
+    return alone * len(spec.nodes) + pairs
+
+
+def steps_done(results: Sequence[CheckResult]) -> int:
+    """Steps that have results."""
+    alone = {(one.node, one.kind) for one in results if not one.peer}
+    return len(alone) + len({frozenset((one.node, one.peer)) for one in results if one.peer})

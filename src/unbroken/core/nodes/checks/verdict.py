@@ -1,0 +1,189 @@
+"""What the results of a check amount to: who is at fault, and why.  Pure.
+
+Unknown never makes a fault.  A test of one node speaks for itself; pairs and training runs are
+compared over nodes first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+
+from .limits import (
+    BANDWIDTH,
+    RUN,
+    SUM,
+    Fleet,
+    Limits,
+    Measured,
+    best_of,
+    limits_of,
+    links,
+    measured_pairs,
+)
+from .plan import Link, edge, judge
+
+MAJORITY_LEAST = 3
+"""Nodes that ran the same training: of two that disagree either may be right."""
+RESULTS_MAX = 4000
+"""Of about 200 bytes each: etcd takes objects of 1.5 MiB (its `--max-request-bytes`)."""
+CONNECTIVITY, TRAINING = "connectivity", "training-compared"
+TRAINED = re.compile(r"loss=(\S+) weights=(\S+) (torch=\S+ cpu=[^\s;]+)")
+"""What `nodes/checks/training` says of a run."""
+
+
+def compare_pairs(
+    nodes: Iterable[str], results: Sequence[CheckResult], fleet: Fleet
+) -> list[CheckResult]:
+    """A result of each node that took part in pairs: who is proven good, who is bad."""
+    pairs = measured_pairs(results)
+    limits = limits_of(pairs, fleet)
+    states = links(pairs, limits)
+    verdict = judge(nodes, states)
+    best = best_of(pairs)
+    met: dict[str, dict[str, Measured]] = {}
+    for node, other in sorted(states):
+        met.setdefault(node, {})[other] = pairs[edge(node, other)]
+    found = []
+    for node in sorted(met.keys() & set(nodes)):
+        seen = met[node]
+        broken = [other for other in seen if states[node, other] is Link.BAD]
+        text = "; ".join(_trouble(node, other, seen[other], limits) for other in broken)
+        test = CONNECTIVITY
+        if node in verdict.bad:
+            outcome = Outcome.FAIL
+        elif node in verdict.good:
+            outcome, text = Outcome.PASS, "works with other nodes"
+        else:
+            outcome = Outcome.UNKNOWN
+            if broken:
+                text += "; no node is proven good, so either may be at fault"
+            elif right := [other for other in seen if seen[other].is_right]:
+                # As good as can be said with no node of its type to meet: it is not held back.
+                test, text = BANDWIDTH, _trouble(node, right[0], seen[right[0]], limits)
+                text += "; nothing is known of what that one's type can"
+        speed = best.get(node)
+        amount = (speed, limits.of(node), "GB/s") if speed else (None, None, "")
+        found.append(CheckResult(node, CheckKind.CONNECTIVITY, test, outcome, 0.0, text, *amount))
+    return found
+
+
+def _trouble(node: str, other: str, seen: Measured, limits: Limits) -> str:
+    if not seen.is_right:
+        return f"with {other}: no connection, or sums that are wrong"
+    if limits.is_late(seen):
+        return f"with {other}: {seen.latency} us, expected at most {limits.latency}"
+    return f"with {other}: {seen.bandwidth} GB/s, expected {limits.of_pair(node, other)}"
+
+
+def compare_training(results: Iterable[CheckResult]) -> list[CheckResult]:
+    """A result of each node whose run can be compared with those of others, bit for bit."""
+    runs: dict[str, dict[str, str]] = {}
+    for one in results:
+        said = TRAINED.search(one.message)
+        if one.kind is CheckKind.TRAINING and one.outcome is Outcome.PASS and said is not None:
+            runs.setdefault(said[3], {})[one.node] = f"loss {said[1]}, weights {said[2]}"
+    found = []
+    for alike in runs.values():
+        ((most, count),) = Counter(alike.values()).most_common(1)
+        is_clear = count == len(alike) or (len(alike) >= MAJORITY_LEAST and 2 * count > len(alike))
+        for node, got in sorted(alike.items()):
+            found.append(_compared(node, got, most if is_clear else None, len(alike)))
+    return found
+
+
+def _compared(node: str, got: str, most: str | None, count: int) -> CheckResult:
+    if most is None:
+        outcome = Outcome.UNKNOWN
+        text = f"{got}: the nodes disagree and none has a majority; test them with a third"
+    elif got != most:
+        outcome, text = Outcome.FAIL, f"{got}, expected {most} as of most of {count} nodes"
+    elif count == 1:
+        outcome, text = Outcome.UNKNOWN, "no other node here has this torch and these instructions"
+    else:
+        outcome, text = Outcome.PASS, f"the same bits on {count} nodes"
+    return CheckResult(node, CheckKind.TRAINING, TRAINING, outcome, 0.0, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What a check has found."""
+
+    phase: CheckPhase
+    message: str
+    results: tuple[CheckResult, ...]
+    faulty: tuple[str, ...]
+    standing: Mapping[str, CheckPhase]
+    """Of each node: PASSED, FAILED, or UNKNOWN where it could not be tested."""
+
+
+def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) -> Conclusion:
+    """Everything that the results amount to.  To be asked once, when the last test has ended."""
+    compared = [*results, *compare_pairs(spec.nodes, results, fleet), *compare_training(results)]
+    if CheckKind.CONNECTIVITY in spec.kinds and not any(one.peer for one in results):
+        compared += [_alone(node) for node in spec.nodes]
+    final = tuple(_own(one) for one in compared)
+    standing = {node: _standing(node, final) for node in spec.nodes}
+    faulty = tuple(node for node in spec.nodes if standing[node] is CheckPhase.FAILED)
+    unknown = [node for node in spec.nodes if standing[node] is CheckPhase.UNKNOWN]
+    if faulty:
+        phase, text = CheckPhase.FAILED, f"at fault: {', '.join(faulty)}"
+    elif unknown:
+        phase, text = CheckPhase.UNKNOWN, f"could not be judged: {', '.join(unknown)}"
+    else:
+        phase, text = CheckPhase.PASSED, f"{len(spec.nodes)} node(s) without a fault"
+    return Conclusion(phase, text, final, faulty, standing)
+
+
+def _alone(node: str) -> CheckResult:
+    text = "needs two nodes that can be tested"
+    return CheckResult(node, CheckKind.CONNECTIVITY, SUM, Outcome.UNKNOWN, 0.0, text)
+
+
+def _own(one: CheckResult) -> CheckResult:
+    """A failed pair is no fault of either node by itself."""
+    is_pair = one.kind is CheckKind.CONNECTIVITY and one.peer
+    return replace(one, outcome=Outcome.UNKNOWN) if is_pair and one.outcome is Outcome.FAIL else one
+
+
+def _standing(node: str, results: Iterable[CheckResult]) -> CheckPhase:
+    mine = [one for one in results if one.node == node]
+    if any(one.outcome is Outcome.FAIL for one in mine):
+        return CheckPhase.FAILED
+    if not any(one.outcome is Outcome.PASS for one in mine):
+        return CheckPhase.UNKNOWN
+    was_stopped = any(one.test == RUN and not one.peer for one in mine)
+    is_open = any(one.test == CONNECTIVITY and one.outcome is Outcome.UNKNOWN for one in mine)
+    disagrees = any(
+        one.test == TRAINING and one.outcome is Outcome.UNKNOWN and "disagree" in one.message
+        for one in mine
+    )
+    return CheckPhase.UNKNOWN if was_stopped or is_open or disagrees else CheckPhase.PASSED
+
+
+def compact(results: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
+    """The results, or what must be kept of them where an object of the API cannot hold all.
+
+    Of the tests of one node that found nothing the first of each kind stays; all else is needed to
+    go on.
+    """
+    if len(results) <= RESULTS_MAX:
+        return tuple(results)
+    kept: list[CheckResult] = []
+    seen: set[tuple[str, CheckKind]] = set()
+    for one in results:
+        is_dull = one.kind in (CheckKind.BASIC, CheckKind.STRESS) and one.test != RUN
+        if is_dull and one.outcome is not Outcome.FAIL and (one.node, one.kind) in seen:
+            continue
+        seen.add((one.node, one.kind))
+        kept.append(one)
+    return tuple(kept)
+
+
+def faults_of(node: str, results: Iterable[CheckResult]) -> list[CheckResult]:
+    """The failed tests of a node."""
+    return [one for one in results if one.node == node and one.outcome is Outcome.FAIL]

@@ -1,0 +1,1 @@
+"""The repairer of nodes: which node is drained, reset, rebooted or replaced, and when."""

@@ -1,0 +1,371 @@
+"""The course of a repair that has begun: drained, ordered, back, tested, over; or failed.
+
+What is about to be ordered is in the record before it is ordered, and an order has an identity by
+which the provider knows it again: a repairer that has taken over orders the same, which is done
+once.  A node is back in service before its record says that the repair is over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from unbroken.core.nodes import blame
+from unbroken.spec.node_check import CheckKind, CheckPhase, NodeCheckSpec
+from unbroken.spec.node_keys import Action, Health
+from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
+
+from .desk import RepairDesk
+from .events import (
+    Answer,
+    AskProvider,
+    MakeCheck,
+    Order,
+    OrderRepair,
+    RepairNode,
+    RepairSettings,
+    Standing,
+)
+from .facts import RepairFacts
+from .records import begun, ended, freed, held_back, kept_time, told
+from .rules import (
+    APPEAL,
+    PERSON,
+    Need,
+    is_still_needed,
+    limit_seconds,
+    order_of,
+    refused_seconds,
+    retry_at,
+    rung_above,
+)
+
+BY_HAND = "; do it by hand: it goes on when the node is back from it"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a provider has said that it cannot do, and how often in a row."""
+
+    action: Action
+    times: int
+    until: float
+    """It is asked again then."""
+
+
+class RepairCourse:
+    """Brings repairs on; a new repairer asks the provider at once, whatever it has answered."""
+
+    def __init__(self, settings: RepairSettings, facts: RepairFacts, desk: RepairDesk) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._desk = desk
+        self._asked: dict[str, tuple[str, float]] = {}
+        """By node: identity of its order, and when to ask again; inf: an answer is awaited."""
+        self._made: set[str] = set()
+        """Checks that were asked for."""
+        self._refused: dict[str, Refusal] = {}
+        """By node: what the provider has said that it cannot do."""
+
+    def answered(self, order: Order, now: float) -> None:
+        """The provider has answered: it is asked again later."""
+        self._asked[order.node] = (order.id, now + self._settings.ask_seconds)
+
+    def forget(self, name: str) -> None:
+        """The node is gone."""
+        self._refused.pop(name, None)
+
+    def is_for_a_person(self, name: str, repair: RepairRecord, now: float) -> bool:
+        """Whether the provider cannot make the repair, as far as is known."""
+        if repair.action not in self._settings.supports:
+            return True
+        refusal = self._refused.get(name)
+        return refusal is not None and refusal.action is repair.action and now < refusal.until
+
+    def ask_again(self, name: str) -> None:
+        """A person wants it though the provider has refused: something may have changed there."""
+        self._refused.pop(name, None)
+
+    def may_go_on(self, node: RepairNode, repair: RepairRecord) -> bool:
+        """Whether a repair that is not yet ordered is still to be made."""
+        if repair.asked_by in (PERSON, APPEAL):
+            return True
+        return self._desk.is_automatic(node) and is_still_needed(node, repair, self._settings)
+
+    def go_on(self, name: str, repair: RepairRecord, now: float) -> None:
+        """One stage of the node's repair."""
+        match repair.state:
+            case RepairState.DRAINING:
+                self._drain(name, repair, now)
+            case RepairState.ACTING:
+                self._act(name, repair, now)
+            case RepairState.CHECKING:
+                self._check(name, repair, now)
+            case RepairState.DONE | RepairState.FAILED:
+                # Written so by somebody else: over is over.
+                self.end(name, repair.state, repair.message, now)
+            case RepairState.WAITING:
+                pass
+
+    def moments(self, name: str, repair: RepairRecord) -> Iterator[float]:
+        """When time changes something for the repair."""
+        settings = self._settings
+        match repair.state:
+            case RepairState.WAITING:
+                yield retry_at(self._facts.record(name), settings)
+                if refusal := self._refused.get(name):
+                    yield refusal.until
+            case RepairState.DRAINING:
+                yield (repair.withdrawn_at or repair.began_at) + settings.drain_seconds
+            case RepairState.ACTING:
+                assert repair.acted_at is not None
+                yield repair.acted_at + limit_seconds(repair.action, settings)
+                yield self._asked.get(name, ("", math.inf))[1]
+            case RepairState.CHECKING:
+                yield self._check_limit(repair)
+            case RepairState.DONE | RepairState.FAILED:
+                pass
+
+    def _drain(self, name: str, repair: RepairRecord, now: float) -> None:
+        node = self._facts.nodes.get(name)
+        if node is None:
+            self.end(name, RepairState.DONE, "its node is gone", now)
+            return
+        if not self.may_go_on(node, repair) and self._desk.is_shown(node):
+            if self._desk.is_automatic(node):
+                self._desk.give_back(node, node.boot_id or "unharmed", is_kept=False)
+            self.end(name, RepairState.DONE, "no longer needed", now)
+            return
+        since = repair.withdrawn_at or repair.began_at
+        pods = self._facts.pods.get(name, ())
+        # Those of a node that is not ready cannot leave: its repair is what frees them.
+        if pods and node.is_ready and now < since + self._settings.drain_seconds:
+            self._desk.say(name, f"{len(pods)} pods of jobs have to leave: {', '.join(pods[:3])}")
+            return
+        ordered = replace(
+            repair,
+            state=RepairState.ACTING,
+            acted_at=kept_time(now),
+            tries=repair.tries + 1,
+            message=f"ordered of {self._settings.provider}",
+        )
+        self._facts.standings.pop(name, None)
+        self._desk.write(name, replace(self._facts.record(name), repair=ordered))
+        text = f"{repair.reason}. Repair action: {repair.action.value}."
+        self._desk.tell(name, "RepairOrdered", text)
+
+    def _act(self, name: str, repair: RepairRecord, now: float) -> None:
+        standing = self._facts.standings.get(name) or Standing(Answer.WORKING)
+        match standing.answer:
+            case Answer.FAILED:
+                self._retry(name, repair, standing.text, now)
+            case Answer.UNSUPPORTED:
+                self._leave_to_person(name, repair, standing.text, now)
+            case Answer.GONE:
+                self.end(name, RepairState.DONE, standing.text or "the machine is gone", now)
+            case Answer.DONE:
+                self._await_return(name, repair, standing, now)
+            case Answer.WORKING:
+                limit = limit_seconds(repair.action, self._settings)
+                # One that has taken over asks first: it may be done, and something new be there.
+                is_answered = name in self._facts.standings
+                if is_answered and now >= (repair.acted_at or now) + limit:
+                    text = standing.text or f"{self._settings.provider} has not ended it"
+                    self.fail(name, f"{text}, for {limit:.0f} s", now)
+                    return
+                if standing.text:
+                    self._desk.say(name, standing.text)
+                order = order_of(name, repair)
+                self._ask(replace(order, is_tested=bool(self._settings.check)), now)
+
+    def _ask(self, order: Order, now: float) -> None:
+        identity, at = self._asked.get(order.node, ("", 0.0))
+        if identity != order.id:
+            self._desk.out.append(OrderRepair(order))
+        elif at <= now:
+            self._desk.out.append(AskProvider(order))
+        else:
+            return
+        self._asked[order.node] = (order.id, math.inf)
+
+    def _await_return(
+        self, name: str, repair: RepairRecord, standing: Standing, now: float
+    ) -> None:
+        target = standing.replacement or name
+        node = self._facts.nodes.get(target)
+        if node is None or not _is_back(node, name, repair):
+            limit = limit_seconds(repair.action, self._settings)
+            if now >= (repair.acted_at or now) + limit:
+                self.fail(name, f"the node {target} has not come back for {limit:.0f} s", now)
+            else:
+                self._desk.say(name, f"{self._settings.provider} is done; {target} is to be Ready")
+            return
+        record = self._facts.record(name)
+        if target != name:
+            record = replace(record, repair=replace(repair, replacement=target))
+            is_held = node.has_taint and node.health is Health.UNSCHEDULABLE
+            if self._settings.check and not is_held:
+                self._desk.patch(node, held_back(target))
+        self.start_check(name, record, target, now)
+
+    def _leave_to_person(self, name: str, repair: RepairRecord, text: str, now: float) -> None:
+        """The provider cannot do it now; it is asked again after a while."""
+        known = self._refused.get(name)
+        times = known.times + 1 if known is not None and known.action is repair.action else 1
+        until = now + refused_seconds(times, self._settings)
+        self._refused[name] = Refusal(repair.action, times, until)
+        waiting = replace(repair, state=RepairState.WAITING, acted_at=None, tries=0)
+        record = replace(self._facts.record(name), repair=waiting)
+        self._desk.write(name, told(record, f"{text[:400]}{BY_HAND}"))
+        self._desk.tell_once(name, "RepairByHand", text)
+
+    def _retry(self, name: str, repair: RepairRecord, text: str, now: float) -> None:
+        """The provider has failed: again after a back-off, or one rung up."""
+        if repair.tries >= self._settings.tries_max:
+            self.fail(name, text, now)
+            return
+        self._facts.standings.pop(name, None)
+        waiting = replace(repair, state=RepairState.WAITING)
+        record = replace(self._facts.record(name), repair=waiting)
+        self._desk.write(name, told(record, f"try {repair.tries} failed: {text}; tried again soon"))
+
+    # Back, and tested.
+
+    def start_check(self, name: str, record: NodeRecordSpec, target: str, now: float) -> None:
+        """The node is back: it is tested, where there is anything to test."""
+        assert record.repair is not None
+        at = kept_time(now)
+        check = f"{target}-{round(at * 1000):x}" if self._kinds(record.repair) else ""
+        checking = replace(
+            record.repair,
+            state=RepairState.CHECKING,
+            returned_at=at,
+            check=check,
+            message="is being tested" if check else "",
+        )
+        self._desk.write(name, replace(record, repair=checking))
+
+    def _kinds(self, repair: RepairRecord) -> tuple[CheckKind, ...]:
+        return self._settings.burn_in if repair.asked_by == APPEAL else self._settings.check
+
+    def _check(self, name: str, repair: RepairRecord, now: float) -> None:
+        target = repair.replacement or name
+        node = self._facts.nodes.get(target)
+        if node is None:
+            self.fail(name, f"the node {target} went away while it was tested", now)
+            return
+        again = [one for one in node.faults if one.at > (repair.returned_at or now)]
+        if again:
+            self.fail(name, f"{again[0].reason} again while it was tested", now)
+            return
+        found = self._facts.checks.get(repair.check)
+        if found is None or found.phase in (CheckPhase.PENDING, CheckPhase.RUNNING):
+            self._await_check(name, repair, node, now)
+        elif found.phase is CheckPhase.FAILED and target in found.faulty:
+            self._fail_check(name, repair, target, found.message, now)
+        elif found.phase is CheckPhase.UNKNOWN:
+            self._finish(name, node, f"repaired; its check says nothing: {found.message}", now)
+        else:
+            self._finish(name, node, "repaired, and its check passed", now)
+
+    def _await_check(self, name: str, repair: RepairRecord, node: RepairNode, now: float) -> None:
+        if not repair.check:
+            self._finish(name, node, "repaired", now)
+        elif now >= self._check_limit(repair):
+            self._finish(name, node, "repaired; its check did not come to an end", now)
+        elif repair.check not in self._made and repair.check not in self._facts.checks:
+            self._made.add(repair.check)
+            kinds, timeout = self._kinds(repair), int(self._settings.check_seconds)
+            # Forced: what still runs there was to move off.
+            spec = NodeCheckSpec((node.name,), kinds, f"after: {repair.reason}", True, timeout)
+            self._desk.out.append(MakeCheck(name, repair.check, spec))
+
+    def _check_limit(self, repair: RepairRecord) -> float:
+        found, settings = self._facts.checks.get(repair.check), self._settings
+        is_begun = found is not None and found.phase is not CheckPhase.PENDING
+        since = repair.returned_at or repair.began_at
+        return since + (settings.check_seconds if is_begun else settings.check_pending_seconds)
+
+    def _fail_check(
+        self, name: str, repair: RepairRecord, target: str, text: str, now: float
+    ) -> None:
+        entry = blame.of_check(kept_time(now), repair.check, text or "its check failed")
+        self._desk.write(target, blame.add(self._facts.record(target), entry, now))
+        if target != name:
+            reason = f"it took the place of {name}, and failed its check"
+            self._desk.quarantine(target, reason, now)
+        self.fail(name, f"the check {repair.check} failed: {text}", now)
+
+    def _finish(self, name: str, node: RepairNode, text: str, now: float) -> None:
+        """Back into service; or into quarantine, if the node has a bad record."""
+        record, desk = self._facts.record(name), self._desk
+        repair = record.repair
+        assert repair is not None
+        after = ended(record, RepairState.DONE, text, self._settings, now)
+        doubt = ""
+        if repair.asked_by == APPEAL:
+            after = freed(after)
+        elif node.name != name:
+            after = freed(after)  # what was held against it has gone with the machine
+        elif desk.is_automatic(node):
+            doubt = desk.suspicion(after, now)
+            doubt = doubt if desk.may_quarantine(name, doubt) else ""
+        is_other_boot = bool(node.boot_id) and node.boot_id != repair.boot_id
+        unchanged = f"check {repair.check}" if repair.check else f"repair {repair.began_at:.3f}"
+        is_kept = node.name == name and (after.quarantined_at is not None or bool(doubt))
+        desk.give_back(node, node.boot_id if is_other_boot else unchanged, is_kept=is_kept)
+        self._forget_order(name)
+        desk.write(name, after)
+        desk.tell(name, "NodeCleared" if repair.asked_by == APPEAL else "NodeRepaired", text)
+        if doubt and after.quarantined_at is None:
+            desk.quarantine(name, doubt, now)
+
+    # Over.
+
+    def fail(self, name: str, text: str, now: float) -> None:
+        """A rung has failed: the next one follows, or a person."""
+        repair = self._facts.record(name).repair
+        assert repair is not None
+        node = self._facts.nodes.get(name)
+        self._disown(name, repair, now)
+        self.end(name, RepairState.FAILED, text, now)
+        self._desk.tell(name, "RepairFailed", f"{repair.action.value}: {text}", is_warning=True)
+        if repair.asked_by == APPEAL:
+            self._desk.quarantine(name, f"its burn-in failed: {text}", now)
+            return
+        if repair.asked_by == PERSON or node is None or not self._desk.is_automatic(node):
+            return
+        above = rung_above(repair.action, self._settings.supports)
+        if above is None or repair.replacement:
+            self._desk.quarantine(name, f"{repair.action.value} failed: {text}", now)
+            return
+        # A node that was back is no longer lost: it is its test that asks for more.
+        asked_by = repair.asked_by if repair.returned_at is None else "check"
+        need = Need(above, repair.reason, asked_by, repair.fault)
+        self._desk.write(name, begun(self._facts.record(name), need, above, now))
+
+    def _disown(self, name: str, repair: RepairRecord, now: float) -> None:
+        """What was to take the place, and may yet join, was not tested: nobody will return it."""
+        standing = self._facts.standings.get(name)
+        late = standing.replacement if standing is not None else ""
+        if late and repair.state is RepairState.ACTING and self._settings.check:
+            reason = f"it was to take the place of {name}, and came too late to be tested"
+            self._desk.quarantine(late, reason, now)
+
+    def end(self, name: str, state: RepairState, text: str, now: float) -> None:
+        """The repair under way is over."""
+        self._forget_order(name)
+        self._desk.end(name, state, text, now)
+
+    def _forget_order(self, name: str) -> None:
+        self._refused.pop(name, None)
+        self._facts.standings.pop(name, None)
+        self._asked.pop(name, None)
+
+
+def _is_back(node: RepairNode, name: str, repair: RepairRecord) -> bool:
+    """Whether the node, or what takes its place, is up after the order."""
+    is_same_boot = node.name == name and node.boot_id == repair.boot_id
+    is_as_before = is_same_boot and repair.action is not Action.RESET_GPU and repair.boot_id
+    return node.is_ready and not is_as_before

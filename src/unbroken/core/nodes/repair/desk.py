@@ -1,0 +1,155 @@
+"""What every part of the repairer does alike: write records, patch nodes, tell, quarantine.
+
+A patch is given once for what is seen of its node, and a node that was taken back into service is
+no news until it is shown so: else an older view of it would be taken for a new fault.
+"""
+
+from __future__ import annotations
+
+from unbroken.core.nodes import blame
+from unbroken.spec.node_keys import REPAIR, Recovery
+from unbroken.spec.node_record import NodeRecordSpec, RepairState
+
+from .events import (
+    PatchNode,
+    RepairEffect,
+    RepairNode,
+    RepairSettings,
+    TellNode,
+    WriteRecord,
+)
+from .facts import RepairFacts
+from .records import ended, held_back, quarantined, returned, told
+from .rules import PENDING, is_flapping, is_full
+
+
+class RepairDesk:
+    """Effects of one step, and what was ordered of nodes and is not shown yet."""
+
+    def __init__(self, settings: RepairSettings, facts: RepairFacts) -> None:
+        self._settings = settings
+        self._facts = facts
+        self.out: list[RepairEffect] = []
+        self._returned: dict[str, str] = {}
+        """By node: what `verified` must be before it is news."""
+        self._patched: dict[str, tuple[RepairNode, PatchNode]] = {}
+        self._orders: dict[str, str] = {}
+        """By node: the person's order that was taken from it, until it is shown without."""
+        self._said: set[tuple[str, str]] = set()
+        self._held: set[str] = set()
+        """Nodes that are not put into quarantine as too many are out of service."""
+
+    def is_news(self, node: RepairNode) -> bool:
+        """False while the node is still shown as it was before it was taken into service."""
+        wanted = self._returned.get(node.name)
+        if wanted is not None and node.verified != wanted:
+            return False
+        self._returned.pop(node.name, None)
+        if self._orders.get(node.name) != node.order:
+            self._orders.pop(node.name, None)
+        return True
+
+    def order_on(self, node: RepairNode) -> str:
+        """The person's order on the node; empty where it was taken already."""
+        return "" if self._orders.get(node.name) == node.order else node.order
+
+    def forget(self, name: str) -> None:
+        """The node is gone."""
+        for kept in (self._returned, self._patched, self._orders):
+            kept.pop(name, None)
+        self._held.discard(name)
+
+    def is_shown(self, node: RepairNode) -> bool:
+        """Whether the node has changed since it was patched last."""
+        patched = self._patched.get(node.name)
+        return patched is None or patched[0] != node
+
+    def is_automatic(self, node: RepairNode) -> bool:
+        """Whether the node is repaired without a person."""
+        return self._facts.recovery(node) is Recovery.AUTOMATIC
+
+    def write(self, name: str, record: NodeRecordSpec) -> None:
+        """Write the record if it has changed."""
+        if self._facts.record(name) != record:
+            self._facts.records[name] = record
+            self.out.append(WriteRecord(name, record))
+
+    def say(self, name: str, text: str) -> None:
+        """Have the repair under way say what it does or waits for."""
+        self.write(name, told(self._facts.record(name), text))
+
+    def end(self, name: str, state: RepairState, text: str, now: float) -> None:
+        """The repair under way is over."""
+        self.write(name, ended(self._facts.record(name), state, text, self._settings, now))
+
+    def patch(self, node: RepairNode, patch: PatchNode) -> None:
+        """Patch a node, once for what is seen of it."""
+        if self._patched.get(node.name) == (node, patch):
+            return
+        self._patched[node.name] = (node, patch)
+        if REPAIR in patch.annotations and node.order:
+            self._orders[node.name] = node.order
+        self.out.append(patch)
+
+    def give_back(self, node: RepairNode, verified: str, *, is_kept: bool) -> None:
+        """Take a node into service, or into quarantine (`is_kept`)."""
+        self._returned[node.name] = verified
+        self.out.append(returned(node, verified, is_kept=is_kept))
+
+    def tell(self, name: str, reason: str, text: str, *, is_warning: bool = False) -> None:
+        """An event on the node."""
+        self.out.append(TellNode(name, reason, text, is_warning))
+
+    def tell_once(self, name: str, reason: str, text: str) -> None:
+        """A warning that is given once while this repairer lives."""
+        if (name, text) not in self._said:
+            self._said.add((name, text))
+            self.tell(name, reason, text, is_warning=True)
+
+    def suspicion(self, record: NodeRecordSpec, now: float) -> str:
+        """Why a node with the record belongs into quarantine; empty: it does not."""
+        points = blame.score(record, now, self._settings.blame_limit)
+        if points >= self._settings.blame_limit:
+            return f"{points:.1f} points are held against it, {record.blame[-1].text[:100]} last"
+        if is_flapping(record, self._settings, now):
+            hours = self._settings.flap_seconds / 3600
+            return f"it was repaired {self._settings.flaps_max} times within {hours:.0f} hours"
+        return ""
+
+    def may_quarantine(self, name: str, reason: str) -> bool:
+        """Tell whether a node that works may be put into quarantine now.  One that may not is told
+        of once, and is in `admitted` when it may."""
+        full = self._full(name)
+        if not full:
+            self._held.discard(name)
+        elif reason and name not in self._held:
+            self._held.add(name)
+            text = f"{reason}; the node stays in service: {full}"
+            self.tell(name, "QuarantineHeldBack", text, is_warning=True)
+        return not full
+
+    def admitted(self) -> list[str]:
+        """Nodes whose quarantine was held back, and need not be any more; each once."""
+        found = sorted(name for name in self._held if not self._full(name))
+        self._held.difference_update(found)
+        return found
+
+    def _full(self, name: str) -> str:
+        facts = self._facts
+        return is_full(name, facts.out_of_service(), len(facts.nodes), self._settings)
+
+    def quarantine(self, name: str, reason: str, now: float) -> None:
+        """Keep new pods off a node until a person has cleared it.
+
+        Whether that many may be out of service is not asked here: a node that was being repaired,
+        or has failed its check, must not come back.
+        """
+        if self._settings.is_dry_run:
+            self.tell_once(name, "RepairDryRun", f"would quarantine the node: {reason}")
+            return
+        self.write(name, quarantined(self._facts.record(name), reason, now))
+        text = f"{reason}; it stays out until: unbroken nodes clear {name} --why TEXT"
+        self.tell(name, "NodeQuarantined", text, is_warning=True)
+        node = self._facts.nodes.get(name)
+        if node is not None and node.health not in PENDING:
+            self.patch(node, held_back(name))

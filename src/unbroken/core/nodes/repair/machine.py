@@ -1,0 +1,349 @@
+"""The repairer: what is done about nodes that are at fault.  docs/design/nodes.md has the rules.
+
+One machine over all nodes.  Whatever must survive it is on the Nodes, in their NodeRecords or at
+the provider, so that a new one goes on where another has ended.  Without automatic recovery,
+records are all that it writes, until a person orders a repair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from unbroken.core.nodes import blame
+from unbroken.spec.node_keys import (
+    GPU_UNHEALTHY,
+    HARDWARE_UNHEALTHY,
+    HEALTH,
+    REPAIR,
+    Action,
+    Health,
+)
+from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
+
+from .course import BY_HAND, RepairCourse
+from .desk import RepairDesk
+from .events import (
+    Blamed,
+    DropRecord,
+    NodeGone,
+    PatchNode,
+    ProviderAnswered,
+    RepairEffect,
+    RepairEvent,
+    RepairNode,
+    RepairSettings,
+    Synced,
+)
+from .facts import RepairFacts
+from .records import (
+    begun,
+    held_back,
+    is_cleared,
+    is_forgotten,
+    kept_time,
+    told,
+    withdrawn,
+)
+from .rules import (
+    ACTIVE,
+    APPEAL,
+    ORDERS,
+    PENDING,
+    PERSON,
+    Need,
+    action_of,
+    entry_rung,
+    is_in_probation,
+    need_of,
+    obstacle,
+    retry_at,
+    rung,
+    supported,
+)
+
+LABELLED = (GPU_UNHEALTHY, HARDWARE_UNHEALTHY)
+ROUNDS_MAX = 12
+"""A node's repair passes through fewer states than that at one event."""
+
+
+class Repairer:
+    """Every node's repair."""
+
+    def __init__(self, settings: RepairSettings) -> None:
+        self._settings = settings
+        self._facts = RepairFacts(settings)
+        self._desk = RepairDesk(settings, self._facts)
+        self._course = RepairCourse(settings, self._facts, self._desk)
+        self._due: dict[str, float] = {}
+        self._early: list[Blamed] = []
+        """Told before all records were known."""
+
+    def deadline(self) -> float | None:
+        """When to `step` with a Tick; None: time alone changes nothing."""
+        return min(self._due.values(), default=None)
+
+    def step(self, event: RepairEvent, now: float) -> list[RepairEffect]:
+        """Take an event; what is to be done, in this order for each node."""
+        touched = list(self._facts.take(event))
+        match event:
+            case Synced():
+                self._forget_long_gone(now)
+            case ProviderAnswered(order, _) if touched:
+                self._course.answered(order, now)
+            case NodeGone(name):
+                self._desk.forget(name)
+                self._course.forget(name)
+            case Blamed(name):
+                self._early.append(event)
+                touched = [name]
+            case _:
+                pass
+        if self._facts.is_synced:
+            for blamed in self._early:
+                self._blame(blamed, now)
+            self._early = []
+            due = [name for name, at in self._due.items() if at <= now]
+            for name in dict.fromkeys((*touched, *due)):
+                self._look(name, now)
+            for name in self._facts.waiting():
+                self._admit(name, now)
+            for name in self._desk.admitted():
+                self._look(name, now)
+        found, self._desk.out = self._desk.out, []
+        return found
+
+    def record(self, name: str) -> NodeRecordSpec:
+        """Of a node, as it was last ordered to be written."""
+        return self._facts.record(name)
+
+    def _forget_long_gone(self, now: float) -> None:
+        for name, record in list(self._facts.records.items()):
+            if name not in self._facts.nodes and is_forgotten(record, now):
+                del self._facts.records[name]
+                self._desk.out.append(DropRecord(name))
+
+    def _look(self, name: str, now: float) -> None:
+        """Bring one node on as far as it goes."""
+        for _ in range(ROUNDS_MAX):
+            before = self._facts.record(name)
+            self._go_on(name, now)
+            if self._facts.record(name) == before:
+                break
+        due = min((at for at in self._moments(name) if now < at < math.inf), default=None)
+        self._due.pop(name, None)
+        if due is not None:
+            self._due[name] = due
+
+    def _moments(self, name: str) -> Iterator[float]:
+        repair, node = self._facts.record(name).repair, self._facts.nodes.get(name)
+        if repair is not None:
+            yield from self._course.moments(name, repair)
+        elif node is not None and not node.is_ready:
+            yield node.ready_at + self._settings.lost_seconds
+
+    def _go_on(self, name: str, now: float) -> None:
+        node = self._facts.nodes.get(name)
+        is_news = node is not None and self._desk.is_news(node)
+        if node is not None and is_news:
+            self._hold_against(node, now)
+            self._take_order(node)
+            if node.unknown_health:
+                known = ", ".join(one.value for one in Health)
+                text = f"{HEALTH}: {node.unknown_health!r} asks for nothing; write one of {known}"
+                self._desk.tell_once(node.name, "HealthUnknown", text)
+        repair = self._facts.record(name).repair
+        if repair is None:
+            if node is not None and is_news:
+                self._notice(node, now)
+        elif repair.state is RepairState.WAITING:
+            self._wait(name, repair, now)
+        elif self._settings.is_dry_run and repair.state in ACTIVE:
+            self._desk.say(name, "dry run: what was begun is left as it is")
+        else:
+            self._course.go_on(name, repair, now)
+
+    # What is seen of a node.
+
+    def _hold_against(self, node: RepairNode, now: float) -> None:
+        """Faults and losses, whoever repairs; those since an order are its own doing."""
+        record = self._facts.record(node.name)
+        repair = record.repair
+        until = math.inf
+        if repair is not None and repair.acted_at is not None:
+            until = repair.acted_at
+        for fault in node.faults:
+            # The daemon labels what its conditions call for; until then they cannot be weighed.
+            is_weighed = fault.type not in LABELLED or node.health in PENDING
+            if fault.at > until or not is_weighed:
+                continue
+            action = action_of(node)
+            action = Action.REBOOT if action is Action.NONE else action
+            entry = blame.of_fault(fault.at, fault.reason, fault.text, action)
+            added = blame.add(record, entry, now)
+            if added is not record and is_in_probation(record, fault.at):
+                relapse = blame.of_relapse(fault.at, fault.reason, "soon after a repair")
+                added = blame.add(added, relapse, now)
+            record = added
+        if node.is_silent and node.ready_at <= until:
+            record = blame.add(record, blame.of_loss(node.ready_at, "the node went silent"), now)
+        self._desk.write(node.name, record)
+
+    def _blame(self, event: Blamed, now: float) -> None:
+        """Hold an incident against a node that is known; those long gone stay forgotten."""
+        if event.node in self._facts.nodes or event.node in self._facts.records:
+            record = self._facts.record(event.node)
+            self._desk.write(event.node, blame.add_incident(record, event.entry, now))
+
+    def _notice(self, node: RepairNode, now: float) -> None:
+        """Whether a node without repair needs one."""
+        record, settings = self._facts.record(node.name), self._settings
+        if is_cleared(record):
+            if not settings.is_dry_run:
+                self._begin_burn_in(node, now)
+            return
+        shown = replace(node, order=self._desk.order_on(node))
+        need = need_of(shown, record, self._facts.recovery(node), settings, now)
+        if need is not None:
+            self._begin(node, need, now)
+        elif not self._desk.is_automatic(node):
+            return
+        elif record.quarantined_at is None:
+            reason = self._desk.suspicion(record, now)
+            if reason and self._desk.may_quarantine(node.name, reason):
+                self._desk.quarantine(node.name, reason, now)
+        elif not settings.is_dry_run:
+            is_out = node.health in (*PENDING, Health.UNSCHEDULABLE) and node.has_taint
+            if not is_out:
+                self._desk.patch(node, held_back(node.name))
+
+    def _begin_burn_in(self, node: RepairNode, now: float) -> None:
+        need = Need(Action.NONE, "burn-in before the node leaves quarantine", APPEAL)
+        record = begun(self._facts.record(node.name), need, Action.NONE, now)
+        self._desk.tell(node.name, "BurnInBegins", f"cleared by {record.cleared_by}")
+        self._course.start_check(node.name, record, node.name, now)
+
+    def _begin(self, node: RepairNode, need: Need, now: float) -> None:
+        """A repair is needed; `_admit` lets it begin."""
+        record = self._facts.record(node.name)
+        wanted, is_relapse = entry_rung(need, record, now)
+        action = supported(wanted, self._settings.supports)
+        relapse = f"{need.reason}, again after a repair"
+        if action is None and is_relapse and self._desk.may_quarantine(node.name, relapse):
+            self._desk.quarantine(node.name, relapse, now)
+            return
+        if need.asked_by == PERSON:
+            action = wanted if wanted in self._settings.supports else None
+        record = begun(record, need, action or wanted, now)
+        if action is None:
+            provider = self._settings.provider
+            record = told(record, f"the provider {provider} cannot {wanted.value}{BY_HAND}")
+        self._desk.write(node.name, record)
+        again = ", again within the probation" if is_relapse else ""
+        text = f"{(action or wanted).value}: {need.reason}{again}"
+        self._desk.tell(node.name, "RepairNeeded", text, is_warning=True)
+
+    def _take_order(self, node: RepairNode) -> None:
+        """A person's order, or a worse label, while there is a repair: more may be needed."""
+        repair, order = self._facts.record(node.name).repair, self._desk.order_on(node)
+        ordered = ORDERS.get(order)
+        if order and ordered is None:
+            text = f'{REPAIR}: "{order}" is none of {", ".join(ORDERS)}'
+            self._desk.tell_once(node.name, "RepairUnknown", text)
+        if repair is None or self._settings.is_dry_run:
+            return
+        if ordered is not None:
+            self._join_order(node, repair, ordered)
+        elif repair.asked_by not in (PERSON, APPEAL) and rung(action_of(node)) > rung(
+            repair.action
+        ):
+            self._raise(node, repair, action_of(node))
+
+    def _join_order(self, node: RepairNode, repair: RepairRecord, ordered: Action) -> None:
+        if repair.state is RepairState.WAITING:
+            self._course.ask_again(node.name)
+            if (repair.asked_by, repair.action) != (PERSON, ordered):
+                found = replace(
+                    repair,
+                    action=ordered,
+                    asked_by=PERSON,
+                    reason=f"ordered: {node.order}",
+                    message="",
+                    tries=0,
+                )
+                self._desk.write(node.name, replace(self._facts.record(node.name), repair=found))
+        elif rung(ordered) <= rung(repair.action):
+            # It asks for no more than what is being done.
+            self._desk.patch(node, PatchNode(node.name, annotations={REPAIR: None}))
+        else:
+            self._raise(node, repair, ordered)
+
+    def _raise(self, node: RepairNode, repair: RepairRecord, action: Action) -> None:
+        """More is needed than what has not been ordered yet."""
+        if repair.state not in (RepairState.WAITING, RepairState.DRAINING):
+            return
+        record = self._facts.record(node.name)
+        self._desk.write(node.name, replace(record, repair=replace(repair, action=action)))
+        if repair.state is RepairState.DRAINING:
+            self._desk.patch(node, withdrawn(node.name, action))
+
+    # The turn of a repair.
+
+    def _wait(self, name: str, repair: RepairRecord, now: float) -> None:
+        """Whether a repair that waits is still to be made."""
+        node = self._facts.nodes.get(name)
+        if node is None:
+            self._course.end(name, RepairState.DONE, "its node is gone", now)
+        elif not self._course.may_go_on(node, repair):
+            is_off = not self._desk.is_automatic(node)
+            text = "NodeRecovery is None now" if is_off else "no longer needed"
+            self._course.end(name, RepairState.DONE, text, now)
+        elif self._was_done(node, repair):
+            done = replace(repair, acted_at=kept_time(now))
+            record = replace(self._facts.record(name), repair=done)
+            self._course.start_check(name, record, name, now)
+
+    def _was_done(self, node: RepairNode, repair: RepairRecord) -> bool:
+        """Whether a person has done it, or an order that was said to have failed."""
+        is_other_boot = bool(repair.boot_id) and node.boot_id != repair.boot_id
+        return is_other_boot and node.is_ready and not self._settings.is_dry_run
+
+    def _admit(self, name: str, now: float) -> None:
+        """Let a waiting repair begin if nothing stands against it."""
+        record, node = self._facts.record(name), self._facts.nodes.get(name)
+        repair, settings = record.repair, self._settings
+        if node is None or repair is None or repair.state is not RepairState.WAITING:
+            return
+        if settings.is_dry_run:
+            self._desk.say(name, f"dry run: would {repair.action.value} the node")
+            text = f"would {repair.action.value} the node: {repair.reason}"
+            self._desk.tell_once(name, "RepairDryRun", text)
+        elif self._course.is_for_a_person(name, repair, now):
+            if not repair.boot_id and node.boot_id:
+                # By it is known when the person has done it.
+                seen = replace(repair, boot_id=node.boot_id)
+                self._desk.write(name, replace(record, repair=seen))
+        elif retry_at(record, settings) > now:
+            self._due[name] = retry_at(record, settings)
+        else:
+            facts = self._facts
+            active, out = facts.active(), facts.out_of_service()
+            why = obstacle(node, repair, facts.nodes, active, out, settings)
+            if why:
+                self._desk.say(name, why)
+            else:
+                self._let_begin(node, repair, now)
+
+    def _let_begin(self, node: RepairNode, repair: RepairRecord, now: float) -> None:
+        drained = replace(
+            repair,
+            state=RepairState.DRAINING,
+            withdrawn_at=kept_time(now),
+            boot_id=node.boot_id,
+            message="jobs move off",
+        )
+        record = replace(self._facts.record(node.name), repair=drained)
+        self._desk.write(node.name, record)
+        self._desk.patch(node, withdrawn(node.name, repair.action))
+        self._look(node.name, now)

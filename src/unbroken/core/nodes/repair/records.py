@@ -1,0 +1,123 @@
+"""How a NodeRecord changes as a repair goes on.  Functions of values.
+
+Times that are kept are rounded to milliseconds, so that they read back as they were written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unbroken.core.nodes.blame import FORGOTTEN_SECONDS
+from unbroken.spec.node_keys import (
+    ADVICE,
+    DEEP_CHECK,
+    FAULT_DETAILS,
+    FAULT_REASONS,
+    FAULT_REASONS_ALSO,
+    FAULT_TYPES,
+    FAULT_TYPES_ALSO,
+    HEALTH,
+    REPAIR,
+    VERIFIED,
+    Action,
+    Health,
+)
+from unbroken.spec.node_record import HISTORY_MAX, NodeRecordSpec, RepairRecord, RepairState
+
+from .events import PatchNode, RepairNode, RepairSettings
+from .rules import APPEAL, PERSON, Need
+
+TEXT_MAX = 500
+FAULT_LABELS = (FAULT_TYPES, FAULT_REASONS, FAULT_TYPES_ALSO, FAULT_REASONS_ALSO)
+FAULT_ANNOTATIONS = (FAULT_DETAILS, ADVICE)
+
+
+def kept_time(now: float) -> float:
+    """A moment as it is kept."""
+    return round(now, 3)
+
+
+def begun(record: NodeRecordSpec, need: Need, action: Action, now: float) -> NodeRecordSpec:
+    """A repair is needed; it waits until it may begin."""
+    repair = RepairRecord(
+        action=action,
+        reason=need.reason[:TEXT_MAX],
+        asked_by=need.asked_by,
+        state=RepairState.WAITING,
+        began_at=kept_time(now),
+        fault=need.fault,
+    )
+    return replace(record, repair=repair)
+
+
+def told(record: NodeRecordSpec, text: str) -> NodeRecordSpec:
+    """The repair under way says what it does or waits for."""
+    assert record.repair is not None
+    return replace(record, repair=replace(record.repair, message=text[:TEXT_MAX]))
+
+
+def ended(
+    record: NodeRecordSpec, state: RepairState, text: str, settings: RepairSettings, now: float
+) -> NodeRecordSpec:
+    """The repair under way is over; after one that was made of a fault, probation begins."""
+    repair = record.repair
+    assert repair is not None
+    last = replace(repair, state=state, message=text[:TEXT_MAX], ended_at=kept_time(now))
+    found = replace(record, repair=None, history=(*record.history, last)[-HISTORY_MAX:])
+    is_of_a_fault = repair.asked_by not in (PERSON, APPEAL)
+    if state is RepairState.DONE and repair.acted_at is not None and is_of_a_fault:
+        return replace(found, probation_until=kept_time(now + settings.probation_seconds))
+    return found
+
+
+def is_forgotten(record: NodeRecordSpec, now: float) -> bool:
+    """Whether all that is kept of a node is so old that it counts nothing."""
+    times = [entry.at for entry in record.blame]
+    times += [repair.ended_at or repair.began_at for repair in record.history]
+    times += [record.cleared_at or 0.0, record.quarantined_at or 0.0]
+    return record.repair is None and now - max(times) > FORGOTTEN_SECONDS
+
+
+def quarantined(record: NodeRecordSpec, reason: str, now: float) -> NodeRecordSpec:
+    """The node takes no pods until a person has cleared it."""
+    return replace(record, quarantined_at=kept_time(now), quarantine_reason=reason[:TEXT_MAX])
+
+
+def freed(record: NodeRecordSpec) -> NodeRecordSpec:
+    """The node is out of quarantine."""
+    return replace(record, quarantined_at=None, quarantine_reason="")
+
+
+def is_cleared(record: NodeRecordSpec) -> bool:
+    """Whether a person has granted the appeal of a node that is in quarantine."""
+    since, cleared = record.quarantined_at, record.cleared_at
+    return since is not None and cleared is not None and cleared > since
+
+
+def withdrawn(node: str, action: Action) -> PatchNode:
+    """Take a node out of service before its repair; the jobs see the label and move."""
+    health = Health.PENDING_REPLACEMENT if action is Action.REPLACE else Health.PENDING_REBOOT
+    return PatchNode(node, {HEALTH: health.value}, {REPAIR: None}, taint=True)
+
+
+def held_back(node: str) -> PatchNode:
+    """Keep new pods off a node, and let those be that run there."""
+    return PatchNode(node, {HEALTH: Health.UNSCHEDULABLE.value}, taint=True)
+
+
+def returned(node: RepairNode, verified: str, *, is_kept: bool) -> PatchNode:
+    """Tell that the node was found well, and take away all that told of its fault.
+
+    `is_kept`: it goes into quarantine rather than into service.
+    """
+    labels: dict[str, str | None] = {key: None for key in FAULT_LABELS if key in node.marks}
+    if DEEP_CHECK in node.marks and node.has_failed_check:
+        labels[DEEP_CHECK] = None
+    if is_kept or not node.is_in_deep_check:
+        labels[HEALTH] = (Health.UNSCHEDULABLE if is_kept else Health.SCHEDULABLE).value
+    annotations: dict[str, str | None] = {
+        key: None for key in FAULT_ANNOTATIONS if key in node.marks
+    }
+    annotations[VERIFIED] = verified
+    taint = None if node.is_in_deep_check and not is_kept else is_kept
+    return PatchNode(node.name, labels, annotations, taint=taint)

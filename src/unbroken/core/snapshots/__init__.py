@@ -1,0 +1,1 @@
+"""Placement and replication of snapshots, and the checkpoints that a node holds."""
