@@ -30,8 +30,8 @@ import snapshot_buddy
 from snapshot_agents import channel
 
 from unbroken.agent.snapshots import Snapshots
-from unbroken.worker.checkpointing import checkpoints
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.checkpointing.checkpoints import checkpoints
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 TENSORS = 64
 STEP_SECONDS, FIRST_STEP_SECONDS = 0.3, 2.0

@@ -186,7 +186,7 @@ def run(device: str, count: int, rounds: int) -> Outcome:
     from snapshot_agents import channel
 
     from unbroken.agent.snapshots import Snapshots
-    from unbroken.worker.snapshot import Snapshot
+    from unbroken.worker.snapshot.snapshot import Snapshot
 
     share = Share(device, count)
     calibrate(share)

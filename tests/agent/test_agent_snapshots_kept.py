@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 TRAIN = """
 import json, os, signal, torch
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot.snapshot import Snapshot
 weights = torch.zeros(1000)
 snapshot = Snapshot(weights=weights, rng=True)
 found = snapshot.restore()
@@ -93,7 +93,7 @@ import json, os, signal, torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot.snapshot import Snapshot
 dist.init_process_group("gloo")
 torch.manual_seed(3)
 model = fully_shard(torch.nn.Linear(5, 7), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))

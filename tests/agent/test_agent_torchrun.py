@@ -30,8 +30,8 @@ with open("ranks", "a") as file:
     print(*(os.environ[name] for name in names), file=file)
 assert "UNBROKEN_AGENT_KEY_FILE" not in os.environ
 dist.destroy_process_group()
-# At the end of an interpreter a thread of gloo may abort the process (worker/keepers.py): nobody
-# keeps it from torchrun's workers.
+# At the end of an interpreter a thread of gloo may abort the process (worker/boot/keepers.py):
+# nobody keeps it from torchrun's workers.
 os._exit(0)
 """
 

@@ -26,7 +26,7 @@ from unbroken.agent.flight_recorder import read
 from unbroken.errors import PeerError, SpecError
 from unbroken.wire import pickled
 from unbroken.wire.snapshot import BODY_AT
-from unbroken.worker.snapshot_state import collect, load, parse, view
+from unbroken.worker.snapshot.state import collect, load, parse, view
 from unbroken.worker.typed_values import DEPTH_MAX, NotEncodable, decode, encode
 
 PLAIN = st.recursive(

@@ -17,7 +17,7 @@ from unbroken.core.job.events import CreatePod, PodName
 from unbroken.spec.job import JobSpec, ReplicaSpec
 from unbroken.wire.snapshot import digest, job_of
 from unbroken.worker import context
-from unbroken.worker.snapshot import job_digest
+from unbroken.worker.snapshot.snapshot import job_digest
 
 
 def environment(namespace: str, uid: str) -> dict[str, str]:

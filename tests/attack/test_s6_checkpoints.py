@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from unbroken import worker
-from unbroken.worker.checkpoint_dcp import load_plain, read_metadata
-from unbroken.worker.checkpoint_files import CheckpointError
-from unbroken.worker.checkpoint_state import Objects, Staged, generators, own_name
-from unbroken.worker.checkpointing import Checkpoints
+from unbroken.worker.checkpointing.checkpoints import Checkpoints
+from unbroken.worker.checkpointing.dcp import load_plain, read_metadata
+from unbroken.worker.checkpointing.files import CheckpointError
+from unbroken.worker.checkpointing.state import Objects, Staged, generators, own_name
 
 
 def trained() -> dict[str, Any]:

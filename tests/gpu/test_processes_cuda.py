@@ -20,7 +20,7 @@ RUN = Path(__file__).parents[2] / "benchmarks/gpu/run.py"
 ABORT = """
 import json, os, sys, threading
 import torch, torch.distributed as dist
-from unbroken.worker import groups
+from unbroken.worker.restart import groups
 rank, size, *ports = map(int, sys.argv[1:])
 torch.cuda.set_device(rank)
 held = torch.arange(1000, device="cuda")
@@ -96,7 +96,7 @@ def test_who_waits_in_a_collective_gets_out_and_joins_again(tmp_path: Path) -> N
 
 FORKED = """
 import json, os
-from unbroken.worker.safety import Look, cuda
+from unbroken.worker.boot.safety import Look, cuda
 look = Look()
 import torch
 before = look.danger()

@@ -11,7 +11,7 @@ import pytest
 from snapshot_agents import agent, channel
 
 from unbroken.worker.channel import Channel
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 pytestmark = pytest.mark.slow
 BUSY_CYCLES = 1 << 30

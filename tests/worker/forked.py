@@ -21,7 +21,7 @@ import torch.distributed.checkpoint.state_dict
 import torch.distributed.fsdp
 from torch import distributed
 
-import unbroken.worker.checkpointing  # noqa: F401
+import unbroken.worker.checkpointing.checkpoints  # noqa: F401
 
 POINTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.listdir"}
 """What Python tells an audit hook of that changes or reads a directory."""

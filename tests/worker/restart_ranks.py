@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from unbroken import worker
-from unbroken.worker import groups
+from unbroken.worker.restart import groups
 
 users: list[socket.socket] = []
 

@@ -23,7 +23,7 @@ from snapshot_agents import PLENTY, served
 from unbroken.agent.snapshots import Snapshots
 from unbroken.wire.ipc import SNAPSHOT_FIND
 from unbroken.worker.channel import Channel
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 COUNT, SECONDS_MAX = 200_000, 0.01
 

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unbroken.agent.snapshots import Snapshots
 from unbroken.worker.channel import Channel
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 
 def model(mode: str) -> nn.Module:

@@ -18,7 +18,7 @@ from typing import Any
 import unbroken.worker
 from unbroken.wire.warm import MESSAGE_BYTES_MAX
 
-BOOT = str(Path(unbroken.worker.__file__).with_name("boot.py"))
+BOOT = str(Path(unbroken.worker.__file__).parent / "boot/boot.py")
 _PR_SET_CHILD_SUBREAPER = 36
 
 

@@ -7,7 +7,7 @@ from math import exp, expm1, isclose, sqrt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.worker.checkpoint_advice import (
+from unbroken.worker.checkpointing.advice import (
     INTERVAL_SECONDS_MAX,
     INTERVAL_SECONDS_MIN,
     advise,

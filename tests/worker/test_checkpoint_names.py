@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.worker.checkpoint_names import (
+from unbroken.worker.checkpointing.names import (
     BAD,
     TRASH,
     UNFINISHED,

@@ -16,8 +16,8 @@ import torch
 
 from unbroken import worker
 from unbroken.errors import UnbrokenError
-from unbroken.worker.checkpoint_names import parse
-from unbroken.worker.checkpointing import CheckpointError, Checkpoints, Superseded
+from unbroken.worker.checkpointing.checkpoints import CheckpointError, Checkpoints, Superseded
+from unbroken.worker.checkpointing.names import parse
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from forked import fork, signal_at
 from test_checkpoints import restore, save
 
 from unbroken import worker
-from unbroken.worker.checkpointing import Superseded
+from unbroken.worker.checkpointing.checkpoints import Superseded
 
 pytestmark = pytest.mark.slow
 

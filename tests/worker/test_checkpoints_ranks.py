@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from unbroken import worker
-from unbroken.worker.checkpointing import CheckpointError
+from unbroken.worker.checkpointing.checkpoints import CheckpointError
 
 pytestmark = pytest.mark.slow
 

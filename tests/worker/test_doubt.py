@@ -8,8 +8,8 @@ import pytest
 import torch
 from snapshot_agents import agent, channel
 
-from unbroken.worker import doubt
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.restart import doubt
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 
 def test_what_arrives_after_an_abort_is_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:

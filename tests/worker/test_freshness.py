@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.worker.freshness import Freshness
-from unbroken.worker.imports import state
+from unbroken.worker.boot.freshness import Freshness
+from unbroken.worker.boot.imports import state
 
 Change = Callable[[Path, Path], object]
 

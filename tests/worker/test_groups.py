@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 THREADS = """
 import os, pathlib, torch.distributed as dist
-from unbroken.worker import groups
+from unbroken.worker.restart import groups
 def running():
     names = [one.read_text().strip() for one in pathlib.Path("/proc/self/task").glob("*/comm")]
     return sum(name.startswith("pt_gloo") for name in names)
@@ -38,7 +38,7 @@ def test_a_module_that_has_the_group_as_a_default_does_not_keep_it() -> None:
 
 NAMES = """
 import ctypes, sys, torch, torch.distributed as dist
-from unbroken.worker import rendezvous
+from unbroken.worker.boot import rendezvous
 if "ask" in sys.argv:
     rendezvous.ask_for_no_names()
 libc = ctypes.CDLL(None)
@@ -63,7 +63,7 @@ def test_torch_asks_for_the_names_of_no_addresses(ask: str) -> None:
 @pytest.mark.parametrize(("given", "found"), [("1", "0"), ("3", "3")])
 def test_nccl_ends_nobody_who_is_to_leave(given: str, found: str) -> None:
     name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    code = "import os; from unbroken.worker import groups; groups.watch()"
+    code = "import os; from unbroken.worker.restart import groups; groups.watch()"
     code += f"; print(os.environ['{name}'])"
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -13,7 +13,7 @@ from gangs import Gang, gang
 from unbroken.core.agent.machine import STUCK_CODE as TOLD_CODE
 from unbroken.errors import SpecError
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_START, PAST_BARRIER
-from unbroken.worker.restart import STUCK_CODE, restartable
+from unbroken.worker.restart.restartable import STUCK_CODE, restartable
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow

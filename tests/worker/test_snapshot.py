@@ -19,7 +19,7 @@ from unbroken.errors import SpecError
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_KEPT, SNAPSHOT_SAVED, encode
 from unbroken.wire.snapshot import BODY_AT, HEADERS_BYTES, MAGIC, SEALED_AT, read
 from unbroken.worker.channel import Channel
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 
 @pytest.fixture(autouse=True)

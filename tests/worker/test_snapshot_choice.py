@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from unbroken.worker.snapshot_choice import (
+from unbroken.worker.snapshot.choice import (
     Offer,
     Point,
     Shares,

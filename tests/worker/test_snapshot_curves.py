@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from unbroken.agent.snapshots import Snapshots
 from unbroken.worker.channel import Channel
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 pytestmark = pytest.mark.slow
 WORLD, STEPS = 3, 14

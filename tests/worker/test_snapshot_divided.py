@@ -23,8 +23,8 @@ from unbroken import worker
 from unbroken.agent.snapshots import Snapshots
 from unbroken.wire.snapshot import BODY_AT
 from unbroken.worker.channel import Channel
-from unbroken.worker.snapshot import Snapshot
-from unbroken.worker.snapshot_slots import AgentSlots, Identity
+from unbroken.worker.snapshot.slots import AgentSlots, Identity
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_worker")]
 

@@ -14,11 +14,11 @@ from forked import ranks
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-from unbroken.worker import snapshot_exchange
-from unbroken.worker.checkpoint_peers import Peers
-from unbroken.worker.snapshot_division import Saved, box
-from unbroken.worker.snapshot_exchange import exchange, packed, unpacked
-from unbroken.worker.snapshot_state import Piece
+from unbroken.worker.checkpointing.peers import Peers
+from unbroken.worker.snapshot import exchange as snapshot_exchange
+from unbroken.worker.snapshot.division import Saved, box
+from unbroken.worker.snapshot.exchange import exchange, packed, unpacked
+from unbroken.worker.snapshot.state import Piece
 
 
 def drawn(seed: int) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from unbroken.agent.snapshots import Snapshots
 from unbroken.worker.channel import Channel
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 

@@ -21,7 +21,7 @@ from unbroken.agent.snapshots import Snapshots
 from unbroken.wire.ipc import SNAPSHOT_KEPT, SNAPSHOT_USED, encode
 from unbroken.wire.snapshot import HEADERS_BYTES
 from unbroken.worker.channel import Channel
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_worker")]
 storm = pytest.param(1, marks=[pytest.mark.heavy, pytest.mark.timeout(1200)])

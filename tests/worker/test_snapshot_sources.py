@@ -20,8 +20,8 @@ from unbroken.agent.snapshots import Snapshots
 from unbroken.errors import SpecError
 from unbroken.wire import snapshot as format_
 from unbroken.worker.channel import Channel
-from unbroken.worker.checkpointing import CheckpointError
-from unbroken.worker.snapshot import Snapshot
+from unbroken.worker.checkpointing.checkpoints import CheckpointError
+from unbroken.worker.snapshot.snapshot import Snapshot
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_worker")]
 
@@ -135,7 +135,7 @@ def test_replicated_state_goes_to_another_number_of_ranks(
 def flipped(memory: Snapshots, rank: int) -> None:
     """A bit of the newest step of a rank is another."""
     with channel(memory) as line:
-        from unbroken.worker.snapshot_slots import AgentSlots, Identity
+        from unbroken.worker.snapshot.slots import AgentSlots, Identity
 
         slots = [slot for slot, _ in AgentSlots(line, Identity("training", rank, 1)).find()]
         newest = max(slots, key=lambda slot: getattr(slot.header(), "step", -1))

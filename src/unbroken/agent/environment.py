@@ -22,7 +22,7 @@ OWN = (
     PRELOAD_VARIABLE, LEARNT_VARIABLE,
 )  # fmt: skip
 """Variables of the agent that no worker inherits."""
-BOOT = f"{os.path.dirname(unbroken.__file__)}/worker/boot.py"
+BOOT = f"{os.path.dirname(unbroken.__file__)}/worker/boot/boot.py"
 """Run by the worker's interpreter, which need not have unbroken."""
 _RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 

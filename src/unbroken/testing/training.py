@@ -22,7 +22,7 @@ KILLED = WorkerEnd(None, SIGKILL)
 WENT_ON = WorkerEnd(None)
 """No end: the process trains in a later attempt, as another `Worker`."""
 TOLD_SECONDS = 5.0
-"""For the agent to say that a peer is lost (worker/restart.py)."""
+"""For the agent to say that a peer is lost (worker/restart/restartable.py)."""
 
 
 def raised(error: str) -> WorkerEnd:

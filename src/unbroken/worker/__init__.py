@@ -47,9 +47,9 @@ from unbroken.wire.worker import (
 )
 
 if TYPE_CHECKING:
-    from .checkpointing import checkpoints
-    from .restart import RankLost, restartable
-    from .snapshot import Snapshot
+    from unbroken.worker.checkpointing.checkpoints import checkpoints
+    from unbroken.worker.restart.restartable import RankLost, restartable
+    from unbroken.worker.snapshot.snapshot import Snapshot
 
 __all__ = [
     "Context",
@@ -65,10 +65,10 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "checkpoints": "checkpointing",
-    "RankLost": "restart",
-    "restartable": "restart",
-    "Snapshot": "snapshot",
+    "checkpoints": "checkpointing.checkpoints",
+    "RankLost": "restart.restartable",
+    "restartable": "restart.restartable",
+    "Snapshot": "snapshot.snapshot",
 }
 """Names that are imported when they are used first, so that the rest costs no more than it did."""
 

@@ -15,7 +15,7 @@ from restartable import report
 from torch import nn
 
 from unbroken import worker
-from unbroken.worker.checkpointing import Checkpoints, Superseded
+from unbroken.worker.checkpointing.checkpoints import Checkpoints, Superseded
 
 LATE_STEP = 99
 DIRECTORY = Path(sys.argv[1])

@@ -22,8 +22,10 @@ from typing import Any
 
 from unbroken.errors import SpecError
 from unbroken.wire.snapshot import BODY_AT
+from unbroken.worker.snapshot.state import collected, parse, view
+from unbroken.worker.typed_values import decode, encode
 
-from .checkpoint_dcp import (
+from .dcp import (
     checkpoint_module,
     complain_of_odd,
     dcp_forms,
@@ -31,9 +33,7 @@ from .checkpoint_dcp import (
     planner,
     reader,
 )
-from .checkpoint_files import CheckpointError, File, verified
-from .snapshot_state import collected, parse, view
-from .typed_values import decode, encode
+from .files import CheckpointError, File, verified
 
 RESULTS = "results-{}"
 _MAGIC, _HEADER = b"unbrokst", struct.Struct("<8sQQ")

@@ -9,8 +9,7 @@ from typing import Any
 
 from unbroken.errors import WorldError
 from unbroken.wire.snapshot import COPIED_AT, HEADERS_BYTES, SEALED_AT, Header, chunk, read, write
-
-from .checkpoint_peers import Peers, device
+from unbroken.worker.checkpointing.peers import Peers, device
 
 
 def replicas(world: Peers, group: Any) -> tuple[int, ...]:

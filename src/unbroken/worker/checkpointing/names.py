@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .typed_values import exchanged
+from unbroken.worker.typed_values import exchanged
 
 UNFINISHED, BAD, TRASH = ".tmp", ".bad", ".trash"
 _PATTERN = re.compile(r"step-(\d{8,18})\.attempt-(\d{1,9})(\.tmp|\.bad|\.trash)?", re.ASCII)

@@ -9,8 +9,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from .snapshot_state import Piece
-from .typed_values import exchanged
+from unbroken.worker.typed_values import exchanged
+
+from .state import Piece
 
 Key = tuple[str, int]
 """A part, and which of its tensors, in the order in which they are read."""

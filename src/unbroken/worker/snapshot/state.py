@@ -18,8 +18,7 @@ from typing import Any
 
 from unbroken.errors import SpecError
 from unbroken.wire.snapshot import BODY_AT, aligned, digest
-
-from .typed_values import NotEncodable, decode, encode, exchanged, torch_dtype
+from unbroken.worker.typed_values import NotEncodable, decode, encode, exchanged, torch_dtype
 
 RNG, EXTRA = "rng", "extra"
 ADVICE = (

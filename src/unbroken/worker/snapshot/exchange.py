@@ -9,8 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from unbroken.errors import WorldError
-
-from .checkpoint_peers import Peers, device
+from unbroken.worker.checkpointing.peers import Peers, device
 
 BATCH_BYTES = 64 * 1024 * 1024
 """Of one message, where no tensor alone is larger."""

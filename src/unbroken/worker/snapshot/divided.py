@@ -19,15 +19,16 @@ from zlib import crc32
 
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.wire.snapshot import Header, digest
+from unbroken.worker.checkpointing.files import CheckpointError
+from unbroken.worker.checkpointing.peers import Peers
+from unbroken.worker.typed_values import decode, exchanged, torch_dtype
 
-from .checkpoint_files import CheckpointError
-from .checkpoint_peers import Peers
-from .snapshot_choice import Point
-from .snapshot_division import Key, Saved, Want, box, local, plan
-from .snapshot_exchange import exchange, summed
-from .snapshot_reading import structure
-from .snapshot_slots import Slot, faults
-from .snapshot_state import (
+from .choice import Point
+from .division import Key, Saved, Want, box, local, plan
+from .exchange import exchange, summed
+from .reading import structure
+from .slots import Slot, faults
+from .state import (
     EXTRA,
     RNG,
     Kept,
@@ -38,7 +39,6 @@ from .snapshot_state import (
     size_of,
     view,
 )
-from .typed_values import decode, exchanged, torch_dtype
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot

@@ -40,10 +40,10 @@ from unbroken.wire.snapshot import (
     version,
     write,
 )
+from unbroken.worker.channel import whole
 
-from .channel import whole
-from .snapshot_choice import Point, Shares
-from .snapshot_pages import take
+from .choice import Point, Shares
+from .pages import take
 
 logger = logging.getLogger(__name__)
 ANSWER_SECONDS = 10.0

@@ -19,10 +19,10 @@ from zlib import crc32
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.wire.ipc import RECEIPT
 from unbroken.wire.snapshot import BODY_AT, CHUNK_BYTES, Header
+from unbroken.worker.checkpointing.files import CheckpointError, Superseded
+from unbroken.worker.checkpointing.peers import ALONE, world
 
-from .checkpoint_files import CheckpointError, Superseded
-from .checkpoint_peers import ALONE, world
-from .snapshot_choice import (
+from .choice import (
     Offer,
     Point,
     Shares,
@@ -34,10 +34,10 @@ from .snapshot_choice import (
     ranges,
     transfers,
 )
-from .snapshot_peers import receive, replicas, send
-from .snapshot_reading import complain_of_version, fitting
-from .snapshot_slots import Offered, Slot, faults, table
-from .snapshot_state import EXTRA, RNG, Kept, load
+from .peers import receive, replicas, send
+from .reading import complain_of_version, fitting
+from .slots import Offered, Slot, faults, table
+from .state import EXTRA, RNG, Kept, load
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot
@@ -239,7 +239,7 @@ class _Search:
 
     def _divided(self, point: Point) -> _Ready | None:
         """What ranks of another number have saved, as this rank needs it."""
-        from .snapshot_divided import Division
+        from .divided import Division
 
         sharing = givers(self._offers, point)
         division = Division(self._snapshot, self._world, point, sharing)

@@ -26,17 +26,18 @@ from zlib import crc32
 
 from unbroken.errors import SpecError, UnbrokenError
 from unbroken.wire.snapshot import BODY_AT, NAME_BYTES_MAX, Header, aligned, digest, job_of
+from unbroken.worker import Context, context
+from unbroken.worker.restart.doubt import is_doubted
 
-from . import Context, context
-from .doubt import is_doubted
-from .snapshot_choice import Point, Shares
-from .snapshot_copies import Copies
-from .snapshot_slots import AgentSlots, Channel, Identity, Offered, OwnSlots, Slot, Slots
-from .snapshot_state import EXTRA, RNG, State, collect
+from .choice import Point, Shares
+from .copies import Copies
+from .slots import AgentSlots, Channel, Identity, Offered, OwnSlots, Slot, Slots
+from .state import EXTRA, RNG, State, collect
 
 if TYPE_CHECKING:
-    from .checkpointing import Checkpoints
-    from .snapshot_restore import Restored
+    from unbroken.worker.checkpointing.checkpoints import Checkpoints
+
+    from .restore import Restored
 
 logger = logging.getLogger(__name__)
 _named: weakref.WeakValueDictionary[str, Snapshot] = weakref.WeakValueDictionary()
@@ -134,7 +135,7 @@ class Snapshot:
         CheckpointError: memory has none, and none of the checkpoints can be loaded.  WorldError:
         memory turned out to be bad while it was read, and no other step is left.
         """
-        from .snapshot_restore import restore
+        from .restore import restore
 
         self.rebind()
         self.restored = restore(self)
@@ -182,7 +183,7 @@ class Snapshot:
         """To the agent."""
         if self._given is not None:
             return self._given
-        from .channel import connect
+        from unbroken.worker.channel import connect
 
         return connect()
 

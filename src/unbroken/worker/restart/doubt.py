@@ -7,7 +7,7 @@ before it begins, and what arrives later is no snapshot of that attempt.
 
 from __future__ import annotations
 
-from . import context
+from unbroken.worker import context
 
 _newest = -1
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from unbroken.errors import WorldError
 
-from .checkpoint_names import BAD, TRASH, UNFINISHED, Name, Retention, complete, doomed, parse
+from .names import BAD, TRASH, UNFINISHED, Name, Retention, complete, doomed, parse
 
 MANIFEST = "complete.json"
 _OWN = ".unbroken"

@@ -45,7 +45,7 @@ class _Template:
         self._shown = shown
         self._beside, self._number, program = beside, int(arguments[0]), arguments[1:]
         self._command = [*sys.orig_argv]
-        self._warm, self._safety = beside("../wire/warm"), beside("safety")
+        self._warm, self._safety = beside("../../wire/warm"), beside("safety")
         self._imports, self._pairs = beside("imports"), beside("datagrams")
         self._freshness = beside("freshness").Freshness
         self._fresh = self._freshness({}, (), self._imports.state)

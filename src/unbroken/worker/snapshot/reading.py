@@ -8,8 +8,8 @@ from zlib import crc32
 from unbroken.errors import UnbrokenError
 from unbroken.wire.snapshot import VERSION, Header
 
-from .snapshot_slots import Slot
-from .snapshot_state import Kept, difference, parse
+from .slots import Slot
+from .state import Kept, difference, parse
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot

@@ -43,5 +43,5 @@ if __name__ == "__main__":
         _position, _order = _served
     else:
         _position, _order = 0, sys.argv[2:]
-        _beside("learning").learn(_beside("../wire/warm").LEARNT_VARIABLE)
+        _beside("learning").learn(_beside("../../wire/warm").LEARNT_VARIABLE)
     _becoming.become(globals(), _begin, _position, _order, _beside("keepers").let_go)

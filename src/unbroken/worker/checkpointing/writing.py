@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from .checkpoint_files import Directory, File, Manifest, sync_directory, verified, write_file
-from .checkpoint_names import Name
-from .checkpoint_peers import Peers
-from .checkpoint_state import own_name
+from .files import Directory, File, Manifest, sync_directory, verified, write_file
+from .names import Name
+from .peers import Peers
+from .state import own_name
 
 _PARTS, _COMPLETING = "parts", "completing"
 

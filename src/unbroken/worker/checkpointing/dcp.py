@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.wire.pickled import Known, load
+from unbroken.worker.typed_values import Form, choice, record
 
-from .checkpoint_files import CheckpointError
-from .typed_values import Form, choice, record
+from .files import CheckpointError
 
 METADATA_BYTES_MAX = 1 << 30
 METADATA_OPCODES_MAX = 200_000_000

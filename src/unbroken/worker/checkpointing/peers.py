@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from unbroken.errors import WorldError
 from unbroken.worker import context
+from unbroken.worker.typed_values import EXCHANGED, Form, decode, encode
 
-from .checkpoint_files import CheckpointError, Superseded
-from .typed_values import EXCHANGED, Form, decode, encode
+from .files import CheckpointError, Superseded
 
 T = TypeVar("T")
 MESSAGES_BYTES_MAX = 8 << 30

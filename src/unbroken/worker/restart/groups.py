@@ -18,10 +18,11 @@ from time import monotonic  # noqa: TID251  (how long a store does not listen)
 from types import ModuleType
 from typing import Any
 
+from unbroken.worker.boot.keepers import C10D, release, unbind
+from unbroken.worker.boot.rendezvous import ask_for_no_names, await_listening
+from unbroken.worker.channel import whole
+
 from . import doubt
-from .channel import whole
-from .keepers import C10D, release, unbind
-from .rendezvous import ask_for_no_names, await_listening
 from .torch_sockets import TorchSockets
 
 ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers",

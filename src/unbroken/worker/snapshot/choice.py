@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .typed_values import exchanged
+from unbroken.worker.typed_values import exchanged
 
 Point = tuple[int, int]
 """Attempt and step.  A newer attempt comes first: it went on from what it could restore."""

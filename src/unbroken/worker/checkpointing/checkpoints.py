@@ -27,16 +27,16 @@ from typing import Any
 from zlib import crc32
 
 from unbroken.worker import checkpoint, context
+from unbroken.worker.typed_values import exchanged
 
-from .checkpoint_advice import INTERVAL_SECONDS_MIN, Advice, advise, has_changed, steps_to_wait
-from .checkpoint_advice import mtbf_seconds as mtbf
-from .checkpoint_dcp import dcp_forms
-from .checkpoint_files import CheckpointError, Claim, Directory, Superseded, difference
-from .checkpoint_names import Name, Retention
-from .checkpoint_peers import Peers, peers
-from .checkpoint_state import Objects, Staged
-from .checkpoint_writing import Part
-from .typed_values import exchanged
+from .advice import INTERVAL_SECONDS_MIN, Advice, advise, has_changed, steps_to_wait
+from .advice import mtbf_seconds as mtbf
+from .dcp import dcp_forms
+from .files import CheckpointError, Claim, Directory, Superseded, difference
+from .names import Name, Retention
+from .peers import Peers, peers
+from .state import Objects, Staged
+from .writing import Part
 
 __all__ = ["CheckpointError", "Checkpoints", "Found", "Superseded", "checkpoints"]
 _log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .snapshot_state import State, view
+from .state import State, view
 
 if TYPE_CHECKING:
     import mmap

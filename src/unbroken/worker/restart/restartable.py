@@ -24,9 +24,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from unbroken.errors import SpecError, WorldError
 from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER, STUCK_CODE
+from unbroken.worker.channel import Channel, attempt_now, connect, is_whole
 
 from . import groups
-from .channel import Channel, attempt_now, connect, is_whole
 
 __all__ = ["RankLost", "restartable"]
 

@@ -1,0 +1,1 @@
+"""Snapshots of the training state in memory: saved, chosen by all ranks, restored."""
