@@ -21,7 +21,7 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 from train_step import DEFAULTS, build, learn
 
-from unbroken.agent import facts
+from unbroken.agent.workers import facts
 
 PARTS = ("join", "build", "ddp", "first step", "second step")
 UNCOUNTED = 2

@@ -24,7 +24,7 @@ from typing import ClassVar
 from recovery_records import Recovery
 from recovery_watch import Watch, Worker
 
-from unbroken.agent import facts
+from unbroken.agent.workers import facts
 
 SCRIPT = Path(__file__).with_name("train_step.py")
 RESTARTS_MAX = 1_000_000

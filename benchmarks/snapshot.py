@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "worke
 import snapshot_buddy
 from snapshot_agents import channel
 
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.worker.checkpointing.checkpoints import checkpoints
 from unbroken.worker.snapshot.snapshot import Snapshot
 

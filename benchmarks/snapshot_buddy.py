@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "agent
 
 from running import Running, linked, program, running, start
 
-from unbroken.agent.replication import VARIABLE
+from unbroken.agent.replication.replication import VARIABLE
 
 UNBOUND = str(100_000_000_000)
 """Bytes a second: what is measured is how fast it can be, not the bound."""

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "agent"))
 from machine import Machine, Outcome
 from running import linked, running, start
 
-from unbroken.agent.flight_recorder import FILE_VARIABLES, PIPE_VARIABLE
+from unbroken.agent.evidence.flight_recorder import FILE_VARIABLES, PIPE_VARIABLE
 from unbroken.wire.agent import AgentState
 from unbroken.wire.observation import Evidence
 

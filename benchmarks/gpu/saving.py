@@ -185,7 +185,7 @@ def run(device: str, count: int, rounds: int) -> Outcome:
     """Everything, in this process."""
     from snapshot_agents import channel
 
-    from unbroken.agent.snapshots import Snapshots
+    from unbroken.agent.snapshots.slots import Snapshots
     from unbroken.worker.snapshot.snapshot import Snapshot
 
     share = Share(device, count)

@@ -16,8 +16,8 @@ from aiohttp import web
 
 import unbroken
 from agent.snapshot_clients import NAME, slot, whole
-from unbroken.agent.replication import Replication
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.replication.replication import Replication
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.agent_http.snapshots import Refused, SnapshotRoutes
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.snapshot import HEADERS_BYTES
@@ -26,7 +26,7 @@ from worker.kill_points import kill_at
 STEPS = 3
 """Bursts."""
 PLACE = os.path.dirname(unbroken.__file__)
-COUNTED = ("agent/replication", "agent_http/snapshots", "core/snapshots/replication")
+COUNTED = ("agent/replication/replication", "agent_http/snapshots", "core/snapshots/replication")
 Point = tuple[int, int]
 
 

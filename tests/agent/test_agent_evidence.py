@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from running import Operator, Running, linked, program, running, start, stop
 
-from unbroken.agent import procfs, spy
-from unbroken.agent.examine import Examination, Subject
-from unbroken.agent.flight_recorder import Request
+from unbroken.agent.evidence import procfs, spy
+from unbroken.agent.evidence.examine import Examination, Subject
+from unbroken.agent.evidence.flight_recorder import Request
 from unbroken.core.diagnosis.stacks import blame
 from unbroken.errors import WorldError
 from unbroken.wire.agent import AgentState, WorkerReport
@@ -408,7 +408,7 @@ def test_a_process_that_the_kernel_protects_leads_to_the_advice(tmp_path: Path) 
         pytest.skip("only root can become somebody else, and give its capabilities up")
     asks = (
         "import asyncio, os, sys\n"
-        "from unbroken.agent import spy\n"
+        "from unbroken.agent.evidence import spy\n"
         "os.setuid(65533)\n"
         "try: asyncio.run(spy.dump(int(sys.argv[1]), spy.PLAIN))\n"
         "except Exception as error: print(error)"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.agent import facts, lineage
-from unbroken.agent.rank_table import RankTable, merge
+from unbroken.agent.workers import facts, lineage
+from unbroken.agent.workers.rank_table import RankTable, merge
 from unbroken.errors import WorldError
 from unbroken.wire.agent import StartCommand
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from running import Running, linked, program, running, start, stop
 
-from unbroken.agent.output import Output, Stream
+from unbroken.agent.workers.output import Output, Stream
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView
 
 pytestmark = pytest.mark.slow

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.agent.environment import argv
 from unbroken.agent.options import Script, parse, streams_of, visible_gpus, workers_per_node
+from unbroken.agent.workers.environment import argv
 from unbroken.errors import SpecError
 
 

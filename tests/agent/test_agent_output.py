@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from running import Running, linked, program, running, start
 
-from unbroken.agent.output import LINE_BYTES_MAX, Output, Stream, tail_text
+from unbroken.agent.workers.output import LINE_BYTES_MAX, Output, Stream, tail_text
 from unbroken.wire.agent import AgentReport, AgentState
 
 

@@ -12,7 +12,7 @@ import pytest
 from agent.ipc_clients import RAW
 from agent.running import SLEEPER, Running, linked, program, running, start, stop
 from agent.snapshot_clients import SAVES, path, slot, until
-from unbroken.agent.facts import free_port
+from unbroken.agent.workers.facts import free_port
 from unbroken.wire.agent import AgentState
 
 pytestmark = pytest.mark.slow

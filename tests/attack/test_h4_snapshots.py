@@ -22,7 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.agent.flight_recorder import read
+from unbroken.agent.evidence.flight_recorder import read
 from unbroken.errors import PeerError, SpecError
 from unbroken.wire import pickled
 from unbroken.wire.snapshot import BODY_AT

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.agent import socket_directory
+from unbroken.agent.socket import directory as socket_directory
 from unbroken.embedded import folders
 from unbroken.embedded.node.volumes import (
     Directory,
@@ -108,7 +108,7 @@ def test_a_folder_with_other_things_is_neither_closed_nor_mixed_with_a_cluster(
 
 HOLDER = """
 import os, socket, sys
-from unbroken.agent import socket_directory
+from unbroken.agent.socket import directory as socket_directory
 lock = socket_directory.make()
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(socket_directory.socket_path())

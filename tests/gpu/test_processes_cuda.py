@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.agent.facts import free_port
+from unbroken.agent.workers.facts import free_port
 
 pytestmark = pytest.mark.slow
 RUN = Path(__file__).parents[2] / "benchmarks/gpu/run.py"

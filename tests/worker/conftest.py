@@ -8,7 +8,7 @@ import pytest
 import torch
 from snapshot_agents import PLENTY
 
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from unbroken.agent.facts import free_port
+from unbroken.agent.workers.facts import free_port
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_FAULT, JOB_START, VARIABLE, Frames, encode
 
 RANKS = Path(__file__).with_name("restart_ranks.py")

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unbroken.agent.snapshots import ANSWERS, Answer, Snapshots
+from unbroken.agent.snapshots.slots import ANSWERS, Answer, Snapshots
 from unbroken.wire.ipc import RECEIPT, SNAPSHOT_FETCH, SNAPSHOT_FIND, Frames, encode
 from unbroken.worker.channel import Channel
 

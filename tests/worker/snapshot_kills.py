@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from snapshot_agents import PLENTY, served
 
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.wire.ipc import SNAPSHOT_FIND
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot

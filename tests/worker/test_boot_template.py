@@ -15,7 +15,7 @@ import numpy
 import pytest
 from templates import Ended, Template, plainly
 
-from unbroken.agent import procfs
+from unbroken.agent.evidence import procfs
 
 pytestmark = pytest.mark.slow
 THREAD = """import threading

@@ -14,7 +14,7 @@ import torch
 from snapshot_agents import Agent, agent, channel
 from torch import nn
 
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.errors import SpecError
 from unbroken.wire.ipc import SNAPSHOT_FIND, SNAPSHOT_KEPT, SNAPSHOT_SAVED, encode
 from unbroken.wire.snapshot import BODY_AT, HEADERS_BYTES, MAGIC, SEALED_AT, read

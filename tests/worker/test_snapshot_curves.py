@@ -26,7 +26,7 @@ from snapshot_agents import PLENTY, served
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot
 

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from unbroken import worker
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.wire.snapshot import BODY_AT
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.slots import AgentSlots, Identity

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.worker.channel import Channel
 from unbroken.worker.snapshot.snapshot import Snapshot
 

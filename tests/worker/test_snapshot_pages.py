@@ -11,7 +11,7 @@ import pytest
 import torch
 from snapshot_agents import PLENTY, channel
 
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.errors import WorldError
 from unbroken.wire.ipc import SNAPSHOT_OPEN
 from unbroken.worker.channel import Channel

@@ -17,7 +17,7 @@ from kill_points import kill_at
 from snapshot_agents import Agent, agent, served
 from torch import nn
 
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.wire.ipc import SNAPSHOT_KEPT, SNAPSHOT_USED, encode
 from unbroken.wire.snapshot import HEADERS_BYTES
 from unbroken.worker.channel import Channel

@@ -16,7 +16,7 @@ from test_checkpoints_ranks import trained, values
 from torch import nn
 
 from unbroken import worker
-from unbroken.agent.snapshots import Snapshots
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.errors import SpecError
 from unbroken.wire import snapshot as format_
 from unbroken.worker.channel import Channel

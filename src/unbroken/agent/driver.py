@@ -17,6 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import unbroken
+from unbroken.agent.snapshots.messages import SnapshotMessages
+from unbroken.agent.socket.conversation import Conversation
+from unbroken.agent.workers.environment import environment
+from unbroken.agent.workers.processes import Processes
+from unbroken.agent.workers.rank_table import DIRECTORY, DIRECTORY_VARIABLE, RankTable
 from unbroken.agent_http.guard import Guard
 from unbroken.agent_http.server import AgentServer
 from unbroken.agent_http.snapshots import Copies
@@ -54,16 +59,11 @@ from unbroken.wire.agent_bodies import Status
 from unbroken.wire.ipc import VARIABLE as SOCKET_VARIABLE
 from unbroken.wire.observation import CollectCommand, Evidence
 
-from . import facts
-from .conversation import Conversation
-from .environment import environment
 from .options import Options
-from .processes import Processes
-from .rank_table import DIRECTORY, DIRECTORY_VARIABLE, RankTable
-from .snapshot_messages import SnapshotMessages
+from .workers import facts
 
 if TYPE_CHECKING:
-    from .examine import Examination
+    from unbroken.agent.evidence.examine import Examination
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +200,7 @@ class Driver:
 
     def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the workers of an attempt, and answer within the command's time."""
-        from .examine import Examination  # asked for in trouble only
+        from unbroken.agent.evidence.examine import Examination  # asked for in trouble only
 
         report = self._machine.report()
         current = self._examination
@@ -234,7 +234,7 @@ class Driver:
             self._learning = self._keep(self._learn(command))
 
     async def _learn(self, command: WarmCommand) -> None:
-        from .peer_imports import fetch  # of spares only
+        from unbroken.agent.workers.peer_imports import fetch  # of spares only
 
         names = await fetch(command.peers, self._key)
         # Where a start has come meanwhile, its workers tell what they import.

@@ -14,9 +14,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
+from unbroken.agent.workers.keeper import keep
 from unbroken.errors import SpecError, UnbrokenError
 
-from .keeper import keep
 from .options import Options, parse
 
 KEY_VARIABLE, AUTH_VARIABLE = "UNBROKEN_AGENT_KEY_FILE", "UNBROKEN_AGENT_AUTH"

@@ -57,7 +57,7 @@ class Rendezvous:
         os.environ.pop(KEY_VARIABLE, None)
         # Ranks are counted from node ranks, without a store between the nodes.
         os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
-        lineage = importlib.import_module("unbroken.agent.lineage")
+        lineage = importlib.import_module("unbroken.agent.workers.lineage")
         lineage.adopt_orphans()
         self._workers = TorchWorkers()
         self._thread = threading.Thread(target=self._serve, args=(key,), daemon=True)
@@ -327,7 +327,7 @@ class TorchWorkers:
 
 
 def _children() -> list[int]:
-    from unbroken.agent import lineage
+    from .workers import lineage
 
     return lineage.children()
 
@@ -348,8 +348,9 @@ def _worker(pid: int) -> tuple[int, tuple[int, str]] | None:
 
 def _end(seen: _Seen) -> WorkerEnd:
     """How it ended: looked at, and left for torchrun to reap."""
-    from unbroken.agent import facts
     from unbroken.core.agent.faults import WorkerEnd
+
+    from .workers import facts
 
     flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
     try:

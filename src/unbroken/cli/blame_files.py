@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from unbroken.agent.spy import read as read_spy_json
+from unbroken.agent.evidence.spy import read as read_spy_json
 from unbroken.core.diagnosis.job_logs import JobLogs, LogReader
 from unbroken.errors import PeerError, UnbrokenError
 from unbroken.wire import flight_dump, spy_dump

@@ -22,7 +22,7 @@ from lightkube.models.meta_v1 import OwnerReference
 from lightkube.resources.core_v1 import Node as NodeResource
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.agent import socket_directory
+from unbroken.agent.socket import directory as socket_directory
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube import clock
 from unbroken.kube.client import ApiRefusal, KubeClient

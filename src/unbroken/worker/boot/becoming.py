@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 RUN_PATH = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
-"""As agent/environment.py starts a cold worker of this kind."""
+"""As agent/workers/environment.py starts a cold worker of this kind."""
 _OURS = (__file__, __file__.replace("becoming.py", "boot.py"))
 _KEPT = ("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__",
          "__builtins__")  # fmt: skip

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 
+from unbroken.agent.snapshots.memory import File
 from unbroken.agent_http.peer import Peer
 from unbroken.core.snapshots.replication import Item
 from unbroken.wire.snapshot import HEADERS_BYTES
-
-from .memory import File
 
 BURST_SECONDS = 0.25
 """What was not sent in time is made up for so long."""

@@ -20,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unbroken.agent.evidence import pages
+from unbroken.agent.evidence.pages import PageSource
+from unbroken.agent.options import Options, kept_only
 from unbroken.core.agent.faults import SIGBUS, SIGKILL, WorkerEnd
 from unbroken.core.agent.machine import (
     Event,
@@ -35,19 +38,18 @@ from unbroken.core.agent.machine import (
 from unbroken.errors import WorldError
 from unbroken.wire.agent import StartCommand
 
-from . import facts, lineage, pages
+from . import facts, lineage
 from .environment import BOOT, Program, kind_of, programs, python
 from .lease import Lease
-from .options import Options, kept_only
 from .output import Output, Rhythm, Stream, last_line, tail_text
-from .pages import PageSource
 from .spawn import Child, NotStartedError, spawn_all
 
 if TYPE_CHECKING:
     # Loaded while workers start.
-    from .log_watch import LogWatch
+    from unbroken.agent.evidence.log_watch import LogWatch
+    from unbroken.agent.evidence.watch import Watch
+
     from .warm import WarmStarts
-    from .watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +214,7 @@ class Processes:
             return error.children, error
 
     def _watch_workers(self, command: StartCommand) -> None:
-        from .watch import Watch, Watched
+        from unbroken.agent.evidence.watch import Watch, Watched
 
         before, nproc = self._watch, self._options.nproc
         if before is not None:
@@ -231,7 +233,7 @@ class Processes:
         if self._command is not command:
             self._command, self._rules = command, None
             if command.log_rules:
-                from .log_watch import LogWatch
+                from unbroken.agent.evidence.log_watch import LogWatch
 
                 nproc = self._options.nproc
                 self._rules = LogWatch.make(command, nproc, self._clock, self._tell)

@@ -15,7 +15,7 @@ from unbroken.core.snapshots.replication import Agreement, Arrival, Decision
 from unbroken.errors import PeerError
 from unbroken.wire.agent import StartCommand
 
-from .replication_peer import name_path
+from .peer import name_path
 
 LISTEN_SECONDS = 15.0
 """So long one question waits for its answer; then it is asked again."""

@@ -12,9 +12,8 @@ import logging
 import os
 from dataclasses import replace
 
+from unbroken.agent.workers.environment import Program
 from unbroken.wire.worker import PAGE_BYTES, VARIABLE, Page, empty, read
-
-from .environment import Program
 
 logger = logging.getLogger(__name__)
 

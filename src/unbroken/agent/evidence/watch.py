@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from unbroken.agent.workers.output import Rhythm
 from unbroken.core.agent.machine import WatchRead
 from unbroken.core.watchdog import events
 from unbroken.core.watchdog.machine import Watchdog
@@ -19,7 +20,6 @@ from unbroken.wire.agent import StartCommand
 from unbroken.wire.worker import Page
 
 from . import procfs
-from .output import Rhythm
 from .pages import PageSource
 
 NEWS_SECONDS = 1.0

@@ -17,11 +17,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from unbroken.agent.workers.environment import BOOT
 from unbroken.errors import WorldError
 from unbroken.wire.observation import FRAME_CHARACTERS, FRAMES_MAX, THREADS_MAX, ThreadStack
 
 from . import procfs
-from .environment import BOOT
 
 PLAIN: tuple[str, ...] = ()
 NATIVE = ("--native",)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from io import FileIO
 from typing import Any
 
+from unbroken.agent.snapshots.slots import Slot, Snapshots, row
 from unbroken.agent_http.peer import Head, Peer, connected
 from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
 from unbroken.agent_http.snapshots import Incoming as TakesBytes
@@ -24,13 +25,12 @@ from unbroken.wire.agent import StartCommand
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES, digest, job_of, read
 
-from .replication_copies import Copies
-from .replication_fetch import Fetch, Offer
-from .replication_held import Held
-from .replication_peer import path
-from .replication_rounds import Agreements, StrangerError, ask
-from .replication_sending import OvertakenError, Part, Saved
-from .snapshots import Slot, Snapshots, row
+from .copies import Copies
+from .fetch import Fetch, Offer
+from .held import Held
+from .peer import path
+from .rounds import Agreements, StrangerError, ask
+from .sending import OvertakenError, Part, Saved
 
 logger = logging.getLogger(__name__)
 

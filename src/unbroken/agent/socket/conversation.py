@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unbroken.agent.snapshots.messages import SnapshotMessages
 from unbroken.core.agent.machine import (
     Arrived,
     CheckpointsTold,
@@ -26,7 +27,6 @@ from unbroken.wire import ipc
 from unbroken.wire.agent import StartCommand
 
 from .ipc import Connection, WorkerSocket
-from .snapshot_messages import SnapshotMessages
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from zlib import crc32
 
+from unbroken.agent.snapshots.memory import File, Memory
 from unbroken.agent_http.snapshots import Key, Point, Refused
 from unbroken.core.snapshots.replication import KEPT
 from unbroken.errors import PeerError, WorldError
 from unbroken.wire.snapshot import CHUNK_BYTES, HEADERS_BYTES, NAME_BYTES_MAX, Header, chunk, read
-
-from .memory import File, Memory
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from string import Template
 
 import unbroken
+from unbroken.agent.options import Options, Script
 from unbroken.core.agent.machine import Stage
 from unbroken.spec.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.warm import LEARNT_VARIABLE, MODULE, RUN_PATH, SCRIPT
 from unbroken.wire.worker import VARIABLE as PAGE_VARIABLE
-
-from .options import Options, Script
 
 OWN = (
     "UNBROKEN_AGENT_KEY_FILE", "UNBROKEN_AGENT_AUTH", PAGE_VARIABLE, WARM_VARIABLE,

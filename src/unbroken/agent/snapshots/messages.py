@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from unbroken.agent.socket.ipc import Connection
 from unbroken.errors import PeerError
 from unbroken.wire import ipc
 from unbroken.wire.agent import AgentReport, Receipt, StartCommand
 
-from .ipc import Connection
-
 if TYPE_CHECKING:
-    from .replication import Replication
-    from .snapshots import Snapshots
+    from unbroken.agent.replication.replication import Replication
+
+    from .slots import Snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class SnapshotMessages:
     def replication(self) -> Replication:
         """To the buddy and back; made now, if need be."""
         if self._replication is None:
-            from .replication import Replication
+            from unbroken.agent.replication.replication import Replication
 
             self._replication = Replication(self._memory(), self._key, self._run)
             self._replication.copies.on_change = self._copies_changed
@@ -94,7 +94,7 @@ class SnapshotMessages:
 
     def _memory(self) -> Snapshots:
         if self._snapshots is None:
-            from .snapshots import Snapshots
+            from .slots import Snapshots
 
             self._snapshots = Snapshots()
             if self._command is not None:

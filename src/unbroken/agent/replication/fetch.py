@@ -8,13 +8,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from unbroken.agent.snapshots.memory import File, Memory
 from unbroken.agent_http.peer import connected
 from unbroken.agent_http.snapshots import Key, Point
 from unbroken.errors import PeerError, UnbrokenError
 
-from .memory import File, Memory
-from .replication_copies import Subject, check
-from .replication_peer import path
+from .copies import Subject, check
+from .peer import path
 
 logger = logging.getLogger(__name__)
 

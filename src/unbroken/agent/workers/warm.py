@@ -19,14 +19,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unbroken.agent.evidence import procfs
+from unbroken.agent.options import Options
 from unbroken.core.agent import warm as core
 from unbroken.wire.agent import IMPORTS_MAX
 from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
 
-from . import facts, lineage, procfs
+from . import facts, lineage
 from .environment import Program
 from .lease import Lease
-from .options import Options
 from .template import LOWEST, NAME_CHARACTERS, Template
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,9 @@ import sys
 from collections.abc import Callable, Collection
 from types import FrameType
 
-from . import lineage, socket_directory
+from unbroken.agent.socket import directory as socket_directory
+
+from . import lineage
 
 
 def keep(run_agent: Callable[[int], int], signals: Collection[int]) -> int:

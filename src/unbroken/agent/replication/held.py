@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from unbroken.agent.snapshots.memory import File, Memory
+from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.agent_http.snapshots import Key, Point
-
-from .memory import File, Memory
-from .snapshots import Snapshots
 
 OLDER_MAX = 3
 """Of older attempts, for each rank."""

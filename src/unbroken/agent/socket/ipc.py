@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from unbroken.agent.evidence import procfs
 from unbroken.errors import WorldError
 from unbroken.wire.ipc import Frames, encode
 
-from . import procfs, socket_directory
+from . import directory as socket_directory
 
 logger = logging.getLogger(__name__)
 

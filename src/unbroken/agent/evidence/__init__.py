@@ -1,0 +1,1 @@
+"""Evidence about workers: their pages, output, stacks, /proc, and collectives."""

@@ -1,0 +1,1 @@
+"""The socket between the agent and its workers."""

@@ -1,0 +1,1 @@
+"""Worker processes: started, cold or warm; watched, signalled, killed and reaped."""
