@@ -18,10 +18,10 @@ from typing import Any
 from control_plane_agents import PORT, address
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.controller.pods import AUTH_ANNOTATION, mounted_secret
 from unbroken.core.keys import MASTER_BYTES, job_key
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.informer import Informer
+from unbroken.operator.jobs.pods import AUTH_ANNOTATION, mounted_secret
 from unbroken.spec.job import GROUP, KIND, PLURAL, VERSION
 
 HERE = Path(__file__).parent

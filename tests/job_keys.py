@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from unbroken.controller.pods import KEY_ENTRY, KEY_VOLUME
 from unbroken.core.keys import MASTER_BYTES
+from unbroken.operator.jobs.pods import KEY_ENTRY, KEY_VOLUME
 
 MASTER = bytes(range(MASTER_BYTES))
 """An operator's key."""

@@ -22,11 +22,11 @@ from job_samples import MANIFESTS
 from job_samples import rule as job_with_rule
 from unbroken.cluster_api.shapes import schema
 from unbroken.cluster_api.validation import violations
-from unbroken.controller.webhook_review import answered, asked, judged
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.embedded.admissions import admit_job
 from unbroken.embedded.apiserver.constraints import string_checks
 from unbroken.embedded.apiserver.structural import QUANTITY_OUTLINE
+from unbroken.operator.webhook.review import answered, asked, judged
 from unbroken.spec.parse import parse_job
 from unbroken.spec.patterns import Pattern, pattern_facts
 

@@ -27,17 +27,17 @@ from attack import places
 from attack.hostile_objects import JSON, mutated, nested
 from controller.conftest import conditions, job
 from unbroken.cli.cluster import _decoded
-from unbroken.controller.auto_resume_views import concerns, node_state, pod_state
-from unbroken.controller.kinds import IncidentObject, JobObject, PyTorchJobObject
-from unbroken.controller.node_repair_views import repair_node
-from unbroken.controller.pods import job_identity
-from unbroken.controller.views import agent_place, node_view, pod_view
 from unbroken.embedded.scheduler.model import node_info, pod_info
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.kube.informer import Informer
 from unbroken.kube.nesting import cut, is_too_deep
 from unbroken.kube.refusals import Refusals, head_of
+from unbroken.operator.jobs.pods import job_identity
+from unbroken.operator.jobs.views import agent_place, node_view, pod_view
+from unbroken.operator.kinds import IncidentObject, JobObject, PyTorchJobObject
+from unbroken.operator.nodes.repair_views import repair_node
+from unbroken.operator.resume.views import concerns, node_state, pod_state
 from unbroken.spec.codec import incident_from, job_status_from
 from unbroken.spec.parse import parse_job
 from unbroken.spec.pytorchjob import AUTO_RESUME, MAX_RETRIES, parse_pytorchjob

@@ -27,15 +27,15 @@ from controller.test_runner import Script, surroundings
 from controller.trained_jobs import Job, kill, until
 from core.drive_repair import World, world
 from e2e.clusters import Cluster
-from unbroken.controller import definitions
-from unbroken.controller.node_repair import RepairOptions
-from unbroken.controller.pods import JobIdentity, job_identity
-from unbroken.controller.runner import JobRunner
 from unbroken.core.job.events import IncidentSeen, JobSeen, WriteIncident
 from unbroken.core.nodes import blame
 from unbroken.core.nodes.repair.events import TellNode
 from unbroken.kube.client import connect
 from unbroken.kube.clock import wall
+from unbroken.operator import definitions
+from unbroken.operator.jobs.pods import JobIdentity, job_identity
+from unbroken.operator.jobs.runner import JobRunner
+from unbroken.operator.nodes.repair import RepairOptions
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.node_keys import Action, Health
 from unbroken.spec.node_record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec

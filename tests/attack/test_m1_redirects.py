@@ -13,8 +13,8 @@ from attack.redirecting import Redirecting, redirecting
 from unbroken.agent_http.sessions import plain_session
 from unbroken.cluster_api.client import connected
 from unbroken.cluster_api.signatures import Credential
-from unbroken.controller.views import port_number
 from unbroken.errors import PeerError
+from unbroken.operator.jobs.views import port_number
 from unbroken.wire.agent import StopCommand
 from watching import PATIENCE_SECONDS
 

@@ -23,14 +23,14 @@ from hypothesis import HealthCheck, given, settings
 from attack.hostile_objects import JSON, nested
 from attack.webhook_place import SECRET_PATH, Webhook, client_certificate, webhook
 from controller.conftest import job
-from unbroken.controller.webhook import WebhookOptions, configuration
-from unbroken.controller.webhook_server import (
+from unbroken.kube.clock import pause
+from unbroken.operator.webhook.registration import WebhookOptions, configuration
+from unbroken.operator.webhook.server import (
     BODY_BYTES,
     CONNECTIONS_MAX,
     REVIEWS_MAX,
     SILENCE_SECONDS,
 )
-from unbroken.kube.clock import pause
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ import pytest
 from agent.running import KEY, program, running
 from agent.snapshot_clients import Copy, copies, path, slot
 from agent_requests import AgentRequests
-from unbroken.controller.pods import JobIdentity, build_pod
 from unbroken.core.job.events import CreatePod, PodName
+from unbroken.operator.jobs.pods import JobIdentity, build_pod
 from unbroken.spec.job import JobSpec, ReplicaSpec
 from unbroken.wire.snapshot import digest, job_of
 from unbroken.worker import context

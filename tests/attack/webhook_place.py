@@ -23,10 +23,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from apiservers import kubeconfig_of
-from unbroken.controller.webhook_certificates import Authority
-from unbroken.controller.webhook_process import WebhookProcess
-from unbroken.controller.webhook_server import Settings
 from unbroken.kube.clock import pause, wall
+from unbroken.operator.webhook.certificates import Authority
+from unbroken.operator.webhook.process import WebhookProcess
+from unbroken.operator.webhook.server import Settings
 from watching import running
 
 Object = dict[str, Any]

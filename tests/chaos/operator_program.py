@@ -7,9 +7,9 @@ import logging
 import signal
 import sys
 
-from unbroken.controller.driver import OperatorOptions, run_operator
-from unbroken.controller.election import LeaderTerms
 from unbroken.kube.client import connect
+from unbroken.operator.driver import OperatorOptions, run_operator
+from unbroken.operator.election import LeaderTerms
 
 KEY = bytes(32)
 """All operators of a cluster have the same."""

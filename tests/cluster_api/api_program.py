@@ -25,13 +25,13 @@ from apiservers import Cluster
 from unbroken.cluster_api.credentials import credentials_text
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
 from unbroken.cluster_api.signatures import Credential, Message, sign
-from unbroken.controller import definitions
-from unbroken.controller.clusters import Clusters
-from unbroken.controller.kinds import MachineObject
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.clock import pause, rfc3339, wall
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator import definitions
+from unbroken.operator.clusters.controller import Clusters
+from unbroken.operator.kinds import MachineObject
 from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK
 from watching import PATIENCE_SECONDS
 

@@ -13,11 +13,11 @@ import pytest
 
 from apiservers import Cluster
 from job_keys import MASTER
-from unbroken.controller.driver import OperatorOptions, run_operator
-from unbroken.controller.election import LeaderTerms
-from unbroken.controller.kinds import INCIDENTS, JOBS
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.clock import pause
+from unbroken.operator.driver import OperatorOptions, run_operator
+from unbroken.operator.election import LeaderTerms
+from unbroken.operator.kinds import INCIDENTS, JOBS
 from watching import PATIENCE_SECONDS, running
 
 Object = dict[str, Any]

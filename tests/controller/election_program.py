@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from unbroken.controller.election import Election, LeaderTerms, identity
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.kube.mandate import Mandate
+from unbroken.operator.election import Election, LeaderTerms, identity
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
 

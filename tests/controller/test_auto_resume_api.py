@@ -9,10 +9,10 @@ from typing import Any
 
 from controller.conftest import Place
 from controller.pytorchjobs import DEFINITIONS, add_node, add_pod, install, pytorchjob, say_ready
-from unbroken.controller.auto_resume import run_auto_resume
-from unbroken.controller.auto_resume_views import COUNT, EXHAUSTED, FAULT, PODS
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
+from unbroken.operator.resume.controller import run_auto_resume
+from unbroken.operator.resume.views import COUNT, EXHAUSTED, FAULT, PODS
 from unbroken.spec.pytorchjob import AUTO_RESUME
 from watching import running
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.controller.auto_resume_views import (
+from unbroken.core.auto_resume import NodeState, PodState, Readiness, Record
+from unbroken.operator.resume.views import (
     COUNT,
     PODS,
     TIME,
@@ -18,7 +19,6 @@ from unbroken.controller.auto_resume_views import (
     read_record,
     write_record,
 )
-from unbroken.core.auto_resume import NodeState, PodState, Readiness, Record
 
 
 def node(**parts: object) -> NodeState:

@@ -14,10 +14,10 @@ import pytest
 
 from apiservers import Cluster, embedded_cluster
 from controller.conftest import Place
-from unbroken.controller.election import Election, LeaderTerms, _Silence, identity, is_dead
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.kube.mandate import Mandate
+from unbroken.operator.election import Election, LeaderTerms, _Silence, identity, is_dead
 from watching import PATIENCE_SECONDS, Watcher, running
 
 FAST = 0.05

@@ -12,11 +12,11 @@ from aiohttp import WSMsgType, web
 
 from apiservers import Cluster
 from unbroken.agent_http.client import AgentLink
-from unbroken.controller.providers.command import CommandProvider
 from unbroken.core.nodes.repair.events import Answer, Order
 from unbroken.errors import WorldError
 from unbroken.kube.client import connect
 from unbroken.kube.mandate import Mandate
+from unbroken.operator.nodes.providers.command import CommandProvider
 from unbroken.spec.node_keys import Action
 from unbroken.wire.agent import (
     LINK_PATH,

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from controller.conftest import Object, Place
-from unbroken.controller import definitions
-from unbroken.controller.incident_traces import IncidentTraces
-from unbroken.controller.kinds import IncidentObject
 from unbroken.core.job.record.spans import Trace
 from unbroken.kube.informer import Informer
+from unbroken.operator import definitions
+from unbroken.operator.kinds import IncidentObject
+from unbroken.operator.telemetry.incident_traces import IncidentTraces
 from unbroken.spec.codec import incident_to
 from unbroken.spec.incident import RECOVERED, Incident, Remedy, Signal
 from watching import Watcher, running

@@ -20,8 +20,8 @@ from controller.kueue_standin import (
     say_pods_ready,
     workload,
 )
-from unbroken.controller.definitions import install as define_jobs
 from unbroken.kube.client import connect
+from unbroken.operator.definitions import install as define_jobs
 
 Object = dict[str, Any]
 JOBS, PODS = "hyperpodpytorchjobs", "pods"

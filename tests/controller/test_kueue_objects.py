@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from controller.conftest import job
-from unbroken.controller.kueue_objects import (
+from unbroken.core.job.kueue import Admission, GiveBack, Placement, Report
+from unbroken.operator.jobs.pods import JobIdentity
+from unbroken.operator.kueue.objects import (
     OF_KUEUE,
     Priority,
     place_pod,
@@ -17,8 +19,6 @@ from unbroken.controller.kueue_objects import (
     workload_body,
     workload_view,
 )
-from unbroken.controller.pods import JobIdentity
-from unbroken.core.job.kueue import Admission, GiveBack, Placement, Report
 from unbroken.spec.parse import parse_job
 
 Object = dict[str, Any]

@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from unbroken.controller import definitions
-from unbroken.controller.metrics import MetricsPlace, OperatorMetrics
-from unbroken.controller.node_metrics import watch_nodes
 from unbroken.errors import WorldError
 from unbroken.kube.informers import Informers
 from unbroken.observe.server import HEALTH_PATH, serving_metrics
+from unbroken.operator import definitions
+from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics
+from unbroken.operator.telemetry.node_metrics import watch_nodes
 from unbroken.spec.kinds import NODE_RECORD
 from unbroken.spec.node_keys import HEALTH, Action
 from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState

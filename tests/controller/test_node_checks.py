@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.controller import node_checks_log as check_log
-from unbroken.controller import node_checks_nodes as holds
-from unbroken.controller import node_checks_pods as check_pods
-from unbroken.controller.node_checks_pods import CheckerOptions, unmade
 from unbroken.core.nodes.checks.plan_steps import Step
+from unbroken.operator.nodes import checks_log as check_log
+from unbroken.operator.nodes import checks_nodes as holds
+from unbroken.operator.nodes import checks_pods as check_pods
+from unbroken.operator.nodes.checks_pods import CheckerOptions, unmade
 from unbroken.spec.kinds import NODE_CHECK
 from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 from unbroken.spec.node_keys import DEEP_CHECK, HEALTH

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from apiservers import Cluster
-from unbroken.controller import definitions
-from unbroken.controller.node_checks import Checker
-from unbroken.controller.node_checks_nodes import HOLD
-from unbroken.controller.node_checks_pods import CheckerOptions
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import micro_time, pause, wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
+from unbroken.operator import definitions
+from unbroken.operator.nodes.checks import Checker
+from unbroken.operator.nodes.checks_nodes import HOLD
+from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.spec.kinds import NODE_CHECK
 from unbroken.spec.node_check import KEPT_SECONDS, CheckKind, NodeCheckSpec
 from unbroken.spec.node_keys import DEEP_CHECK, HEALTH

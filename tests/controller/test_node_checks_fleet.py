@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from lightkube.resources.core_v1 import Node
 
-from unbroken.controller.node_checks_fleet import SPEED, better, fleet_of
 from unbroken.core.nodes.checks.limits import FLEET_SHARE
+from unbroken.operator.nodes.checks_fleet import SPEED, better, fleet_of
 
 BIG = "ml.p5.48xlarge"
 INFO = dict.fromkeys(

@@ -13,15 +13,15 @@ import pytest
 
 from apiservers import Cluster
 from controller.plain import Object, PlainRequests
-from unbroken.controller import definitions
-from unbroken.controller.node_repair import COMPONENT, NodeRepair, RepairOptions, provider_of
-from unbroken.controller.pods import JobIdentity
 from unbroken.core.nodes.repair.events import RepairSettings
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause, rfc3339, wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
+from unbroken.operator import definitions
+from unbroken.operator.jobs.pods import JobIdentity
+from unbroken.operator.nodes.repair import COMPONENT, NodeRepair, RepairOptions, provider_of
 from unbroken.spec.cluster import ClusterSpec
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD

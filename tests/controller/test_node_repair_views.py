@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.controller.node_repair import node_patch
-from unbroken.controller.node_repair_views import is_of_a_job, record_patch, repair_node
 from unbroken.core.nodes.repair.events import PatchNode
+from unbroken.operator.nodes.repair import node_patch
+from unbroken.operator.nodes.repair_views import is_of_a_job, record_patch, repair_node
 from unbroken.spec.node_keys import HEALTH, REPAIR, Action, Health
 from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from controller.conftest import Place
-from unbroken.controller.operator_key import KeySecret, kept_key, mounted_key, read_key
 from unbroken.errors import SpecError
+from unbroken.operator.key import KeySecret, kept_key, mounted_key, read_key
 
 NAME = "unbroken-operator-key"
 

@@ -10,14 +10,14 @@ import pytest
 from apiclient import Api
 from apiservers import Cluster
 from job_keys import key_in
-from unbroken.controller.pods import (
+from unbroken.core.job.events import CreatePod, NodeName, PodName
+from unbroken.operator.jobs.pods import (
     JobIdentity,
     build_pod,
     job_identity,
     key_secret,
     training_container,
 )
-from unbroken.core.job.events import CreatePod, NodeName, PodName
 from unbroken.spec.job import JobSpec, ReplicaSpec
 
 Object = dict[str, Any]

@@ -14,8 +14,11 @@ import pytest
 
 from apiservers import Cluster
 from controller.plain import Object, PlainRequests
-from unbroken.controller import definitions
-from unbroken.controller.providers import (
+from unbroken.core.nodes.repair.events import Answer, Order
+from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.clock import pause
+from unbroken.operator import definitions
+from unbroken.operator.nodes.providers import (
     ORDER,
     ClusterApiProvider,
     KarpenterProvider,
@@ -23,10 +26,7 @@ from unbroken.controller.providers import (
     NoProvider,
     Provider,
 )
-from unbroken.controller.providers.cluster_api import REMEDIATE
-from unbroken.core.nodes.repair.events import Answer, Order
-from unbroken.kube.client import KubeClient, connect
-from unbroken.kube.clock import pause
+from unbroken.operator.nodes.providers.cluster_api import REMEDIATE
 from unbroken.spec.kinds import MACHINE
 from unbroken.spec.machine import MachineSpec, MachineTaint
 from unbroken.spec.node_keys import HEALTH, Action

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from apiservers import Cluster
-from unbroken.controller.providers import CommandProvider
-from unbroken.controller.providers.command import parse_command
 from unbroken.core.nodes.repair.events import Answer, Order, Standing
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
+from unbroken.operator.nodes.providers import CommandProvider
+from unbroken.operator.nodes.providers.command import parse_command
 from unbroken.spec.node_keys import Action
 
 ORDER = Order("node-of-no-cluster", Action.REBOOT, "boot-1", "o-1")

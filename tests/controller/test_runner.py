@@ -19,12 +19,6 @@ import pytest
 from apiservers import embedded_cluster
 from controller.conftest import Place, job
 from job_keys import MASTER
-from unbroken.controller import definitions
-from unbroken.controller.pods import job_identity
-from unbroken.controller.requests import JobRequests, status_patch
-from unbroken.controller.runner import JobRunner, Surroundings
-from unbroken.controller.views import OUT_OF_SERVICE
-from unbroken.controller.writer import JobWriter
 from unbroken.core.job.events import (
     AgentReported,
     CreatePod,
@@ -52,6 +46,12 @@ from unbroken.core.job.events import (
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause, steady_clock
 from unbroken.kube.events import EventRecorder
+from unbroken.operator import definitions
+from unbroken.operator.jobs.pods import job_identity
+from unbroken.operator.jobs.requests import JobRequests, status_patch
+from unbroken.operator.jobs.runner import JobRunner, Surroundings
+from unbroken.operator.jobs.views import OUT_OF_SERVICE
+from unbroken.operator.jobs.writer import JobWriter
 from unbroken.spec.codec import incident_from
 from unbroken.spec.incident import Incident, Remedy, Signal
 from unbroken.spec.job import Condition, FaultyPods, JobStatus

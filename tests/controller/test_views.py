@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.controller.views import agent_place, node_view, pod_view
 from unbroken.core.job.events import NodeName, PodPhase, PodView
+from unbroken.operator.jobs.views import agent_place, node_view, pod_view
 
 Object = dict[str, Any]
 

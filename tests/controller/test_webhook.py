@@ -11,10 +11,10 @@ from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store, VerificationError
 
 from controller.conftest import job
-from unbroken.controller.webhook import WebhookOptions, configuration, service_of
-from unbroken.controller.webhook_certificates import DAY, Authority
-from unbroken.controller.webhook_review import answered, asked, judged
 from unbroken.errors import PeerError, SpecError
+from unbroken.operator.webhook.certificates import DAY, Authority
+from unbroken.operator.webhook.registration import WebhookOptions, configuration, service_of
+from unbroken.operator.webhook.review import answered, asked, judged
 
 Object = dict[str, Any]
 QUEUE = "kueue.x-k8s.io/queue-name"

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from lightkube.resources.core_v1 import Node
 
-from unbroken.controller import definitions
-from unbroken.controller.kinds import MachineObject
 from unbroken.embedded.apiserver.driver import serving
 from unbroken.embedded.machine_objects import MERGE, MachineRequests
 from unbroken.embedded.node import NodeOptions
@@ -18,6 +16,8 @@ from unbroken.embedded.pool import MachinePool, PoolOptions
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.informers import Informers
+from unbroken.operator import definitions
+from unbroken.operator.kinds import MachineObject
 from unbroken.spec.kinds import MACHINE
 from unbroken.spec.machine import MachineSpec
 

@@ -10,9 +10,9 @@ import pytest
 
 from apiservers import Cluster
 from controller.plain import Object, PlainRequests
-from unbroken.controller import definitions
 from unbroken.embedded.machine_objects import FINALIZER, MachineRequests
 from unbroken.kube.client import connect
+from unbroken.operator import definitions
 from unbroken.spec.kinds import MACHINE
 from unbroken.spec.machine import MachinePhase, MachineSpec, MachineStatus
 

@@ -13,7 +13,7 @@ import pytest
 from e2e.clusters import UNBROKEN
 from realnodes import machines
 from realnodes.plane import RealCluster, operator, repair_options
-from unbroken.controller.node_checks_fleet import SPEED
+from unbroken.operator.nodes.checks_fleet import SPEED
 from unbroken.spec.node_keys import INSTANCE_TYPES
 
 NODES = 3

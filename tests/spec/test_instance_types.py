@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.controller.instance_types import instance_types
 from unbroken.errors import SpecError
 from unbroken.kube.quantity import parse_quantity
+from unbroken.operator.instance_types import instance_types
 from unbroken.spec.instance_types import (
     InstanceType,
     instance_type,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from job_samples import changed
-from unbroken.controller.pods import JobIdentity, build_pod
 from unbroken.core.job.events import CreatePod, NodeName, PodName
+from unbroken.operator.jobs.pods import JobIdentity, build_pod
 from unbroken.spec.parse import parse_job
 
 TEMPLATE = "spec/replicaSpecs/0/template"

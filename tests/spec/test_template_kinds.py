@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from job_samples import changed, job
-from unbroken.controller.webhook_review import Asked, judged
 from unbroken.kube.quantity import QuantityError, parse_quantity
+from unbroken.operator.webhook.review import Asked, judged
 from unbroken.spec.parse import load_job, parse_job
 from unbroken.spec.problems import ManifestError
 from unbroken.spec.pytorchjob import parse_pytorchjob

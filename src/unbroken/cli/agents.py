@@ -31,7 +31,7 @@ ANSWER_BYTES_MAX = 64 << 20
 
 async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
     """The key of the job that has these pods; None: it has none."""
-    from unbroken.controller.pods import KEY_ENTRY, KEY_VOLUME
+    from unbroken.operator.jobs.pods import KEY_ENTRY, KEY_VOLUME
 
     for pod in pods:
         for volume in pod["spec"].get("volumes") or ():

@@ -19,7 +19,7 @@ from .place import Context, Embedded, Form, Kubeconfig, Output, Place, Use, find
 from .show import note, print_json, print_table
 
 SECONDS = "unbroken.dev/check-seconds"
-"""Annotation of a NodeCheck (`controller/node_checks_pods`)."""
+"""Annotation of a NodeCheck (`operator/nodes/checks_pods`)."""
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 15.0
 """Until it is said that nobody does the work."""

@@ -54,7 +54,7 @@ class Options:
 
 def manifest(file: Path | None, options: Options) -> Object:
     """The PyTorchJob; SpecError with everything wrong in file and options, and its place."""
-    from unbroken.controller.instance_types import instance_types  # reads a table
+    from unbroken.operator.instance_types import instance_types  # reads a table
 
     content = _read(file) if file is not None else _blank()
     changed = _with_options(content, options)

@@ -16,7 +16,7 @@ class Recovery(StrEnum):
 
 
 class NodeProvider(StrEnum):
-    """As `controller.node_repair.PROVIDERS`, which takes long to load."""
+    """As `operator.nodes.repair.PROVIDERS`, which takes long to load."""
 
     MACHINES = "machines"
     CLUSTER_API = "cluster-api"

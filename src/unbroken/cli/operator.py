@@ -29,10 +29,10 @@ from .webhook_options import (
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions, Tls
-    from unbroken.controller.driver import OperatorOptions
-    from unbroken.controller.metrics import MetricsPlace
-    from unbroken.controller.webhook import WebhookOptions
     from unbroken.kube.client import KubeClient
+    from unbroken.operator.driver import OperatorOptions
+    from unbroken.operator.telemetry.metrics import MetricsPlace
+    from unbroken.operator.webhook.registration import WebhookOptions
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +129,10 @@ def command(
     An embedded cluster has its own, unless it was started with --no-operator.
     """
     # Here, because it loads the whole operator: other commands answer faster without.
-    from unbroken.controller.driver import OperatorOptions
-    from unbroken.controller.election import LeaderTerms
-    from unbroken.controller.node_checks_pods import CheckerOptions
-    from unbroken.controller.node_repair import options_of
+    from unbroken.operator.driver import OperatorOptions
+    from unbroken.operator.election import LeaderTerms
+    from unbroken.operator.nodes.checks_pods import CheckerOptions
+    from unbroken.operator.nodes.repair import options_of
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     keys = key_place(key_file, key_secret, kubeconfig, directory)
@@ -163,7 +163,7 @@ def _serving(
 
 
 def _metrics(host: str, port: int | None) -> MetricsPlace | None:
-    from unbroken.controller.metrics import MetricsPlace
+    from unbroken.operator.telemetry.metrics import MetricsPlace
 
     if port is None:
         # Another operator on this machine may have it; one that waits need not be scraped.
@@ -199,7 +199,7 @@ async def _work(
     client: KubeClient,
 ) -> None:
     from unbroken.cluster_api.driver import serve_cluster_api
-    from unbroken.controller.driver import run_operator
+    from unbroken.operator.driver import run_operator
 
     options = make(key=await keys.read(client))
     async with contextlib.AsyncExitStack() as stack:
@@ -207,7 +207,7 @@ async def _work(
             address = await stack.enter_async_context(serve_cluster_api(client, serving))
             log.info("cluster_api=%s", address)
         if asked is not None:
-            from unbroken.controller.webhook import serve_webhook
+            from unbroken.operator.webhook.registration import serve_webhook
 
             address = await stack.enter_async_context(serve_webhook(client, asked, options.key))
             log.info("webhook=%s", address)

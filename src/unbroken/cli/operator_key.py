@@ -15,8 +15,8 @@ from unbroken.errors import SpecError
 from .place import find
 
 if TYPE_CHECKING:
-    from unbroken.controller.operator_key import KeySecret
     from unbroken.kube.client import KubeClient
+    from unbroken.operator.key import KeySecret
 
 KeyFile = Annotated[
     Path | None,
@@ -49,7 +49,7 @@ class KeyPlace:
 
     async def read(self, client: KubeClient) -> bytes:
         """The key, made where there is none.  SpecError."""
-        from unbroken.controller.operator_key import kept_key, mounted_key
+        from unbroken.operator.key import kept_key, mounted_key
 
         if self.secret is None:
             return kept_key(self.file)
@@ -60,7 +60,7 @@ def key_place(
     file: Path | None, secret: str | None, kubeconfig: Path | None, directory: Path | None
 ) -> KeyPlace:
     """What the options say; SpecError."""
-    from unbroken.controller.operator_key import KeySecret
+    from unbroken.operator.key import KeySecret
 
     if secret is not None:
         namespace, slash, name = secret.partition("/")

@@ -35,7 +35,7 @@ def pod_lines(
     cluster: Cluster, pod: Object, *, follow: bool = False, previous: bool = False
 ) -> AsyncIterator[str]:
     """The log of a pod's training container."""
-    from unbroken.controller.pods import training_container  # slow to load
+    from unbroken.operator.jobs.pods import training_container  # slow to load
 
     query = {"container": training_container(pod["spec"])}
     query |= {key: "true" for key, on in (("follow", follow), ("previous", previous)) if on}

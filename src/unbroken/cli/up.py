@@ -246,7 +246,7 @@ def _resources(pairs: list[str]) -> dict[str, str]:
 
 def _instance_type(name: str) -> str:
     if name:
-        from unbroken.controller.instance_types import instance_types  # reads a table
+        from unbroken.operator.instance_types import instance_types  # reads a table
 
         find_type(instance_types(), name)
     return name
@@ -274,7 +274,7 @@ def _credentials(name: str) -> str:
 
 def _node_command(text: str) -> str:
     if text:
-        from unbroken.controller.providers import parse_command  # slow to load
+        from unbroken.operator.nodes.providers import parse_command  # slow to load
 
         parse_command(text)
     return text

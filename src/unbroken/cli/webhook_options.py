@@ -11,7 +11,7 @@ import typer
 from unbroken.errors import SpecError
 
 if TYPE_CHECKING:
-    from unbroken.controller.webhook import WebhookOptions
+    from unbroken.operator.webhook.registration import WebhookOptions
 
 WebhookPort = Annotated[
     int | None,
@@ -50,7 +50,7 @@ def webhook_options(
     port: int | None, service: str | None, authority: Path | None = None
 ) -> WebhookOptions | None:
     """What was asked for; None: no webhook."""
-    from unbroken.controller.webhook import WebhookOptions, service_of
+    from unbroken.operator.webhook.registration import WebhookOptions, service_of
 
     if port is None:
         if service is not None:

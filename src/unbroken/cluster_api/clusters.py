@@ -1,6 +1,7 @@
 """CreateCluster, UpdateCluster, UpdateClusterSoftware, DeleteCluster.
 
-Each writes what is wanted into the Cluster object and answers; `controller/clusters` does it.
+Each writes what is wanted into the Cluster object and answers; `operator/clusters/controller` does
+it.
 """
 
 from __future__ import annotations

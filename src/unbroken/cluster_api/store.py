@@ -28,7 +28,7 @@ from .errors import not_found
 
 Object = dict[str, Any]
 FINALIZER = "unbroken.dev/cluster"
-"""Keeps a Cluster until its last machine is gone (`controller/clusters`)."""
+"""Keeps a Cluster until its last machine is gone (`operator/clusters/controller`)."""
 ID_LABEL = "unbroken.dev/cluster-id"
 ARN_ANNOTATION = "unbroken.dev/cluster-arn"
 TOKENS_ANNOTATION = "unbroken.dev/client-tokens"

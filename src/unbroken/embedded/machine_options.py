@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unbroken.controller.instance_types import instance_types
+from unbroken.operator.instance_types import instance_types
 from unbroken.spec.instance_types import instance_type, instance_type_labels
 from unbroken.spec.machine import MachineSpec
 from unbroken.spec.node_keys import (

@@ -17,7 +17,6 @@ from pathlib import Path
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.cluster_api.store import ARN_ANNOTATION
-from unbroken.controller.kinds import ClusterObject, MachineObject
 from unbroken.core.machine_places import free_index, in_order
 from unbroken.core.machine_scripts import Member, resource_config
 from unbroken.core.machines import RUNNING, Order, Seen, Stage, Tell, decide
@@ -27,6 +26,7 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.kinds import ClusterObject, MachineObject
 from unbroken.spec.kinds import CLUSTER, MACHINE
 from unbroken.spec.machine import MachinePhase, MachineSpec, MachineStatus
 

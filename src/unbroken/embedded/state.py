@@ -46,7 +46,7 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     node_recovery: str = "Automatic"
     """Or None: what the operator does about bad nodes whose cluster does not say."""
     node_provider: str = "machines"
-    """Who resets, reboots and replaces nodes (controller/providers)."""
+    """Who resets, reboots and replaces nodes (operator/nodes/providers)."""
     node_command: str = ""
     """Of the provider `command`."""
     repair_share: float = 0.2
@@ -101,7 +101,7 @@ class Paths:
     kubeconfig: Path = field(init=False)
     cluster_api_credentials: Path = field(init=False)
     operator_key: Path = field(init=False)
-    """The master key of the operator (controller/operator_key)."""
+    """The master key of the operator (operator/key)."""
 
     def __post_init__(self) -> None:
         for name, file in (

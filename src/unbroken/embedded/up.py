@@ -17,13 +17,6 @@ from contextlib import contextmanager
 import msgspec
 
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
-from unbroken.controller import definitions
-from unbroken.controller.driver import OperatorOptions, run_operator
-from unbroken.controller.metrics import OperatorMetrics
-from unbroken.controller.node_checks_pods import CheckerOptions
-from unbroken.controller.node_metrics import watch_nodes
-from unbroken.controller.node_repair import options_of
-from unbroken.controller.operator_key import kept_key
 from unbroken.embedded.apiserver.driver import Serving, serving
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
@@ -31,6 +24,13 @@ from unbroken.kube.clock import wall
 from unbroken.kube.informers import Informers
 from unbroken.kube.observed import observing
 from unbroken.observe.server import serving_metrics
+from unbroken.operator import definitions
+from unbroken.operator.driver import OperatorOptions, run_operator
+from unbroken.operator.key import kept_key
+from unbroken.operator.nodes.checks_pods import CheckerOptions
+from unbroken.operator.nodes.repair import options_of
+from unbroken.operator.telemetry.metrics import OperatorMetrics
+from unbroken.operator.telemetry.node_metrics import watch_nodes
 
 from . import networks, pytorchjobs
 from .admissions import ADMISSIONS

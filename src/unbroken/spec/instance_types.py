@@ -1,6 +1,6 @@
 """What the machines of an instance type have: CPUs, memory, accelerators, network interfaces.
 
-The table is a file (`controller/data/instance_types.toml`); this reads its text.
+The table is a file (`operator/data/instance_types.toml`); this reads its text.
 """
 
 from __future__ import annotations

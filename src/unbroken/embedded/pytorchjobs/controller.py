@@ -18,8 +18,6 @@ import yaml
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Pod, Service
 
-from unbroken.controller.kinds import PyTorchJobObject
-from unbroken.controller.requests import persist
 from unbroken.core.pytorchjob import plan
 from unbroken.core.pytorchjob_events import (
     CreatePod,
@@ -38,6 +36,8 @@ from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.jobs.requests import persist
+from unbroken.operator.kinds import PyTorchJobObject
 from unbroken.spec.pytorchjob import GROUP, JOB_LABEL, KIND, OPERATOR, PATH, PLURAL, VERSION
 from unbroken.spec.pytorchjob_status import PyTorchJobStatus, status_from, status_to
 

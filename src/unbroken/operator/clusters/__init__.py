@@ -1,0 +1,1 @@
+"""The controller of Clusters: makes and deletes their machines."""

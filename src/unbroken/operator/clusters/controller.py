@@ -1,0 +1,256 @@
+"""The controller of clusters: asks `core/clusters` what to do, writes it down, then does it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from lightkube.resources.core_v1 import Node
+
+from unbroken.core.clusters.draft import (
+    Configure,
+    CreateCheck,
+    CreateMachine,
+    Decision,
+    DeleteMachine,
+    Effect,
+    LabelNode,
+    Release,
+    ReplaceNode,
+    Retarget,
+    World,
+)
+from unbroken.core.clusters.groups import retargeted
+from unbroken.core.clusters.rules import decide
+from unbroken.core.clusters.state import ClusterState, write_state
+from unbroken.kube.cache import key_of
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import wall
+from unbroken.kube.informers import Informers
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.jobs.requests import MERGE
+from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject
+from unbroken.spec.incident import GROUP, VERSION
+from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK
+from unbroken.spec.node_check import NodeCheckSpec
+from unbroken.spec.node_keys import CLUSTER_NAME, HEALTH, INSTANCE_GROUP, REPAIR, Action
+from unbroken.spec.write import write_record
+
+from .views import world_of
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+FINALIZER = "unbroken.dev/cluster"
+"""Keeps a Cluster until its last machine is gone."""
+CLUSTER_LABEL = "unbroken.dev/cluster"
+"""Of machines and checks: the Cluster object that they belong to."""
+NOT_FOUND, CONFLICT = 404, 409
+CONFLICT_SECONDS = 0.1
+"""Until what another has just written has surely arrived here."""
+
+
+class Clusters:
+    """The controller over shared informers."""
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        self._client = client
+        self._clusters = informers.of(ClusterObject)
+        self._machines = informers.of(MachineObject)
+        self._nodes = informers.of(Node)
+        self._checks = informers.of(NodeCheckObject)
+        self._queue: WorkQueue[str] = WorkQueue("clusters", self._reconcile)
+
+    async def run(self) -> None:
+        """Look after all clusters until cancelled."""
+        for informer in (self._clusters, self._machines, self._nodes, self._checks):
+            await informer.synced.wait()
+        self._watch()
+        await self._queue.run()
+
+    def _watch(self) -> None:
+        """Have every cluster looked at, and again whenever something of it changes."""
+        self._clusters.subscribe(lambda old, new: self._queue.add(key_of(_either(old, new)).name))
+        self._machines.subscribe(self._on_machine)
+        self._nodes.subscribe(lambda old, new: self._on_node(key_of(_either(old, new)).name))
+        self._checks.subscribe(self._on_check)
+
+    def _on_machine(self, old: MachineObject | None, new: MachineObject | None) -> None:
+        cluster = MACHINE.spec_of(_either(old, new))[0].cluster
+        if cluster:
+            self._queue.add(cluster)
+
+    def _on_node(self, name: str) -> None:
+        machine = self._machines.get(name)
+        if machine is not None:
+            self._on_machine(None, machine)
+
+    def _on_check(self, old: NodeCheckObject | None, new: NodeCheckObject | None) -> None:
+        for name in NODE_CHECK.spec_of(_either(old, new))[0].nodes:
+            self._on_node(name)
+
+    async def _reconcile(self, name: str) -> float | None:
+        cluster = self._clusters.get(name)
+        if cluster is None:
+            return None
+        machines = [
+            one for one in self._machines.items() if MACHINE.spec_of(one)[0].cluster == name
+        ]
+        world, state = world_of(cluster, machines, self._nodes.get, self._checks.items())
+        now = wall()
+        made = decide(world, state, now)
+        try:
+            if _is_news(world, state, made):
+                await self._write(cluster, made, now)
+            for effect in made.effects:
+                await self._do(name, effect)
+        except ApiRefusal as error:
+            if error.code != CONFLICT:
+                raise
+            log.debug('cluster=%s conflict="%s"', name, error)
+            return CONFLICT_SECONDS
+        return None if made.again_at is None else max(0.0, made.again_at - now)
+
+    async def _write(self, cluster: ClusterObject, made: Decision, now: float) -> None:
+        if cluster.get("status", {}).get("phase") != made.phase.value:
+            log.info(
+                'cluster=%s phase=%s message="%s"', key_of(cluster), made.phase.value, made.message
+            )
+        before, _ = CLUSTER.status_of(cluster)
+        status = replace(
+            before,
+            phase=made.phase.value,
+            message=made.message,
+            created_at=before.created_at or now,
+            updated_at=now,
+            state=write_state(made.state),
+        )
+        # What a list gave has no kind of its own.
+        own = {"apiVersion": f"{GROUP}/{VERSION}", "kind": CLUSTER.kind}
+        body = {**cluster, **own, "status": write_record(status)}
+        path = f"{CLUSTER.path}/{quote(key_of(cluster).name)}/status"
+        await self._client.raw("PUT", path, body=body)
+
+    async def _do(self, cluster: str, effect: Effect) -> None:
+        match effect:
+            case CreateMachine(name, spec):
+                labels = {
+                    CLUSTER_LABEL: cluster,
+                    CLUSTER_NAME: spec.labels[CLUSTER_NAME],
+                    INSTANCE_GROUP: spec.instance_group,
+                }
+                await self._create(MACHINE.path, MACHINE.new(name, spec, {"labels": labels}))
+            case DeleteMachine(name):
+                await _unless_gone(lambda: self._client.raw("DELETE", f"{MACHINE.path}/{name}"))
+            case CreateCheck(name, nodes, kinds, reason):
+                wanted = NodeCheckSpec(nodes, kinds, reason)
+                body = NODE_CHECK.new(name, wanted, {"labels": {CLUSTER_LABEL: cluster}})
+                await self._create(NODE_CHECK.path, body)
+            case LabelNode():
+                await self._label(effect)
+            case Configure():
+                await self._configure(effect)
+            case ReplaceNode(name):
+                annotations = {REPAIR: Action.REPLACE.value}
+                await self._patch(f"api/v1/nodes/{quote(name)}", {"annotations": annotations})
+            case Retarget():
+                await self._retarget(cluster, effect)
+            case Release():
+                await self._release(cluster)
+
+    async def _create(self, path: str, body: Object) -> None:
+        try:
+            await self._client.raw("POST", path, body=body)
+        except ApiRefusal as error:
+            if error.reason != "AlreadyExists":
+                raise
+
+    async def _label(self, effect: LabelNode) -> None:
+        def change(node: Object) -> Object:
+            body: Object = {"metadata": {"labels": dict(effect.labels)}}
+            if effect.untaint:
+                taints = node["spec"].get("taints") or ()
+                body["spec"] = {"taints": [one for one in taints if one["key"] != HEALTH] or None}
+            return body
+
+        await self._change(f"api/v1/nodes/{quote(effect.name)}", change)
+
+    async def _configure(self, effect: Configure) -> None:
+        labels = {**dict.fromkeys(effect.was.labels), **effect.wanted.labels}
+        taken = {(one.key, one.effect) for one in (*effect.was.taints, *effect.wanted.taints)}
+        added = [write_record(one) for one in effect.wanted.taints]
+
+        def taints(spec: Object) -> list[Object]:
+            others = spec.get("taints") or ()
+            return [*(one for one in others if (one["key"], one["effect"]) not in taken), *added]
+
+        def change_node(node: Object) -> Object:
+            return {
+                "metadata": {"labels": labels},
+                "spec": {"taints": taints(node["spec"]) or None},
+            }
+
+        def change_machine(machine: Object) -> Object:
+            return {"spec": {"labels": labels, "taints": taints(machine["spec"])}}
+
+        # The machine says what its node has been brought to: it comes last.
+        await self._change(f"api/v1/nodes/{quote(effect.name)}", change_node)
+        await self._change(f"{MACHINE.path}/{quote(effect.name)}", change_machine)
+
+    async def _change(self, path: str, change: Callable[[Object], Object]) -> None:
+        """Patch an object as it is now, if it is there.
+
+        Lists are replaced as a whole: never what was added meanwhile.
+        """
+        found = await _unless_gone(lambda: self._client.raw("GET", path))
+        if found is None:
+            return
+        seen: Object = msgspec.json.decode(found)
+        body = change(seen)
+        version = {"resourceVersion": seen["metadata"]["resourceVersion"]}
+        body["metadata"] = {**body.get("metadata", {}), **version}
+        await _unless_gone(lambda: self._client.raw("PATCH", path, body=body, headers=MERGE))
+
+    async def _patch(self, path: str, metadata: Object) -> None:
+        body = {"metadata": metadata}
+        await _unless_gone(lambda: self._client.raw("PATCH", path, body=body, headers=MERGE))
+
+    async def _retarget(self, name: str, effect: Retarget) -> None:
+        path = f"{CLUSTER.path}/{quote(name)}"
+        cluster: Object = msgspec.json.decode(await self._client.raw("GET", path))
+        spec, _ = CLUSTER.spec_of(cluster)
+        body = {**cluster, "spec": write_record(retargeted(spec, effect.targets))}
+        await self._client.raw("PUT", path, body=body)
+
+    async def _release(self, name: str) -> None:
+        path = f"{CLUSTER.path}/{quote(name)}"
+        found = await _unless_gone(lambda: self._client.raw("GET", path))
+        if found is None:
+            return
+        metadata: Object = msgspec.json.decode(found)["metadata"]
+        kept = [one for one in metadata.get("finalizers") or () if one != FINALIZER]
+        await self._patch(
+            path, {"finalizers": kept or None, "resourceVersion": metadata["resourceVersion"]}
+        )
+
+
+def _is_news(world: World, state: ClusterState, made: Decision) -> bool:
+    return (state, world.phase, world.message) != (made.state, made.phase, made.message)
+
+
+def _either(old: Any, new: Any) -> Any:
+    return new if new is not None else old
+
+
+async def _unless_gone(request: Callable[[], Awaitable[bytes]]) -> bytes | None:
+    """The answer; None where what it is about is no longer there."""
+    try:
+        return await request()
+    except ApiRefusal as error:
+        if error.code != NOT_FOUND:
+            raise
+        return None

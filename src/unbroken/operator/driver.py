@@ -1,0 +1,152 @@
+"""Runs the operator: clocks, keys, sockets, and the election of one among several."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field, replace
+
+from prometheus_client import CollectorRegistry
+
+from unbroken.agent_http.sessions import agent_session
+from unbroken.kube.client import KubeClient
+from unbroken.kube.clock import steady_clock, wall
+from unbroken.kube.events import EventRecorder
+from unbroken.kube.informers import Informers
+from unbroken.kube.mandate import Mandate
+from unbroken.kube.observed import observing
+from unbroken.observe.traces import Send, sending
+from unbroken.operator.clusters.controller import Clusters
+from unbroken.operator.jobs.operator import Operator, Watches
+from unbroken.operator.jobs.runner import Surroundings
+from unbroken.operator.kueue.queues import Queues
+from unbroken.operator.nodes.checks import Checker
+from unbroken.operator.nodes.checks_pods import CheckerOptions
+from unbroken.operator.nodes.repair import NodeRepair, RepairOptions
+from unbroken.operator.resume.controller import run_auto_resume
+from unbroken.operator.telemetry.incident_traces import IncidentTraces
+from unbroken.operator.telemetry.job_metrics import watch_jobs
+from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics
+from unbroken.operator.telemetry.node_metrics import watch_nodes
+
+from . import definitions
+from .election import Election, LeaderTerms, identity
+from .nodes import repair as node_repair
+
+COMPONENT = "hyperpod-pytorch-job-controller"
+"""Reporter of the events of jobs (as upstream's)."""
+ORDERS_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorOptions:
+    """What the operator is told by whoever starts it."""
+
+    namespace: str | None = None
+    """Look after the jobs of this one only; None: all."""
+    terms: LeaderTerms = field(default_factory=LeaderTerms)
+    checks: CheckerOptions = field(default_factory=CheckerOptions)
+    repair: RepairOptions = field(default_factory=RepairOptions)
+    metrics: MetricsPlace | None = None
+    """Where metrics are served; None: nowhere, or by the caller."""
+    defines: bool = True
+    """Install the definitions of our kinds; else they are somebody else's."""
+    nodes: bool = True
+    """Repair and check nodes, and look after clusters."""
+    resumes: bool = True
+    """Resume PyTorchJobs that ask for it."""
+    queues: bool = True
+    """Let jobs wait in Kueue's queues, wherever there is a Kueue."""
+    key: bytes = field(kw_only=True, repr=False)
+    """The master key (`core/keys`), the same for all operators of a cluster."""
+
+
+async def run_operator(
+    client: KubeClient,
+    informers: Informers | None,
+    options: OperatorOptions,
+    metrics: OperatorMetrics | None = None,
+) -> None:
+    """Install our kinds and run the operator until cancelled, whenever it leads.
+
+    `informers`: shared ones, which the caller runs; None: of its own.  `metrics`: those of the
+    caller, who observes what runs; None: of its own.
+    """
+    if metrics is None:
+        with observing() as found:
+            await run_operator(client, informers, options, OperatorMetrics(found))
+        return
+    await (definitions.install if options.defines else definitions.served)(client)
+    election = Election(client, options.terms, identity())
+
+    async def lead(mandate: Mandate) -> None:
+        with metrics.leading() as registry:
+            told = _Told(metrics, registry, send)
+            await _lead(client, informers, options, told, mandate)
+
+    async with metrics.serving(options.metrics), sending(os.environ) as send:
+        await election.lead(lead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Whom one leadership tells of what it knows."""
+
+    metrics: OperatorMetrics
+    registry: CollectorRegistry
+    send: Send | None
+    """Takes traces; None: nobody wants any."""
+
+
+async def _lead(
+    client: KubeClient,
+    informers: Informers | None,
+    options: OperatorOptions,
+    told: _Told,
+    mandate: Mandate,
+) -> None:
+    namespace, repair = options.namespace, None
+    client = client.guarded(mandate.is_given)
+    async with asyncio.TaskGroup() as tasks:
+        if informers is None:
+            watches = Watches.own(client, namespace)
+            for informer in watches.all():
+                tasks.create_task(informer.run())
+        else:
+            watches = Watches.shared(informers)
+        watch_jobs(watches, told.registry, wall())
+        if told.send is not None:
+            tasks.create_task(IncidentTraces(watches.incidents, told.send).run())
+        recorder = EventRecorder(client, COMPONENT)
+        tasks.create_task(recorder.run())
+        if options.resumes:
+            tasks.create_task(run_auto_resume(client, informers, recorder, namespace))
+        if namespace is None and options.nodes:
+            # Nodes belong to no namespace.
+            if informers is None:
+                informers = Informers(client)
+                tasks.create_task(informers.run())
+            watch_nodes(informers, told.registry, wall())
+            tasks.create_task(Checker(client, informers, recorder, options.checks).run())
+            repairs = EventRecorder(client, node_repair.COMPONENT)
+            tasks.create_task(repairs.run())
+            repair = NodeRepair(client, informers, repairs, options.repair)
+            tasks.create_task(repair.run())
+            tasks.create_task(Clusters(client, informers).run())
+        async with agent_session() as session:
+            around = Surroundings(
+                client=client,
+                recorder=recorder,
+                session=session,
+                clock=steady_clock(),
+                master=options.key,
+                slots=asyncio.Semaphore(ORDERS_MAX),
+                permit=mandate,
+            )
+            if repair is not None:
+                around = replace(around, incident_ended=repair.incident_ended)
+            queues = Queues(client, recorder, watches.jobs, watches.pods, namespace)
+            queues.is_on = options.queues
+            operator = Operator(around, watches, queues)
+            told.metrics.tell_of(operator)
+            await operator.run()

@@ -1,0 +1,1 @@
+"""Jobs of a cluster: a runner, links to the agents, and a status writer for each."""

@@ -1,0 +1,328 @@
+"""All jobs of a cluster: one runner each, told of its own pods and of every node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.core.job.events import (
+    IncidentSeen,
+    JobSeen,
+    NodeGone,
+    NodeName,
+    NodeSeen,
+    NodeView,
+    Synced,
+)
+from unbroken.core.job.kueue import Gate
+from unbroken.core.job.machine import Job
+from unbroken.core.job.record.conditions import Standing, advance
+from unbroken.core.logs.rule_config import rule_warnings
+from unbroken.kube.backoff import Backoff
+from unbroken.kube.cache import HasMetadata, Key, key_of
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import entropy, pause
+from unbroken.kube.informer import Informer
+from unbroken.kube.informers import Informers
+from unbroken.kube.refusals import Refusal
+from unbroken.observe.program_metrics import JobHealth
+from unbroken.operator.kinds import IncidentObject, JobObject
+from unbroken.operator.kueue.queues import Queues
+from unbroken.spec.codec import incident_from, job_status_from
+from unbroken.spec.job import JobStatus
+from unbroken.spec.ledger import ANNOTATION as LEDGER
+from unbroken.spec.ledger import read_ledger
+from unbroken.spec.parse import Parsed, parse_job
+from unbroken.spec.problems import Problem
+
+from .pods import JOB_LABEL, JobIdentity, job_identity
+from .requests import JobRequests, persist
+from .runner import JobRunner, Surroundings
+from .views import node_view
+
+log = logging.getLogger(__name__)
+
+INVALID = "InvalidSpec"
+"""Reason of the condition of a job that cannot be understood."""
+PROBLEMS_TOLD, REFUSAL_CHARACTERS = 40, 3900
+"""Bounds of the text of a refusal: a job may have thousands of problems."""
+CRASHES = Backoff(first=1.0, limit=60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """Copies of everything that the operator looks at."""
+
+    jobs: Informer[JobObject]
+    pods: Informer[Pod]
+    nodes: Informer[Node]
+    incidents: Informer[IncidentObject]
+
+    @classmethod
+    def shared(cls, informers: Informers) -> Watches:
+        """Those that the programs of one process share, which the caller runs."""
+        of = informers.of
+        return cls(of(JobObject), of(Pod), of(Node), of(IncidentObject))
+
+    @classmethod
+    def own(cls, client: KubeClient, namespace: str | None) -> Watches:
+        """New ones, of the jobs' pods only; `namespace` None: all."""
+        return cls(
+            Informer(client, JobObject, namespace=namespace),
+            Informer(client, Pod, namespace=namespace, labels=JOB_LABEL),
+            Informer(client, Node),
+            Informer(client, IncidentObject, namespace=namespace),
+        )
+
+    def all(self) -> Iterator[Informer[Any]]:
+        """Each of them."""
+        yield from (self.jobs, self.pods, self.nodes, self.incidents)
+
+    async def synced(self) -> None:
+        """Return once all are complete."""
+        for informer in self.all():
+            await informer.synced.wait()
+
+
+class Operator:
+    """Keeps a runner for each job; `run` does everything."""
+
+    def __init__(self, around: Surroundings, watches: Watches, queues: Queues) -> None:
+        self._around = around
+        self._watches = watches
+        self._queues = queues
+        queues.serve(self._on_gate, self._is_idle)
+        self._machines: dict[Key, Job] = {}
+        self._runners: dict[Key, JobRunner] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._group = asyncio.TaskGroup()
+        self._nodes: dict[NodeName, NodeView] = {}
+        self._refused: dict[Key, tuple[Problem, ...]] = {}
+
+    async def run(self) -> None:
+        """Run the jobs until cancelled, which leaves their pods as they are."""
+        watches = self._watches
+        await watches.synced()
+        async with self._group:
+            self._group.create_task(self._queues.run())
+            watches.nodes.subscribe(self._on_node)
+            watches.pods.subscribe(self._on_pod)
+            watches.jobs.on_refusal(self._on_unreadable)
+            watches.jobs.subscribe(self._on_job)
+            log.info("operator=running jobs=%d nodes=%d", len(self._tasks), len(self._nodes))
+            # A group without members would end.
+            await asyncio.Event().wait()
+
+    def health(self) -> Iterator[JobHealth]:
+        """How each job is served."""
+        return (runner.health() for runner in self._runners.values())
+
+    # --- what the API tells
+
+    def _on_node(self, old: Node | None, new: Node | None) -> None:
+        if new is None:
+            assert old is not None
+            name = NodeName(key_of(old).name)
+            self._nodes.pop(name, None)
+            for runner in self._runners.values():
+                runner.tell(NodeGone(name))
+            return
+        view = node_view(new)
+        if self._nodes.get(view.name) == view:
+            return
+        self._nodes[view.name] = view
+        for runner in self._runners.values():
+            runner.tell(NodeSeen(view))
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        pod = new or old
+        assert pod is not None
+        runner = self._runners.get(_job_of(pod))
+        if runner is not None and _is_owned(pod, runner.job.uid):
+            runner.pod_changed(pod, is_gone=new is None)
+
+    def _on_job(self, old: JobObject | None, new: JobObject | None) -> None:
+        item = new if new is not None else old
+        assert item is not None
+        key = key_of(item)
+        if new is None:
+            self._refused.pop(key, None)
+            self._end(key)
+            return
+        runner = self._runners.get(key)
+        if runner is not None and runner.job.uid != new["metadata"]["uid"]:
+            self._end(key)
+            runner = None
+        parsed = parse_job(new)
+        if parsed.problems:
+            self._refuse(key, new, parsed, runner)
+            return
+        self._refused.pop(key, None)
+        if not self._queues.knows(new):
+            return
+        if runner is not None:
+            runner.tell(_seen(new, parsed, self._queues.gate(new)))
+            if old is not None and _generation(old) != _generation(new):
+                known = _warnings(parse_job(old))
+                _warn(runner, [one for one in _warnings(parsed) if one not in known])
+        elif key not in self._tasks:
+            self._tasks[key] = self._group.create_task(self._keep(key), name=str(key))
+
+    def _on_unreadable(self, refusal: Refusal) -> None:
+        """A job that cannot be decoded fails with the reason; one that runs, runs on as it was."""
+        key, text = refusal.head.key, f"the job cannot be read: {refusal.reason}"
+        problems = (Problem(refusal.head.uid, text),)
+        if refusal.is_gone:
+            self._refused.pop(key, None)
+            return
+        if self._refused.get(key) == problems:
+            return  # the event of our own write
+        self._refused[key] = problems
+        runner = self._runners.get(key)
+        if runner is not None:
+            runner.complain(INVALID, f"the change is not taken: {text}")
+        elif key.name and key.namespace and key not in self._tasks:
+            identity = JobIdentity(key.namespace, key.name, refusal.head.uid, {})
+            self._group.create_task(self._write_refusal(identity, JobStatus(), text))
+
+    def _on_gate(self, key: Key) -> None:
+        job = self._watches.jobs.get(key.name, key.namespace)
+        if job is None:
+            return
+        try:
+            self._on_job(job, job)
+        except Exception:
+            log.exception("job=%s gate=not_taken", key)
+
+    def _is_idle(self, key: Key) -> bool:
+        """Whether nothing of a job that may not run is left, or is about to be."""
+        runner, machine = self._runners.get(key), self._machines.get(key)
+        if runner is None or machine is None:
+            return key not in self._tasks
+        return machine.is_idle and runner.is_done
+
+    def _end(self, key: Key) -> None:
+        self._runners.pop(key, None)
+        task = self._tasks.pop(key, None)
+        if task is not None:
+            log.info("job=%s gone", key)
+            task.cancel()
+
+    # --- jobs
+
+    async def _keep(self, key: Key) -> None:
+        """Run a job; anew, from what the API and the agents say, should its machine fail."""
+        random, failures = entropy(), 0
+        while True:
+            job = self._watches.jobs.get(key.name, key.namespace)
+            if job is None:
+                return
+            runner, began = None, self._around.clock()
+            try:
+                runner = self._make(key, job)
+                await runner.run()
+            except Exception:
+                is_old = self._around.clock() - began > CRASHES.limit
+                failures = 1 if is_old else failures + 1
+                log.exception("job=%s failures=%d", key, failures)
+            finally:
+                if runner is None or self._runners.get(key) is runner:
+                    self._runners.pop(key, None)
+                    self._machines.pop(key, None)
+            await pause(CRASHES.delay(failures, random))
+
+    def _make(self, key: Key, job: JobObject) -> JobRunner:
+        """A runner that has been told of all that is there."""
+        parsed = parse_job(job)
+        status, problems = job_status_from(job.get("status"))
+        for problem in problems:
+            log.warning('job=%s status="%s"', key, problem)
+        if any(one.reason == INVALID for one in status.conditions):
+            # The spec is good by now, so the job has yet to begin.
+            status = JobStatus(other=status.other)
+        machine = self._machines[key] = Job(key.name, status)
+        runner = self._runners[key] = JobRunner(self._around, job_identity(job), machine)
+        annotations = job["metadata"].get("annotations") or {}
+        ledger = read_ledger(str(annotations.get(LEDGER) or ""))
+        runner.tell(replace(_seen(job, parsed, self._queues.gate(job)), ledger=ledger))
+        for view in self._nodes.values():
+            runner.tell(NodeSeen(view))
+        for pod in self._watches.pods.items():
+            if _job_of(pod) == key and _is_owned(pod, runner.job.uid):
+                runner.pod_changed(pod)
+        for item in self._watches.incidents.items():
+            if _is_owned(item, runner.job.uid):
+                incident, _ = incident_from(item)
+                runner.tell(IncidentSeen(incident))
+        runner.tell(Synced())
+        if not status.conditions:
+            # Of a job that has begun this has been said, by this operator or by one before it.
+            _warn(runner, [*_warnings(parsed), *self._queues.warnings(job)])
+        return runner
+
+    def _refuse(self, key: Key, job: JobObject, parsed: Parsed, runner: JobRunner | None) -> None:
+        """Say what is wrong, once: in the status, or as an event where the job is running."""
+        if self._refused.get(key) == parsed.problems:
+            return
+        self._refused[key] = parsed.problems
+        text = "; ".join(str(problem) for problem in parsed.problems[:PROBLEMS_TOLD])
+        left = len(parsed.problems) - PROBLEMS_TOLD
+        text = text[:REFUSAL_CHARACTERS] + (f"; and {left} more" if left > 0 else "")
+        log.warning('job=%s refused="%s"', key, text)
+        if runner is not None:
+            runner.complain(INVALID, f"the change is not taken: {text}")
+            return
+        status, _ = job_status_from(job.get("status"))
+        self._group.create_task(self._write_refusal(job_identity(job), status, text))
+
+    async def _write_refusal(self, job: JobIdentity, status: JobStatus, text: str) -> None:
+        now, key = self._around.clock(), Key(job.namespace, job.name)
+        created = advance(status.conditions, Standing.CREATED, "Created", "", now)
+        failed = advance(created, Standing.FAILED, INVALID, text, now)
+        if [(c.type, c.message) for c in failed] == [
+            (c.type, c.message) for c in status.conditions
+        ]:
+            return
+        wanted = JobStatus(conditions=failed, other=status.other)
+        requests = JobRequests(self._around.client, job)
+        try:
+            await persist(f"job={key} write=refusal", lambda: requests.write_status(wanted))
+        except ApiRefusal as error:
+            log.warning('job=%s write=refusal refused="%s"', key, error)
+        except Exception:
+            # This task is the program's own: it must not end with one job's status.
+            log.exception("job=%s write=refusal", key)
+
+
+def _generation(job: JobObject) -> int | None:
+    found: int | None = job["metadata"].get("generation")
+    return found
+
+
+def _warnings(parsed: Parsed) -> tuple[str, ...]:
+    return () if parsed.problems else (*parsed.warnings, *rule_warnings(parsed.spec))
+
+
+def _warn(runner: JobRunner, warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        runner.complain("SpecWarning", warning)
+
+
+def _seen(job: JobObject, parsed: Parsed, gate: Gate) -> JobSeen:
+    is_deleting = bool(job["metadata"].get("deletionTimestamp"))
+    return JobSeen(parsed.spec, parsed.options, is_deleting, gate=gate)
+
+
+def _job_of(pod: Pod) -> Key:
+    labels = (pod.metadata and pod.metadata.labels) or {}
+    return Key(key_of(pod).namespace, labels.get(JOB_LABEL, ""))
+
+
+def _is_owned(item: HasMetadata, uid: str) -> bool:
+    metadata: Any = item.metadata
+    return any(owner.uid == uid for owner in (metadata and metadata.ownerReferences) or ())

@@ -1,0 +1,491 @@
+"""One job's machine, carried out: feeds it with what happens and does what it orders.
+
+Orders to agents go out at once.  What goes to the API server is done beside that, each order once
+at a time: the machine says it again while it matters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import aiohttp
+from lightkube.resources.core_v1 import Pod
+
+from unbroken.agent_http.permit import Always, Permit
+from unbroken.agent_http.turns import Turns
+from unbroken.core.job.events import (
+    AgentReported,
+    CollectEvidence,
+    CreatePod,
+    DeleteIncident,
+    DeleteJob,
+    DeletePod,
+    Effect,
+    Event,
+    EvidenceReceived,
+    FenceNode,
+    FenceProven,
+    IncidentSeen,
+    JobSeen,
+    NodeGone,
+    NodeName,
+    NodeSeen,
+    NodeView,
+    PodGone,
+    PodHeld,
+    PodName,
+    PodPhase,
+    PodRefused,
+    PodSeen,
+    PodUid,
+    PodView,
+    ProveFence,
+    RecordEvent,
+    StartWorkers,
+    StopWorkers,
+    Tick,
+    WarmWorkers,
+    WriteIncident,
+    WriteLedger,
+    WriteStatus,
+)
+from unbroken.core.job.kueue import Admission
+from unbroken.core.keys import job_key, job_secret_name
+from unbroken.errors import UnbrokenError
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import catch_up, pause
+from unbroken.kube.events import EventRecorder
+from unbroken.observe.job_records import JobName
+from unbroken.observe.program_metrics import JobHealth
+from unbroken.operator.kueue.objects import place_pod
+from unbroken.spec.incident import Incident
+from unbroken.spec.job import Condition, JobSpec, JobStatus
+
+from .agent_memory import AgentMemory
+from .links import AgentLinks
+from .pod_troubles import newest_warning
+from .pods import JobIdentity, build_pod
+from .requests import CONFLICT, JobRequests
+from .views import AgentPlace, agent_place, pod_view
+from .writer import JobWriter
+
+log = logging.getLogger(__name__)
+
+FINAL = frozenset({400, 422})
+"""Refusals of an object that no waiting makes good."""
+TOGETHER_MAX = 200
+"""Reports that are taken at once: a few milliseconds of work."""
+EVENTS_AFTER_SECONDS = 3.0
+"""After which a pod that was given to a node, and does not run, has its events read."""
+EVENTS_SECONDS = 15.0
+"""From one reading of a pod's events to the next."""
+SECRET_SECONDS = 30.0
+"""How long the Secret of a job's key is taken to be there after it was made."""
+REPLACED = "AgentKeyUnknown"
+"""Reason of the event about pods whose key this operator does not know."""
+
+Order = CreatePod | DeletePod | FenceNode | ProveFence | DeleteJob
+Told = WriteStatus | RecordEvent | WriteIncident | WriteLedger | DeleteIncident
+Commanded = StartWorkers | StopWorkers | WarmWorkers | CollectEvidence
+
+
+class Machine(Protocol):
+    """What decides about a job."""
+
+    def steps(self, events: Sequence[Event], now: float) -> list[Effect]:
+        """What is to be done about events that came together: reports, and what came last."""
+
+    def deadline(self) -> float | None:
+        """When a Tick is due if nothing happens before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Resources that all jobs of one operator share."""
+
+    client: KubeClient
+    recorder: EventRecorder
+    session: aiohttp.ClientSession
+    clock: Callable[[], float]
+    """Seconds since the epoch that never go back."""
+    master: bytes = field(repr=False)
+    """The operator's master key, from which the key of each job is derived."""
+    slots: asyncio.Semaphore
+    """Orders to the API server that are under way at a time, of all jobs together."""
+    permit: Permit = field(default_factory=Always)
+    """Asked before a job is thought about, and before each command to an agent."""
+    turns: Turns = field(default_factory=Turns)
+    """To connect to agents, of all jobs together."""
+    incident_ended: Callable[[JobIdentity, Incident], None] = lambda job, incident: None
+    """Told of each incident that began while this operator ran its job, once or more."""
+
+
+class JobRunner:
+    """Runs one job; `run` in a task of its own, and tell it what happens."""
+
+    def __init__(self, around: Surroundings, job: JobIdentity, machine: Machine) -> None:
+        self.job = job
+        self.title = f"{job.namespace}/{job.name}"
+        self._around = around
+        self._machine = machine
+        self._requests = JobRequests(around.client, job)
+        self._writer = JobWriter(self._requests, around.recorder, job)
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._told = self._taken = 0
+        """Events so far, and those of them that the machine knows."""
+        self._tasks = asyncio.TaskGroup()
+        self._under_way: set[Hashable] = set()
+        self._places: dict[PodUid, AgentPlace] = {}
+        self._gone: set[PodUid] = set()
+        self._unusable: set[NodeName] = set()
+        self._seen: JobSeen | None = None
+        self._found: set[int] = set()
+        """Numbers of the incidents that were read from the API, where users may edit them."""
+        self._conditions: tuple[Condition, ...] = ()
+        self._key: bytes | None = None
+        self._secret: str | None = None
+        """Name of the Secret with the key; both None: the job has no key."""
+        if job.has_key:
+            self._key = job_key(around.master, job.uid)
+            self._secret = job_secret_name(around.master, job.name, job.uid)
+        self._making = asyncio.Lock()
+        self._made_at: float | None = None
+        """When the Secret was last made, or was found to be there."""
+        self._mounting: dict[PodUid, float] = {}
+        """Pods on a node that do not run yet, and when their events are to be read: the kubelet may
+        wait for a volume, which it says only in an event."""
+        self._links: AgentLinks | None = None
+        self._memory = AgentMemory(lambda: self._seen.spec if self._seen else None)
+
+    # --- what others tell
+
+    def tell(self, event: Event) -> None:
+        """Something happened."""
+        if isinstance(event, JobSeen):
+            # The ledger is ours: what was found at the start counts, and an echo is no news.
+            event = replace(event, ledger=self._seen.ledger) if self._seen else event
+            if event == self._seen:
+                return
+            self._seen = event
+        if isinstance(event, IncidentSeen):
+            self._found.add(event.incident.number)
+        self._told += 1
+        self._inbox.put_nowait(event)
+
+    def pod_changed(self, pod: Pod, *, is_gone: bool = False) -> None:
+        """A pod of the job as it is now, or was last."""
+        view = pod_view(pod)
+        if view is None or view.uid in self._gone:
+            return
+        if is_gone:
+            self._tell_gone(view.name, view.uid)
+        else:
+            self._places[view.uid] = agent_place(pod)
+            self.tell(PodSeen(view))
+
+    def _tell_gone(self, name: PodName, uid: PodUid) -> None:
+        # A watch may lag behind what a deletion has told already.
+        if uid not in self._gone:
+            self._gone.add(uid)
+            self.tell(PodGone(name, uid))
+
+    def health(self) -> JobHealth:
+        """How the job is served."""
+        heard, wanted = (0, 0) if self._links is None else self._links.counts()
+        name = JobName(self.job.namespace, self.job.name)
+        return JobHealth(name, heard, wanted, self._inbox.qsize())
+
+    @property
+    def is_done(self) -> bool:
+        """The machine knows all that was told, and nothing that it ordered is under way."""
+        return self._told == self._taken and not self._under_way
+
+    def complain(self, reason: str, message: str) -> None:
+        """Record a warning on the job."""
+        self._writer.event(RecordEvent(reason, message, is_warning=True))
+
+    # --- life
+
+    async def run(self) -> None:
+        """Live until cancelled."""
+        async with self._tasks:
+            self._tasks.create_task(self._writer.run())
+            self._tasks.create_task(self._read_events())
+            if self._key is not None:
+                self._tasks.create_task(self._keep_secret())
+            around, permit = self._around, self._around.permit
+            links = AgentLinks(
+                *(around.session, self._key, self.tell, self._tasks, permit, around.turns),
+                self._memory,
+            )
+            links.on_stranger = lambda why: self.complain("AgentNotProven", why)
+            self._links = links
+            while True:
+                events = self._with_others(await self._next())
+                if not permit.is_given():
+                    await permit.given()
+                    if isinstance(events[0], Tick):
+                        continue  # What was said meanwhile comes first.
+                await self._step(events, links)
+
+    async def _make_secret(self) -> None:
+        """Create the Secret with the job's key, unless that was done a moment ago."""
+        if self._secret is None or self._key is None:
+            return
+        async with self._making:
+            now = self._around.clock()
+            if self._made_at is None or now >= self._made_at + SECRET_SECONDS:
+                await self._requests.create_secret(self._secret, self._key)
+                self._made_at = now
+
+    async def _keep_secret(self) -> None:
+        """Make the Secret again should somebody delete it while a kubelet waits for it."""
+        while True:
+            await pause(SECRET_SECONDS)
+            try:
+                if self._mounting:
+                    await self._make_secret()
+            except UnbrokenError as error:
+                log.warning('job=%s make=secret failed="%s"', self.title, error)
+
+    async def _read_events(self) -> None:
+        """Read what nodes say of pods that they have not started: one pod at a time."""
+        while True:
+            await pause(EVENTS_AFTER_SECONDS)
+            now = self._around.clock()
+            uid = min(self._mounting, key=self._mounting.__getitem__, default=None)
+            if uid is None or now < self._mounting[uid]:
+                continue
+            self._mounting[uid] = now + EVENTS_SECONDS
+            try:
+                found = newest_warning(await self._requests.warnings(uid))
+            except UnbrokenError as error:
+                log.warning('job=%s read=events failed="%s"', self.title, error)
+                continue
+            if found is not None:
+                self.tell(PodHeld(uid, *found))
+
+    async def _next(self) -> Event:
+        if not self._inbox.empty():
+            return self._inbox.get_nowait()
+        deadline, now = self._machine.deadline(), self._around.clock()
+        if deadline is None:
+            return await self._inbox.get()
+        due = max(now, deadline)
+        try:
+            async with asyncio.timeout(due - now):
+                return await self._inbox.get()
+        except TimeoutError:
+            pass
+        await catch_up(due, self._around.clock)
+        return Tick() if self._inbox.empty() else self._inbox.get_nowait()
+
+    def _with_others(self, first: Event) -> list[Event]:
+        """With what came behind it: reports, and what follows these."""
+        events = [first]
+        while isinstance(events[-1], AgentReported) and len(events) < TOGETHER_MAX:
+            if self._inbox.empty():
+                break
+            events.append(self._inbox.get_nowait())
+        return events
+
+    async def _step(self, events: Sequence[Event], links: AgentLinks) -> None:
+        match events[-1]:
+            case PodSeen(view):
+                self._pod_seen(view, links)
+            case PodGone(_, uid):
+                self._mounting.pop(uid, None)
+                links.drop(uid)
+            case NodeSeen(node):
+                self._judge(node)
+            case NodeGone(name):
+                self._unusable.discard(name)
+            case _:
+                pass
+        effects = self._machine.steps(events, self._around.clock())
+        self._note_taken(events)
+        commands = [e for e in effects if isinstance(e, Commanded)]
+        for command in commands:
+            self._command(command, links)
+        if commands:
+            # They leave before anything is written, and before the next report is looked at.
+            await pause(0)
+        has_written = False
+        for effect in effects:
+            has_written |= isinstance(effect, WriteStatus)
+            if isinstance(effect, Order):
+                self._order(effect, is_after_write=has_written)
+            elif not isinstance(effect, Commanded):
+                self._record(effect)
+
+    def _pod_seen(self, pod: PodView, links: AgentLinks) -> None:
+        is_mounting = pod.phase is PodPhase.PENDING and pod.node is not None
+        if is_mounting:
+            self._mounting.setdefault(pod.uid, self._around.clock() + EVENTS_AFTER_SECONDS)
+        else:
+            self._mounting.pop(pod.uid, None)
+        place = self._places[pod.uid]
+        if place.secret == self._secret:
+            links.follow(pod, place)
+        elif not pod.is_deleting and pod.phase not in (PodPhase.SUCCEEDED, PodPhase.FAILED):
+            # Nobody can command its agent, and an agent out of reach must not stay.
+            why = "its agent has another key than this operator: an older version, or another"
+            self.complain(REPLACED, f"pod {pod.name} is replaced: {why} operator key, made it")
+            self._order(DeletePod(pod.name, pod.uid, REPLACED), is_after_write=False)
+
+    def _note_taken(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._taken += not isinstance(event, Tick)
+            if isinstance(event, AgentReported | EvidenceReceived):
+                self._memory.taken()
+
+    def _judge(self, node: NodeView) -> None:
+        if node.is_ready and node.is_healthy and not node.is_fenced:
+            self._unusable.discard(node.name)
+        else:
+            self._unusable.add(node.name)
+
+    # --- effects
+
+    def _command(self, order: Commanded, links: AgentLinks) -> None:
+        if isinstance(order, CollectEvidence):
+            links.collect(order.pod, order.command)
+            log.info("job=%s pod=%s collect=%d", self.title, order.pod, order.command.request)
+            return
+        if isinstance(order, WarmWorkers):
+            links.warm(order.pod, order.command)
+            log.debug("job=%s pod=%s warm by=%s", self.title, order.pod, order.command.peers)
+            return
+        uid, command = order.pod, order.command
+        is_sent = links.send(uid, command)
+        log.debug("job=%s pod=%s sent=%s command=%s", self.title, uid, is_sent, command)
+
+    def _record(self, effect: Told) -> None:
+        match effect:
+            case WriteStatus(status):
+                self._log_status(status)
+                self._writer.status(status)
+            case RecordEvent(reason, message):
+                log.info('job=%s event=%s message="%s"', self.title, reason, _line(message))
+                self._writer.event(effect)
+            case WriteIncident(incident):
+                self._writer.incident(incident)
+                if incident.number not in self._found:
+                    self._around.incident_ended(self.job, incident)
+            case WriteLedger(ledger):
+                self._writer.ledger(ledger)
+            case DeleteIncident(number):
+                self._writer.forget(number)
+
+    def _order(self, effect: Order, *, is_after_write: bool) -> None:
+        """Carry out an order to the API server, once the status that it follows is stored."""
+        requests = self._requests
+        match effect:
+            case CreatePod(name, _, _, avoid):
+                if self._begin(("create", name), self._create(effect), is_after_write):
+                    log.info("job=%s pod=%s create avoid=%s", self.title, name, ",".join(avoid))
+            case DeletePod(name, uid, reason, force):
+                if self._begin(("delete", uid, force), self._delete(effect), is_after_write):
+                    text = 'job=%s pod=%s delete force=%s reason="%s"'
+                    log.info(text, self.title, name, force, reason)
+            case FenceNode() | ProveFence():
+                self._order_of_node(effect, is_after_write=is_after_write)
+            case DeleteJob(reason):
+                if self._begin("delete", requests.delete_job(), is_after_write):
+                    log.info('job=%s delete reason="%s"', self.title, reason)
+
+    def _order_of_node(self, effect: FenceNode | ProveFence, *, is_after_write: bool) -> None:
+        match effect:
+            case FenceNode(node, reason):
+                if self._begin(("fence", node), self._requests.fence(effect), is_after_write):
+                    log.warning('job=%s node=%s fence reason="%s"', self.title, node, reason)
+            case ProveFence(node, pod):
+                if self._begin(("prove", pod), self._prove(effect), is_after_write):
+                    log.info("job=%s node=%s pod=%s prove=fence", self.title, node, pod)
+
+    def _begin(self, key: Hashable, work: Coroutine[Any, Any, None], is_after_write: bool) -> bool:
+        """Carry an order out beside the others, unless the same is under way."""
+        if key in self._under_way:
+            work.close()
+            return False
+        self._under_way.add(key)
+        self._tasks.create_task(self._finish(key, work, is_after_write))
+        return True
+
+    async def _finish(
+        self, key: Hashable, work: Coroutine[Any, Any, None], is_after_write: bool
+    ) -> None:
+        try:
+            if is_after_write:
+                await self._writer.status_stored()
+            async with self._around.slots:
+                await work
+        except UnbrokenError as error:
+            # The machine orders it again while it matters.
+            log.warning('job=%s order=%s failed="%s"', self.title, key, error)
+        finally:
+            self._under_way.discard(key)
+
+    async def _delete(self, order: DeletePod) -> None:
+        if not await self._requests.delete_pod(order):
+            self._tell_gone(order.name, order.uid)
+
+    async def _prove(self, order: ProveFence) -> None:
+        if await self._requests.is_fenced(order.node):
+            self.tell(FenceProven(order.pod))
+
+    async def _create(self, order: CreatePod) -> None:
+        try:
+            await self._make_secret()
+            body = build_pod(self.job, self._spec(), order, self._secret, self._unusable)
+            gate = self._seen.gate if self._seen else None
+            if isinstance(gate, Admission):
+                body = place_pod(body, gate, order.replica_spec, order.index)
+            made = await self._requests.create_pod(body)
+        except ApiRefusal as error:
+            if error.code == CONFLICT and await self._is_there(order):
+                return
+            log.warning('job=%s pod=%s refused="%s"', self.title, order.name, error)
+            self.tell(PodRefused(order.name, str(error), error.code in FINAL))
+        else:
+            self._first_seen(made)
+
+    async def _is_there(self, order: CreatePod) -> bool:
+        """Whether the pod of this name is the job's, so that nothing is left to do."""
+        found = await self._requests.pod(order.name)
+        owners = (found.metadata.ownerReferences if found and found.metadata else None) or ()
+        if found is None or not any(owner.uid == self.job.uid for owner in owners):
+            return False
+        self._first_seen(found)
+        return True
+
+    def _first_seen(self, pod: Pod) -> None:
+        # The watch may have told more of it by now: only what it has not told of is news.
+        uid = pod.metadata.uid if pod.metadata else None
+        if uid and PodUid(uid) not in self._places:
+            self.pod_changed(pod)
+
+    def _spec(self) -> JobSpec:
+        assert self._seen is not None
+        return self._seen.spec
+
+    def _log_status(self, status: JobStatus) -> None:
+        """One line for each condition that has changed."""
+        before = {(one.type, one.status, one.reason) for one in self._conditions}
+        self._conditions = status.conditions
+        for one in status.conditions:
+            if (one.type, one.status, one.reason) not in before:
+                log.info(
+                    'job=%s attempt=%d condition=%s status=%s reason=%s message="%s"',
+                    self.title, status.restart_count,
+                    *(one.type, one.status, one.reason, _line(one.message)),
+                )  # fmt: skip
+
+
+def _line(text: str) -> str:
+    """Text of users and of others as part of one line."""
+    return " ".join(text.split())[:500]

@@ -1,0 +1,1 @@
+"""Jobs in Kueue's queues: the Workload of each job, written and obeyed."""

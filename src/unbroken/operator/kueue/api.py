@@ -1,0 +1,76 @@
+"""Which version of Kueue's API is served, if any, and when that changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
+
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import pause
+from unbroken.kube.informer import Informer
+from unbroken.operator.jobs.requests import NOT_FOUND, persist
+from unbroken.spec.queues import GROUP
+
+from .objects import VERSIONS, WORKLOADS
+
+LAG_SECONDS = 1.0
+"""What a definition defines is served a moment after it is established."""
+
+
+async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncIterator[str | None]:
+    """The newest version that is understood, None where there is no Kueue, and every other later.
+
+    Discovery is open to everybody; where the definition itself may not be read, a Kueue that is
+    installed later is found at the next start.
+    """
+    definition = _Definition()
+    name = f"metadata.name={WORKLOADS}.{GROUP}"
+    watch = Informer(client, CustomResourceDefinition, fields=name, on_change=definition.changed)
+    tasks.create_task(watch.run())
+    told: list[str | None] = []
+    while True:
+        definition.change.clear()
+        found = await persist("read=kueue", lambda: _discovered(client))
+        if told != [found]:
+            told = [found]
+            yield found
+        if watch.synced.is_set() and definition.version != found:
+            await pause(LAG_SECONDS)
+            continue
+        await definition.change.wait()
+
+
+class _Definition:
+    """What the definition of Workloads says is served."""
+
+    def __init__(self) -> None:
+        self.version: str | None = None
+        self.change = asyncio.Event()
+
+    def changed(
+        self, old: CustomResourceDefinition | None, new: CustomResourceDefinition | None
+    ) -> None:
+        """Tell it of the definition."""
+        conditions = (new.status and new.status.conditions) if new is not None else None
+        is_served = any(
+            one.type == "Established" and one.status == "True" for one in conditions or ()
+        )
+        served = {one.name for one in new.spec.versions if one.served} if new is not None else set()
+        self.version = next((v for v in VERSIONS if is_served and v in served), None)
+        self.change.set()
+
+
+async def _discovered(client: KubeClient) -> str | None:
+    for version in VERSIONS:
+        try:
+            listed = msgspec.json.decode(await client.raw("GET", f"apis/{GROUP}/{version}"))
+        except ApiRefusal as error:
+            if error.code != NOT_FOUND:
+                raise
+            continue
+        if any(one["name"] == WORKLOADS for one in listed["resources"]):
+            return version
+    return None

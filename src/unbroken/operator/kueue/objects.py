@@ -1,0 +1,318 @@
+"""Kueue's objects: a job's Workload as it is written and read, in both versions of the API.  Pure.
+
+Fields and constants are those of kueue v0.16 (apis/kueue/v1beta1 and v1beta2, workload_types.go,
+resourceflavor_types.go, topology_types.go).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken.core.job.kueue import (
+    Admission,
+    Domain,
+    GiveBack,
+    Placement,
+    Report,
+    Said,
+    Workload,
+    with_conditions,
+)
+from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS
+from unbroken.kube.clock import parse_time, rfc3339
+from unbroken.operator.jobs.pods import INDEX_LABEL, JOB_LABEL, JobIdentity
+from unbroken.spec.job import KIND, JobSpec, ReplicaSpec
+from unbroken.spec.queues import GROUP, PREFIX, QUEUE, TIME_LIMIT, queue_of
+
+Object = dict[str, Any]
+
+VERSIONS = ("v1beta2", "v1beta1")
+"""That are understood, the newest first."""
+WORKLOADS, FLAVORS, PRIORITIES = "workloads", "resourceflavors", "workloadpriorityclasses"
+SHAPE = "unbroken.dev/shape"
+"""Annotation of a Workload: which pods it asks for."""
+JOB_UID = f"{PREFIX}job-uid"
+WORKLOAD, POD_SET, TOPOLOGY = f"{PREFIX}workload", f"{PREFIX}podset", f"{PREFIX}tas"
+"""Of pods: their Workload, their pod set, and that their places were assigned."""
+TOPOLOGY_REQUESTS = {
+    "podset-required-topology": "required",
+    "podset-preferred-topology": "preferred",
+    "podset-unconstrained-topology": "unconstrained",
+    "podset-slice-required-topology": "podSetSliceRequiredTopology",
+    "podset-slice-size": "podSetSliceSize",
+    "podset-group-name": "podSetGroupName",
+}
+"""Annotations (after the prefix) and the fields of a topology request that they fill."""
+OF_KUEUE, OF_PODS = f"{GROUP}/workloadpriorityclass", "scheduling.k8s.io/priorityclass"
+"""Kinds of priority classes, as v1beta1 writes them."""
+NAME_CHARACTERS = 253
+DOMAINS_MAX = 100_000
+"""Domains of an assignment that are read; a job has at most this many pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Priority:
+    """Who goes first; `kind` is OF_KUEUE or OF_PODS, empty where no class says the value."""
+
+    value: int = 0
+    name: str = ""
+    kind: str = ""
+
+
+def workload_name(job: JobIdentity) -> str:
+    """Of the job's Workload; always the same."""
+    digest = hashlib.sha256(job.uid.encode()).hexdigest()[:5]
+    return f"{f'{KIND.lower()}-{job.name}'[: NAME_CHARACTERS - 6]}-{digest}"
+
+
+def shape_of(job: Mapping[str, Any], spec: JobSpec) -> str:
+    """What the job asks of a queue, as a word that changes with it."""
+    asked = [
+        [one.name, pods_of(one), one.template, _topology_request(job, one)]
+        for one in spec.replica_specs
+    ]
+    text = json.dumps(asked, sort_keys=True, separators=(",", ":"), default=dict)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def pods_of(replica: ReplicaSpec) -> int:
+    """Pods that take quota: those that train and the spares."""
+    return replica.replicas + replica.spares
+
+
+def workload_body(
+    job: Mapping[str, Any], identity: JobIdentity, spec: JobSpec, version: str, priority: Priority
+) -> Object:
+    """The Workload of a job, to be created."""
+    metadata: Object = {
+        "name": workload_name(identity),
+        "namespace": identity.namespace,
+        "labels": {JOB_LABEL: identity.name, JOB_UID: identity.uid},
+        "annotations": {SHAPE: shape_of(job, spec)},
+        "ownerReferences": [identity.owner_reference()],
+    }
+    asked = [one for one in spec.replica_specs if pods_of(one)]
+    body: Object = {
+        "queueName": queue_of(job),
+        "podSets": [_pod_set(job, one) for one in asked],
+        "priority": priority.value,
+        **_priority_class(priority, version),
+    }
+    limit = str((job["metadata"].get("labels") or {}).get(TIME_LIMIT) or "")
+    if limit.isdecimal() and int(limit) > 0:
+        body["maximumExecutionTimeSeconds"] = int(limit)
+    head = {"apiVersion": f"{GROUP}/{version}", "kind": "Workload"}
+    return {**head, "metadata": metadata, "spec": body}
+
+
+def _priority_class(priority: Priority, version: str) -> Object:
+    if not priority.name:
+        return {}
+    if version == "v1beta1":
+        return {"priorityClassName": priority.name, "priorityClassSource": priority.kind}
+    group = priority.kind.partition("/")[0]
+    kind = "WorkloadPriorityClass" if priority.kind == OF_KUEUE else "PriorityClass"
+    return {"priorityClassRef": {"group": group, "kind": kind, "name": priority.name}}
+
+
+def _pod_set(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
+    given = replica.template.get("metadata") or {}
+    kept = {key: given[key] for key in ("labels", "annotations") if given.get(key)}
+    template = {"metadata": kept, "spec": replica.template.get("spec") or {}}
+    found: Object = {"name": replica.name, "count": pods_of(replica), "template": template}
+    request = _topology_request(job, replica)
+    if request:
+        found["topologyRequest"] = {**request, "podIndexLabel": INDEX_LABEL}
+    return found
+
+
+def _topology_request(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
+    """What the template's annotations ask for, else the job's."""
+    own = (replica.template.get("metadata") or {}).get("annotations") or {}
+    annotations = {**(job["metadata"].get("annotations") or {}), **own}
+    found: Object = {}
+    for suffix, field in TOPOLOGY_REQUESTS.items():
+        value = str(annotations.get(f"{PREFIX}{suffix}") or "")
+        if field == "unconstrained" and value:
+            found[field] = value == "true"
+        elif field == "podSetSliceSize" and value.isdecimal() and len(value) < 10:
+            found[field] = int(value)
+        elif field not in ("unconstrained", "podSetSliceSize") and value:
+            found[field] = value
+    return found
+
+
+# --- what Kueue has made of it
+
+
+def workload_view(
+    found: Mapping[str, Any], spec: JobSpec, flavors: Mapping[str, Mapping[str, Any]]
+) -> Workload:
+    """A Workload as the API has it; `flavors` are the ResourceFlavors by name."""
+    metadata, body = found["metadata"], found.get("spec") or {}
+    status = found.get("status") or {}
+    return Workload(
+        name=metadata["name"],
+        queue=body.get("queueName") or "",
+        shape=(metadata.get("annotations") or {}).get(SHAPE, ""),
+        is_active=body.get("active") is not False,
+        is_deleting=bool(metadata.get("deletionTimestamp")),
+        conditions=_said(status),
+        has_admission=bool(status.get("admission")),
+        waits_until=bool((status.get("requeueState") or {}).get("requeueAt")),
+        admission=_admission(found, spec, flavors),
+    )
+
+
+def _said(status: Mapping[str, Any]) -> dict[str, Said]:
+    return {
+        one["type"]: Said(one["status"] == "True", one.get("reason", ""), one.get("message", ""))
+        for one in status.get("conditions") or ()
+    }
+
+
+def _admission(
+    found: Mapping[str, Any], spec: JobSpec, flavors: Mapping[str, Mapping[str, Any]]
+) -> Admission | str:
+    status = found.get("status") or {}
+    assigned = (status.get("admission") or {}).get("podSetAssignments") or ()
+    placements = {}
+    for one in assigned:
+        updates = [
+            update
+            for check in status.get("admissionChecks") or ()
+            for update in check.get("podSetUpdates") or ()
+            if update.get("name") == one["name"]
+        ]
+        names = sorted(set((one.get("flavors") or {}).values()))
+        missing = [name for name in names if name not in flavors]
+        if missing:
+            return f"there is no ResourceFlavor {missing[0]}"
+        placements[one["name"]] = _placement(one, [flavors[name] for name in names], updates)
+    for replica in spec.replica_specs:
+        conflict = _conflict(replica, placements.get(replica.name, Placement()))
+        if conflict:
+            return conflict
+    return Admission(found["metadata"]["name"], placements)
+
+
+def _placement(
+    assigned: Mapping[str, Any], flavors: list[Mapping[str, Any]], updates: list[Mapping[str, Any]]
+) -> Placement:
+    selector: dict[str, str] = {}
+    tolerations: list[Mapping[str, Any]] = []
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    for flavor in flavors:
+        body = flavor.get("spec") or {}
+        selector |= body.get("nodeLabels") or {}
+        tolerations += body.get("tolerations") or ()
+    for update in updates:
+        selector |= update.get("nodeSelector") or {}
+        tolerations += update.get("tolerations") or ()
+        labels |= update.get("labels") or {}
+        annotations |= update.get("annotations") or {}
+    domains = tuple(_domains(assigned.get("topologyAssignment") or {}))
+    return Placement(selector, tuple(tolerations), labels, annotations, domains)
+
+
+def _conflict(replica: ReplicaSpec, placement: Placement) -> str:
+    """What the template asks of its node, and Kueue's placement contradicts."""
+    asked = (replica.template.get("spec") or {}).get("nodeSelector") or {}
+    for key, value in placement.node_selector.items():
+        if asked.get(key, value) != value:
+            return (
+                f"the nodes that it was given have {key}={value}, and the template of "
+                f"{replica.name} wants {key}={asked[key]}"
+            )
+    return ""
+
+
+def _domains(assignment: Mapping[str, Any]) -> Iterator[Domain]:
+    levels = assignment.get("levels") or ()
+    for domain in assignment.get("domains") or ():  # v1beta1
+        yield Domain(dict(zip(levels, domain["values"], strict=False)), int(domain["count"]))
+    for part in assignment.get("slices") or ():  # v1beta2
+        for index in range(min(int(part["domainCount"]), DOMAINS_MAX)):
+            values = [_value(one, index) for one in part["valuesPerLevel"]]
+            counts = part.get("podCounts")
+            count = counts[index] if counts else part["universalPodCount"]
+            yield Domain(dict(zip(levels, values, strict=False)), int(count))
+
+
+def _value(level: Mapping[str, Any], index: int) -> str:
+    """Of the domain with this index; v1beta2 writes what is the same in all of them once."""
+    if "universalValue" in level:
+        return str(level["universalValue"])
+    return f"{level.get('prefix') or ''}{level['roots'][index]}{level.get('suffix') or ''}"
+
+
+def status_after(found: Mapping[str, Any], order: GiveBack | Report, now: float) -> Object:
+    """The status of a Workload after the order."""
+    status: Object = dict(found.get("status") or {})
+    listed = list(status.get("conditions") or ())
+    before = {one["type"]: one for one in listed}
+    if isinstance(order, GiveBack):
+        status.pop("admission", None)
+        spent = _admitted_seconds(before.get("Admitted"), now)
+        if spent:
+            key = "accumulatedPastExecutionTimeSeconds"
+            status[key] = int(status.get(key) or 0) + spent
+    for type, said in with_conditions(_said(status), order).items():
+        old = before.get(type, {})
+        if old and Said(old["status"] == "True", old["reason"], old["message"]) == said:
+            continue
+        text = "True" if said.is_true else "False"
+        since = old["lastTransitionTime"] if old.get("status") == text else rfc3339(now)
+        before[type] = {
+            "type": type,
+            "status": text,
+            "reason": said.reason or "Unknown",
+            "message": said.message[:MESSAGE_CHARACTERS],
+            "lastTransitionTime": since,
+            "observedGeneration": found["metadata"].get("generation", 0),
+        }
+    status["conditions"] = list(before.values())
+    return status
+
+
+def _admitted_seconds(admitted: Mapping[str, Any] | None, now: float) -> int:
+    """How long the Workload was admitted, for its limit of time (kueue, SyncAdmittedCondition)."""
+    if admitted is None or admitted["status"] != "True":
+        return 0
+    return max(0, int(now - parse_time(admitted["lastTransitionTime"])))
+
+
+# --- the job's pods
+
+
+def place_pod(pod: Object, admission: Admission, replica_spec: str, index: int) -> Object:
+    """The pod where Kueue wants it."""
+    placement = admission.placements.get(replica_spec, Placement())
+    body, metadata = pod["spec"], pod["metadata"]
+    labels = {
+        **metadata["labels"],
+        **placement.labels,
+        JOB_LABEL: metadata["labels"][JOB_LABEL],
+        POD_SET: replica_spec,
+    }
+    # A pod with a queue of its own would be asked for twice.
+    labels.pop(QUEUE, None)
+    if placement.domains:
+        labels[TOPOLOGY] = "true"
+    metadata["labels"] = labels
+    metadata["annotations"] = {
+        **metadata["annotations"],
+        **placement.annotations,
+        WORKLOAD: admission.workload,
+    }
+    selector = {**(body.get("nodeSelector") or {}), **placement.of_pod(index)}
+    if selector:
+        body["nodeSelector"] = selector
+    if placement.tolerations:
+        body["tolerations"] = [*(body.get("tolerations") or ()), *placement.tolerations]
+    return pod

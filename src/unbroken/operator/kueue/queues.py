@@ -1,0 +1,397 @@
+"""Jobs in Kueue's queues: each owns a Workload, and runs while that is admitted.
+
+What is done is decided in `core.job.kueue`; here the pictures are taken and the orders given.
+Nothing is remembered: a new operator finds everything in the Workloads.  Kueue may be installed, or
+taken away, while this runs; without it every job runs at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, assert_never
+from urllib.parse import quote
+
+import msgspec
+from lightkube.generic_resource import create_global_resource, create_namespaced_resource
+from lightkube.models.core_v1 import ObjectReference
+from lightkube.resources.core_v1 import Pod
+
+from unbroken.core.job.kueue import (
+    Ask,
+    Decision,
+    Gate,
+    GiveBack,
+    Hold,
+    Move,
+    Order,
+    QueuedJob,
+    Report,
+    Withdraw,
+    decide,
+)
+from unbroken.core.job.record.conditions import standing
+from unbroken.errors import WorldError
+from unbroken.kube.cache import Key, key_of
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import wall
+from unbroken.kube.events import EventRecorder
+from unbroken.kube.informer import Informer
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.jobs.pods import JOB_LABEL, REPLICA_LABEL, job_identity
+from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
+from unbroken.operator.kinds import JobObject
+from unbroken.spec.codec import job_status_from
+from unbroken.spec.job import GROUP as JOB_GROUP
+from unbroken.spec.job import KIND, VERSION, JobSpec
+from unbroken.spec.parse import parse_job
+from unbroken.spec.queues import GROUP, PRIORITY, queue_of, queue_warnings
+
+from .api import served_version
+from .objects import (
+    FLAVORS,
+    OF_KUEUE,
+    OF_PODS,
+    PRIORITIES,
+    WORKLOAD,
+    WORKLOADS,
+    Priority,
+    pods_of,
+    shape_of,
+    status_after,
+    workload_body,
+    workload_name,
+    workload_view,
+)
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+WORKERS = 4
+LOOK_SECONDS = 0.5
+"""To the next look at a job that is to stop: what its operator does tells nobody."""
+OnChange = Callable[[Key], None]
+
+
+class Queues:
+    """What the queues say of each job; `run` keeps it fresh.
+
+    `jobs` and `pods` are copies that the caller keeps; `namespace` None: all.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        recorder: EventRecorder,
+        jobs: Informer[JobObject],
+        pods: Informer[Pod],
+        namespace: str | None = None,
+    ) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._jobs = jobs
+        self._pods = pods
+        self._namespace = namespace
+        self.is_on = True
+        """False: as if there were no Kueue."""
+        self._version: str | None = None
+        self._is_known = False
+        self._workloads: Informer[Any] | None = None
+        self._flavors: Informer[Any] | None = None
+        self._own: dict[Key, dict[str, Pod]] = {}
+        """Pods by job and uid."""
+        self._gates: dict[str, Gate] = {}
+        """By the job's uid; those that were decided."""
+        self._on_change: OnChange = _ignore
+        self._is_idle: Callable[[Key], bool] = _is_nothing
+        self._queue: WorkQueue[Key] = WorkQueue("kueue", self._look, workers=WORKERS)
+
+    # --- what the operator asks
+
+    def serve(self, on_change: OnChange, is_idle: Callable[[Key], bool]) -> None:
+        """Tell of jobs whose gate may be another, and learn whether nothing of a job runs."""
+        self._on_change, self._is_idle = on_change, is_idle
+
+    def knows(self, job: JobObject) -> bool:
+        """Whether it is known what the queue says; if not, `on_change` will follow."""
+        if not queue_of(job):
+            return True
+        return self._is_known and (self._version is None or _uid(job) in self._gates)
+
+    def gate(self, job: JobObject) -> Gate:
+        """What the queue says of a job that `knows` is true of."""
+        if not queue_of(job) or self._version is None:
+            return None
+        return self._gates.get(_uid(job))
+
+    def warnings(self, job: JobObject) -> tuple[str, ...]:
+        """What of the job is meant for a Kueue that is not there."""
+        is_absent = self._is_known and self._version is None
+        return queue_warnings(job) if is_absent else ()
+
+    # --- life
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        for informer in (self._pods, self._jobs):
+            await informer.synced.wait()
+        if not self.is_on:
+            self._is_known = True
+            for job in self._jobs.items():
+                self._on_change(key_of(job))
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._queue.run())
+            self._jobs.subscribe(self._on_job)
+            self._pods.subscribe(self._on_pod)
+            work: asyncio.Task[None] | None = None
+            async for version in served_version(self._client, tasks):
+                log.info("kueue=%s", version or "absent")
+                if work is not None:
+                    work.cancel()
+                self._version, self._is_known = version, version is None
+                self._workloads = self._flavors = None
+                work = None if version is None else tasks.create_task(self._follow(version))
+                for job in self._jobs.items() if version is None else ():
+                    self._on_change(key_of(job))
+
+    async def _follow(self, version: str) -> None:
+        """Keep copies of Kueue's objects."""
+        workload = create_namespaced_resource(GROUP, version, "Workload", WORKLOADS)
+        flavor = create_global_resource(GROUP, version, "ResourceFlavor", FLAVORS)
+        workloads: Informer[Any] = Informer(
+            self._client, workload, namespace=self._namespace, labels=JOB_LABEL
+        )
+        flavors: Informer[Any] = Informer(self._client, flavor)
+        async with asyncio.TaskGroup() as tasks:
+            for informer in (workloads, flavors):
+                tasks.create_task(informer.run())
+            for informer in (workloads, flavors):
+                await informer.synced.wait()
+            self._workloads, self._flavors, self._is_known = workloads, flavors, True
+            workloads.subscribe(self._on_workload)
+            flavors.subscribe(self._on_flavor)
+            self._ask_all()
+
+    def _ask_all(self) -> None:
+        for job in self._jobs.items():
+            self._on_job(None, job)
+
+    # --- what the API tells
+
+    def _on_job(self, old: JobObject | None, new: JobObject | None) -> None:
+        for one in (old, new):
+            if one is not None and (queue_of(one) or _uid(one) in self._gates):
+                self._queue.add(key_of(one))
+        if old is not None and (new is None or _uid(old) != _uid(new)):
+            self._gates.pop(_uid(old), None)
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        pod = new or old
+        assert pod is not None
+        metadata = pod.metadata
+        name = ((metadata and metadata.labels) or {}).get(JOB_LABEL)
+        if metadata is None or not name:
+            return
+        key, uid = Key(metadata.namespace or "", name), metadata.uid or ""
+        if new is not None:
+            self._own.setdefault(key, {})[uid] = new
+        else:
+            left = self._own.get(key, {})
+            left.pop(uid, None)
+            if not left:
+                self._own.pop(key, None)
+        self._queue.add(key)
+
+    def _on_workload(self, old: Any, new: Any) -> None:
+        item = new if new is not None else old
+        name = (item["metadata"].get("labels") or {}).get(JOB_LABEL, "")
+        self._queue.add(Key(key_of(item).namespace, name))
+
+    def _on_flavor(self, old: Any, new: Any) -> None:
+        self._ask_all()
+
+    # --- one job
+
+    async def _look(self, key: Key) -> float | None:
+        job = self._jobs.get(key.name, key.namespace)
+        if job is None or not self._is_known:
+            return None
+        if not queue_of(job):
+            if self._gates.pop(_uid(job), None) is not None:
+                self._on_change(key)
+            return None
+        if self._workloads is None or self._flavors is None:
+            return None
+        parsed = parse_job(job)
+        if parsed.problems:
+            return None
+        found = self._workloads.get(workload_name(job_identity(job)), key.namespace)
+        flavors = {key_of(one).name: one for one in self._flavors.items()}
+        seen = None if found is None else workload_view(found, parsed.spec, flavors)
+        before = self._gates.get(_uid(job))
+        picture = self._picture(key, job, parsed.spec)
+        decision = decide(picture, seen, before)
+        self._take(key, job, decision)
+        if decision.order is not None:
+            await self._carry_out(job, parsed.spec, found, decision.order)
+        must_stop = picture.is_suspended or isinstance(decision.gate, Hold)
+        is_stopping = seen is not None and must_stop and not picture.is_idle
+        return LOOK_SECONDS if is_stopping else None
+
+    def _take(self, key: Key, job: JobObject, decision: Decision) -> None:
+        uid = _uid(job)
+        is_news = uid not in self._gates or self._gates[uid] != decision.gate
+        self._gates[uid] = decision.gate
+        if is_news:
+            log.info('job=%s gate="%s"', key, decision.gate)
+            self._on_change(key)
+
+    def _picture(self, key: Key, job: JobObject, spec: JobSpec) -> QueuedJob:
+        status, _ = job_status_from(job.get("status"))
+        own = [pod for pod in self._own.get(key, {}).values() if _is_of(pod, _uid(job))]
+        stood = standing(status.conditions)
+        return QueuedJob(
+            queue=queue_of(job),
+            shape=shape_of(job, spec),
+            standing=stood,
+            message=status.conditions[-1].message if stood else "",
+            is_suspended=spec.run_policy.suspend,
+            is_deleting=bool(job["metadata"].get("deletionTimestamp")),
+            is_empty=not any(map(pods_of, spec.replica_specs)),
+            is_idle=not own and self._is_idle(key),
+            has_own_pods=any(WORKLOAD not in _annotations(pod) for pod in own),
+            are_pods_ready=_are_ready(own, spec),
+        )
+
+    async def _carry_out(
+        self, job: JobObject, spec: JobSpec, found: Object | None, order: Order
+    ) -> None:
+        key = key_of(job)
+        match order:
+            case Ask():
+                await self._ask(job, spec)
+                return
+            case Withdraw(reason):
+                assert found is not None
+                body = {"preconditions": {"uid": found["metadata"]["uid"]}}
+                await self._send("DELETE", self._path(found), body)
+                log.info('job=%s workload=withdrawn reason="%s"', key, reason)
+            case Move():
+                assert found is not None
+                metadata = {"resourceVersion": found["metadata"]["resourceVersion"]}
+                body = {"metadata": metadata, "spec": {"queueName": queue_of(job)}}
+                await self._send("PATCH", self._path(found), body, headers=MERGE)
+            case GiveBack() | Report():
+                assert found is not None
+                status = status_after(found, order, wall())
+                # With its resourceVersion: what Kueue has just written is not undone.
+                head: Object = {"apiVersion": f"{GROUP}/{self._version}", "kind": "Workload"}
+                body = {**found, **head, "status": status}
+                await self._send("PUT", f"{self._path(found)}/status", body)
+                log.info("job=%s workload=%s told=%s", key, found["metadata"]["name"], order)
+            case _:
+                assert_never(order)
+
+    async def _send(self, method: str, path: str, body: object, **more: Any) -> None:
+        """Raises WorldError, which repeats the look, where the Workload has changed meanwhile."""
+        try:
+            await self._client.raw(method, path, body=body, **more)
+        except ApiRefusal as error:
+            if error.code == CONFLICT:
+                raise WorldError(f"{path} has just changed", 0.0) from error
+            if error.code != NOT_FOUND:
+                raise
+
+    async def _ask(self, job: JobObject, spec: JobSpec) -> None:
+        assert self._version is not None
+        identity = job_identity(job)
+        try:
+            priority = await self._priority(job, spec)
+            body = workload_body(job, identity, spec, self._version, priority)
+            await self._client.raw("POST", self._collection(identity.namespace), body=body)
+        except ApiRefusal as error:
+            if error.code == CONFLICT:
+                return
+            text = f"the job cannot be queued: {error}"
+            self._recorder.record(_reference(job), "Warning", "NotQueued", text)
+            raise
+        text = f"waits in queue {queue_of(job)} as Workload {workload_name(identity)}"
+        self._recorder.record(_reference(job), "Normal", "CreatedWorkload", text)
+
+    async def _priority(self, job: JobObject, spec: JobSpec) -> Priority:
+        """By the job's label, else by the pods' class, else the cluster's default."""
+        named = (job["metadata"].get("labels") or {}).get(PRIORITY)
+        if named:
+            path = f"apis/{GROUP}/{self._version}/{PRIORITIES}/{quote(named)}"
+            return Priority(int((await self._get(path))["value"]), named, OF_KUEUE)
+        classes = "apis/scheduling.k8s.io/v1/priorityclasses"
+        for replica in spec.replica_specs:
+            name = (replica.template.get("spec") or {}).get("priorityClassName")
+            if name:
+                found = await self._get(f"{classes}/{quote(name)}")
+                return Priority(int(found["value"]), name, OF_PODS)
+        for one in (await self._get(classes)).get("items") or ():
+            if one.get("globalDefault"):
+                return Priority(int(one["value"]), one["metadata"]["name"], OF_PODS)
+        return Priority()
+
+    async def _get(self, path: str) -> Object:
+        found: Object = msgspec.json.decode(await self._client.raw("GET", path))
+        return found
+
+    def _collection(self, namespace: str) -> str:
+        return f"apis/{GROUP}/{self._version}/namespaces/{quote(namespace)}/{WORKLOADS}"
+
+    def _path(self, found: Mapping[str, Any]) -> str:
+        metadata = found["metadata"]
+        return f"{self._collection(metadata['namespace'])}/{quote(metadata['name'])}"
+
+
+def _ignore(_: Key) -> None:
+    """Before anybody asks."""
+
+
+def _is_nothing(_: Key) -> bool:
+    """Before anybody runs jobs."""
+    return True
+
+
+def _uid(job: Mapping[str, Any]) -> str:
+    return str(job["metadata"].get("uid") or "")
+
+
+def _annotations(pod: Pod) -> Mapping[str, str]:
+    return (pod.metadata and pod.metadata.annotations) or {}
+
+
+def _is_of(pod: Pod, uid: str) -> bool:
+    return any(one.uid == uid for one in (pod.metadata and pod.metadata.ownerReferences) or ())
+
+
+def _are_ready(pods: list[Pod], spec: JobSpec) -> bool:
+    """Whether there are enough to train; a spare that is missing keeps nobody waiting."""
+    ready = [
+        (pod.metadata.labels or {}).get(REPLICA_LABEL)
+        for pod in pods
+        if pod.metadata and not pod.metadata.deletionTimestamp and _is_ready(pod)
+    ]
+    return all(ready.count(one.name) >= one.replicas for one in spec.replica_specs)
+
+
+def _is_ready(pod: Pod) -> bool:
+    conditions = (pod.status and pod.status.conditions) or ()
+    return any(one.type == "Ready" and one.status == "True" for one in conditions)
+
+
+def _reference(job: Mapping[str, Any]) -> ObjectReference:
+    metadata = job["metadata"]
+    return ObjectReference(
+        apiVersion=f"{JOB_GROUP}/{VERSION}",
+        kind=KIND,
+        name=metadata["name"],
+        namespace=metadata.get("namespace"),
+        uid=metadata.get("uid"),
+        resourceVersion=metadata.get("resourceVersion"),
+    )

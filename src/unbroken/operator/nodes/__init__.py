@@ -1,0 +1,1 @@
+"""Nodes: their repair and their checks, by objects of the API."""

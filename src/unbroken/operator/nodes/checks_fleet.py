@@ -1,0 +1,56 @@
+"""What is known of nodes beside a check: their types, and what their links have shown.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from math import isfinite
+
+from lightkube.resources.core_v1 import Node
+
+from unbroken.core.nodes.checks.limits import Fleet, learn
+from unbroken.kube.cache import key_of
+from unbroken.spec.node_keys import instance_type_of
+
+from .checks_pods import is_embedded
+
+SPEED = "unbroken.dev/link-bandwidth"
+"""Annotation of a node: the most GB/s that it has shown with another of its instance type, in deep
+checks that it passed.  Nodes of an embedded cluster have none: they share one machine, whatever
+their types pretend."""
+
+
+def instance_type(node: Node) -> str:
+    """As its labels say; empty: they do not."""
+    return instance_type_of((node.metadata and node.metadata.labels) or {})
+
+
+def fleet_of(nodes: Collection[Node], asked: Iterable[str], told: Mapping[str, float]) -> Fleet:
+    """What is known for a check of the nodes `asked`, of all `nodes` of the cluster."""
+    names = set(asked)
+    types = {key_of(node).name: instance_type(node) for node in nodes}
+    wanted = {types.get(name, "") for name in names}
+    shown = [
+        (kind, speed)
+        for node in nodes
+        if (kind := types[key_of(node).name]) in wanted and (speed := _speed(node)) is not None
+    ]
+    return Fleet({name: types.get(name, "") for name in names}, told, learn(shown))
+
+
+def better(node: Node, speed: float | None) -> str | None:
+    """The annotation to write after a check that has shown `speed`; None: it stays as it is.
+
+    The best is kept: a network that gets slower bit by bit does not become the usual.
+    """
+    if speed is None or is_embedded(node) or speed <= (_speed(node) or 0.0):
+        return None
+    return f"{speed:.4f}"
+
+
+def _speed(node: Node) -> float | None:
+    text = ((node.metadata and node.metadata.annotations) or {}).get(SPEED, "")
+    try:
+        speed = float(text)
+    except ValueError:
+        return None
+    return speed if isfinite(speed) and speed > 0 else None

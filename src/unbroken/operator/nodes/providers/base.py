@@ -1,0 +1,154 @@
+"""What every provider offers, and what those share that delete an object of the API."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import msgspec
+
+from unbroken.core.nodes.repair.events import Answer, Order, Standing
+from unbroken.errors import WorldError
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
+from unbroken.spec.node_keys import Action
+
+Object = dict[str, Any]
+ORDER = "unbroken.dev/repair-order"
+"""Annotation of what stands behind a node: identity of the newest order about it."""
+
+
+class Provider(Protocol):
+    """Resets, reboots and replaces machines."""
+
+    @property
+    def name(self) -> str:
+        """As `--node-provider` has it."""
+
+    @property
+    def supports(self) -> frozenset[Action]:
+        """What it can do at all."""
+
+    async def order(self, order: Order) -> Standing:
+        """See to the order; doing it once is enough, however often it is asked.
+
+        WorldError and PeerError as `unbroken.kube.client.api_errors` raises them; asked again then.
+        """
+
+    async def standing(self, order: Order) -> Standing:
+        """How an order stands that was given, perhaps by an earlier process."""
+
+
+async def get_object(client: KubeClient, path: str) -> Object | None:
+    """The object or the list; None: it is not there, or its kind is not served."""
+    try:
+        found: Object = msgspec.json.decode(await client.raw("GET", path))
+    except ApiRefusal as error:
+        if error.code != NOT_FOUND:
+            raise
+        return None
+    return found
+
+
+async def node_boot(client: KubeClient, name: str) -> str | None:
+    """The boot ID that a node shows; empty: it shows none; None: there is no such node."""
+    node = await get_object(client, f"api/v1/nodes/{quote(name)}")
+    if node is None:
+        return None
+    info = (node.get("status") or {}).get("nodeInfo") or {}
+    return str(info.get("bootID") or "")
+
+
+async def annotate(client: KubeClient, path: str, found: Object, notes: dict[str, str]) -> None:
+    """Annotate this very object; WorldError where it has just changed."""
+    metadata: Object = {"annotations": notes, "uid": found["metadata"]["uid"]}
+    await merge(client, path, {"metadata": metadata})
+
+
+async def merge(client: KubeClient, path: str, body: Object) -> None:
+    """Merge into an object; WorldError where it is no longer the one that was meant."""
+    try:
+        await client.raw("PATCH", path, body=body, headers=MERGE)
+    except ApiRefusal as error:
+        if error.code == CONFLICT:
+            raise WorldError(str(error), 0.0) from error
+        raise
+
+
+async def delete(client: KubeClient, path: str, uid: str) -> None:
+    """Delete this very object, if it is there."""
+    try:
+        await client.raw("DELETE", path, body={"preconditions": {"uid": uid}})
+    except ApiRefusal as error:
+        if error.code not in (NOT_FOUND, CONFLICT):
+            raise
+
+
+def stale(order: Order, boot_id: str | None) -> Standing | None:
+    """The answer to an order about a boot that is over; None: it is about this one."""
+    if boot_id is None or not order.boot_id or not boot_id or boot_id == order.boot_id:
+        return None
+    if order.action is Action.REBOOT:
+        return Standing(Answer.DONE, "the node has booted since")
+    return Standing(Answer.FAILED, "the node has booted since it was ordered")
+
+
+class ObjectProvider(ABC):
+    """Of an API whose object stands behind a node, and whose deletion replaces it."""
+
+    what = "object"
+    """In words."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    @abstractmethod
+    async def collection(self) -> str | None:
+        """Path of the objects; None: the cluster serves none."""
+
+    @abstractmethod
+    def is_of(self, found: Object, node: str) -> bool:
+        """Whether an object stands behind a node."""
+
+    async def standing(self, order: Order) -> Standing:
+        """As `Provider.standing`."""
+        return await self.order(order)
+
+    async def order(self, order: Order) -> Standing:
+        """As `Provider.order`."""
+        path = await self.collection()
+        listed = None if path is None else await get_object(self._client, path)
+        if listed is None or path is None:
+            return Standing(Answer.UNSUPPORTED, f"the cluster serves no {self.what}")
+        boot_id = await node_boot(self._client, order.node)
+        for found in listed.get("items") or ():
+            notes = found["metadata"].get("annotations") or {}
+            if notes.get(ORDER) == order.id or self.is_of(found, order.node):
+                return await self._order_of(order, path, found, boot_id)
+        if boot_id is None:
+            return Standing(Answer.GONE, f"node and {self.what} are gone")
+        return Standing(Answer.UNSUPPORTED, f"no {self.what} is behind {order.node}")
+
+    async def _order_of(
+        self, order: Order, path: str, found: Object, boot_id: str | None
+    ) -> Standing:
+        metadata = found["metadata"]
+        name = quote(metadata["name"])
+        if namespace := metadata.get("namespace"):
+            root, _, plural = path.rpartition("/")
+            path = f"{root}/namespaces/{quote(namespace)}/{plural}"
+        path = f"{path}/{name}"
+        is_ours = (metadata.get("annotations") or {}).get(ORDER) == order.id
+        over = stale(order, boot_id)
+        if over is not None and not (is_ours and order.action is Action.REPLACE):
+            return over
+        if not is_ours:
+            await annotate(self._client, path, found, {ORDER: order.id, **self.request(order)})
+        if order.action is Action.REPLACE and not metadata.get("deletionTimestamp"):
+            await delete(self._client, path, metadata["uid"])
+        return Standing(Answer.WORKING, f"{self.what} {metadata['name']} is asked for it")
+
+    def request(self, order: Order) -> dict[str, str]:
+        """Further annotations that ask for what is ordered."""
+        return {}

@@ -1,0 +1,152 @@
+"""Our own Machines: the embedded cluster's, and whoever else follows `Machine.unbroken.dev`.
+
+Reboots and resets are counts in the spec: an order raises one, once, and is done when the status
+has come up to it.  A replacement is made first, under a name that follows from the order, so that
+it is the same if it is made again; the old Machine's finalizer goes when nothing of it runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from urllib.parse import quote
+
+from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, Order, Standing
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.operator.jobs.requests import CONFLICT
+from unbroken.spec.kinds import MACHINE
+from unbroken.spec.machine import MachinePhase
+from unbroken.spec.node_keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Action, Health
+
+from .base import ORDER, Object, delete, get_object, merge
+
+FINALIZER = "unbroken.dev/machine"
+COUNTS = {Action.REBOOT: "boots", Action.RESET_GPU: "resets"}
+CLUSTER_DIGITS, NODE_DIGITS = 17, 5
+"""Of a name: `hyperpod-i-<17 hex>`, `node-1-<5 hex>` (docs/design/nodes.md)."""
+
+
+class MachinesProvider:
+    """Orders of Machines."""
+
+    name = "machines"
+    supports = ALL_ACTIONS
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def standing(self, order: Order) -> Standing:
+        """As `Provider.standing`."""
+        return await self.order(order)
+
+    async def order(self, order: Order) -> Standing:
+        """As `Provider.order`."""
+        found = await get_object(self._client, _path(order.node))
+        if order.action is Action.REPLACE:
+            return await self._replace(order, found)
+        if found is None:
+            return Standing(Answer.UNSUPPORTED, f"no Machine is behind {order.node}")
+        return await self._count(order, found)
+
+    async def _count(self, order: Order, found: Object) -> Standing:
+        key = COUNTS[order.action]
+        metadata = found["metadata"]
+        identity, _, wanted = (metadata.get("annotations") or {}).get(ORDER, "").partition(" ")
+        status = found.get("status") or {}
+        done = int(status.get(key) or 0)
+        if metadata.get("deletionTimestamp"):
+            return Standing(Answer.FAILED, f"Machine {order.node} is being deleted")
+        if identity != order.id or not wanted.isdecimal():
+            # One that somebody else has ordered, and that is not yet done, will do.
+            count = max(int((found.get("spec") or {}).get(key) or 0), done + 1)
+            await self._raise(order, found, key, count)
+            return Standing(Answer.WORKING, "ordered")
+        if done >= int(wanted):
+            return Standing(Answer.DONE)
+        phase, message = status.get("phase") or "", status.get("message") or ""
+        if phase == MachinePhase.FAILED.value:
+            return Standing(Answer.FAILED, message or "the Machine has failed")
+        return Standing(Answer.WORKING, message)
+
+    async def _raise(self, order: Order, found: Object, key: str, count: int) -> None:
+        metadata = found["metadata"]
+        body: Object = {
+            "metadata": {
+                "resourceVersion": metadata["resourceVersion"],
+                "annotations": {ORDER: f"{order.id} {count}"},
+            },
+            "spec": {key: count},
+        }
+        await merge(self._client, _path(order.node), body)
+
+    async def _replace(self, order: Order, found: Object | None) -> Standing:
+        if found is None:
+            return await self._replaced(order)
+        metadata = found["metadata"]
+        name = replacement_name(found, order.id)
+        is_ours = (metadata.get("annotations") or {}).get(ORDER) == order.id
+        if not metadata.get("deletionTimestamp") or not is_ours:
+            if not is_ours:
+                notes = {"uid": metadata["uid"], "annotations": {ORDER: order.id}}
+                await merge(self._client, _path(order.node), {"metadata": notes})
+            await self._create(name, found, order)
+            await delete(self._client, _path(order.node), metadata["uid"])
+        text = f"{name} takes the place; {(found.get('status') or {}).get('message') or ''}"
+        return Standing(Answer.WORKING, text.removesuffix("; "), name)
+
+    async def _create(self, name: str, old: Object, order: Order) -> None:
+        """Another machine for the same place; it has booted and been reset never."""
+        metadata = old["metadata"]
+        spec = {key: value for key, value in old["spec"].items() if key not in COUNTS.values()}
+        if not spec.get("cluster") and not spec.get("logicalId"):
+            spec["logicalId"] = order.node
+        if order.is_tested:
+            spec = held_back(spec)
+        body: Object = {
+            **{key: old[key] for key in ("apiVersion", "kind")},
+            "metadata": {
+                "name": name,
+                "labels": metadata.get("labels") or {},
+                "ownerReferences": metadata.get("ownerReferences") or [],
+                "finalizers": [FINALIZER],
+                "annotations": {ORDER: f"for {order.id}"},
+            },
+            "spec": spec,
+        }
+        try:
+            await self._client.raw("POST", MACHINE.path, body=body)
+        except ApiRefusal as error:
+            if error.code != CONFLICT:
+                raise
+
+    async def _replaced(self, order: Order) -> Standing:
+        """The old Machine is gone: by this order, if there is one that was made for it."""
+        listed = await get_object(self._client, MACHINE.path) or {}
+        for one in listed.get("items") or ():
+            if (one["metadata"].get("annotations") or {}).get(ORDER) == f"for {order.id}":
+                return Standing(Answer.DONE, replacement=one["metadata"]["name"])
+        node = await get_object(self._client, f"api/v1/nodes/{quote(order.node)}")
+        if node is None:
+            return Standing(Answer.GONE, f"Machine and node {order.node} are gone")
+        return Standing(Answer.UNSUPPORTED, f"no Machine is behind {order.node}")
+
+
+def held_back(spec: Object) -> Object:
+    """The spec of a Machine whose node takes no pods from its first moment on."""
+    others = [one for one in spec.get("taints") or () if one.get("key") != HEALTH]
+    taint = {"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT}
+    labels = {**(spec.get("labels") or {}), HEALTH: Health.UNSCHEDULABLE.value}
+    return {**spec, "labels": labels, "taints": [*others, taint]}
+
+
+def replacement_name(old: Object, order_id: str) -> str:
+    """Of the Machine that takes the place; the same for the same order."""
+    digest = hashlib.sha256(order_id.encode()).hexdigest()
+    spec = old["spec"]
+    if spec.get("cluster"):
+        return f"hyperpod-i-{digest[:CLUSTER_DIGITS]}"
+    place = spec.get("logicalId") or old["metadata"]["name"]
+    return f"{place}-{digest[:NODE_DIGITS]}"
+
+
+def _path(name: str) -> str:
+    return f"{MACHINE.path}/{quote(name)}"

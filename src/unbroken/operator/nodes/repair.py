@@ -1,0 +1,379 @@
+"""Repairs nodes: tells `core.nodes.repair` what the API says, and carries out what it orders.
+
+Effects of one node are carried out in order, each until it has succeeded: the record is written
+before the order that it is about.  Providers are asked beside that, as they may take minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, assert_never
+from urllib.parse import quote
+
+import msgspec
+from lightkube.models.core_v1 import ObjectReference
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.core.nodes import blame
+from unbroken.core.nodes.repair.events import (
+    AskProvider,
+    Blamed,
+    CheckGone,
+    ClusterSeen,
+    DropRecord,
+    MakeCheck,
+    NodeGone,
+    NodeSeen,
+    Order,
+    OrderRepair,
+    PatchNode,
+    PodsSeen,
+    ProviderAnswered,
+    RecordGone,
+    RecordSeen,
+    RepairEffect,
+    RepairEvent,
+    RepairSettings,
+    Synced,
+    TellNode,
+    Tick,
+    WriteRecord,
+)
+from unbroken.core.nodes.repair.machine import Repairer
+from unbroken.errors import SpecError, WorldError
+from unbroken.kube.cache import key_of
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import catch_up, pause, steady_clock
+from unbroken.kube.events import EventRecorder
+from unbroken.kube.informers import Informers
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.jobs.pods import JobIdentity
+from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
+from unbroken.operator.kinds import ClusterObject, NodeCheckObject, NodeRecordObject
+from unbroken.spec.incident import Incident
+from unbroken.spec.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
+from unbroken.spec.node_keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Recovery
+
+from .providers import (
+    ClusterApiProvider,
+    CommandProvider,
+    KarpenterProvider,
+    MachinesProvider,
+    NoProvider,
+    Provider,
+    parse_command,
+)
+from .repair_views import check_seen, is_of_a_job, record_patch, repair_node
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+COMPONENT = "unbroken-node-repair"
+"""Reporter of the events of nodes."""
+WORKERS = 4
+CALLS_MAX = 32
+"""Calls of a provider at a time; one takes minutes at most."""
+TICK_RETRY_SECONDS = 5.0
+MACHINE_ASK_SECONDS = 1.0
+"""Between two looks at a Machine: they boot in moments, and are read from the API server."""
+PROVIDERS = ("machines", "cluster-api", "karpenter", "command", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class RepairOptions:
+    """What the repairer is told by whoever starts it."""
+
+    provider: str = "none"
+    """One of PROVIDERS."""
+    command: tuple[str, ...] = ()
+    """Words of the provider `command`."""
+    settings: RepairSettings = field(default_factory=RepairSettings)
+
+
+def provider_of(client: KubeClient, options: RepairOptions) -> Provider:
+    """The provider that is meant; SpecError where it cannot be had."""
+    match options.provider:
+        case "machines":
+            return MachinesProvider(client)
+        case "cluster-api":
+            return ClusterApiProvider(client)
+        case "karpenter":
+            return KarpenterProvider(client)
+        case "command" if options.command:
+            return CommandProvider(client, options.command)
+        case "command":
+            raise SpecError("the node provider `command` needs --node-command")
+        case "none":
+            return NoProvider()
+        case other:
+            raise SpecError(f"no node provider {other}; there are: {', '.join(PROVIDERS)}")
+
+
+def options_of(
+    recovery: str, provider: str, command: str, share: float, is_dry_run: bool
+) -> RepairOptions:
+    """Options as a person writes them; SpecError for what cannot be."""
+    if provider not in PROVIDERS:
+        raise SpecError(f"no node provider {provider}; there are: {', '.join(PROVIDERS)}")
+    if recovery not in (one.value for one in Recovery):
+        raise SpecError(f"--node-recovery {recovery}: write Automatic or None")
+    if provider == "command" and not command:
+        raise SpecError("--node-provider command: say which with --node-command")
+    settings = RepairSettings(recovery=Recovery(recovery), share=share, is_dry_run=is_dry_run)
+    if provider == "machines":
+        settings = replace(settings, ask_seconds=MACHINE_ASK_SECONDS)
+    return RepairOptions(provider, parse_command(command) if command else (), settings)
+
+
+class NodeRepair:
+    """One repairer with its surroundings."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        informers: Informers,
+        recorder: EventRecorder,
+        options: RepairOptions,
+    ) -> None:
+        self._client = client
+        self._informers = informers
+        self._recorder = recorder
+        self._provider = provider_of(client, options)
+        settings = replace(
+            options.settings, provider=self._provider.name, supports=self._provider.supports
+        )
+        self._repairer = Repairer(settings)
+        self._clock: Callable[[], float] = steady_clock()
+        self._pods: dict[str, dict[str, str]] = defaultdict(dict)
+        """By node: pods of jobs, names by uid."""
+        self._places: dict[str, str] = {}
+        """Their nodes, by uid."""
+        self._effects: dict[str, deque[RepairEffect]] = defaultdict(deque)
+        self._orders: dict[str, tuple[Order, bool]] = {}
+        """By node: what the provider is to be asked, and whether for the first time."""
+        self._wake = asyncio.Event()
+        self._is_over = False
+        self._writes: WorkQueue[str] = WorkQueue("node-repair", self._carry_out, workers=WORKERS)
+        self._asks: WorkQueue[str] = WorkQueue("node-provider", self._ask, workers=CALLS_MAX)
+
+    async def run(self) -> None:
+        """Repair until cancelled."""
+        informers = self._informers
+        informers.of(Node).subscribe(self._on_node)
+        informers.of(Pod).subscribe(self._on_pod)
+        informers.of(NodeRecordObject).subscribe(self._on_record)
+        informers.of(NodeCheckObject).subscribe(self._on_check)
+        informers.of(ClusterObject).subscribe(self._on_cluster)
+        try:
+            await informers.synced()
+            log.info("node_repair=ready provider=%s", self._provider.name)
+            self._take(Synced())
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._writes.run())
+                tasks.create_task(self._asks.run())
+                tasks.create_task(self._keep_time())
+        finally:
+            self._is_over = True  # informers that are shared live on
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._wake.clear()
+            deadline, now = self._repairer.deadline(), self._clock()
+            if deadline is None:
+                await self._wake.wait()
+                continue
+            due = max(now, deadline)
+            try:
+                async with asyncio.timeout(due - now):
+                    await self._wake.wait()
+            except TimeoutError:
+                await catch_up(due, self._clock)
+                try:
+                    self._take(Tick())
+                except Exception:
+                    # This task is the program's own: it must not end with what one node says.
+                    log.exception("node_repair=tick")
+                    await pause(TICK_RETRY_SECONDS)
+
+    # What the API says.
+
+    def _take(self, event: RepairEvent) -> None:
+        if self._is_over:
+            return
+        for effect in self._repairer.step(event, self._clock()):
+            name = _node_of(effect)
+            self._effects[name].append(effect)
+            self._writes.add(name)
+        self._wake.set()
+
+    def _on_node(self, old: Node | None, new: Node | None) -> None:
+        if new is None:
+            assert old is not None
+            self._take(NodeGone(key_of(old).name))
+            return
+        seen = repair_node(new)
+        if old is None or repair_node(old) != seen:
+            self._take(NodeSeen(seen))
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        pod = new or old
+        assert pod is not None
+        uid = (pod.metadata.uid if pod.metadata else None) or ""
+        is_here = new is not None and is_of_a_job(new)
+        node = (pod.spec.nodeName if pod.spec else None) or "" if is_here else ""
+        was = self._places.get(uid, "")
+        if node == was:
+            return
+        self._places.pop(uid, None)
+        self._pods[was].pop(uid, None)
+        if node:
+            self._places[uid] = node
+            self._pods[node][uid] = key_of(pod).name
+        for name in filter(None, (was, node)):
+            self._take(PodsSeen(name, tuple(sorted(self._pods[name].values()))))
+
+    def _on_record(self, old: NodeRecordObject | None, new: NodeRecordObject | None) -> None:
+        item = new if new is not None else old
+        assert item is not None
+        name = key_of(item).name
+        if new is None:
+            self._take(RecordGone(name))
+            return
+        record, problems = NODE_RECORD.spec_of(new)
+        for problem in problems:
+            log.warning('noderecord=%s problem="%s"', name, problem)
+        self._take(RecordSeen(name, record))
+
+    def _on_check(self, old: NodeCheckObject | None, new: NodeCheckObject | None) -> None:
+        item = new if new is not None else old
+        assert item is not None
+        name = key_of(item).name
+        self._take(CheckGone(name) if new is None else check_seen(name, new))
+
+    def _on_cluster(self, old: ClusterObject | None, new: ClusterObject | None) -> None:
+        item = new if new is not None else old
+        spec, _ = CLUSTER.spec_of(item)
+        self._take(ClusterSeen(spec.name, None if new is None else spec.node_recovery))
+
+    def incident_ended(self, job: JobIdentity, incident: Incident) -> None:
+        """Hold an incident of a job of this operator against its culprit's node.
+
+        The Incident objects of the API are not asked: whoever may write in a namespace may make and
+        edit them.  NodeRecords, which only the repairer writes, keep what was held against a node.
+        """
+        entry = blame.of_incident(incident, f"{job.namespace}/{job.name}-{incident.number}")
+        if entry is not None:
+            self._take(Blamed(incident.culprit.node, entry))
+
+    # What is to be done.
+
+    async def _carry_out(self, name: str) -> None:
+        """Carry out all effects of a node; one that fails is tried again, before the others."""
+        waiting = self._effects[name]
+        while waiting:
+            await self._do(waiting[0])
+            waiting.popleft()
+        del self._effects[name]
+
+    async def _do(self, effect: RepairEffect) -> None:
+        match effect:
+            case WriteRecord():
+                await self._write(effect)
+            case DropRecord(name):
+                await self._drop(name)
+            case PatchNode():
+                await self._patch(effect)
+            case TellNode(name, reason, text, is_warning):
+                # `kubectl describe node` looks for events by this uid, as kubelets write them.
+                about = ObjectReference(kind="Node", name=name, uid=name)
+                kind = "Warning" if is_warning else "Normal"
+                self._recorder.record(about, kind, reason, text)
+                log.info('node=%s event=%s text="%s"', name, reason, text)
+            case OrderRepair(order) | AskProvider(order):
+                self._orders[order.node] = (order, isinstance(effect, OrderRepair))
+                self._asks.add(order.node)
+            case MakeCheck(_, name, spec):
+                await self._create(NODE_CHECK.path, NODE_CHECK.new(name, spec))
+            case _:
+                assert_never(effect)
+
+    async def _write(self, effect: WriteRecord) -> None:
+        repair = effect.record.repair
+        if repair is not None:
+            log.info(
+                'node=%s repair=%s state=%s tries=%d message="%s"',
+                *(effect.node, repair.action.value, repair.state.value),
+                *(repair.tries, repair.message),
+            )
+        path = f"{NODE_RECORD.path}/{quote(effect.node)}"
+        try:
+            body = record_patch(effect.record)
+            await self._client.raw("PATCH", path, body=body, headers=MERGE)
+        except ApiRefusal as error:
+            if error.code != NOT_FOUND:
+                raise
+            record = replace(effect.record, cleared_at=None, cleared_by="")
+            made = await self._create(NODE_RECORD.path, NODE_RECORD.new(effect.node, record))
+            if not made:
+                raise WorldError(f"{path} was just made by another", 0.0) from error
+
+    async def _drop(self, name: str) -> None:
+        try:
+            await self._client.raw("DELETE", f"{NODE_RECORD.path}/{quote(name)}")
+        except ApiRefusal as error:
+            if error.code != NOT_FOUND:
+                raise
+
+    async def _create(self, path: str, body: Object) -> bool:
+        """Create an object; False: there is one of the name."""
+        try:
+            await self._client.raw("POST", path, body=body)
+        except ApiRefusal as error:
+            if error.code != CONFLICT:
+                raise
+            return False
+        return True
+
+    async def _patch(self, effect: PatchNode) -> None:
+        """Change a node that is there."""
+        path = f"api/v1/nodes/{quote(effect.node)}"
+        try:
+            found: Object = msgspec.json.decode(await self._client.raw("GET", path))
+            body = node_patch(found, effect)
+            await self._client.raw("PATCH", path, body=body, headers=MERGE)
+        except ApiRefusal as error:
+            if error.code == CONFLICT:
+                raise WorldError(str(error), 0.0) from error
+            if error.code != NOT_FOUND:
+                raise
+
+    async def _ask(self, name: str) -> None:
+        """Ask the provider; no answer comes of a call that fails, which is made again."""
+        order, is_first = self._orders[name]
+        ask = self._provider.order if is_first else self._provider.standing
+        self._take(ProviderAnswered(order, await ask(order)))
+
+
+def node_patch(found: Object, effect: PatchNode) -> Object:
+    """A merge patch of a node; with its taints, which are one list, its version too."""
+    metadata: Object = {"labels": dict(effect.labels), "annotations": dict(effect.annotations)}
+    if effect.taint is None:
+        return {"metadata": metadata}
+    held = (found.get("spec") or {}).get("taints") or []
+    taints = [one for one in held if one.get("key") != HEALTH]
+    if effect.taint:
+        taints.append({"key": HEALTH, "value": TAINT_VALUE, "effect": TAINT_EFFECT})
+    metadata["resourceVersion"] = found["metadata"]["resourceVersion"]
+    return {"metadata": metadata, "spec": {"taints": taints or None}}
+
+
+def _node_of(effect: RepairEffect) -> str:
+    match effect:
+        case OrderRepair(order) | AskProvider(order):
+            return order.node
+        case _:
+            return effect.node

@@ -1,0 +1,132 @@
+"""Nodes, pods, checks and incidents of the API as the repairer sees them.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from lightkube.models.core_v1 import NodeCondition
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.core.nodes.repair.events import CheckSeen, NodeFault, RepairNode
+from unbroken.core.nodes.repair.records import FAULT_ANNOTATIONS, FAULT_LABELS
+from unbroken.operator.jobs.views import FAULTS, node_view
+from unbroken.spec.fields import fields_of
+from unbroken.spec.kinds import NODE_CHECK
+from unbroken.spec.node_keys import (
+    ADVICE,
+    CLUSTER_NAME,
+    DEEP_CHECK,
+    FAULT_REASONS,
+    FAULT_REASONS_ALSO,
+    GPU_UNHEALTHY,
+    HARDWARE_UNHEALTHY,
+    HEALTH,
+    REPAIR,
+    VERIFIED,
+    DeepCheck,
+    Health,
+    health_of,
+)
+from unbroken.spec.node_record import NodeRecordSpec, RepairRecord
+from unbroken.spec.write import write_record
+
+Object = dict[str, Any]
+CONDITIONS = FAULTS | {GPU_UNHEALTHY, HARDWARE_UNHEALTHY}
+MESSAGE_MAX = 300
+JOB_LABELS = ("HPJob", "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name")
+"""Of pods that belong to a job: ours, Kubeflow's, Kubernetes' own."""
+APPEAL = ("clearedAt", "clearedBy")
+"""Fields of a NodeRecord that only a person writes."""
+
+
+def repair_node(node: Node) -> RepairNode:
+    """What the repairer needs of a node."""
+    metadata, view = node.metadata, node_view(node)
+    assert metadata is not None
+    labels, annotations = metadata.labels or {}, metadata.annotations or {}
+    conditions = {one.type: one for one in (node.status and node.status.conditions) or ()}
+    ready, info = conditions.get("Ready"), node.status.nodeInfo if node.status else None
+    return RepairNode(
+        name=view.name,
+        is_ready=view.is_ready,
+        ready_at=_seconds(ready.lastTransitionTime if ready else metadata.creationTimestamp),
+        is_silent=ready is not None and ready.status == "Unknown",
+        boot_id=(info.bootID if info else "") or "",
+        cluster=labels.get(CLUSTER_NAME, ""),
+        rack=_rack(view.topology),
+        health=_health(health_of(labels)),
+        unknown_health="" if _health(health_of(labels)) else labels.get(HEALTH, ""),
+        has_taint=any(one.key == HEALTH for one in (node.spec and node.spec.taints) or ()),
+        faults=_faults(conditions),
+        fault_reason=labels.get(FAULT_REASONS, "") or labels.get(FAULT_REASONS_ALSO, ""),
+        marks=frozenset(
+            {key for key in (*FAULT_LABELS, DEEP_CHECK) if key in labels}
+            | {key for key in FAULT_ANNOTATIONS if key in annotations}
+        ),
+        order=annotations.get(REPAIR, ""),
+        advice=annotations.get(ADVICE, ""),
+        verified=annotations.get(VERIFIED, ""),
+        has_failed_check=labels.get(DEEP_CHECK) == DeepCheck.FAILED.value,
+        is_in_deep_check=labels.get(DEEP_CHECK) == DeepCheck.IN_PROGRESS.value,
+    )
+
+
+def _rack(topology: tuple[str, ...]) -> str:
+    """The rack with its zone; else the switch nearest to the node; a zone is no rack."""
+    zone, _, _, switch, rack = topology
+    return f"{zone}/{rack}" if rack else switch
+
+
+def _health(text: str) -> Health | None:
+    try:
+        return Health(text) if text else None
+    except ValueError:
+        return None
+
+
+def _faults(conditions: Mapping[str, NodeCondition]) -> tuple[NodeFault, ...]:
+    """The conditions that are True while the node is at fault, newest first."""
+    found = [
+        NodeFault(
+            name,
+            one.reason or name,
+            _seconds(one.lastTransitionTime),
+            (one.message or "")[:MESSAGE_MAX],
+        )
+        for name, one in conditions.items()
+        if name in CONDITIONS and one.status == "True"
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.at, one.type)))
+
+
+def _seconds(at: datetime | None) -> float:
+    return at.timestamp() if at is not None else 0.0
+
+
+def is_of_a_job(pod: Pod) -> bool:
+    """Whether the pod belongs to a job and has not ended."""
+    labels = (pod.metadata and pod.metadata.labels) or {}
+    phase = pod.status.phase if pod.status else None
+    return phase not in ("Succeeded", "Failed") and any(key in labels for key in JOB_LABELS)
+
+
+def check_seen(name: str, content: object) -> CheckSeen:
+    """What the repairer needs of a NodeCheck."""
+    status, _ = NODE_CHECK.status_of(content)
+    return CheckSeen(name, status.phase, status.message, status.faulty)
+
+
+def record_patch(record: NodeRecordSpec) -> Object:
+    """A merge patch that leaves of a record what a person writes, and nothing stale of ours."""
+    written = write_record(record)
+    ours = [field.key for field in fields_of(NodeRecordSpec) if field.key not in APPEAL]
+    patch: Object = {key: written.get(key) for key in ours}
+    if patch["repair"] is not None:
+        # A merge goes into objects, where what is empty now would stay as it was.
+        patch["repair"] = {
+            **dict.fromkeys(field.key for field in fields_of(RepairRecord)),
+            **patch["repair"],
+        }
+    return {"spec": patch}

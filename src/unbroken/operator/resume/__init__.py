@@ -1,0 +1,1 @@
+"""Auto-resume of Kubeflow's PyTorchJobs after the loss of a node."""

@@ -1,0 +1,314 @@
+"""Resumes Kubeflow's PyTorchJobs that ask for it by annotation, wherever the API knows the kind.
+
+What is done is decided in `core.auto_resume`; here the pictures are taken and the orders given.
+Beside Kubeflow's own operator, which makes the pods: this deletes them and writes its own
+annotations, nothing else.  The kind may be installed, or taken away, while this runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, assert_never
+from urllib.parse import quote
+
+import msgspec
+from lightkube.models.core_v1 import ObjectReference
+from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.core.auto_resume import (
+    AskForFence,
+    AutoResume,
+    DeletePod,
+    Effect,
+    NodeState,
+    Say,
+    WriteRecord,
+)
+from unbroken.errors import WorldError
+from unbroken.kube.cache import Key, key_of
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import wall
+from unbroken.kube.events import EventRecorder
+from unbroken.kube.informer import Informer
+from unbroken.kube.informers import Informers
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.jobs.requests import CONFLICT, FENCE, MERGE, NOT_FOUND
+from unbroken.operator.kinds import PyTorchJobObject
+from unbroken.spec.pytorchjob import GROUP, JOB_LABEL, KIND, PATH, PLURAL, VERSION
+
+from .views import concerns, node_state, picture, write_record
+
+log = logging.getLogger(__name__)
+
+WORKERS = 4
+
+
+async def run_auto_resume(
+    client: KubeClient,
+    informers: Informers | None,
+    recorder: EventRecorder,
+    namespace: str | None = None,
+) -> None:
+    """Resume jobs until cancelled; `namespace` None: of all namespaces.
+
+    `informers`: shared ones, which the caller runs; None: of its own.
+    """
+    definition = _Definition()
+    name = f"metadata.name={PLURAL}.{GROUP}"
+    watch = Informer(client, CustomResourceDefinition, fields=name, on_change=definition.changed)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(watch.run())
+        while True:
+            await definition.becomes(True)
+            log.info("auto_resume=running")
+            work = tasks.create_task(_resume(client, informers, recorder, namespace))
+            await definition.becomes(False)
+            log.info('auto_resume=waiting reason="the API knows no %s"', KIND)
+            work.cancel()
+
+
+class _Definition:
+    """Whether the API serves the kind."""
+
+    def __init__(self) -> None:
+        self._is_served = False
+        self._change = asyncio.Event()
+
+    def changed(
+        self, old: CustomResourceDefinition | None, new: CustomResourceDefinition | None
+    ) -> None:
+        """Tell it of the definition."""
+        conditions = (new.status and new.status.conditions) if new is not None else None
+        self._is_served = any(
+            one.type == "Established" and one.status == "True" for one in conditions or ()
+        )
+        self._change.set()
+
+    async def becomes(self, wanted: bool) -> None:
+        """Return once it is so."""
+        while self._is_served is not wanted:
+            self._change.clear()
+            await self._change.wait()
+
+
+async def _resume(
+    client: KubeClient,
+    informers: Informers | None,
+    recorder: EventRecorder,
+    namespace: str | None,
+) -> None:
+    """Resume jobs while the API serves the kind."""
+    async with asyncio.TaskGroup() as tasks:
+        # Not a shared one: it must end when the kind does.
+        jobs = Informer(client, PyTorchJobObject, namespace=namespace)
+        own: list[Informer[Any]] = [jobs]
+        if informers is None:
+            pods = Informer(client, Pod, namespace=namespace, labels=JOB_LABEL)
+            nodes = Informer(client, Node)
+            own += [pods, nodes]
+        else:
+            pods, nodes = informers.of(Pod), informers.of(Node)
+        for informer in own:
+            tasks.create_task(informer.run())
+        resumer = Resumer(client, recorder, Watches(jobs, pods, nodes))
+        try:
+            await resumer.run()
+        finally:
+            resumer.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Watches:
+    """Copies of what is looked at; the caller runs them."""
+
+    jobs: Informer[PyTorchJobObject]
+    pods: Informer[Pod]
+    nodes: Informer[Node]
+
+
+class Resumer:
+    """Keeps a machine for each job that asks for one."""
+
+    def __init__(self, client: KubeClient, recorder: EventRecorder, watches: Watches) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._watches = watches
+        self._machines: dict[str, AutoResume] = {}
+        """By the job's uid."""
+        self._pods: dict[Key, dict[str, Pod]] = {}
+        """Pods by job and uid."""
+        self._is_stopped = False
+        self._queue: WorkQueue[Key] = WorkQueue("auto-resume", self._look, workers=WORKERS)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        for informer in (self._watches.nodes, self._watches.pods, self._watches.jobs):
+            await informer.synced.wait()
+        self._watches.nodes.subscribe(self._on_node)
+        self._watches.pods.subscribe(self._on_pod)
+        self._watches.jobs.subscribe(self._on_job)
+        await self._queue.run()
+
+    def stop(self) -> None:
+        """Forget everything; informers that are shared still call."""
+        self._is_stopped = True
+        self._pods.clear()
+
+    # --- what the API tells
+
+    def _on_job(self, old: PyTorchJobObject | None, new: PyTorchJobObject | None) -> None:
+        item = new if new is not None else old
+        assert item is not None
+        if new is None or (old is not None and _uid(old) != _uid(new)):
+            self._machines.pop(_uid(old or item), None)
+        self._queue.add(key_of(item))
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        item = new or old
+        assert item is not None
+        metadata = item.metadata
+        name = ((metadata and metadata.labels) or {}).get(JOB_LABEL)
+        if self._is_stopped or metadata is None or not name:
+            return
+        key, uid = Key(metadata.namespace or "", name), metadata.uid or ""
+        if new is not None:
+            self._pods.setdefault(key, {})[uid] = new
+        else:
+            pods = self._pods.get(key, {})
+            pods.pop(uid, None)
+            if not pods:
+                self._pods.pop(key, None)
+        self._queue.add(key)
+
+    def _on_node(self, old: Node | None, new: Node | None) -> None:
+        if self._is_stopped or (old and new and node_state(old) == node_state(new)):
+            return
+        node = new or old
+        assert node is not None
+        for key, pods in self._pods.items():
+            if any(pod.spec and pod.spec.nodeName == key_of(node).name for pod in pods.values()):
+                self._queue.add(key)
+
+    # --- one job
+
+    async def _look(self, key: Key) -> float | None:
+        job = self._watches.jobs.get(key.name, key.namespace)
+        if job is None or not concerns(job):
+            return None
+        uid = _uid(job)
+        pods = [pod for pod in self._pods.get(key, {}).values() if _is_owned(pod, uid)]
+        seen = picture(job, pods, await self._nodes_of(pods))
+        machine, now = self._machines.setdefault(uid, AutoResume()), wall()
+        for effect in machine.step(seen, now):
+            await self._carry_out(job, effect)
+        deadline = machine.deadline()
+        return None if deadline is None else max(deadline - wall(), 0.0)
+
+    async def _nodes_of(self, pods: list[Pod]) -> dict[str, NodeState]:
+        """The pods' nodes; one that is missing is gone, for the API itself was asked."""
+        names = {pod.spec.nodeName for pod in pods if pod.spec and pod.spec.nodeName}
+        found = {}
+        for name in sorted(names):
+            node = self._watches.nodes.get(name) or await self._node(name)
+            if node is not None:
+                found[name] = node_state(node)
+        return found
+
+    async def _node(self, name: str) -> Node | None:
+        """The node as it is now."""
+        try:
+            body = await self._client.raw("GET", f"api/v1/nodes/{quote(name)}")
+        except ApiRefusal as error:
+            if error.code == NOT_FOUND:
+                return None
+            raise
+        return msgspec.json.decode(body, type=Node)
+
+    async def _carry_out(self, job: PyTorchJobObject, effect: Effect) -> None:
+        match effect:
+            case WriteRecord():
+                await self._write(job, effect)
+            case DeletePod():
+                await self._delete(job, effect)
+            case AskForFence():
+                await self._fence(effect)
+            case Say():
+                log.warning('pytorchjob=%s %s="%s"', key_of(job), effect.reason, effect.message)
+                self._recorder.record(_reference(job), "Warning", effect.reason, effect.message)
+            case _:
+                assert_never(effect)
+
+    async def _write(self, job: PyTorchJobObject, order: WriteRecord) -> None:
+        """Raises WorldError, which leaves the rest undone, where the job has changed meanwhile."""
+        metadata = {
+            "uid": _uid(job),
+            "resourceVersion": order.version,
+            "annotations": write_record(order.record),
+        }
+        key = key_of(job)
+        path = f"{PATH}/namespaces/{quote(key.namespace)}/{PLURAL}/{quote(key.name)}"
+        body = {"metadata": metadata}
+        try:
+            await self._client.raw("PATCH", path, body=body, headers=MERGE)
+        except ApiRefusal as error:
+            if error.code == CONFLICT:
+                raise WorldError(f"PyTorchJob {key} has just changed", 0.0) from error
+            raise
+
+    async def _delete(self, job: PyTorchJobObject, order: DeletePod) -> None:
+        if order.force and not await self._is_dead(order.node):
+            return
+        body: dict[str, Any] = {"preconditions": {"uid": order.uid}}
+        if order.force:
+            body["gracePeriodSeconds"] = 0
+        namespace = key_of(job).namespace
+        path = f"api/v1/namespaces/{quote(namespace)}/pods/{quote(order.name)}"
+        try:
+            await self._client.raw("DELETE", path, body=body)
+        except ApiRefusal as error:
+            if error.code not in (NOT_FOUND, CONFLICT):
+                raise
+            return
+        log.info("pod=%s/%s deleted=yes force=%s", namespace, order.name, order.force)
+
+    async def _is_dead(self, name: str | None) -> bool:
+        """Whether the node is gone or fenced at this moment: copies may be late."""
+        if name is None:
+            return False
+        node = await self._node(name)
+        return node is None or node_state(node).is_fenced
+
+    async def _fence(self, order: AskForFence) -> None:
+        body = {"metadata": {"annotations": {FENCE: order.reason}}}
+        path = f"api/v1/nodes/{quote(order.node)}"
+        try:
+            await self._client.raw("PATCH", path, body=body, headers=MERGE)
+        except ApiRefusal as error:
+            if error.code != NOT_FOUND:
+                raise
+            return
+        log.warning('node=%s fence=asked reason="%s"', order.node, order.reason)
+
+
+def _uid(job: Mapping[str, Any]) -> str:
+    return str(job["metadata"].get("uid") or "")
+
+
+def _is_owned(pod: Pod, uid: str) -> bool:
+    return any(one.uid == uid for one in (pod.metadata and pod.metadata.ownerReferences) or ())
+
+
+def _reference(job: Mapping[str, Any]) -> ObjectReference:
+    metadata = job["metadata"]
+    return ObjectReference(
+        apiVersion=f"{GROUP}/{VERSION}",
+        kind=KIND,
+        name=metadata["name"],
+        namespace=metadata.get("namespace"),
+        uid=metadata.get("uid"),
+        resourceVersion=metadata.get("resourceVersion"),
+    )

@@ -1,0 +1,1 @@
+"""Metrics and traces: feeds `unbroken.observe` with what the API says."""

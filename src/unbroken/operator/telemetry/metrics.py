@@ -1,0 +1,114 @@
+"""All metrics of the operator: of itself always, of jobs and nodes while it leads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from unbroken.errors import WorldError
+from unbroken.kube.clock import monotonic
+from unbroken.kube.informer import Informer
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.observe.program_metrics import (
+    Health,
+    ProgramMetrics,
+    QueueHealth,
+    WatchHealth,
+)
+from unbroken.observe.server import PORT, serving_metrics
+from unbroken.operator.jobs.operator import Operator
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPlace:
+    """Where they are served."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    is_needed: bool = True
+    """Without, a port that is taken costs the metrics and nothing else."""
+
+
+class OperatorMetrics(Collector):
+    """What Prometheus reads is `registry`; `found`: what of this program runs (kube/observed)."""
+
+    def __init__(self, found: set[Any]) -> None:
+        self.registry = CollectorRegistry()
+        self._found = found
+        self._leading: CollectorRegistry | None = None
+        self._operator: Operator | None = None
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        ProgramMetrics(self.registry, self._look)
+        self.registry.register(self)
+
+    @contextmanager
+    def leading(self) -> Iterator[CollectorRegistry]:
+        """For the time of the block: gives the registry for what only the leader knows."""
+        self._leading = CollectorRegistry()
+        try:
+            yield self._leading
+        finally:
+            self._leading = self._operator = None
+
+    def tell_of(self, operator: Operator) -> None:
+        """Whose jobs' agents and events are counted, while it leads."""
+        self._operator = operator
+
+    @asynccontextmanager
+    async def serving(self, place: MetricsPlace | None) -> AsyncIterator[None]:
+        """Serve for the time of the block; None: nowhere.  WorldError where the port is needed."""
+        async with AsyncExitStack() as stack:
+            if place is not None:
+                server = serving_metrics(self.registry, place.host, place.port)
+                try:
+                    log.info("metrics=%s", await stack.enter_async_context(server))
+                except WorldError as error:
+                    if place.is_needed:
+                        raise
+                    log.warning('metrics=off reason="%s"', error)
+            yield
+
+    def describe(self) -> Iterable[Metric]:
+        """None: what the leader tells is not known beforehand."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """What the leader tells."""
+        return () if self._leading is None else self._leading.collect()
+
+    def _look(self) -> Health:
+        now = monotonic()
+        found = list(self._found)
+        return Health(
+            is_leading=self._leading is not None,
+            watches=[_watch(one, now) for one in found if isinstance(one, Informer)],
+            queues=[_queue(one) for one in found if isinstance(one, WorkQueue)],
+            jobs=() if self._operator is None else tuple(self._operator.health()),
+        )
+
+
+def _watch(one: Informer[Any], now: float) -> WatchHealth:
+    silent = 0.0 if one.heard_at is None else now - one.heard_at
+    return WatchHealth(
+        one.resource,
+        one.synced.is_set(),
+        len(one),
+        one.lists,
+        one.failures,
+        one.refusals.counts,
+        silent,
+    )
+
+
+def _queue(one: WorkQueue[Any]) -> QueueHealth:
+    return QueueHealth(one.name, one.waiting, one.handled, one.failed)

@@ -1,0 +1,1 @@
+"""The admission webhook of jobs: registration, certificates, and its own server process."""

@@ -1,0 +1,258 @@
+"""The webhook that the API server asks before it stores a job: its server and its registration.
+
+Every operator serves it, not only the one that leads: it decides by the job alone.  The server is
+`webhook_server`, a process of its own.  The API server is told a path with a secret, so that it
+alone can ask.  Of a pod template the API server itself is asked, by creating the pod as a dry run,
+if the user might create it, too.  An operator that is away
+delays nobody's job (`failurePolicy: Ignore`): what the webhook would have refused, the operator
+refuses in the job's status when it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from lightkube.resources.admissionregistration_v1 import ValidatingWebhookConfiguration
+
+from unbroken.core.keys import derive
+from unbroken.errors import SpecError, WorldError
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import wall
+from unbroken.kube.informer import Informer
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.jobs.requests import MERGE, NOT_FOUND, persist
+from unbroken.spec.job import GROUP, PLURAL, VERSION
+
+from .certificates import Authority, Leaf
+from .process import WebhookProcess
+from .server import Settings
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+NAME = "unbroken-jobs"
+"""Of the ValidatingWebhookConfiguration."""
+PATH = "/validate"
+REGISTRATIONS = "apis/admissionregistration.k8s.io/v1"
+CONFIGURATIONS = f"{REGISTRATIONS}/validatingwebhookconfigurations"
+TIMEOUT_SECONDS = 10
+"""The time that the API server waits (its default)."""
+BACKLOG = 64
+LOOK_SECONDS, SETTLE_SECONDS = 3600.0, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookOptions:
+    """Where the webhook listens, and how the API server reaches it."""
+
+    port: int = 0
+    """0: any that is free."""
+    service: tuple[str, str] | None = None
+    """Namespace and name of a Service with port 443; None: by the loopback address."""
+    client_authority: str = ""
+    """PEM of who signs the API server's client certificate; empty: it shows none."""
+
+    @property
+    def host(self) -> str:
+        """The address to listen on."""
+        return "0.0.0.0" if self.service else "127.0.0.1"
+
+    def names(self) -> list[str]:
+        """What the API server calls it."""
+        if self.service is None:
+            return ["127.0.0.1"]
+        namespace, name = self.service
+        return [f"{name}.{namespace}.svc"]
+
+
+def service_of(text: str) -> tuple[str, str]:
+    """Namespace and name of `NAMESPACE/NAME`; SpecError for anything else."""
+    namespace, slash, name = text.partition("/")
+    if not (namespace and slash and name) or "/" in name:
+        raise SpecError(f"--webhook-service {text}: must be NAMESPACE/NAME")
+    return namespace, name
+
+
+def configuration(options: WebhookOptions, port: int, trusted: bytes, path: str = PATH) -> Object:
+    """The registration of the webhook."""
+    client: Object = {"caBundle": base64.b64encode(trusted).decode()}
+    if options.service is None:
+        client["url"] = f"https://127.0.0.1:{port}{path}"
+    else:
+        namespace, name = options.service
+        client["service"] = {"namespace": namespace, "name": name, "path": path, "port": 443}
+    rule = {
+        "apiGroups": [GROUP],
+        "apiVersions": [VERSION],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": [PLURAL],
+        "scope": "Namespaced",
+    }
+    webhook = {
+        "name": "jobs.unbroken.dev",
+        "clientConfig": client,
+        "rules": [rule],
+        "failurePolicy": "Ignore",
+        "matchPolicy": "Equivalent",
+        "sideEffects": "None",
+        "timeoutSeconds": TIMEOUT_SECONDS,
+        "admissionReviewVersions": ["v1"],
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": NAME, "labels": {"app.kubernetes.io/managed-by": "unbroken"}},
+        "webhooks": [webhook],
+    }
+
+
+@asynccontextmanager
+async def serve_webhook(
+    client: KubeClient, options: WebhookOptions, master: bytes
+) -> AsyncIterator[str]:
+    """Serve the webhook and keep it registered during the block; its address.
+
+    `master`: the operator's key, from which the authority of the certificate is derived.
+    SpecError where the API server takes no webhooks, WorldError where it cannot listen.
+    """
+    await _check_api(client)
+    try:
+        listening = socket.create_server((options.host, options.port), backlog=BACKLOG)
+    except OSError as error:
+        text = f"the webhook cannot listen on {options.host}:{options.port}: {error}"
+        raise WorldError(text) from error
+    with listening:
+        port = listening.getsockname()[1]
+        upkeep = _Upkeep(client, options, master, port)
+        config = client.config
+        file = None if config.fname is None else str(config.fname)
+        settings = Settings(
+            listening.fileno(),
+            upkeep.path,
+            upkeep.leaf,
+            options.client_authority,
+            file,
+            None if file is None else config.context_name,
+        )
+        process = WebhookProcess(listening, settings)
+        upkeep.renewed = process.renew
+        async with asyncio.TaskGroup() as tasks:
+            work = [tasks.create_task(one.run()) for one in (process, upkeep)]
+            try:
+                yield f"https://{options.host}:{port}{PATH}"
+            finally:
+                for task in work:
+                    task.cancel()
+
+
+async def _check_api(client: KubeClient) -> None:
+    try:
+        await persist("read=webhooks", lambda: client.raw("GET", REGISTRATIONS))
+    except ApiRefusal as error:
+        if error.code != NOT_FOUND:
+            raise
+        raise SpecError(
+            "this API server takes no webhooks; the embedded cluster judges jobs by itself when "
+            "they are applied: leave --webhook-port out"
+        ) from error
+
+
+class _Upkeep:
+    """Keeps the certificate valid, and the API server trusting it."""
+
+    def __init__(
+        self, client: KubeClient, options: WebhookOptions, master: bytes, port: int
+    ) -> None:
+        self.path = f"{PATH}/{derive(master, 'webhook-path').hex()}"
+        """What the API server asks: all operators of one key have the same."""
+        self.renewed: Callable[[Leaf], None] = _ignore
+        """Takes each new certificate."""
+        self._client = client
+        self._options = options
+        self._port = port
+        self._authority = Authority.of(master)
+        self.leaf = self._authority.issue(options.names(), wall())
+        self._queue: WorkQueue[str] = WorkQueue("webhook", self._again)
+
+    async def run(self) -> None:
+        """Look at once, whenever somebody touches the registration, and now and then."""
+        self._queue.add(NAME)
+        registered = Informer(
+            self._client,
+            ValidatingWebhookConfiguration,
+            fields=f"metadata.name={NAME}",
+            on_change=self._changed,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            for program in (registered.run(), self._queue.run()):
+                tasks.create_task(program)
+
+    def _changed(self, old: object, new: object) -> None:
+        # Not at once: two operators that disagree must not write as fast as they can.
+        self._queue.add_after(NAME, SETTLE_SECONDS)
+
+    async def _again(self, _: str) -> float:
+        await self.look()
+        return LOOK_SECONDS
+
+    async def look(self) -> None:
+        """Renew the certificate in time, and register its authority where it is not."""
+        now = wall()
+        if now >= self.leaf.renewal:
+            self.leaf = self._authority.issue(self._options.names(), now)
+            self.renewed(self.leaf)
+        await self._register()
+
+    async def _register(self) -> None:
+        trusted = self._authority.certificate
+        wanted = configuration(self._options, self._port, trusted, self.path)
+        found = await self._get(f"{CONFIGURATIONS}/{NAME}")
+        if found is None:
+            await self._client.raw("POST", CONFIGURATIONS, body=wanted)
+            log.info("webhook=registered client=%s", _client_of(wanted))
+        elif not _says(found, wanted):
+            body = {"metadata": wanted["metadata"], "webhooks": wanted["webhooks"]}
+            path = f"{CONFIGURATIONS}/{NAME}"
+            await self._client.raw("PATCH", path, body=body, headers=MERGE)
+            log.info("webhook=registered_again client=%s", _client_of(wanted))
+
+    async def _get(self, path: str) -> Object | None:
+        try:
+            found: Object = msgspec.json.decode(await self._client.raw("GET", path))
+        except ApiRefusal as error:
+            if error.code == NOT_FOUND:
+                return None
+            raise
+        return found
+
+
+def _ignore(leaf: Leaf) -> None:
+    """Nobody serves yet."""
+
+
+def _client_of(wanted: Object) -> str:
+    """Where the API server asks, without the path, which is a secret."""
+    client = wanted["webhooks"][0]["clientConfig"]
+    service = client.get("service")
+    return f"{service['namespace']}/{service['name']}" if service else "127.0.0.1"
+
+
+def _says(found: object, wanted: object) -> bool:
+    """Whether all that is wanted is there; the API server adds defaults."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(
+            _says(found.get(key), value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list):
+        return (
+            isinstance(found, list) and len(found) == len(wanted) and all(map(_says, found, wanted))
+        )
+    return found == wanted

@@ -1,0 +1,258 @@
+"""The server that answers reviews: a process of its own beside the operator.
+
+    python -m unbroken.operator.webhook.server    # settings come as JSON lines on stdin
+
+A process, and not a thread: what a review costs (its memory, a long computation, descriptors of
+half-open connections) never holds the leader's loop or its interpreter lock up, and the kernel
+bounds it.  It ends when its stdin does, so it never outlives the operator.
+
+Who calls is known by the path, which holds a secret that only the API server is told, and, where
+the API server has one, by its client certificate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import resource
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+from lightkube import ApiError
+
+from unbroken.errors import PeerError, UnbrokenError, WorldError
+from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.listener import Connections, Limits, admitted
+from unbroken.spec.parse import Parsed
+from unbroken.spec.problems import Problem, Verdict
+
+from .certificates import Leaf
+from .review import Asked, answered, asked, judged, template_problems
+
+log = logging.getLogger(__name__)
+
+Object = dict[str, Any]
+BODY_BYTES = 7 << 19
+"""Bytes of a review (3.5 MiB): two objects of at most 1.5 MiB in etcd, and their envelope."""
+REVIEWS_MAX = 8
+"""Reviews at a time; others are answered with 503 at once, and the API server goes on without."""
+REVIEW_SECONDS, JUDGE_SECONDS, TRIAL_SECONDS = 8.0, 3.0, 4.0
+"""Limits of a review (the API server waits for 10 s), of its computation, and of asking back."""
+CONNECTIONS_MAX = 128
+"""Connections; beyond, the oldest that has sent no review yet is closed."""
+SILENCE_SECONDS = 10.0
+"""A connection that has sent no whole review for so long is closed."""
+MEMORY_BYTES = 4 << 30
+"""Address space of the process; eight of the largest reviews take about 0.5 GiB."""
+DESCRIPTORS = 512
+LINE_BYTES = 1 << 20
+REFUSALS = frozenset({400, 422})
+"""Of a pod: its template is at fault, not the place, the quota or the time."""
+ACCESS_REVIEWS = "apis/authorization.k8s.io/v1/subjectaccessreviews"
+
+
+class Settings(msgspec.Struct):
+    """The first line of stdin."""
+
+    descriptor: int
+    """The listening socket."""
+    path: str
+    """The only path that is answered."""
+    leaf: Leaf
+    client_authority: str = ""
+    """PEM of who signs the API server's client certificate; empty: it shows none."""
+    kubeconfig: str | None = None
+    context: str | None = None
+
+
+class _TooLong(Exception):
+    """A review's computation took longer than JUDGE_SECONDS."""
+
+
+class Reviewer:
+    """Answers reviews."""
+
+    def __init__(self, client: KubeClient, path: str) -> None:
+        self._client = client
+        self._path = path.encode()
+        self._active = 0
+
+    async def review(self, request: web.Request) -> web.Response:
+        """One AdmissionReview."""
+        if not hmac.compare_digest(request.rel_url.raw_path.encode(), self._path):
+            return _closed("only the API server is answered", 403)
+        if self._active >= REVIEWS_MAX:
+            return _closed(f"{REVIEWS_MAX} reviews are being answered; try again", 503)
+        self._active += 1
+        try:
+            async with asyncio.timeout(REVIEW_SECONDS):
+                return await self._answer(request)
+        except (TimeoutError, _TooLong):
+            return _closed(f"no verdict within {REVIEW_SECONDS:g} s", 503)
+        except web.HTTPRequestEntityTooLarge:
+            return _closed(f"a review has at most {BODY_BYTES} bytes", 413)
+        except (msgspec.DecodeError, PeerError, RecursionError) as error:
+            return _closed(f"the body is no review: {str(error)[:300]}", 400)
+        finally:
+            self._active -= 1
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        admitted(request)
+        with _limited(JUDGE_SECONDS):
+            question = asked(msgspec.json.decode(body))
+            verdict, parsed = judged(question)
+        if parsed is not None and not verdict.problems and await self._may_try(question):
+            problems = await self._tried(question.namespace, parsed)
+            verdict = Verdict(problems, verdict.warnings)
+        if verdict.problems:
+            paths = ",".join(one.path for one in verdict.problems)[:500]
+            log.info("job=%s refused=%s", ascii(_name(question)), ascii(paths))
+        return web.json_response(answered(question, verdict))
+
+    async def _may_try(self, question: Asked) -> bool:
+        """Whether the user could create these pods; then a trial tells nothing that is not theirs.
+
+        The namespace is the user's word until the API server has said so.
+        """
+        wanted = {"namespace": question.namespace, "verb": "create", "resource": "pods"}
+        spec = {**question.user, "resourceAttributes": wanted}
+        head = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
+        try:
+            async with asyncio.timeout(TRIAL_SECONDS):
+                said = await self._client.raw("POST", ACCESS_REVIEWS, body={**head, "spec": spec})
+            return msgspec.json.decode(said)["status"]["allowed"] is True
+        except (TimeoutError, UnbrokenError, msgspec.DecodeError, LookupError, TypeError) as error:
+            log.warning('webhook=cannot_try_pods reason="%s"', ascii(str(error))[:300])
+            return False
+
+    async def _tried(self, namespace: str, parsed: Parsed) -> tuple[Problem, ...]:
+        """What the API server says of a pod of each template."""
+        trials = [self._try(namespace, parsed, n) for n in range(len(parsed.spec.replica_specs))]
+        try:
+            async with asyncio.timeout(TRIAL_SECONDS):
+                found = await asyncio.gather(*trials)
+        except (TimeoutError, WorldError, PeerError) as error:
+            # Of the rest the operator will know when it makes the pods.
+            log.warning('webhook=cannot_try_pods reason="%s"', str(error) or "no answer in time")
+            return ()
+        return tuple(problem for problems in found for problem in problems)
+
+    async def _try(self, namespace: str, parsed: Parsed, index: int) -> list[Problem]:
+        template = parsed.spec.replica_specs[index].template
+        given = template.get("metadata") or {}
+        kept = {key: given[key] for key in ("labels", "annotations") if key in given}
+        metadata = {**kept, "generateName": "unbroken-trial-"}
+        head = {"apiVersion": "v1", "kind": "Pod"}
+        body = {**head, "metadata": metadata, "spec": template.get("spec")}
+        path = f"api/v1/namespaces/{quote(namespace, safe='')}/pods"
+        try:
+            await self._client.raw("POST", path, body=body, parameters={"dryRun": "All"})
+        except ApiRefusal as error:
+            if error.code not in REFUSALS:
+                return []
+            return template_problems(index, _causes(error))
+        return []
+
+
+def _closed(text: str, status: int) -> web.Response:
+    """A refusal after which the connection is closed, so that no body is read for it."""
+    response = web.json_response({"error": text}, status=status)
+    response.force_close()
+    return response
+
+
+def _causes(error: ApiRefusal) -> list[Object]:
+    found = error.__cause__
+    details = found.status.details if isinstance(found, ApiError) else None
+    causes = (details.causes if details else None) or ()
+    told = [{"field": one.field, "message": one.message, "reason": one.reason} for one in causes]
+    return told or [{"message": str(error)}]
+
+
+def _name(question: Asked) -> str:
+    metadata = question.job.get("metadata")
+    name = str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
+    return f"{question.namespace}/{name}"[:500]
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Interrupt the block after `seconds`; in the main thread only."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# --- life
+
+
+def _context(settings: Settings) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    settings.leaf.load_into(context)
+    if settings.client_authority:
+        context.load_verify_locations(cadata=settings.client_authority)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+async def _serve(lines: asyncio.StreamReader, settings: Settings) -> None:
+    """Answer until stdin ends; each further line is a new certificate."""
+    context = _context(settings)
+    async with connect(settings.kubeconfig, context=settings.context) as client:
+        reviewer = Reviewer(client, settings.path)
+        application = web.Application(client_max_size=BODY_BYTES)
+        application.router.add_post("/{path:.*}", reviewer.review)
+        runner = web.AppRunner(application, shutdown_timeout=1.0)
+        await runner.setup()
+        assert runner.server is not None
+        limits = Limits(CONNECTIONS_MAX, SILENCE_SECONDS)
+        connections = Connections(runner.server, limits, lingering_time=1.0)
+        connections.listen(socket.socket(fileno=settings.descriptor), context)
+        while line := await lines.readline():
+            msgspec.json.decode(line, type=Leaf).load_into(context)
+        connections.close()
+        await runner.cleanup()
+
+
+async def _main() -> None:
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader(limit=LINE_BYTES)
+    protocol = asyncio.StreamReaderProtocol(lines)
+    await loop.connect_read_pipe(lambda: protocol, sys.stdin)
+    first = await lines.readline()
+    if first:
+        await _serve(lines, msgspec.json.decode(first, type=Settings))
+
+
+def main() -> None:
+    """Run the process."""
+    # A terminal's Ctrl-C is the operator's: this process ends with its stdin.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(_main())
+
+
+if __name__ == "__main__":
+    main()
