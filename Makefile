@@ -60,7 +60,7 @@ check: setup
 SEEDS ?= 5000
 FRESH ?=
 sim: setup
-	@$(BIN)/python -m unbroken.testing --seeds $(SEEDS) $(if $(FRESH),--fresh $(FRESH))
+	@$(BIN)/python -m unbroken.sim --seeds $(SEEDS) $(if $(FRESH),--fresh $(FRESH))
 
 bench: setup
 	@$(BIN)/python benchmarks/api.py

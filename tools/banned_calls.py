@@ -44,7 +44,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("worker/boot/becoming.py", "runpy"): BOOTS,
     ("nodes/checks/driver.py", "multiprocessing"): OWN_FORK,
     ("nodes/checks/sides.py", "multiprocessing"): OWN_FORK,
-    ("testing/__main__.py", "multiprocessing"): "the simulator's own processes, of numbers only",
+    ("sim/__main__.py", "multiprocessing"): "the simulator's own processes, of numbers only",
 }
 """Exceptions by the end of a file's path and what it uses, with the reason."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from unbroken.core.job.events import PodUid
-from unbroken.testing.schedule import Schedule
-from unbroken.testing.training import KILLED, PEER_LOST, SUCCESS, Habits, Training, Worker
+from unbroken.sim.actors.training import KILLED, PEER_LOST, SUCCESS, Habits, Training, Worker
+from unbroken.sim.schedule import Schedule
 
 
 class Silent:

@@ -8,8 +8,8 @@ import pytest
 
 from unbroken.core.agent.link_order import LinkOrder
 from unbroken.core.job.events import PodUid
-from unbroken.testing.links import Link, Quality
-from unbroken.testing.schedule import Schedule
+from unbroken.sim.actors.links import Link, Quality
+from unbroken.sim.schedule import Schedule
 from unbroken.wire.agent import AgentReport, AgentState, Command, StopCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand
 

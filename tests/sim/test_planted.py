@@ -23,7 +23,7 @@ from unbroken.core.job.roster import Member, Roster
 from unbroken.core.job.state import JobState
 from unbroken.core.job.watch import examination, stalls
 from unbroken.core.snapshots import buddies
-from unbroken.testing.world import run
+from unbroken.sim.world import run
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
 
 SEEDS = 1500

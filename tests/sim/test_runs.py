@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from unbroken.testing.__main__ import FRESH_FIRST, FRESH_SEEDS, fresh_seeds, main
-from unbroken.testing.progress import LINE_SECONDS, Progress, describe
+from unbroken.sim.__main__ import FRESH_FIRST, FRESH_SEEDS, fresh_seeds, main
+from unbroken.sim.progress import LINE_SECONDS, Progress, describe
 
 COMMIT = "affe27bac1bfc6b24d9f0544c5b0af87b585781a"
 
@@ -27,12 +27,12 @@ def test_fresh_seeds_are_drawn_from_the_commit() -> None:
 def test_fresh_seeds_are_run_beside_the_others_and_told_with_the_command_that_repeats_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unbroken.testing.__main__.FRESH_SEEDS", 4)
+    monkeypatch.setattr("unbroken.sim.__main__.FRESH_SEEDS", 4)
     first = fresh_seeds(COMMIT)[0]
     assert main(["--seeds", "3", "--fresh", COMMIT, "--processes", "1"]) == 0
     out = capsys.readouterr().out
     assert f"fresh seeds {first} to {first + 3}, drawn from commit {COMMIT}\n" in out
-    assert f"python -m unbroken.testing --first {first} --seeds 4\n" in out
+    assert f"python -m unbroken.sim --first {first} --seeds 4\n" in out
     assert "\n7 seeds in " in out
 
 
@@ -57,7 +57,7 @@ def test_progress_names_the_minutes_that_are_left() -> None:
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_ctrl_c_at_a_terminal_ends_a_run_with_what_was_found(processes: str) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "unbroken.testing", "--seeds", "9999999"]
+    command = [sys.executable, "-m", "unbroken.sim", "--seeds", "9999999"]
     process = subprocess.Popen(
         [*command, "--processes", processes],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,

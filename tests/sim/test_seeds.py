@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sim.regressions import SEEDS
-from unbroken.testing.__main__ import main, run_chunk
-from unbroken.testing.probes import unreached
-from unbroken.testing.world import World
+from unbroken.sim.__main__ import main, run_chunk
+from unbroken.sim.probes import unreached
+from unbroken.sim.world import World
 
 CHUNK = 50
 
@@ -15,7 +15,7 @@ CHUNK = 50
 @pytest.mark.parametrize("first", range(0, 600, CHUNK))
 def test_no_rule_is_broken_and_a_healed_world_comes_to_its_end(first: int) -> None:
     _, _, failures = run_chunk(range(first, first + CHUNK))
-    shown = [f"{text}\npython -m unbroken.testing --seed {seed}" for seed, text in failures]
+    shown = [f"{text}\npython -m unbroken.sim --seed {seed}" for seed, text in failures]
     assert not failures, "\n\n".join(shown)
 
 

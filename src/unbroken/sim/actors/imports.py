@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from unbroken.testing.schedule import Schedule
+from unbroken.sim.schedule import Schedule
 from unbroken.wire.agent import AgentReport, AgentState, WarmCommand
 
 

@@ -7,6 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unbroken.sim.actors.api import Lag
+from unbroken.sim.actors.cluster import Manners
+from unbroken.sim.actors.links import Quality
+from unbroken.sim.actors.snapshots import Keeping
+from unbroken.sim.actors.training import Habits
+from unbroken.sim.actors.watches import Rhythm
 from unbroken.spec.job import (
     CleanPodPolicy,
     JobSpec,
@@ -15,12 +21,6 @@ from unbroken.spec.job import (
     RunPolicy,
     Switch,
 )
-from unbroken.testing.api import Lag
-from unbroken.testing.cluster import Manners
-from unbroken.testing.links import Quality
-from unbroken.testing.snapshots import Keeping
-from unbroken.testing.training import Habits
-from unbroken.testing.watches import Rhythm
 
 NOISE = {
     "operator_crash": 4,

@@ -1,8 +1,8 @@
 """Run worlds: one seed with its trace, or many on all cores, with what they went through.
 
-python -m unbroken.testing --seed 17 --trace
-python -m unbroken.testing --seeds 5000
-python -m unbroken.testing --seeds 5000 --fresh $(git rev-parse HEAD)
+python -m unbroken.sim --seed 17 --trace
+python -m unbroken.sim --seeds 5000
+python -m unbroken.sim --seeds 5000 --fresh $(git rev-parse HEAD)
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from unbroken.testing.probes import unreached
-from unbroken.testing.progress import Progress
-from unbroken.testing.world import World, run
+from .probes import unreached
+from .progress import Progress
+from .world import World, run
 
 CHUNK = 50
 SHOWN = 5
@@ -46,7 +46,7 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m unbroken.testing", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m unbroken.sim", description=__doc__)
     parser.add_argument("--seed", type=int, help="run one world")
     parser.add_argument("--trace", action="store_true", help="tell all that happens in it")
     parser.add_argument("--seeds", type=int, default=5000, help="run so many worlds")
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seeds = fresh_seeds(options.fresh)
         ranges.append(seeds)
         _say(f"fresh seeds {seeds[0]} to {seeds[-1]}, drawn from commit {options.fresh}")
-        _say(f"    python -m unbroken.testing --first {seeds[0]} --seeds {len(seeds)}")
+        _say(f"    python -m unbroken.sim --first {seeds[0]} --seeds {len(seeds)}")
     return _many(ranges, options.processes)
 
 
@@ -128,7 +128,7 @@ def _tell(found: Found, seconds: float, *, is_whole: bool) -> list[str]:
     """Print what was found; the probes that no world reached."""
     probes, failures, count = found.probes, sorted(found.failures), found.seeds
     for seed, text in failures[:SHOWN]:
-        _say(f"seed {seed}\n{text}\n    python -m unbroken.testing --seed {seed} --trace\n")
+        _say(f"seed {seed}\n{text}\n    python -m unbroken.sim --seed {seed} --trace\n")
     if not is_whole:
         _say("interrupted; up to then:")
     speed = f"{count} seeds in {seconds:.1f} s: {count / seconds:.0f} seeds/s"

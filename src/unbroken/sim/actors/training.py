@@ -14,7 +14,7 @@ from typing import Protocol
 
 from unbroken.core.agent.faults import SIGKILL, WorkerEnd
 from unbroken.core.job.events import PodUid
-from unbroken.testing.schedule import Schedule
+from unbroken.sim.schedule import Schedule
 from unbroken.wire.observation import Alarm
 
 SUCCESS = WorkerEnd(0)

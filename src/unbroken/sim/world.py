@@ -11,24 +11,26 @@ from unbroken.core.job import events as core
 from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import PodUid
 from unbroken.core.job.machine import Job
+from unbroken.sim.actors.agents import Agent, Surroundings
+from unbroken.sim.actors.agents import Machine as AgentMachine
+from unbroken.sim.actors.cluster import Cluster, Local, Node
+from unbroken.sim.actors.imports import Imports, Learner
+from unbroken.sim.actors.links import Quality
+from unbroken.sim.actors.operators import SILENCE_SECONDS, Control, Operator
+from unbroken.sim.actors.snapshots import Home, Snapshots
+from unbroken.sim.actors.stock import StockWorkers
+from unbroken.sim.actors.training import Gathering, Training, Worker
+from unbroken.sim.actors.watches import Rhythm, Watches
+from unbroken.sim.checkers.checkers import TERMINAL, Attempt, Checkers, Violation, condition
+from unbroken.sim.checkers.endings import Ending
+from unbroken.sim.checkers.truth import Fault, Truth
 from unbroken.spec.job import CleanPodPolicy, JobOptions, JobStatus, Switch
-from unbroken.testing import faults, operators
-from unbroken.testing.agents import Agent, Surroundings
-from unbroken.testing.agents import Machine as AgentMachine
-from unbroken.testing.checkers import TERMINAL, Attempt, Checkers, Violation, condition
-from unbroken.testing.cluster import Cluster, Local, Node
-from unbroken.testing.endings import Ending
-from unbroken.testing.imports import Imports, Learner
-from unbroken.testing.links import Quality
-from unbroken.testing.operators import SILENCE_SECONDS, Control, Operator
-from unbroken.testing.scenario import Scenario, Timed, draw
-from unbroken.testing.schedule import EPOCH, Schedule
-from unbroken.testing.snapshots import Home, Snapshots
-from unbroken.testing.stock import StockWorkers
-from unbroken.testing.training import Gathering, Training, Worker
-from unbroken.testing.truth import Fault, Truth
-from unbroken.testing.watches import Rhythm, Watches
 from unbroken.wire.agent import PORT
+
+from . import faults
+from .actors import operators
+from .scenario import Scenario, Timed, draw
+from .schedule import EPOCH, Schedule
 
 REST_SECONDS = 3000.0
 """Of a healed world, until its job must have ended."""
@@ -474,6 +476,6 @@ def run(seed: int, parts: Parts = Parts()) -> World:
     try:
         world.run()
     except AssertionError as error:
-        error.add_note(f"python -m unbroken.testing --seed {seed} --trace")
+        error.add_note(f"python -m unbroken.sim --seed {seed} --trace")
         raise
     return world

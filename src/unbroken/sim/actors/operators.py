@@ -14,16 +14,17 @@ from typing import Protocol
 from unbroken.core.job import events as core
 from unbroken.core.job.events import PodUid, PodView
 from unbroken.core.job.transitions import Phase
+from unbroken.sim.schedule import Alarm, Schedule
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobStatus
 from unbroken.spec.ledger import Ledger
-from unbroken.testing.agents import Agent
-from unbroken.testing.api import Lag, Table, Watch
-from unbroken.testing.cluster import Cluster
-from unbroken.testing.links import Link
-from unbroken.testing.schedule import Alarm, Schedule
 from unbroken.wire.agent import AgentReport, AgentState, Command
 from unbroken.wire.observation import Evidence
+
+from .agents import Agent
+from .api import Lag, Table, Watch
+from .cluster import Cluster
+from .links import Link
 
 RETRY_SECONDS = 1.0
 BACK_AT_ONCE_SECONDS = 0.5

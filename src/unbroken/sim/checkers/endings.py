@@ -9,9 +9,10 @@ from unbroken.core.job.recovery.budgets import limits
 from unbroken.core.job.recovery.incidents import INCIDENTS_MAX, OPERATOR_RESTARTED
 from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import Condition, JobSpec, JobStatus, RestartStatus
-from unbroken.testing.checkers import TERMINAL, Checkers, condition
-from unbroken.testing.truth import Truth
 from unbroken.wire.agent import FaultKind
+
+from .checkers import TERMINAL, Checkers, condition
+from .truth import Truth
 
 OWN = ("doomed", "worker_crash")
 """Faults of the script, or that look so."""

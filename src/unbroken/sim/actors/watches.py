@@ -13,14 +13,15 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from unbroken.core.job.record.timeline import lost_steps
+from unbroken.sim.schedule import Schedule
 from unbroken.spec.detectors import Detector
 from unbroken.spec.incident import Incident
-from unbroken.testing.schedule import Schedule
-from unbroken.testing.training import Gathering, Training, Worker
 from unbroken.wire.observation import Alarm, Bound, RankEvidence, RankWatch, ThreadStack
 
+from .training import Gathering, Training, Worker
+
 if TYPE_CHECKING:
-    from unbroken.testing.agents import Agent
+    from .agents import Agent
 
 WAITS = ("all_reduce (torch/distributed/distributed_c10d.py:2806)", "step (train.py:30)")
 STANDS = ("clock_nanosleep (libc.so.6)", "get_batch (data.py:41)", "step (train.py:20)")

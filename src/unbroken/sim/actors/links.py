@@ -8,7 +8,7 @@ from typing import Protocol
 
 from unbroken.core.agent.link_order import LinkOrder
 from unbroken.core.job.events import PodUid
-from unbroken.testing.schedule import Schedule
+from unbroken.sim.schedule import Schedule
 from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 

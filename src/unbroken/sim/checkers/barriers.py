@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from unbroken.core.job.events import PodUid
-from unbroken.testing.schedule import Schedule
-from unbroken.testing.training import Worker
+from unbroken.sim.actors.training import Worker
+from unbroken.sim.schedule import Schedule
 from unbroken.wire.agent import IN_PROCESS_RESTART, StopCommand
 
 

@@ -19,9 +19,10 @@ from unbroken.core.job.events import (
     PodUid,
     PodView,
 )
-from unbroken.testing.api import Table
-from unbroken.testing.schedule import Schedule
+from unbroken.sim.schedule import Schedule
 from unbroken.wire.agent import AgentReport
+
+from .api import Table
 
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 

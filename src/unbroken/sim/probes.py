@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from unbroken.core.job.recovery.ladder import RUNGS
-from unbroken.testing.scenario import FAULTS, NOISE, STALLS
+
+from .scenario import FAULTS, NOISE, STALLS
 
 SILENT = {"agent_crash_soon", "operator_crash_soon"}
 """Faults that are counted under another name, once they strike."""

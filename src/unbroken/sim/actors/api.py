@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from unbroken.testing.schedule import Schedule
+from unbroken.sim.schedule import Schedule
 
 Value = TypeVar("Value")
 

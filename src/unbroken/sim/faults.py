@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 from unbroken.core.agent.faults import SIGKILL, WorkerEnd
 from unbroken.core.agent.machine import KillAll, Spawn
 from unbroken.core.job.events import PodName, PodPhase, PodRefused
-from unbroken.testing.agents import Agent
-from unbroken.testing.cluster import Local, Node
-from unbroken.testing.operators import SILENCE_SECONDS
-from unbroken.testing.scenario import NOISE
-from unbroken.testing.training import Worker, raised
-from unbroken.testing.truth import Fault
+from unbroken.sim.actors.agents import Agent
+from unbroken.sim.actors.cluster import Local, Node
+from unbroken.sim.actors.operators import SILENCE_SECONDS
+from unbroken.sim.actors.training import Worker, raised
+from unbroken.sim.checkers.truth import Fault
+
+from .scenario import NOISE
 
 if TYPE_CHECKING:
-    from unbroken.testing.world import World
+    from .world import World
 
 ENDS = (
     raised("ValueError: loss is nan"),

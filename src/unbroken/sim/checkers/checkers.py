@@ -14,18 +14,19 @@ from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import PodPhase, PodUid
 from unbroken.core.job.recovery.signals import PROCESS_STOPPED, SPINNING, STALLED
 from unbroken.core.job.watch.examination import DISMISSED
+from unbroken.sim.actors.cluster import ENDED, Cluster
+from unbroken.sim.actors.snapshots import Snapshots
+from unbroken.sim.actors.training import SUCCESS, Worker
+from unbroken.sim.actors.watches import STANDS, WAITS
+from unbroken.sim.schedule import Schedule
 from unbroken.spec.incident import Incident, Remedy
 from unbroken.spec.job import JobSpec, JobStatus
-from unbroken.testing.barriers import Barriers
-from unbroken.testing.cluster import ENDED, Cluster
-from unbroken.testing.hearing import Hearing
-from unbroken.testing.schedule import Schedule
-from unbroken.testing.snapshots import Snapshots
-from unbroken.testing.training import SUCCESS, Worker
-from unbroken.testing.truth import Truth
-from unbroken.testing.watches import STANDS, WAITS
 from unbroken.wire.agent import AgentReport, StartCommand
 from unbroken.wire.observation import Evidence, RankEvidence
+
+from .barriers import Barriers
+from .hearing import Hearing
+from .truth import Truth
 
 EFFECTS_PER_POD_MAX = 40
 """In any ten seconds; more is a storm."""

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from unbroken.core.job.events import NodeName, PodUid
+from unbroken.sim.schedule import Schedule
 from unbroken.spec.incident import Incident
 from unbroken.spec.job import JobStatus, Switch
-from unbroken.testing.schedule import Schedule
-from unbroken.testing.training import Gathering, Training, Worker
 from unbroken.wire.agent import PORT, AgentReport, Receipt, StartCommand
 from unbroken.wire.agent_bodies import HOLDERS_MAX
+
+from .training import Gathering, Training, Worker
 
 KEPT = 2
 """Newest ones of each rank that are kept."""

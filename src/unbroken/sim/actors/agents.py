@@ -14,16 +14,17 @@ from unbroken.core.agent import machine
 from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.link_order import LinkOrder
 from unbroken.core.agent.machine import Stage
-from unbroken.testing.cluster import Local
-from unbroken.testing.imports import Imports
-from unbroken.testing.links import Link, Quality
-from unbroken.testing.scenario import Restartable
-from unbroken.testing.schedule import Alarm, Schedule
-from unbroken.testing.snapshots import Snapshots
-from unbroken.testing.training import KILLED, Training, Worker
-from unbroken.testing.watches import Watches
+from unbroken.sim.scenario import Restartable
+from unbroken.sim.schedule import Alarm, Schedule
 from unbroken.wire.agent import AgentReport, Command, StartCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
+
+from .cluster import Local
+from .imports import Imports
+from .links import Link, Quality
+from .snapshots import Snapshots
+from .training import KILLED, Training, Worker
+from .watches import Watches
 
 SIGTERM = 15
 

@@ -1,0 +1,1 @@
+"""Actors of the simulated world: operators, agents, links, nodes, and training."""

@@ -1,0 +1,1 @@
+"""Checkers of the simulated world: rules that must hold, judged by the truth."""
