@@ -140,7 +140,7 @@ def real_cluster(folder: Path, options: Sequence[str] = ()) -> Iterator[Cluster]
 @contextmanager
 def embedded_cluster(folder: Path, port: int = 0) -> Iterator[Cluster]:
     """Runs the embedded API server on `folder` until the block ends."""
-    module = "unbroken.embedded.apiserver"
+    module = "unbroken.local.apiserver"
     if util.find_spec(module) is None or util.find_spec(f"{module}.__main__") is None:
         raise CannotStartError(f"{module} is not there yet")
     command = [sys.executable, "-m", module, "--dir", str(folder), "--port", str(port)]

@@ -2,7 +2,7 @@
 """Write the protobuf field numbers of the kinds that clients may send to the embedded API server.
 
     tools/kubernetes_protobuf.py KUBECTL SOURCE
-        writes src/unbroken/embedded/apiserver/data/protobuf.json.gz
+        writes src/unbroken/local/apiserver/data/protobuf.json.gz
 
 KUBECTL is the program of Kubernetes v1.33 (Apache-2.0): it carries the compiled descriptors of all
 `generated.proto` files.  (From v1.35 on it does not: gogo/protobuf is gone.)  SOURCE is an unpacked
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-DATA = Path(__file__).parent.parent / "src/unbroken/embedded/apiserver/data"
+DATA = Path(__file__).parent.parent / "src/unbroken/local/apiserver/data"
 TARGET = DATA / "protobuf.json.gz"
 META = "k8s.io.apimachinery.pkg.apis.meta.v1."
 KINDS = {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write the schemas of the built-in kinds that the embedded API server serves.
 
-    tools/kubernetes_schemas.py    writes src/unbroken/embedded/apiserver/data/kubernetes.json.gz
+    tools/kubernetes_schemas.py    writes src/unbroken/local/apiserver/data/kubernetes.json.gz
 
 The source is the published OpenAPI document of Kubernetes (Apache-2.0), as the development
 dependency `kubernetes-validate` carries it.  Kept are the kinds in `ROOTS` and what they refer to,
@@ -19,7 +19,7 @@ from typing import Any
 import kubernetes_validate
 
 VERSION = "1.33"
-TARGET = Path(__file__).parent.parent / "src/unbroken/embedded/apiserver/data/kubernetes.json.gz"
+TARGET = Path(__file__).parent.parent / "src/unbroken/local/apiserver/data/kubernetes.json.gz"
 CORE = "io.k8s.api.core.v1."
 META = "io.k8s.apimachinery.pkg.apis.meta.v1."
 EXTENSIONS = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1."

@@ -23,9 +23,9 @@ from job_samples import rule as job_with_rule
 from unbroken.cluster_api.shapes import schema
 from unbroken.cluster_api.validation import violations
 from unbroken.core.logs.rule_config import rule_warnings
-from unbroken.embedded.admissions import admit_job
-from unbroken.embedded.apiserver.constraints import string_checks
-from unbroken.embedded.apiserver.structural import QUANTITY_OUTLINE
+from unbroken.local.admissions import admit_job
+from unbroken.local.apiserver.schema.constraints import string_checks
+from unbroken.local.apiserver.schema.structural import QUANTITY_OUTLINE
 from unbroken.operator.webhook.review import answered, asked, judged
 from unbroken.spec.parse import parse_job
 from unbroken.spec.patterns import Pattern, pattern_facts

@@ -27,12 +27,12 @@ from attack import places
 from attack.hostile_objects import JSON, mutated, nested
 from controller.conftest import conditions, job
 from unbroken.cli.cluster import _decoded
-from unbroken.embedded.scheduler.model import node_info, pod_info
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.kube.informer import Informer
 from unbroken.kube.nesting import cut, is_too_deep
 from unbroken.kube.refusals import Refusals, head_of
+from unbroken.local.scheduler.model import node_info, pod_info
 from unbroken.operator.jobs.pods import job_identity
 from unbroken.operator.jobs.views import agent_place, node_view, pod_view
 from unbroken.operator.kinds import IncidentObject, JobObject, PyTorchJobObject

@@ -21,10 +21,11 @@ import pytest
 from attack.raw_calls import captured, send
 from cli_calls import Cli
 from unbroken.cli.cluster_place import key_of
-from unbroken.core.machine_scripts import LocalSource, local_source
-from unbroken.embedded import script_copies, state
-from unbroken.embedded.script_copies import copy_source, script_in, source_folder
 from unbroken.errors import SpecError, WorldError
+from unbroken.local import state
+from unbroken.local.machines import script_copies
+from unbroken.local.machines.decisions.scripts import LocalSource, local_source
+from unbroken.local.machines.script_copies import copy_source, script_in, source_folder
 from watching import PATIENCE_SECONDS
 
 ADDRESS = "s3://bkt/pre"

@@ -121,7 +121,7 @@ def test_no_other_module_makes_a_session_of_its_own() -> None:
         for file in source.rglob("*.py")
         if re.search(r"(?<!httpx2\.)\bClientSession\(", file.read_text())
     }
-    assert found == {"agent_http/sessions.py", "kube/transport.py", "embedded/node/driver.py"}
+    assert found == {"agent_http/sessions.py", "kube/transport.py", "local/node/driver.py"}
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from unbroken.cli.main import app
-from unbroken.embedded import folders, networks
-from unbroken.embedded.state import ClusterOptions, Paths
 from unbroken.errors import WorldError
+from unbroken.local import folders, networks
+from unbroken.local.state import ClusterOptions, Paths
 
 
 @pytest.fixture(autouse=True)

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from unbroken.agent.socket import directory as socket_directory
-from unbroken.embedded import folders
-from unbroken.embedded.node.volumes import (
+from unbroken.errors import WorldError
+from unbroken.local import folders
+from unbroken.local.node.pods.volumes import (
     Directory,
     VolumeProblem,
     discard,
     memory_directory,
     provide,
 )
-from unbroken.errors import WorldError
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user")
 

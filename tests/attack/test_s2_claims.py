@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.embedded import networks
-from unbroken.embedded.node.addresses import CLUSTERS_MAX
 from unbroken.errors import WorldError
+from unbroken.local import networks
+from unbroken.local.node.addresses import CLUSTERS_MAX
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from cli_calls import Cli, read_until
-from unbroken.embedded import state
 from unbroken.kube.client import connect
+from unbroken.local import state
 
 pytestmark = pytest.mark.slow
 

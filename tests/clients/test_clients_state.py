@@ -12,17 +12,17 @@ from kubectl_program import Kubectl
 
 from apiclient import Api
 from samples import define
-from unbroken import embedded
+from unbroken import local as embedded
 from unbroken.cli.views import state
 from unbroken.core.job.record.conditions import Standing, advance
-from unbroken.core.pytorchjob import with_condition
+from unbroken.local.kubeflow.decisions.pytorchjob import with_condition
 from unbroken.spec.codec import job_status_to
 from unbroken.spec.job import Condition, JobStatus
 from unbroken.spec.pytorchjob_status import PyTorchJobStatus, status_to
 from unbroken.spec.schema import job_definition
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-DEFINITION = Path(embedded.__file__).parent / "pytorchjobs/definition.yaml"
+DEFINITION = Path(embedded.__file__).parent / "kubeflow/definition.yaml"
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
 OTHERS = "kubeflow.org/v1:pytorchjobs"
 PATHS = [

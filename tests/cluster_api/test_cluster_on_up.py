@@ -14,9 +14,9 @@ import pytest
 from cli_calls import Cli
 from unbroken.cli.cluster_place import key_of
 from unbroken.cluster_api.client import connected
-from unbroken.embedded import state
 from unbroken.kube.client import connect
 from unbroken.kube.clock import pause
+from unbroken.local import state
 from watching import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-import unbroken.embedded
+import unbroken.local
 from controller.conftest import MERGE, Place
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
@@ -20,7 +20,7 @@ from unbroken.spec.pytorchjob import (
 )
 
 Object = dict[str, Any]
-DEFINITION = Path(unbroken.embedded.__file__).parent / "pytorchjobs/definition.yaml"
+DEFINITION = Path(unbroken.local.__file__).parent / "kubeflow/definition.yaml"
 DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 BOTH = {AUTO_RESUME: "true", MAX_RETRIES: "1"}
 

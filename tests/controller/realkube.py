@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from e2e.clusters import Cluster
-from unbroken.embedded import networks
-from unbroken.embedded.node.addresses import NODES_MAX
+from unbroken.local import networks
+from unbroken.local.node.addresses import NODES_MAX
 
 SERVICES = """
 import asyncio, sys
 from pathlib import Path
-from unbroken.embedded.controllers import ControllerOptions, run_controllers
-from unbroken.embedded.scheduler import run_scheduler
+from unbroken.local.controllers import ControllerOptions, run_controllers
+from unbroken.local.scheduler import run_scheduler
 from unbroken.kube.client import connect
 from unbroken.kube.informers import Informers
 
@@ -51,7 +51,7 @@ class Node:
         directory = cluster.directory / name
         directory.mkdir()
         index = networks.claim(cluster.directory) * NODES_MAX + number
-        module = [sys.executable, "-m", "unbroken.embedded.node", "--name", name]
+        module = [sys.executable, "-m", "unbroken.local.node", "--name", name]
         self._command = [*module, "--dir", str(directory), "--index", str(index), "--cpu", "8"]
         self._command += ["--kubeconfig", str(cluster.directory / "kubeconfig"), *options]
         self._process: subprocess.Popen[bytes] | None = None

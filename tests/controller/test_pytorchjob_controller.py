@@ -9,8 +9,8 @@ from typing import Any
 
 from controller.conftest import MERGE, Place, conditions
 from controller.pytorchjobs import pytorchjob
-from unbroken.embedded.pytorchjobs import run_pytorchjobs
 from unbroken.kube.informers import Informers
+from unbroken.local.kubeflow import run_pytorchjobs
 from watching import running
 
 Object = dict[str, Any]

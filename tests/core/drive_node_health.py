@@ -26,7 +26,7 @@ from unbroken.core.nodes.health_object import node_state
 from unbroken.core.nodes.kernel_log import KernelLine
 from unbroken.core.nodes.signals import GpuSample
 from unbroken.core.nodes.signals_table import SignTable
-from unbroken.embedded.apiserver.patch import merge_patch
+from unbroken.local.apiserver.write.patch import merge_patch
 from unbroken.nodes.tables import read_table
 from unbroken.spec.node_keys import FAULT_DETAILS, HEALTH, VERIFIED
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken.core.pytorchjob import plan
-from unbroken.core.pytorchjob_events import (
+from unbroken.local.kubeflow.decisions.events import (
     CreatePod,
     CreateService,
     DeleteJob,
@@ -18,6 +17,7 @@ from unbroken.core.pytorchjob_events import (
     Replaced,
     Tell,
 )
+from unbroken.local.kubeflow.decisions.pytorchjob import plan
 from unbroken.spec.pytorchjob import Replica, parse_pytorchjob
 from unbroken.spec.pytorchjob_status import PyTorchJobStatus, status_from, status_to
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unbroken.core.machine_places import Listed, changes, free_index, in_order
+from unbroken.local.machines.decisions.places import Listed, changes, free_index, in_order
 from unbroken.spec.machine import MachineSpec
 
 

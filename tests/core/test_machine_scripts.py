@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from unbroken.core.machine_scripts import (
+from unbroken.errors import SpecError
+from unbroken.local.machines.decisions.machine import FAILED, RUNNING, SKIPPED, SUCCEEDED
+from unbroken.local.machines.decisions.scripts import (
     ATTEMPTS_MAX,
     RETRY_SECONDS,
     Ended,
@@ -25,8 +27,6 @@ from unbroken.core.machine_scripts import (
     resource_config,
     source_mapping,
 )
-from unbroken.core.machines import FAILED, RUNNING, SKIPPED, SUCCEEDED
-from unbroken.errors import SpecError
 
 
 class Script:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.machines import (
+from unbroken.local.machines.decisions.machine import (
     FAILED,
     RUNNING,
     SUCCEEDED,

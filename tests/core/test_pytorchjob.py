@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from core.drive_pytorchjob import Script, script
-from unbroken.core.pytorchjob_events import Plan, Tell
-from unbroken.core.pytorchjob_pods import RENDEZVOUS_PORT
+from unbroken.local.kubeflow.decisions.events import Plan, Tell
+from unbroken.local.kubeflow.decisions.pods import RENDEZVOUS_PORT
 from unbroken.spec.pytorchjob_status import ReplicaStatus
 
 Object = dict[str, Any]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.drive_pytorchjob import Script, script
-from unbroken.core.pytorchjob_events import CreatePod, DeleteJob
+from unbroken.local.kubeflow.decisions.events import CreatePod, DeleteJob
 
 POLICIES = ("OnFailure", "Always", "Never", "ExitCode")
 

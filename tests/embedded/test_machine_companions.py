@@ -9,13 +9,13 @@ from pathlib import Path
 
 from lightkube.resources.core_v1 import Node
 
-from unbroken.embedded.apiserver.driver import serving
-from unbroken.embedded.machine_objects import MERGE, MachineRequests
-from unbroken.embedded.node import NodeOptions
-from unbroken.embedded.pool import MachinePool, PoolOptions
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.informers import Informers
+from unbroken.local.apiserver.driver import serving
+from unbroken.local.machines.objects import MERGE, MachineRequests
+from unbroken.local.machines.pool import MachinePool, PoolOptions
+from unbroken.local.node import NodeOptions
 from unbroken.operator import definitions
 from unbroken.operator.kinds import MachineObject
 from unbroken.spec.kinds import MACHINE

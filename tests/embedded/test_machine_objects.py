@@ -10,8 +10,8 @@ import pytest
 
 from apiservers import Cluster
 from controller.plain import Object, PlainRequests
-from unbroken.embedded.machine_objects import FINALIZER, MachineRequests
 from unbroken.kube.client import connect
+from unbroken.local.machines.objects import FINALIZER, MachineRequests
 from unbroken.operator import definitions
 from unbroken.spec.kinds import MACHINE
 from unbroken.spec.machine import MachinePhase, MachineSpec, MachineStatus

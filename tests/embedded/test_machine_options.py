@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.embedded.machine_options import machine_size, maker
-from unbroken.embedded.node import NodeOptions
-from unbroken.embedded.state import ClusterOptions, Paths
 from unbroken.errors import SpecError
+from unbroken.local.machines.options import machine_size, maker
+from unbroken.local.node import NodeOptions
+from unbroken.local.state import ClusterOptions, Paths
 from unbroken.spec.machine import MachineSpec, MachineTaint
 
 TYPE = "node.kubernetes.io/instance-type"

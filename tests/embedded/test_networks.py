@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.embedded import networks
-from unbroken.embedded.node.addresses import NODES_MAX, node_address
 from unbroken.errors import WorldError
+from unbroken.local import networks
+from unbroken.local.node.addresses import NODES_MAX, node_address
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from lightkube.resources.core_v1 import Pod, Service
 
-from unbroken.core.pytorchjob_events import JobPod, Replaced
-from unbroken.embedded.pytorchjobs.views import REPLACED, job_picture, replaced_annotation
+from unbroken.local.kubeflow.decisions.events import JobPod, Replaced
+from unbroken.local.kubeflow.views import REPLACED, job_picture, replaced_annotation
 from unbroken.spec.pytorchjob import Replica
 
 Object = dict[str, Any]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unbroken.embedded import state
 from unbroken.errors import SpecError, UnbrokenError
+from unbroken.local import state
 
 from .place import find
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from unbroken.embedded import state
+from unbroken.local import state
 
 from .place import DEFAULT, Directory, resolve
 
@@ -32,8 +32,8 @@ def command(
     elif not paths.directory.is_dir():
         print(f"no cluster in {paths.directory}")
         return
-    from unbroken.embedded.node import stop_pods  # slow to load
-    from unbroken.embedded.scripts import stop_scripts
+    from unbroken.local.machines.scripts import stop_scripts
+    from unbroken.local.node import stop_pods  # slow to load
 
     # A cluster that was killed has left its pods running; a stopped one has none.
     asyncio.run(stop_scripts(paths.nodes))
@@ -45,7 +45,7 @@ def command(
 
 
 def _purge(paths: state.Paths) -> None:
-    from unbroken.embedded import folders, networks
+    from unbroken.local import folders, networks
 
     left = folders.purge(paths)
     if left:

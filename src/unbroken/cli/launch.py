@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from unbroken.embedded import state
 from unbroken.errors import SpecError
+from unbroken.local import state
 
 from . import manifests
 from .cluster import JOBS, SECRETS, Cluster, Object, on_cluster

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unbroken.embedded import state
 from unbroken.errors import SpecError
+from unbroken.local import state
 
 from .place import find
 

@@ -17,8 +17,8 @@ from typing import Annotated
 
 import typer
 
-from unbroken.embedded import state
 from unbroken.errors import SpecError
+from unbroken.local import state
 
 from .show import note
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from unbroken.embedded import state
 from unbroken.errors import SpecError
+from unbroken.local import state
 
 from .cluster_place import KEY_ID, REGION, SECRET, TOKEN, key_of
 from .place import DEFAULT, Directory, Form, Output, resolve

@@ -14,11 +14,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from unbroken.core.machine_scripts import source_mapping
-from unbroken.embedded import state
-from unbroken.embedded.folders import private
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.quantity import QuantityError, parse_quantity
+from unbroken.local import state
+from unbroken.local.folders import private
+from unbroken.local.machines.decisions.scripts import source_mapping
 from unbroken.spec.instance_types import instance_type as find_type
 
 from .nodes_options import NodeCommand, NodeRecovery, Provider, RepairDryRun, RepairShare
@@ -286,7 +286,7 @@ def _export_line(paths: state.Paths) -> str:
 
 def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
     # Here, because it loads the whole cluster: other commands answer twice as fast without.
-    from unbroken.embedded import up
+    from unbroken.local import up
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from recorded_cases import FOLDER, NAMESPACE, Case, Object, cases
 
-from unbroken.embedded.apiserver.builtins import BUILTINS
+from unbroken.local.apiserver.kinds.builtin import BUILTINS
 
 KINDS = {kind.resource: kind for kind in BUILTINS}
 PASSING = ("Age", "Created At")

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.embedded.apiserver.apply import (
+from unbroken.local.apiserver.http.status import ApiError, Object
+from unbroken.local.apiserver.schema.schemas import Schema, builtin
+from unbroken.local.apiserver.write.apply import (
     LAST_APPLIED,
     MAX_ANNOTATIONS_BYTES,
     merge,
     server_side_apply,
     track_update,
 )
-from unbroken.embedded.apiserver.fieldsets import compare, field_set, intersection, paths
-from unbroken.embedded.apiserver.schemas import Schema, builtin
-from unbroken.embedded.apiserver.status import ApiError, Object
+from unbroken.local.apiserver.write.fieldsets import compare, field_set, intersection, paths
 
 CONFIG_MAP = builtin("io.k8s.api.core.v1.ConfigMap")
 DEPLOYMENT = builtin("io.k8s.api.apps.v1.Deployment")

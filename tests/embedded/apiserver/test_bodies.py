@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.embedded.apiserver.bodies import DEPTH_MAX, decode, decode_object, repeated_fields
-from unbroken.embedded.apiserver.status import ApiError
+from unbroken.local.apiserver.http.bodies import DEPTH_MAX, decode, decode_object, repeated_fields
+from unbroken.local.apiserver.http.status import ApiError
 
 JSON, YAML = "application/json", "application/yaml"
 

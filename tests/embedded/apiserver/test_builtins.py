@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from unbroken.embedded.apiserver.builtins import BUILTINS
-from unbroken.embedded.apiserver.events import from_storage, to_storage
-from unbroken.embedded.apiserver.schemas import builtin
+from unbroken.local.apiserver.kinds.builtin import BUILTINS
+from unbroken.local.apiserver.kinds.events import from_storage, to_storage
+from unbroken.local.apiserver.schema.schemas import builtin
 
 KINDS = {kind.resource: kind for kind in BUILTINS}
 
@@ -30,7 +30,8 @@ def test_each_kind_has_the_schema_of_its_name(kind: object) -> None:
 
 def test_a_start_reads_no_schema() -> None:
     program = (
-        "from unbroken.embedded.apiserver import builtins, schemas;"
+        "from unbroken.local.apiserver.kinds import builtin;"
+        "from unbroken.local.apiserver.schema import schemas;"
         "print(schemas.builtin_definitions.cache_info().misses)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from unbroken.embedded.apiserver.builtins import BUILTINS
-from unbroken.embedded.apiserver.columns import table
-from unbroken.embedded.apiserver.durations import age, human_duration
-from unbroken.embedded.apiserver.podcolumns import summary
-from unbroken.embedded.apiserver.status import Object
+from unbroken.local.apiserver.http.status import Object
+from unbroken.local.apiserver.kinds.builtin import BUILTINS
+from unbroken.local.apiserver.tables.columns import table
+from unbroken.local.apiserver.tables.durations import age, human_duration
+from unbroken.local.apiserver.tables.pod_columns import summary
 
 KINDS = {kind.resource: kind for kind in BUILTINS}
 NOW = 1_800_000_000.0

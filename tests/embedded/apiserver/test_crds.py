@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from unbroken.embedded.apiserver import crds
-from unbroken.embedded.apiserver.custom_columns import human_duration, json_path
-from unbroken.embedded.apiserver.structural import prune, validate
+from unbroken.local.apiserver.kinds import crds
+from unbroken.local.apiserver.schema.structural import prune, validate
+from unbroken.local.apiserver.tables.custom_columns import human_duration, json_path
 
 NOW = "2024-05-01T12:00:00Z"
 NOW_SECONDS = 1714564800.0

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from unbroken.embedded.apiserver import discovery
-from unbroken.embedded.apiserver.kinds import Kind, Version
-from unbroken.embedded.apiserver.schemas import Schema
-from unbroken.embedded.apiserver.status import ApiError
+from unbroken.local.apiserver.http import discovery
+from unbroken.local.apiserver.http.status import ApiError
+from unbroken.local.apiserver.kinds.kinds import Kind, Version
+from unbroken.local.apiserver.schema.schemas import Schema
 
 ALL = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 CHANGE = ["get", "patch", "update"]

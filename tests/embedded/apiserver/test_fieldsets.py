@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.embedded.apiserver.fieldsets import (
+from unbroken.local.apiserver.http.status import Object
+from unbroken.local.apiserver.schema.schemas import Schema, builtin
+from unbroken.local.apiserver.write.fieldsets import (
     FieldSet,
     compare,
     difference,
@@ -23,8 +25,6 @@ from unbroken.embedded.apiserver.fieldsets import (
     union,
     with_structs,
 )
-from unbroken.embedded.apiserver.schemas import Schema, builtin
-from unbroken.embedded.apiserver.status import Object
 
 POD = builtin("io.k8s.api.core.v1.Pod")
 SERVICE = builtin("io.k8s.api.core.v1.Service")

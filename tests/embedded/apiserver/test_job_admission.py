@@ -23,9 +23,9 @@ from apiclient import Api
 from apiservers import Cluster
 from job_samples import changed, job, published, rule
 from samples import define
-from unbroken.embedded.admissions import ADMISSIONS
-from unbroken.embedded.apiserver.admission import Admit
-from unbroken.embedded.apiserver.driver import Serving, serving
+from unbroken.local.admissions import ADMISSIONS
+from unbroken.local.apiserver.driver import Serving, serving
+from unbroken.local.apiserver.write.admission import Admit
 from unbroken.spec.job import RESOURCE
 from unbroken.spec.schema import job_definition
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from unbroken.embedded.apiserver import names
-from unbroken.embedded.apiserver.builtins import BUILTINS
-from unbroken.embedded.apiserver.kinds import Kind
-from unbroken.embedded.apiserver.status import Object
+from unbroken.local.apiserver.http.status import Object
+from unbroken.local.apiserver.kinds.builtin import BUILTINS
+from unbroken.local.apiserver.kinds.kinds import Kind
+from unbroken.local.apiserver.validation import names
 
 KINDS = {kind.resource: kind for kind in BUILTINS}
 RBAC = "rbac.authorization.k8s.io"

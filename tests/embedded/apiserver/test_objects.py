@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from recorded_cases import NAMESPACE, Case, Object, answers, cases
 
-from unbroken.embedded.apiserver.builtins import BUILTINS
-from unbroken.embedded.apiserver.columns import table
-from unbroken.embedded.apiserver.defaults import apply_defaults
-from unbroken.embedded.apiserver.events import from_storage, to_storage
-from unbroken.embedded.apiserver.patch import merge_patch
-from unbroken.embedded.apiserver.structural import prune, without_nulls
+from unbroken.local.apiserver.kinds.builtin import BUILTINS
+from unbroken.local.apiserver.kinds.events import from_storage, to_storage
+from unbroken.local.apiserver.schema.structural import prune, without_nulls
+from unbroken.local.apiserver.tables.columns import table
+from unbroken.local.apiserver.write.defaults import apply_defaults
+from unbroken.local.apiserver.write.patch import merge_patch
 
 KINDS = {kind.resource: kind for kind in BUILTINS}
 CASES = [*cases("objects")]

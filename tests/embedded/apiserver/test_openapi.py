@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from unbroken.embedded.apiserver import openapi
-from unbroken.embedded.apiserver.crds import kind_of, set_defaults
-from unbroken.embedded.apiserver.kinds import Kind, Version
-from unbroken.embedded.apiserver.openapi_protobuf import encode
-from unbroken.embedded.apiserver.schemas import builtin
-from unbroken.embedded.apiserver.status import ApiError
+from unbroken.local.apiserver.http import openapi
+from unbroken.local.apiserver.http.openapi_protobuf import encode
+from unbroken.local.apiserver.http.status import ApiError
+from unbroken.local.apiserver.kinds.crds import kind_of, set_defaults
+from unbroken.local.apiserver.kinds.kinds import Kind, Version
+from unbroken.local.apiserver.schema.schemas import builtin
 
 POD_NAME = "io.k8s.api.core.v1.Pod"
 DEPLOYMENT_NAME = "io.k8s.api.apps.v1.Deployment"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.embedded.apiserver.patch import (
+from unbroken.local.apiserver.http.status import ApiError, Object
+from unbroken.local.apiserver.write.patch import (
     MAX_COPIED_BYTES,
     MAX_COPY_DEPTH,
     MAX_DEPTH,
@@ -19,7 +20,6 @@ from unbroken.embedded.apiserver.patch import (
     merge_patch,
     same_json,
 )
-from unbroken.embedded.apiserver.status import ApiError, Object
 
 TARGET: Object = {
     "data": {"x": "1", "y": "2"},

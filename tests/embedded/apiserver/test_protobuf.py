@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.embedded import apiserver
-from unbroken.embedded.apiserver import bodies
-from unbroken.embedded.apiserver.builtins import BUILTINS
-from unbroken.embedded.apiserver.protobuf import MAGIC, MEDIA, decode
-from unbroken.embedded.apiserver.schemas import builtin_definitions
-from unbroken.embedded.apiserver.status import ApiError, Object
+from unbroken.local import apiserver
+from unbroken.local.apiserver.http import bodies
+from unbroken.local.apiserver.http.protobuf import MAGIC, MEDIA, decode
+from unbroken.local.apiserver.http.status import ApiError, Object
+from unbroken.local.apiserver.kinds.builtin import BUILTINS
+from unbroken.local.apiserver.schema.schemas import builtin_definitions
 
 Part = tuple[int, int | str | bytes]
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from unbroken.embedded.apiserver import bodies, protobuf
-from unbroken.embedded.apiserver.status import Object, not_found
+from unbroken.local.apiserver.http import bodies, protobuf
+from unbroken.local.apiserver.http.status import Object, not_found
 
 pytestmark = pytest.mark.slow
 PROGRAM = shutil.which(

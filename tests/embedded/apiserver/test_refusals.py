@@ -12,12 +12,12 @@ import re
 import pytest
 from recorded_cases import NAMESPACE, Case, answers, cases
 
-from unbroken.embedded.apiserver import rules
-from unbroken.embedded.apiserver.builtins import BUILTINS
-from unbroken.embedded.apiserver.defaults import apply_defaults
-from unbroken.embedded.apiserver.events import to_storage
-from unbroken.embedded.apiserver.names import validate_metadata
-from unbroken.embedded.apiserver.patch import merge_patch
+from unbroken.local.apiserver.kinds.builtin import BUILTINS
+from unbroken.local.apiserver.kinds.events import to_storage
+from unbroken.local.apiserver.validation import rules
+from unbroken.local.apiserver.validation.names import validate_metadata
+from unbroken.local.apiserver.write.defaults import apply_defaults
+from unbroken.local.apiserver.write.patch import merge_patch
 
 KINDS = {kind.resource: kind for kind in BUILTINS}
 CASES = [*cases("refusals")]

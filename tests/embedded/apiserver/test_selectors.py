@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from unbroken.embedded.apiserver.selectors import (
+from unbroken.local.apiserver.http.status import ApiError, Object
+from unbroken.local.apiserver.validation.selectors import (
     field_value,
     parse_fields,
     parse_labels,
     selector_of,
 )
-from unbroken.embedded.apiserver.status import ApiError, Object
 
 LABELS = {"app": "web", "tier": "front", "rank": "7", "empty": ""}
 KEY_TEXT = (

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.embedded.apiserver import store as module
-from unbroken.embedded.apiserver.status import ApiError, Object
-from unbroken.embedded.apiserver.store import Entry, Store, encode, reframe
 from unbroken.errors import WorldError
+from unbroken.local.apiserver import store as module
+from unbroken.local.apiserver.http.status import ApiError, Object
+from unbroken.local.apiserver.store import Entry, Store, encode, reframe
 
 
 def thing(name: str, value: int = 0) -> Object:
@@ -209,7 +209,7 @@ def test_a_broken_file_is_an_error_that_names_it_or_an_empty_store(
 WRITE_FOREVER = """
 import itertools, sys
 from pathlib import Path
-from unbroken.embedded.apiserver.store import Store
+from unbroken.local.apiserver.store import Store
 store = Store(Path(sys.argv[1])); store.open()
 for count in itertools.count():
     content = {"apiVersion": "v1", "kind": "T", "metadata": {}, "count": count, "x": "y" * 500}

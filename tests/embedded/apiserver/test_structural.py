@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from unbroken.embedded.apiserver.constraints import FORMATS, pattern
-from unbroken.embedded.apiserver.schemas import Schema, builtin
-from unbroken.embedded.apiserver.structural import (
+from unbroken.errors import SpecError
+from unbroken.local.apiserver.schema.constraints import FORMATS, pattern
+from unbroken.local.apiserver.schema.schemas import Schema, builtin
+from unbroken.local.apiserver.schema.structural import (
     decode_errors,
     default,
     prune,
     validate,
     without_nulls,
 )
-from unbroken.errors import SpecError
 
 POD = builtin("io.k8s.api.core.v1.Pod")
 INTEGER = {"type": "integer"}

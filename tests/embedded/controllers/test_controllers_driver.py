@@ -13,11 +13,11 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Namespace
 
 from apiservers import Cluster
-from unbroken.embedded.controllers import ControllerOptions, run_controllers
 from unbroken.errors import UnbrokenError
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.clock import pause, wall
 from unbroken.kube.lease import LeaseTerms, renew_lease
+from unbroken.local.controllers import ControllerOptions, run_controllers
 from watching import PATIENCE_SECONDS, running
 
 Object = dict[str, Any]

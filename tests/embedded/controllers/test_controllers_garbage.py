@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.embedded.controllers.garbage import (
+from unbroken.kube.cache import Key
+from unbroken.local.controllers.garbage import (
     FOREGROUND,
     ORPHAN,
     Ask,
@@ -22,8 +23,7 @@ from unbroken.embedded.controllers.garbage import (
     Verdict,
     judge,
 )
-from unbroken.embedded.controllers.inventory import Item, Owner, ResourceKind
-from unbroken.kube.cache import Key
+from unbroken.local.controllers.inventory import Item, Owner, ResourceKind
 
 THING = ResourceKind("", "v1", "Thing", "things", namespaced=True)
 GLOBE = ResourceKind("", "v1", "Globe", "globes", namespaced=False)

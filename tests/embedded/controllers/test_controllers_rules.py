@@ -15,10 +15,11 @@ from lightkube.resources.core_v1 import (
     Service,
 )
 
-from unbroken.embedded.controllers.endpoint_rules import backends, endpoints, slices
-from unbroken.embedded.controllers.inventory import Item, ResourceKind
-from unbroken.embedded.controllers.namespaces import conditions
-from unbroken.embedded.controllers.node_rules import (
+from unbroken.kube.cache import Key
+from unbroken.local.controllers.endpoint_rules import backends, endpoints, slices
+from unbroken.local.controllers.inventory import Item, ResourceKind
+from unbroken.local.controllers.namespaces import conditions
+from unbroken.local.controllers.node_rules import (
     NOT_READY,
     UNREACHABLE,
     heartbeat,
@@ -26,14 +27,13 @@ from unbroken.embedded.controllers.node_rules import (
     stay,
     wanted_taints,
 )
-from unbroken.embedded.controllers.volume_rules import (
+from unbroken.local.controllers.volume_rules import (
     Bind,
     Provision,
     Wait,
     bind,
     directory_name,
 )
-from unbroken.kube.cache import Key
 
 Object = dict[str, Any]
 NOW = 1_700_000_000.0

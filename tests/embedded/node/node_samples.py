@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from unbroken.embedded.node.events import (
+from unbroken.local.node.pods.events import (
     Create,
     Effect,
     Ended,
@@ -15,7 +15,7 @@ from unbroken.embedded.node.events import (
     Prepared,
     Started,
 )
-from unbroken.embedded.node.lifecycle import PodLifecycle
+from unbroken.local.node.pods.lifecycle import PodLifecycle
 
 START = 1_000_000.0
 """When the pods of these tests come to their node."""
@@ -58,7 +58,7 @@ class Script:
 
     def prepare(self) -> list[Effect]:
         """Bring the pod to where its first container is made."""
-        from unbroken.embedded.node.events import Tick
+        from unbroken.local.node.pods.events import Tick
 
         assert self.step(Tick()) == [Prepare()]
         return self.step(Prepared())

@@ -17,12 +17,12 @@ import aiohttp
 from lightkube.resources.core_v1 import Event, Pod, ServiceAccount
 from yarl import URL
 
-from unbroken.embedded.apiserver.driver import serving
-from unbroken.embedded.node import NodeOptions, run_node
-from unbroken.embedded.node_calls import authorization
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.clock import wall
 from unbroken.kube.informer import Informer
+from unbroken.local.apiserver.driver import serving
+from unbroken.local.node import NodeOptions, run_node
+from unbroken.local.node_calls import authorization
 
 Object = dict[str, Any]
 PODS = "api/v1/namespaces/default/pods"

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from node_samples import container, pod
 
-from unbroken.embedded.node.addresses import PodAddresses, node_address
-from unbroken.embedded.node.container_start import refuse_unsupported
-from unbroken.embedded.node.environment import (
+from unbroken.errors import SpecError, WorldError
+from unbroken.local.node.addresses import PodAddresses, node_address
+from unbroken.local.node.node_object import admission, pod_requests
+from unbroken.local.node.pods.container_start import refuse_unsupported
+from unbroken.local.node.pods.environment import (
     NO_IMAGE,
     ConfigProblem,
     Surroundings,
@@ -21,11 +23,8 @@ from unbroken.embedded.node.environment import (
     expand,
     references,
 )
-from unbroken.embedded.node.isolation import Isolation, Mount
-from unbroken.embedded.node.limits import hierarchy, own_group, settings, weight
-from unbroken.embedded.node.node_object import admission, pod_requests
-from unbroken.embedded.node.pod_files import hosts_text
-from unbroken.embedded.node.volumes import (
+from unbroken.local.node.pods.pod_files import hosts_text
+from unbroken.local.node.pods.volumes import (
     Claims,
     Directory,
     File,
@@ -37,7 +36,8 @@ from unbroken.embedded.node.volumes import (
     provide,
     without_namespaces,
 )
-from unbroken.errors import SpecError, WorldError
+from unbroken.local.node.processes.isolation import Isolation, Mount
+from unbroken.local.node.processes.limits import hierarchy, own_group, settings, weight
 
 SECRET = {"data": {"key": base64.b64encode(b"hidden").decode(), "bad": "gA=="}}
 CONFIG = {"data": {"key": "shown", "no variable!": "x"}, "binaryData": {"bin": "AAE="}}

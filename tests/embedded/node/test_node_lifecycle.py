@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from node_samples import START, Script, container, created, pod
 
-from unbroken.embedded.node.events import (
+from unbroken.local.node.pods.events import (
     Create,
     Deleted,
     Effect,
@@ -30,7 +30,7 @@ from unbroken.embedded.node.events import (
     Terminate,
     Tick,
 )
-from unbroken.embedded.node.status import pod_phase
+from unbroken.local.node.pods.status import pod_phase
 
 
 def test_containers_wait_for_volumes_and_then_start_together() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.embedded.node import cri_log
-from unbroken.embedded.node.cri_log import MAX_LINE, Entry, LogFile, framed, parsed, stamp
-from unbroken.embedded.node.logs import LogOptions, log_options, stream
 from unbroken.errors import SpecError
+from unbroken.local.node.logs import LogOptions, log_options, stream
+from unbroken.local.node.processes import cri_log
+from unbroken.local.node.processes.cri_log import MAX_LINE, Entry, LogFile, framed, parsed, stamp
 
 WHEN = "2026-01-02T03:04:05.000000006Z"
 NANOSECONDS = 1_767_323_045_000_000_006

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from unbroken.embedded.node.cri_log import parsed
-from unbroken.embedded.node.events import Exit
-from unbroken.embedded.node.isolation import Isolation
-from unbroken.embedded.node.limits import Limits
-from unbroken.embedded.node.process import MARKER, Launcher, Run, adopt, marked, readable
-from unbroken.embedded.node.supervisor import SIGKILL_ALL, SIGTERM
 from unbroken.errors import WorldError
+from unbroken.local.node.pods.events import Exit
+from unbroken.local.node.processes.cri_log import parsed
+from unbroken.local.node.processes.isolation import Isolation
+from unbroken.local.node.processes.limits import Limits
+from unbroken.local.node.processes.process import MARKER, Launcher, Run, adopt, marked, readable
+from unbroken.local.node.processes.supervisor import SIGKILL_ALL, SIGTERM
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ import pytest
 from node_world import World, processes_of, shell, state
 
 from apiservers import CannotStartError, envtest_folder
-from unbroken.embedded.node import stop_pods
 from unbroken.kube.client import connect
+from unbroken.local.node import stop_pods
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
 START_SECONDS = 100

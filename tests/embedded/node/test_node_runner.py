@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from node_world import World, condition, in_world, node_index, processes_of, shell, state
 
-from unbroken.embedded.node import stop_pods
-from unbroken.embedded.node.addresses import node_address
-from unbroken.embedded.node.process import readable
+from unbroken.local.node import stop_pods
+from unbroken.local.node.addresses import node_address
+from unbroken.local.node.processes.process import readable
 
 pytestmark = pytest.mark.slow
 
@@ -219,7 +219,7 @@ def test_a_pod_removed_by_force_is_killed_at_once(tell: Tell) -> None:
             )["supervisor"]
             fd = os.pidfd_open(supervisor)
             await world.delete("p", grace=0)
-            from unbroken.embedded.node.process import readable
+            from unbroken.local.node.processes.process import readable
 
             await readable(fd)
             os.close(fd)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from node_samples import START, Script, container, exit_of, pod
 
-from unbroken.embedded.node.events import Deleted, Ended, Refused, Rejected, Started, Tick
-from unbroken.embedded.node.status import Addresses, pod_status, timestamp
-from unbroken.embedded.node.status_writer import changes
+from unbroken.local.node.pods.events import Deleted, Ended, Refused, Rejected, Started, Tick
+from unbroken.local.node.pods.status import Addresses, pod_status, timestamp
+from unbroken.local.node.pods.status_writer import changes
 
 HERE = Addresses("127.64.0.1", "127.64.0.2")
 

@@ -13,9 +13,9 @@ from lightkube.resources.core_v1 import Event, Namespace, Node, Pod
 from lightkube.resources.scheduling_v1 import PriorityClass
 
 from apiservers import Cluster
-from unbroken.embedded.scheduler import run_scheduler
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.informers import Informers
+from unbroken.local.scheduler import run_scheduler
 from watching import Watcher, running
 
 Object = dict[str, Any]

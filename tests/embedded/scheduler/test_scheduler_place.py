@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.embedded.scheduler.cluster import Claim, Cluster
-from unbroken.embedded.scheduler.model import NodeInfo, PodInfo, node_info, pod_info
-from unbroken.embedded.scheduler.place import place
-from unbroken.embedded.scheduler.preemption import preempt, waits_for_room
 from unbroken.kube.cache import Key
+from unbroken.local.scheduler.cluster import Claim, Cluster
+from unbroken.local.scheduler.model import NodeInfo, PodInfo, node_info, pod_info
+from unbroken.local.scheduler.place import place
+from unbroken.local.scheduler.preemption import preempt, waits_for_room
 
 Object = dict[str, Any]
 

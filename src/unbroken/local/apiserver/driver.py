@@ -1,0 +1,161 @@
+"""Runs the API server: files, certificate, listening sockets, clock and identities.
+
+    python -m unbroken.local.apiserver --dir DIR [--port N]
+
+alone, or within `unbroken up` through `serving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import random
+import resource
+import secrets
+import ssl
+import time
+import uuid
+from asyncio import Task
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import RequestHandler
+
+from unbroken.errors import WorldError
+from unbroken.listener import Connections, Limits, bound
+from unbroken.local.apiserver.http.proxy import NodeProxy
+from unbroken.local.apiserver.http.requests import BODY_BYTES_MAX
+from unbroken.local.apiserver.http.server import ApiServer
+from unbroken.local.apiserver.kinds.builtin import BUILTINS
+from unbroken.local.apiserver.kinds.catalogue import Catalogue
+from unbroken.local.apiserver.write.admission import Admit
+from unbroken.local.apiserver.write.writes import Surroundings
+
+from . import access, bootstrap
+from .store import Store
+
+CONNECTIONS_MAX = 4096
+"""Hundreds of watches are usual."""
+SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+"""Of generated names (apimachinery v0.33, util/rand: no vowels, no look-alikes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A running API server."""
+
+    url: str
+    """https, for clients with the kubeconfig."""
+    kubeconfig: Path
+    internal_kubeconfig: Path
+    """Plain HTTP on loopback, for the other parts of this process; needs the token too."""
+    token: str
+    kubelet_token: str
+    """What nodes ask of whoever wants logs or exec."""
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path, port: int = 0, admissions: Mapping[str, Admit] | None = None
+) -> AsyncIterator[Serving]:
+    """Serve from `directory` until the block is left.
+
+    Port 0: the port used last time if it is still free.  `admissions` are the judges of custom
+    kinds by resource, such as widgets.example.com.  WorldError when another process serves
+    the directory, or when the port or the files cannot be used.
+    """
+    with _locked(directory):
+        identity = access.identity(directory)
+        store = Store(directory / "objects.db")
+        store.open()
+        proxy = NodeProxy(identity.kubelet_token)
+        catalogue = Catalogue(BUILTINS)
+        around = _surroundings(admissions or {})
+        server = ApiServer(store, catalogue, around, identity.token, proxy)
+        bootstrap.create_defaults(store, catalogue, around)
+        http = web.Server(server.handle, request_factory=_request, handler_cancellation=True)
+        runner = web.ServerRunner(http, shutdown_timeout=0.5)
+        connections = Connections(http, _limits())
+        try:
+            await runner.setup()
+            url = await _listen(connections, access.last_port(directory, port), identity.tls)
+            internal = await _listen(connections, (0,), None)
+            kubeconfig = access.write_kubeconfig(directory / "kubeconfig", url, identity)
+            inner = access.write_kubeconfig(directory / "internal.kubeconfig", internal, identity)
+            yield Serving(url, kubeconfig, inner, identity.token, identity.kubelet_token)
+        finally:
+            connections.close()
+            await proxy.close()
+            await runner.cleanup()
+            store.close()
+
+
+def _limits() -> Limits:
+    """Half of the process's descriptors: its nodes' connections to itself need the others."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return Limits(CONNECTIONS_MAX)
+    return Limits(min(CONNECTIONS_MAX, descriptors // 2))
+
+
+def _surroundings(admissions: Mapping[str, Admit]) -> Surroundings:
+    source = random.Random(secrets.randbits(128))
+    return Surroundings(
+        clock=time.time,
+        new_uid=lambda: str(uuid.UUID(int=source.getrandbits(128), version=4)),
+        new_suffix=lambda: "".join(source.choices(SUFFIX_LETTERS, k=5)),
+        admissions=admissions,
+    )
+
+
+def _request(
+    message: RawRequestMessage,
+    payload: StreamReader,
+    protocol: RequestHandler,
+    writer: AbstractStreamWriter,
+    task: Task[None],
+) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(
+        message, payload, protocol, writer, task, loop, client_max_size=BODY_BYTES_MAX
+    )
+
+
+async def _listen(
+    connections: Connections, ports: tuple[int, ...], tls: ssl.SSLContext | None
+) -> str:
+    """Listen on the first of `ports` that is free; its URL."""
+    for port in ports:
+        try:
+            (listening,) = await bound("127.0.0.1", port)
+        except OSError as error:
+            if port == ports[-1]:
+                raise WorldError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from error
+            continue
+        actual = listening.getsockname()[1]
+        connections.listen(listening, tls)
+        return f"{'https' if tls else 'http'}://127.0.0.1:{actual}"
+    raise AssertionError("no port was given")
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Make and hold the directory for this process; WorldError when another one has it."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / "apiserver.lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise WorldError(f"another process already serves {directory}") from error
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,1 @@
+"""HTTP of the API server: requests, answers, streams, discovery, OpenAPI."""

@@ -1,0 +1,192 @@
+"""Logs and exec: passed on to the node of the pod, as kube-apiserver does to kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from unbroken.agent_http.sessions import plain_session
+from unbroken.errors import PeerError
+from unbroken.kube.clock import wall
+from unbroken.local.apiserver.store import Store
+from unbroken.local.node_calls import authorization
+
+from .status import ApiError, Object, bad_request
+
+PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+"""Of exec over a WebSocket, the newest first (kubectl 1.31 and later, the Python client)."""
+CONNECT_SECONDS = 5.0
+LOG_OPTIONS = (
+    "follow",
+    "previous",
+    "sinceSeconds",
+    "sinceTime",
+    "timestamps",
+    "tailLines",
+    "limitBytes",
+)
+
+
+class NodeProxy:
+    """Speaks to the nodes with the token that they share with this server."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Close the connections to the nodes."""
+        if self._session is not None:
+            await self._session.close()
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+            self._session = plain_session(timeout)
+        return self._session
+
+    def _headers(self, url: URL) -> dict[str, str]:
+        """Headers of a call to a node, good for this call only."""
+        said = authorization(self._token, url.authority, url.raw_path_qs, wall())
+        return {"Authorization": said}
+
+    async def forward(
+        self, request: web.BaseRequest, subresource: str, pod: Object, store: Store
+    ) -> web.StreamResponse:
+        """Answer `pods/NAME/log` or `pods/NAME/exec` with what the pod's node says."""
+        meta = pod["metadata"]
+        container = container_of(pod, request.query.get("container", ""))
+        if subresource == "log" and not pod["spec"].get("nodeName"):
+            return web.Response(content_type="text/plain")  # nothing was said yet
+        if subresource == "exec" and not _is_running(pod, container):
+            raise bad_request(f'container not found ("{container}"): it is not running')
+        base = node_address(pod, store)
+        place = f"{meta['namespace']}/{meta['name']}/{container}"
+        try:
+            if subresource == "log":
+                return await self._log(request, f"{base}/containerLogs/{place}")
+            return await self._exec(request, f"{base}/exec/{place}")
+        except (aiohttp.ClientConnectionError, TimeoutError, PeerError) as error:
+            node = pod["spec"]["nodeName"]
+            text = f"node {node} does not answer: {error}"
+            raise ApiError(503, "ServiceUnavailable", text) from error
+
+    async def _log(self, request: web.BaseRequest, url: str) -> web.StreamResponse:
+        if request.method != "GET":
+            raise ApiError(405, "MethodNotAllowed", "logs are read with GET")
+        params = {name: request.query[name] for name in LOG_OPTIONS if name in request.query}
+        asked = URL(url).with_query(params)
+        async with self._client().get(asked, headers=self._headers(asked)) as upstream:
+            if upstream.status != 200:
+                raise await _as_error(upstream)
+            response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+            response.enable_chunked_encoding()
+            await response.prepare(request)
+            try:
+                async for chunk in upstream.content.iter_any():
+                    await response.write(chunk)
+            except aiohttp.ClientPayloadError:
+                # The node has gone.  The reader sees that the log is cut, and not that it ends.
+                if request.transport is not None:
+                    request.transport.abort()
+                return response
+            await response.write_eof()
+            return response
+
+    async def _exec(self, request: web.BaseRequest, url: str) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            raise ApiError(
+                501,
+                "NotImplemented",
+                "exec is offered over WebSocket only (v5.channel.k8s.io, v4.channel.k8s.io): "
+                "use kubectl 1.31 or later, or a client library that speaks it",
+            )
+        offered = request.headers.get("Sec-WebSocket-Protocol", "")
+        chosen = [name for name in PROTOCOLS if name in {p.strip() for p in offered.split(",")}]
+        if not chosen:
+            raise bad_request(f"exec needs one of the subprotocols {', '.join(PROTOCOLS)}")
+        query = [(name, value) for name, value in request.query.items() if name != "container"]
+        asked = URL(url).with_query(query)
+        async with self._client().ws_connect(
+            asked, headers=self._headers(asked), protocols=chosen[:1], max_msg_size=0
+        ) as upstream:
+            downstream = web.WebSocketResponse(protocols=chosen[:1], max_msg_size=0)
+            await downstream.prepare(request)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(_pump(downstream, upstream))
+                tasks.create_task(_pump(upstream, downstream))
+            return downstream
+
+
+Socket = aiohttp.ClientWebSocketResponse | web.WebSocketResponse
+
+
+async def _pump(source: Socket, sink: Socket) -> None:
+    """Copy messages until one side closes, then close the other."""
+    try:
+        async for message in source:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                await sink.send_bytes(message.data)
+            elif message.type is aiohttp.WSMsgType.TEXT:
+                await sink.send_str(message.data)
+    except ConnectionError:
+        pass  # the other side is gone; closing this one tells its end
+    finally:
+        await sink.close()
+
+
+async def _as_error(upstream: aiohttp.ClientResponse) -> ApiError:
+    text = (await upstream.text(errors="replace")).strip()[:1000]
+    reasons: Mapping[int, str] = {400: "BadRequest", 404: "NotFound"}
+    reason = reasons.get(upstream.status)
+    if reason is None:
+        return ApiError(500, "InternalError", f"the node answered {upstream.status}: {text}")
+    return ApiError(upstream.status, reason, text)
+
+
+def container_of(pod: Object, wanted: str) -> str:
+    """The container that a request means; ApiError 400 when that is not clear."""
+    spec, meta = pod["spec"], pod["metadata"]
+    regular = [item["name"] for item in spec["containers"]]
+    init = [item["name"] for item in spec.get("initContainers") or []]
+    if wanted:
+        if wanted not in (*regular, *init):
+            raise bad_request(f"container {wanted} is not valid for pod {meta['name']}")
+        return wanted
+    preferred = (meta.get("annotations") or {}).get("kubectl.kubernetes.io/default-container")
+    if preferred in regular:
+        return str(preferred)
+    if len(regular) == 1:
+        return str(regular[0])
+    raise bad_request(
+        f"a container name must be specified for pod {meta['name']}, choose one of: "
+        f"[{' '.join(regular)}]"
+        + (f" or one of the init containers: [{' '.join(init)}]" if init else "")
+    )
+
+
+def _is_running(pod: Object, container: str) -> bool:
+    status = pod.get("status") or {}
+    found = [
+        *(status.get("containerStatuses") or ()),
+        *(status.get("initContainerStatuses") or ()),
+    ]
+    return any(c["name"] == container and "running" in (c.get("state") or {}) for c in found)
+
+
+def node_address(pod: Object, store: Store) -> str:
+    """URL of the node's own server; ApiError 400 or 503 when there is none."""
+    name = pod["spec"].get("nodeName")
+    if not name:
+        raise bad_request(f"pod {pod['metadata']['name']} does not have a host assigned")
+    entry = store.collection("nodes").entries.get(("", name))
+    status = (entry.decode().get("status") or {}) if entry is not None else {}
+    port = ((status.get("daemonEndpoints") or {}).get("kubeletEndpoint") or {}).get("Port")
+    addresses = [a["address"] for a in status.get("addresses") or [] if a["type"] == "InternalIP"]
+    if not port or not addresses:
+        raise ApiError(503, "ServiceUnavailable", f"node {name} serves no logs")
+    return f"http://{addresses[0]}:{port}"

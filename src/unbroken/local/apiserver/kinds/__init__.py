@@ -1,0 +1,1 @@
+"""Kinds that the API server serves: built-in ones, and custom ones."""

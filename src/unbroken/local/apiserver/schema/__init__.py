@@ -1,0 +1,1 @@
+"""Schemas: validation, pruning and defaulting of values."""

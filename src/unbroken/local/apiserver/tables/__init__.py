@@ -1,0 +1,1 @@
+"""Tables: what `kubectl get` shows of each kind."""

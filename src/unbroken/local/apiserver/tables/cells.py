@@ -1,0 +1,333 @@
+"""Cells of tables that take more than looking up a field.
+
+Texts are those of pkg/printers/internalversion/printers.go of Kubernetes v1.33.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from unbroken.local.apiserver.http.status import Object
+
+from . import pod_columns as podcolumns
+from .durations import age, human_duration, seconds_of
+
+NONE = "<none>"
+UNSET = "<unset>"
+_SHOWN = 3
+"""Endpoints that are listed before `+ N more...`."""
+
+
+def at(content: Any, path: str) -> Any:
+    """The value at a dotted path; None where there is none."""
+    for part in path.split("."):
+        content = content.get(part) if isinstance(content, dict) else None
+    return content
+
+
+def labels_text(labels: Mapping[str, str] | None) -> str:
+    """`a=b,c=d`."""
+    return ",".join(f"{key}={value}" for key, value in sorted((labels or {}).items())) or NONE
+
+
+def selector_text(selector: Object | None) -> str:
+    """A selector in the form that is written in a request; empty when it takes everything."""
+    if selector is None:
+        return ""
+    terms = [(key, f"{key}={value}") for key, value in (selector.get("matchLabels") or {}).items()]
+    for term in selector.get("matchExpressions") or []:
+        key, values = term.get("key", ""), ",".join(sorted(term.get("values") or []))
+        match term.get("operator"):
+            case "Exists":
+                terms.append((key, key))
+            case "DoesNotExist":
+                terms.append((key, f"!{key}"))
+            case operator:
+                terms.append((key, f"{key} {str(operator).lower()} ({values})"))
+    return ",".join(text for _, text in sorted(terms, key=lambda term: term[0]))
+
+
+def _more(shown: Sequence[str], total: int, empty: str) -> str:
+    listed = ",".join(shown[:_SHOWN])
+    return f"{listed} + {total - _SHOWN} more..." if total > _SHOWN else listed or empty
+
+
+def pod_ip(pod: Object) -> str:
+    """First address of a pod."""
+    addresses = at(pod, "status.podIPs") or [{"ip": at(pod, "status.podIP")}]
+    return addresses[0].get("ip") or NONE
+
+
+def pod_ready(pod: Object) -> str:
+    """Containers that are ready, of all."""
+    found = podcolumns.summary(pod)
+    return f"{found.ready}/{found.total}"
+
+
+def node_status(node: Object) -> str:
+    """Readiness, and whether pods may come."""
+    conditions = at(node, "status.conditions") or []
+    ready = [c.get("status") for c in conditions if c.get("type") == "Ready"]
+    words = ["Ready" if status == "True" else "NotReady" for status in ready] or ["Unknown"]
+    if at(node, "spec.unschedulable"):
+        words.append("SchedulingDisabled")
+    return ",".join(words)
+
+
+def node_roles(node: Object) -> str:
+    """Roles, from labels."""
+    roles: set[str] = set()
+    for key, value in (node["metadata"].get("labels") or {}).items():
+        if key.startswith("node-role.kubernetes.io/"):
+            roles.add(key.partition("/")[2])
+        elif key == "kubernetes.io/role":
+            roles.add(value)
+    return ",".join(sorted(roles - {""})) or NONE
+
+
+def node_address(type_: str) -> Callable[[Object], str]:
+    """First address of a type."""
+
+    def first(node: Object) -> str:
+        addresses = at(node, "status.addresses") or []
+        return next((a.get("address", "") for a in addresses if a.get("type") == type_), NONE)
+
+    return first
+
+
+def first_seen(event: Object, now: float) -> str:
+    """Since when an event has been seen."""
+    return age(now, event.get("firstTimestamp") or event.get("eventTime"))
+
+
+def last_seen(event: Object, now: float) -> str:
+    """When an event was last seen."""
+    if event.get("series"):
+        return age(now, event["series"].get("lastObservedTime"))
+    last = event.get("lastTimestamp")
+    return age(now, last) if last else first_seen(event, now)
+
+
+def event_object(event: Object) -> str:
+    """What an event is about: `pod/a`."""
+    kind, name = at(event, "involvedObject.kind") or "", at(event, "involvedObject.name")
+    return f"{kind.lower()}/{name}" if name else kind.lower()
+
+
+def event_source(event: Object) -> str:
+    """Who reported an event, and where."""
+    component = at(event, "source.component") or event.get("reportingComponent") or ""
+    place = at(event, "source.host") or event.get("reportingInstance") or ""
+    return f"{component}, {place}" if place else component
+
+
+def event_count(event: Object) -> int:
+    """A series counts what came after its first event."""
+    series = event.get("series")
+    return 1 + (series.get("count") or 0) if series else event.get("count") or 1
+
+
+def service_ports(service: Object) -> str:
+    """`80:30080/TCP`."""
+    shown = []
+    for port in at(service, "spec.ports") or []:
+        node_port = f":{port['nodePort']}" if port.get("nodePort") else ""
+        shown.append(f"{port.get('port')}{node_port}/{port.get('protocol')}")
+    return ",".join(shown) or NONE
+
+
+def external_ip(service: Object) -> str:
+    """Addresses of a service from outside."""
+    spec = service.get("spec") or {}
+    given: list[str] = spec.get("externalIPs") or []
+    if spec.get("type") == "ExternalName":
+        return str(spec.get("externalName") or "")
+    if spec.get("type") == "LoadBalancer":
+        ingress = at(service, "status.loadBalancer.ingress") or []
+        found = sorted({i.get("ip") or i.get("hostname") or "" for i in ingress} - {""})
+        return ",".join([*found, *given]) or "<pending>"
+    return ",".join(given) or NONE
+
+
+def cluster_ip(service: Object) -> str:
+    """Address of a service from inside."""
+    spec = service.get("spec") or {}
+    return (spec.get("clusterIPs") or [spec.get("clusterIP")])[0] or NONE
+
+
+def host_port(address: str, port: int) -> str:
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def endpoints(endpoints: Object) -> str:
+    """Addresses and ports, the first three."""
+    shown: list[str] = []
+    for subset in endpoints.get("subsets") or []:
+        addresses = [a.get("ip", "") for a in subset.get("addresses") or []]
+        ports = [port.get("port", 0) for port in subset.get("ports") or []]
+        if ports:
+            shown += [host_port(address, port) for port in ports for address in addresses]
+        else:
+            shown += addresses
+    return _more(shown, len(shown), "" if endpoints.get("subsets") else NONE)
+
+
+def slice_ports(content: Object) -> str:
+    """Ports of an endpoint slice."""
+    given = content.get("ports") or []
+    ports = [str(port.get("port") or port.get("name") or "*") for port in given]
+    return _more(ports, len(ports), UNSET)
+
+
+def slice_addresses(content: Object) -> str:
+    """Addresses of an endpoint slice."""
+    endpoints = content.get("endpoints") or []
+    shown = [address for one in endpoints for address in one.get("addresses") or []]
+    return _more(shown, len(shown), UNSET)
+
+
+def modes(modes: Sequence[str] | None) -> str:
+    """Access modes in short, in the order of Kubernetes."""
+    names = {
+        "ReadWriteOnce": "RWO",
+        "ReadOnlyMany": "ROX",
+        "ReadWriteMany": "RWX",
+        "ReadWriteOncePod": "RWOP",
+    }
+    return ",".join(short for mode, short in names.items() if mode in (modes or ()))
+
+
+def phase(content: Object) -> str:
+    """Phase of a volume or a claim."""
+    is_going = "deletionTimestamp" in content["metadata"]
+    return "Terminating" if is_going else at(content, "status.phase") or ""
+
+
+def bound(path: str) -> Callable[[Object], Any]:
+    """A claim shows capacity and modes only once it has a volume."""
+    return lambda claim: at(claim, path) if at(claim, "spec.volumeName") else None
+
+
+def storage_class(content: Object) -> str:
+    """Class of a volume or a claim."""
+    annotations = content["metadata"].get("annotations") or {}
+    old = annotations.get("volume.beta.kubernetes.io/storage-class")
+    return old or at(content, "spec.storageClassName") or ""
+
+
+def claim(volume: Object) -> str:
+    """Who has a volume."""
+    claim = at(volume, "spec.claimRef")
+    return f"{claim.get('namespace', '')}/{claim.get('name', '')}" if claim else ""
+
+
+def quota(*, limits: bool) -> Callable[[Object], str]:
+    """Used of allowed, of requests or of limits."""
+
+    def shown(content: Object) -> str:
+        used = at(content, "status.used") or {}
+        return ", ".join(
+            f"{name}: {used.get(name, '0')}/{hard}"
+            for name, hard in sorted((at(content, "status.hard") or {}).items())
+            if name.startswith("limits.") is limits
+        )
+
+    return shown
+
+
+def storage_class_name(content: Object) -> str:
+    """Name, and whether it is the default."""
+    annotations = content["metadata"].get("annotations") or {}
+    marks = (
+        "storageclass.kubernetes.io/is-default-class",
+        "storageclass.beta.kubernetes.io/is-default-class",
+    )
+    is_default = any(annotations.get(mark) == "true" for mark in marks)
+    return f"{content['metadata'].get('name', '')}{' (default)' if is_default else ''}"
+
+
+def amount(path: str) -> Callable[[Object], str]:
+    """A number or a percentage."""
+
+    def shown(content: Object) -> str:
+        value = at(content, path)
+        return "N/A" if value is None else str(value)
+
+    return shown
+
+
+def ready_of(content: Object) -> str:
+    """Replicas that are ready, of those wanted."""
+    return f"{at(content, 'status.readyReplicas') or 0}/{at(content, 'spec.replicas') or 0}"
+
+
+def owner(content: Object) -> str:
+    """The controller of an object: `daemonset.apps/a`."""
+    for owner in content["metadata"].get("ownerReferences") or []:
+        if owner.get("controller"):
+            group = owner.get("apiVersion", "").rpartition("/")[0]
+            kind = f"{owner.get('kind', '')}.{group}" if group else owner.get("kind", "")
+            return f"{kind.lower()}/{owner.get('name', '')}"
+    return NONE
+
+
+def job_status(job: Object) -> str:
+    """What became of a job."""
+    for name in ("Complete", "Failed"):
+        if podcolumns.has_condition(job, name):
+            return name
+    if "deletionTimestamp" in job["metadata"]:
+        return "Terminating"
+    for name in ("Suspended", "FailureTarget", "SuccessCriteriaMet"):
+        if podcolumns.has_condition(job, name):
+            return name
+    return "Running"
+
+
+def completions(job: Object) -> str:
+    """Pods that succeeded, of those wanted."""
+    done = at(job, "status.succeeded") or 0
+    wanted, parallelism = at(job, "spec.completions"), at(job, "spec.parallelism") or 0
+    if wanted is not None:
+        return f"{done}/{wanted}"
+    return f"{done}/1 of {parallelism}" if parallelism > 1 else f"{done}/1"
+
+
+def job_duration(job: Object, now: float) -> str:
+    """How long a job took, or has taken until now."""
+    start = seconds_of(at(job, "status.startTime"))
+    if start is None:
+        return ""
+    conditions = at(job, "status.conditions") or []
+    failed = [
+        c.get("lastTransitionTime")
+        for c in conditions
+        if c.get("type") == "Failed" and c.get("status") == "True"
+    ]
+    end = seconds_of(at(job, "status.completionTime") or next(iter(failed), None))
+    return human_duration((now if end is None else end) - start)
+
+
+def suspended(content: Object) -> str:
+    """Whether a cron job rests."""
+    value = at(content, "spec.suspend")
+    return UNSET if value is None else str(bool(value))
+
+
+def last_schedule(content: Object, now: float) -> str:
+    """When a cron job last made a job."""
+    last = at(content, "status.lastScheduleTime")
+    return age(now, last) if last else NONE
+
+
+def subjects(kind: str) -> Callable[[Object], str]:
+    """Names of the subjects of a kind."""
+
+    def named(content: Object) -> str:
+        found = [s for s in content.get("subjects") or [] if s.get("kind") == kind]
+        if kind == "ServiceAccount":
+            return ", ".join(f"{s.get('namespace', '')}/{s.get('name', '')}" for s in found)
+        return ", ".join(s.get("name", "") for s in found)
+
+    return named

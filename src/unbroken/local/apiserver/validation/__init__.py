@@ -1,0 +1,1 @@
+"""Rules of built-in kinds beyond their schemas, in Kubernetes' words."""

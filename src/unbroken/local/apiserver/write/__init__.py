@@ -1,0 +1,1 @@
+"""The write path: create, update, patch, apply, delete, admission, defaults."""

@@ -1,0 +1,239 @@
+"""Carries out what `decisions.pytorchjob` plans, for every PyTorchJob of the cluster.
+
+It installs the kind, unless somebody else has: then Kubeflow's own operator may be there too, and
+this one is to be switched off (`up --no-pytorchjobs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, assert_never
+from urllib.parse import quote
+
+import yaml
+from lightkube.models.core_v1 import ObjectReference
+from lightkube.resources.core_v1 import Pod, Service
+
+from unbroken.errors import WorldError
+from unbroken.kube.cache import Key, key_of
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import wall
+from unbroken.kube.events import EventRecorder
+from unbroken.kube.informers import Informers
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.local.kubeflow.decisions.events import (
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    Order,
+    Tell,
+)
+from unbroken.local.kubeflow.decisions.pods import RENDEZVOUS_PORT
+from unbroken.local.kubeflow.decisions.pytorchjob import plan
+from unbroken.operator.jobs.requests import persist
+from unbroken.operator.kinds import PyTorchJobObject
+from unbroken.spec.pytorchjob import GROUP, JOB_LABEL, KIND, OPERATOR, PATH, PLURAL, VERSION
+from unbroken.spec.pytorchjob_status import PyTorchJobStatus, status_from, status_to
+
+from .views import is_owned, job_picture, replaced_annotation
+
+log = logging.getLogger(__name__)
+
+DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+MERGE = {"Content-Type": "application/merge-patch+json"}
+NOT_FOUND, CONFLICT = 404, 409
+TAKEN_SECONDS = 5.0
+"""A name that somebody else has is tried again so often: nobody tells when it is free."""
+
+
+async def run_pytorchjobs(client: KubeClient, informers: Informers) -> None:
+    """Install the kind and run its jobs until cancelled; the caller runs the informers."""
+    await install(client)
+    recorder = EventRecorder(client, OPERATOR)
+    controller = PyTorchJobs(client, informers, recorder)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(recorder.run())
+        tasks.create_task(controller.run())
+
+
+async def install(client: KubeClient) -> None:
+    """Install the kind where it is missing, and wait until the API serves it."""
+    text = resources.files(__package__).joinpath("definition.yaml").read_text()
+    body = yaml.safe_load(text)
+
+    async def create() -> None:
+        try:
+            await client.raw("POST", DEFINITIONS, body=body)
+        except ApiRefusal as error:
+            if error.code != CONFLICT:
+                raise
+
+    async def serve() -> None:
+        try:
+            await client.raw("GET", f"{PATH}/{PLURAL}", parameters={"limit": "1"})
+        except ApiRefusal as error:
+            if error.code == NOT_FOUND:
+                raise WorldError(f"{PATH}/{PLURAL} is not served yet", 0.1) from error
+            raise
+
+    await persist(f"definition={PLURAL} write=create", create)
+    await persist(f"kind={PLURAL} wait=served", serve)
+
+
+class PyTorchJobs:
+    """Works on each job whenever something of it has changed."""
+
+    def __init__(self, client: KubeClient, informers: Informers, recorder: EventRecorder) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._jobs = informers.of(PyTorchJobObject)
+        self._pods = informers.of(Pod)
+        self._services = informers.of(Service)
+        self._queue: WorkQueue[Key] = WorkQueue("pytorchjobs", self._work, workers=4)
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        for informer in (self._pods, self._services, self._jobs):
+            await informer.synced.wait()
+        self._pods.subscribe(self._on_part)
+        self._services.subscribe(self._on_part)
+        self._jobs.subscribe(self._on_job)
+        await self._queue.run()
+
+    def _on_job(self, old: PyTorchJobObject | None, new: PyTorchJobObject | None) -> None:
+        if new is not None:
+            self._queue.add(key_of(new))
+
+    def _on_part(self, old: Pod | Service | None, new: Pod | Service | None) -> None:
+        item = new or old
+        assert item is not None
+        name = ((item.metadata and item.metadata.labels) or {}).get(JOB_LABEL)
+        if name:
+            self._queue.add(Key(key_of(item).namespace, name))
+
+    async def _work(self, key: Key) -> float | None:
+        job = self._jobs.get(key.name, key.namespace)
+        if job is None:
+            return None
+        uid = job["metadata"]["uid"]
+        pods = [pod for pod in self._pods.items() if is_owned(pod, uid)]
+        services = [one for one in self._services.items() if is_owned(one, uid)]
+        now = wall()
+        found = plan(job_picture(job, pods, services), now, _meeting_port(pods))
+        if found.status is not None:
+            await self._write(job, found.status)
+        if found.replaced is not None:
+            annotations = replaced_annotation(found.replaced)
+            body = {"metadata": {"uid": uid, "annotations": annotations}}
+            await self._client.raw("PATCH", _path(job), body=body, headers=MERGE)
+        done = [await self._carry_out(job, order) for order in found.orders]
+        waits = [] if all(done) else [TAKEN_SECONDS]
+        if found.again_at is not None:
+            waits.append(max(found.again_at - now, 0.0))
+        return min(waits, default=None)
+
+    async def _write(self, job: PyTorchJobObject, status: PyTorchJobStatus) -> None:
+        """Write a status that was worked out from this version of the job."""
+        metadata = job["metadata"]
+        versioned = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
+        body = {"metadata": versioned, "status": status_to(status)}
+        try:
+            await self._client.raw("PATCH", f"{_path(job)}/status", body=body, headers=MERGE)
+        except ApiRefusal as error:
+            if error.code == CONFLICT:
+                raise WorldError(f"{KIND} {key_of(job)} has just changed", 0.0) from error
+            if error.code != NOT_FOUND:
+                raise
+        newest, before = status.conditions[-1:], status_from(job.get("status")).conditions[-1:]
+        for one in newest:
+            if newest != before:
+                log.info('pytorchjob=%s is=%s reason="%s"', key_of(job), one.type, one.message)
+
+    async def _carry_out(self, job: PyTorchJobObject, order: Order) -> bool:
+        """Carry an order out; False: a name is taken."""
+        pods = f"api/v1/namespaces/{quote(key_of(job).namespace)}/pods"
+        services = f"api/v1/namespaces/{quote(key_of(job).namespace)}/services"
+        match order:
+            case CreatePod(name, body):
+                return await self._create(job, pods, body, ("Pod", name))
+            case CreateService(name, body):
+                return await self._create(job, services, body, ("Service", name))
+            case DeletePod(name, uid):
+                if await self._delete(f"{pods}/{quote(name)}", uid):
+                    self._tell(job, "Normal", "SuccessfulDeletePod", f"Deleted pod: {name}")
+            case DeleteService(name):
+                await self._delete(f"{services}/{quote(name)}", None)
+            case DeleteJob():
+                await self._delete(_path(job), job["metadata"]["uid"])
+            case Tell(reason, message, is_warning):
+                self._tell(job, "Warning" if is_warning else "Normal", reason, message)
+            case _:
+                assert_never(order)
+        return True
+
+    async def _create(
+        self, job: PyTorchJobObject, path: str, body: Mapping[str, Any], what: tuple[str, str]
+    ) -> bool:
+        kind, name = what
+        try:
+            await self._client.raw("POST", path, body=body)
+        except ApiRefusal as error:
+            if error.code == CONFLICT:
+                return False  # it is there, or one of an earlier job, or a stranger's
+            text = f"Error creating: {error}"
+            self._tell(job, "Warning", f"FailedCreate{kind}", text)
+            raise
+        self._tell(job, "Normal", f"SuccessfulCreate{kind}", f"Created {kind.lower()}: {name}")
+        return True
+
+    async def _delete(self, path: str, uid: str | None) -> bool:
+        body: dict[str, Any] = {"propagationPolicy": "Background"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        try:
+            await self._client.raw("DELETE", path, body=body)
+        except ApiRefusal as error:
+            if error.code not in (NOT_FOUND, CONFLICT):
+                raise
+            return False
+        return True
+
+    def _tell(self, job: PyTorchJobObject, type: str, reason: str, message: str) -> None:
+        metadata = job["metadata"]
+        about = ObjectReference(
+            apiVersion=f"{GROUP}/{VERSION}",
+            kind=KIND,
+            name=metadata["name"],
+            namespace=metadata["namespace"],
+            uid=metadata["uid"],
+            resourceVersion=metadata["resourceVersion"],
+        )
+        self._recorder.record(about, type, reason, message)
+
+
+def _path(job: PyTorchJobObject) -> str:
+    key = key_of(job)
+    return f"{PATH}/namespaces/{quote(key.namespace)}/{PLURAL}/{quote(key.name)}"
+
+
+def _meeting_port(pods: list[Pod]) -> int:
+    """The port of the pods that stay; one that is free where none does.
+
+    A job that is restarted as a whole meets elsewhere, for processes of before may still hold the
+    old port.
+    """
+    for pod in pods:
+        annotations = (pod.metadata and pod.metadata.annotations) or {}
+        is_leaving = pod.metadata is not None and pod.metadata.deletionTimestamp is not None
+        if not is_leaving and annotations.get(RENDEZVOUS_PORT, "").isdecimal():
+            return int(annotations[RENDEZVOUS_PORT])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,1 @@
+"""Decisions about PyTorchJobs: their pods, services and status.  Pure."""

@@ -1,0 +1,84 @@
+"""PyTorchJobs and their pods as `local.kubeflow.decisions.pytorchjob` sees them.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from lightkube.models.core_v1 import ContainerStatus, PodStatus
+from lightkube.resources.core_v1 import Pod, Service
+
+from unbroken.local.kubeflow.decisions.events import JobPicture, JobPod, Replaced
+from unbroken.spec.pytorchjob import CONTAINER, INDEX_LABEL, TYPE_LABEL, Replica, parse_pytorchjob
+from unbroken.spec.pytorchjob_status import status_from
+
+REPLACED = "unbroken.dev/replaced-pods"
+"""Annotation of a job: how many failed pods were made anew, and the uids of the latest."""
+REPLICAS = {replica.value.lower(): replica for replica in Replica}
+
+
+def job_picture(
+    job: Mapping[str, Any], pods: Iterable[Pod], services: Iterable[Service]
+) -> JobPicture:
+    """All that is known of a job."""
+    metadata = job["metadata"]
+    return JobPicture(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        parsed=parse_pytorchjob(job),
+        status=status_from(job.get("status")),
+        is_leaving=bool(metadata.get("deletionTimestamp")),
+        pods=tuple(_pods(pods)),
+        services=frozenset(
+            one.metadata.name for one in services if one.metadata and one.metadata.name
+        ),
+        replaced=_replaced((metadata.get("annotations") or {}).get(REPLACED, "")),
+    )
+
+
+def _replaced(text: str) -> Replaced:
+    count, *uids = text.split() or ("0",)
+    return Replaced(int(count) if count.isascii() and count.isdecimal() else 0, frozenset(uids))
+
+
+def replaced_annotation(replaced: Replaced) -> dict[str, str]:
+    """What is to be written of it."""
+    return {REPLACED: " ".join((str(replaced.count), *sorted(replaced.latest)))}
+
+
+def _pods(pods: Iterable[Pod]) -> Iterator[JobPod]:
+    for pod in pods:
+        metadata, status = pod.metadata, pod.status or PodStatus()
+        labels = (metadata and metadata.labels) or {}
+        replica, index = REPLICAS.get(labels.get(TYPE_LABEL, "")), labels.get(INDEX_LABEL, "")
+        if metadata is None or replica is None or not index.isdecimal():
+            continue
+        yield JobPod(
+            name=metadata.name or "",
+            uid=metadata.uid or "",
+            replica=replica,
+            index=int(index),
+            phase=status.phase or "Pending",
+            is_leaving=metadata.deletionTimestamp is not None,
+            restarts=sum(one.restartCount for one in _containers(status)),
+            exit_code=_exit_code(status),
+        )
+
+
+def _containers(status: PodStatus) -> Iterator[ContainerStatus]:
+    yield from status.initContainerStatuses or ()
+    yield from status.containerStatuses or ()
+
+
+def _exit_code(status: PodStatus) -> int | None:
+    for one in status.containerStatuses or ():
+        ended = one.state.terminated if one.state else None
+        if one.name == CONTAINER and ended is not None:
+            return ended.exitCode
+    return None
+
+
+def is_owned(item: Pod | Service, uid: str) -> bool:
+    """Whether the object belongs to the one with the uid."""
+    return any(one.uid == uid for one in (item.metadata and item.metadata.ownerReferences) or ())

@@ -1,0 +1,1 @@
+"""Machines of the local cluster: a node of processes for each Machine object."""

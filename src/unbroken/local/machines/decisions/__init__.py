@@ -1,0 +1,1 @@
+"""Decisions about machines: places, lifecycle scripts, what is next.  Pure."""

@@ -1,0 +1,124 @@
+"""Tells that nothing of a node runs, by the taint that is known for it, and removes its pods.
+
+The taint is `node.kubernetes.io/out-of-service`, as whoever repairs the nodes of a real cluster
+gives it; the pods of such a node are removed, as Kubernetes' own collector does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from urllib.parse import quote
+
+from lightkube.resources.core_v1 import Node, Pod
+
+from unbroken.errors import WorldError
+from unbroken.kube.cache import key_of
+from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.informer import Informer
+from unbroken.local.machines.decisions.machine import Power
+from unbroken.spec.node_keys import FENCE, OUT_OF_SERVICE, POWER
+
+log = logging.getLogger(__name__)
+
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+def power_of(node: Node | None) -> Power:
+    """What a Node asks for; one that is not there asks for nothing."""
+    is_off, is_fenced, _ = asked_of(node)
+    if is_fenced:
+        # Proven just as well without power; such a node only does not come back.
+        return Power.FENCED
+    return Power.OFF if is_off else Power.ON
+
+
+def asked_of(node: Node | None) -> tuple[bool, bool, bool]:
+    """Whether the power is to be off, whether a fence is wanted, whether one is proven."""
+    asked = annotations_of(node)
+    return asked.get(POWER) == "off", bool(asked.get(FENCE)), is_out_of_service(node)
+
+
+def annotations_of(node: Node | None) -> Mapping[str, str]:
+    """Annotations of a Node."""
+    return (node.metadata.annotations if node is not None and node.metadata else None) or {}
+
+
+def is_out_of_service(node: Node | None) -> bool:
+    """Whether it has the taint."""
+    taints = (node.spec.taints if node is not None and node.spec else None) or ()
+    return any(one.key == OUT_OF_SERVICE for one in taints)
+
+
+class Fence:
+    """Writes the proof and takes it back."""
+
+    def __init__(self, client: KubeClient, pods: Informer[Pod]) -> None:
+        self._client = client
+        self._pods = pods
+
+    async def prove(self, node: Node) -> None:
+        """Go on with the fence of a node of which nothing runs; asked again when pods have gone.
+
+        With the last pod goes what asked for the fence, unless the node has no power anyway.
+        """
+        name = key_of(node).name
+        if not is_out_of_service(node):
+            await self._write(node, taint=True)
+            log.info('node=%s fenced=yes reason="%s"', name, annotations_of(node).get(FENCE))
+            return
+        pods = list(self._unfinished(name))
+        for pod in pods:
+            await self._delete(pod)
+        if not pods and annotations_of(node).get(POWER) != "off":
+            # Both at once, and before the node starts: one with the taint runs nothing.
+            await self._write(node, taint=False)
+
+    async def lift(self, node: Node) -> None:
+        """Take the taint away, and what asked for it."""
+        await self._write(node, taint=False)
+
+    def _unfinished(self, name: str) -> Iterator[Pod]:
+        for pod in self._pods.items():
+            if pod.spec is None or pod.spec.nodeName != name:
+                continue
+            if pod.status is None or pod.status.phase not in ("Succeeded", "Failed"):
+                yield pod
+
+    async def _delete(self, pod: Pod) -> None:
+        key = key_of(pod)
+        uid = pod.metadata.uid if pod.metadata else None
+        path = f"api/v1/namespaces/{quote(key.namespace)}/pods/{quote(key.name)}"
+        body: Object = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+        try:
+            await self._client.raw("DELETE", path, body=body)
+        except ApiRefusal as error:
+            if error.code not in (404, 409):
+                raise
+        else:
+            log.info("pod=%s removed=node-fenced", key)
+
+    async def _write(self, node: Node, *, taint: bool) -> None:
+        """Set the taint, or remove it and what asked for it."""
+        metadata = node.metadata
+        kept: list[Object] = [
+            one.to_dict()
+            for one in (node.spec and node.spec.taints) or ()
+            if one.key != OUT_OF_SERVICE
+        ]
+        if taint:
+            kept.append({"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"})
+        version = metadata.resourceVersion if metadata else None
+        # The whole list, so with its version: others taint nodes too.
+        changed: Object = {"resourceVersion": version}
+        if not taint:
+            changed["annotations"] = {FENCE: None}
+        body: Object = {"metadata": changed, "spec": {"taints": kept or None}}
+        path = f"api/v1/nodes/{quote(key_of(node).name)}"
+        try:
+            await self._client.raw("PATCH", path, body=body, headers=MERGE)
+        except ApiRefusal as error:
+            if error.code == 409:
+                raise WorldError(str(error), 0.0) from error
+            if error.code != 404:
+                raise

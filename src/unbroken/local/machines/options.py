@@ -1,0 +1,90 @@
+"""What node is made of a Machine: from its spec, its instance type, and the options of `up`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from unbroken.local.node import NodeOptions
+from unbroken.local.state import ClusterOptions, Paths
+from unbroken.operator.instance_types import instance_types
+from unbroken.spec.instance_types import instance_type, instance_type_labels
+from unbroken.spec.machine import MachineSpec
+from unbroken.spec.node_keys import (
+    COMPUTE_TYPE,
+    COMPUTE_TYPE_VALUE,
+    HEALTH,
+    INSTANCE_GROUP,
+    Health,
+)
+from unbroken.spec.write import write_record
+
+from .pool import MakeOptions
+
+HYPERPOD_LABELS = {HEALTH: Health.SCHEDULABLE.value, COMPUTE_TYPE: COMPUTE_TYPE_VALUE}
+"""What a healthy node of HyperPod has and manifests written for it select by."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacity:
+    cpu: str
+    memory: str
+    gpus: int
+    resources: Mapping[str, str]
+
+
+def maker(paths: Paths, options: ClusterOptions, kubelet_token: str) -> MakeOptions:
+    """How this cluster makes the options of a node; SpecError for an unknown instance type."""
+    general = _general(options)
+    heartbeat_seconds = options.for_nodes()[0]
+
+    def make(name: str, spec: MachineSpec, index: int, boot_id: str) -> NodeOptions:
+        labels = dict(options.labels)
+        capacity = general
+        if spec.instance_type:
+            found = instance_type(instance_types(), spec.instance_type)
+            capacity = _Capacity(str(found.cpu), found.memory, found.gpus, found.resources)
+        if kind := spec.instance_type or options.instance_type:
+            labels |= instance_type_labels(kind)
+        group = {INSTANCE_GROUP: spec.instance_group} if spec.instance_group else {}
+        return NodeOptions(
+            name=name,
+            directory=paths.nodes / name,
+            index=index,
+            cpu=capacity.cpu,
+            memory=capacity.memory,
+            gpus=capacity.gpus,
+            resources=capacity.resources,
+            labels=labels,
+            # Like kubelet's --node-labels: whoever changes them on the Node is not overruled.
+            first_labels={**HYPERPOD_LABELS, **group, **spec.labels},
+            taints=tuple(write_record(taint) for taint in spec.taints),
+            boot_id=boot_id,
+            kubelet_token=kubelet_token,
+            heartbeat_seconds=heartbeat_seconds,
+        )
+
+    return make
+
+
+def _general(options: ClusterOptions) -> _Capacity:
+    """What a machine without a type of its own offers."""
+    host = machine_size()
+    gpus, resources = 0, {}
+    if options.instance_type:
+        found = instance_type(instance_types(), options.instance_type)
+        host = {"cpu": str(found.cpu), "memory": found.memory}
+        gpus, resources = found.gpus, found.resources
+    return _Capacity(
+        cpu=options.cpu or host["cpu"],
+        memory=options.memory or host["memory"],
+        gpus=options.gpus or gpus,
+        resources={**resources, **options.resources},
+    )
+
+
+def machine_size() -> Mapping[str, str]:
+    """CPUs and memory of this machine as quantities."""
+    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return {"cpu": str(os.cpu_count() or 1), "memory": f"{pages * page_bytes // 1024}Ki"}

@@ -1,0 +1,126 @@
+"""Which block of loopback addresses a cluster has, so that two on one machine never share any.
+
+Claims are files in the user's state folder, which no other user can enter or occupy.  A claim is
+void when its cluster's folder is gone; where all blocks are claimed, those of clusters that do not
+run are given away.  Another user's cluster is noticed by its first node's address being taken.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from unbroken.errors import WorldError
+from unbroken.local.node.addresses import CLUSTERS_MAX, NODES_MAX, node_address
+
+from .state import Paths, running
+
+KUBELET_PORT = 10250
+CLAIMS: Path | None = None
+"""The folder in which claims are kept, for tests; None: see `_folder`."""
+CLAIM_BYTES_MAX = 4096
+
+
+def claim(directory: Path) -> int:
+    """Number of the cluster in `directory`: the same each time, and no other cluster's."""
+    with _claims() as folder:
+        held = _held(folder)
+        for number, holder in held.items():
+            if holder == str(directory):
+                return number
+        for is_void in (_is_gone, _is_stopped):
+            for number in range(CLUSTERS_MAX):
+                if is_void(held.get(number, "")) and _is_free(number):
+                    draft = folder / "draft"
+                    draft.write_text(str(directory))
+                    draft.replace(folder / str(number))
+                    return number
+    raise WorldError(f"{CLUSTERS_MAX} clusters on this machine hold all loopback addresses")
+
+
+def release(directory: Path) -> None:
+    """Give up the number of a cluster that is deleted."""
+    with _claims() as folder:
+        for number, holder in _held(folder).items():
+            if holder == str(directory):
+                (folder / str(number)).unlink()
+
+
+def _held(folder: Path) -> dict[int, str]:
+    """The folder of the cluster that claims each number."""
+    found = {}
+    for path in folder.iterdir():
+        if path.name.isdecimal() and path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                found[int(path.name)] = os.fsdecode(file.read(CLAIM_BYTES_MAX))
+    return found
+
+
+def _is_gone(holder: str) -> bool:
+    return not holder or not Path(holder).is_dir()
+
+
+def _is_stopped(holder: str) -> bool:
+    return _is_gone(holder) or running(Paths(Path(holder))) is None
+
+
+def _folder() -> Path:
+    """The folder of this user's claims.
+
+    It does not depend on the shell: two shells with other variables would give one block twice.
+    Hence the home folder of the user's entry, and XDG_RUNTIME_DIR only where there is none.
+    """
+    if CLAIMS is not None:
+        return CLAIMS / "networks"
+    try:
+        home = Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError:
+        home = Path(os.environ.get("HOME", "/nonexistent"))
+    if home.is_dir() and os.access(home, os.W_OK):
+        return home / ".local/state/unbroken/networks"
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not runtime:
+        raise WorldError(
+            f"cannot note this cluster's addresses: the home folder {home} cannot be written, and "
+            "XDG_RUNTIME_DIR is not set; set it to a folder that only you can enter"
+        )
+    return Path(runtime) / "unbroken/networks"
+
+
+@contextmanager
+def _claims() -> Iterator[Path]:
+    """The folder of claims, for this process alone."""
+    folder = _folder()
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise WorldError(f"cannot note this cluster's addresses in {folder}: {error}") from error
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+        raise WorldError(f"{folder} belongs to another user or is no folder: have it removed")
+    folder.chmod(0o700)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    handle = os.open(folder / "lock", flags, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield folder
+    finally:
+        os.close(handle)
+
+
+def _is_free(number: int) -> bool:
+    """Whether nobody serves at the first node's address."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((node_address(number * NODES_MAX), KUBELET_PORT))
+        except OSError:
+            return False
+    return True

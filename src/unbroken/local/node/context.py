@@ -1,0 +1,62 @@
+"""What all pods of one node share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from unbroken.local.node.pods.events import Note, Object
+from unbroken.local.node.processes.limits import Limits
+from unbroken.local.node.processes.process import Launcher
+
+from .addresses import PodAddresses
+from .api import NodeApi
+
+PASSED_ON = (
+    "PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Variables of the host that stand in for those of an image."""
+STAND_INS = Path(__file__).parent / "bin"
+"""Commands that pods find where nothing else has their names: `hyperpodrun`, for `unbrokenrun`."""
+
+
+@dataclass(slots=True)
+class NodeContext:
+    """Shared by the workers of one node; made by the driver."""
+
+    name: str
+    address: str
+    directory: Path
+    allocatable: Mapping[str, str]
+    api: NodeApi
+    launcher: Launcher
+    limits: Limits
+    addresses: PodAddresses
+    session: aiohttp.ClientSession
+    clock: Callable[[], float]
+    """Seconds since the epoch that never go back."""
+    record: Callable[[Object, Note], None]
+    """Publish an event about a pod."""
+    api_host: str = ""
+    api_port: str = ""
+    gpus: dict[int, str] = field(default_factory=dict)
+    """Which pod (by UID) has which GPU."""
+
+
+def base_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that every container starts from; our own commands are on its PATH, last."""
+    found = {name: environ[name] for name in PASSED_ON if name in environ}
+    found["PATH"] = with_stand_ins(found.get("PATH", os.defpath))
+    return found
+
+
+def with_stand_ins(path: str) -> str:
+    """A PATH, whoever set it, with our own commands last."""
+    places = path.split(os.pathsep)
+    own = (str(Path(sys.executable).parent), str(STAND_INS))
+    return os.pathsep.join([*places, *(place for place in own if place not in places)])

@@ -1,0 +1,461 @@
+"""One node beside others in one event loop: registers, beats, takes pods, gives them back.
+
+The only module of the package, with those that act for it, that knows the API server's time from
+its own; everything with a rule in it is pure and elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+from lightkube.models.core_v1 import ObjectReference
+from lightkube.models.meta_v1 import OwnerReference
+from lightkube.resources.core_v1 import Node as NodeResource
+from lightkube.resources.core_v1 import Pod
+
+from unbroken.agent.socket import directory as socket_directory
+from unbroken.errors import UnbrokenError, WorldError
+from unbroken.kube import clock
+from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.clock import steady_clock
+from unbroken.kube.events import EventRecorder
+from unbroken.kube.informer import Informer
+from unbroken.kube.lease import LeaseTerms, keep_lease
+from unbroken.local.node.pods.events import Note, Object
+from unbroken.local.node.pods.pod_files import PodFiles
+from unbroken.local.node.pods.pod_worker import PodWorker, is_over
+from unbroken.local.node.processes.isolation import Isolation
+from unbroken.local.node.processes.limits import Limits
+from unbroken.local.node.processes.process import Launcher, Run
+from unbroken.local.node.processes.supervisor import SIGKILL_ALL, SIGTERM
+
+from .addresses import PodAddresses, node_address
+from .api import CONFLICT, NodeApi
+from .context import NodeContext
+from .node_object import (
+    GPU_RESOURCE,
+    PODS_MAX,
+    NodeFacts,
+    admission,
+    annotations_of,
+    labels_of,
+    new_node,
+    node_status,
+    pod_requests,
+)
+from .server import NodeServer
+
+log = logging.getLogger(__name__)
+
+STATUS_SECONDS = 300.0
+"""How often the node's status is written when nothing changes (nodeStatusReportFrequency)."""
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """What a node is told by whoever starts it."""
+
+    name: str
+    directory: Path
+    """All of the node's state; one node a directory."""
+    index: int
+    """Number of the node on this machine: its addresses follow from it."""
+    cpu: Decimal | str
+    memory: str
+    gpus: int = 0
+    resources: Mapping[str, str] = field(default_factory=dict)
+    """Further ones to offer, which nothing stands behind."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    first_labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that others change: given where the node has none of the key."""
+    taints: tuple[Mapping[str, str], ...] = ()
+    """Taints of a node that joins for the first time (kubelet's --register-with-taints)."""
+    boot_id: str = ""
+    """Of this life of the node; empty: the host's."""
+    kubelet_token: str = ""
+    """Bearer token of the node's own server; empty: it answers nobody."""
+    heartbeat_seconds: float = 10.0
+
+
+async def run_node(
+    client: KubeClient,
+    options: NodeOptions,
+    *,
+    on_registered: Callable[[], None] | None = None,
+) -> None:
+    """Be a node until cancelled, which leaves the pods running for the next run to find.
+
+    `on_registered` is called when the API has the node and the node knows its pods.
+    """
+    async with _node(client, options) as node:
+        await node.run(on_registered)
+
+
+@asynccontextmanager
+async def _node(client: KubeClient, options: NodeOptions) -> AsyncIterator[Node]:
+    options.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    launcher = Launcher(options.directory / "launcher")
+    await launcher.start()
+    try:
+        timeout = aiohttp.ClientTimeout(total=None)
+        connector = aiohttp.TCPConnector(force_close=True, limit=0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+            yield Node(client, options, launcher, session)
+    finally:
+        await launcher.close()
+
+
+class Node:
+    """One node; `run` does everything."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        options: NodeOptions,
+        launcher: Launcher,
+        session: aiohttp.ClientSession,
+    ) -> None:
+        self._client = client
+        self._options = options
+        self._recorder = EventRecorder(client, "kubelet", options.name)
+        self._workers: dict[str, PodWorker] = {}
+        server = urlsplit(client.config.cluster.server)
+        self._context = NodeContext(
+            name=options.name,
+            address=node_address(options.index),
+            directory=options.directory,
+            allocatable=_capacity(options),
+            api=NodeApi(client),
+            launcher=launcher,
+            limits=Limits(options.name),
+            addresses=PodAddresses(options.index),
+            session=session,
+            clock=steady_clock(),
+            record=self._record,
+            api_host=server.hostname or "",
+            api_port=str(server.port or 443),
+            gpus=dict.fromkeys(range(options.gpus), ""),
+        )
+        self._tasks = asyncio.TaskGroup()
+        self._uid = ""
+
+    async def run(self, on_registered: Callable[[], None] | None) -> None:
+        """Register, take over what runs, then follow the API."""
+        self._context.limits.find()
+        async with NodeServer(self._context, self._options.kubelet_token, self.find) as server:
+            facts = self._facts(server.port)
+            await self._register(facts)
+            self._take_over()
+            informer = Informer(
+                self._client,
+                Pod,
+                fields=f"spec.nodeName={self._options.name}",
+                on_change=self._changed,
+            )
+            async with self._tasks:
+                self._tasks.create_task(self._recorder.run())
+                self._tasks.create_task(informer.run())
+                self._tasks.create_task(self._beat())
+                self._tasks.create_task(self._report(facts))
+                await informer.synced.wait()
+                if on_registered is not None:
+                    on_registered()
+                await self._clear_up()
+
+    def find(self, namespace: str, name: str) -> PodWorker | None:
+        """The worker of a pod by its name; the newest if one of that name is still leaving."""
+        found = None
+        for worker in self._workers.values():
+            metadata = worker.pod["metadata"]
+            if metadata["namespace"] == namespace and metadata["name"] == name:
+                found = worker
+        return found
+
+    # --- the node object
+
+    def _facts(self, port: int) -> NodeFacts:
+        not_enforced = []
+        if problem := self._context.limits.problem:
+            not_enforced.append(f"limits of cpu and memory: {problem}")
+        if self._context.launcher.isolation is Isolation.NONE:
+            not_enforced.append("mount paths: this host allows no user namespaces")
+        return NodeFacts(
+            name=self._options.name,
+            address=self._context.address,
+            port=port,
+            capacity=self._context.allocatable,
+            labels=self._options.labels,
+            first_labels=self._options.first_labels,
+            taints=self._options.taints,
+            not_enforced=tuple(not_enforced),
+            machine_id=_first_line("/etc/machine-id"),
+            boot_id=self._options.boot_id or host_boot_id(),
+        )
+
+    async def _register(self, facts: NodeFacts) -> None:
+        """Make or take over the Node object, leaving cordons and taints as they are."""
+        while True:
+            try:
+                known = await self._join(facts)
+                await self._write_status(facts, known)
+            except WorldError as error:
+                log.warning("node=%s cannot register: %s", facts.name, error)
+                await clock.pause(error.retry_after_seconds or RETRY_SECONDS)
+            else:
+                break
+        self._uid = known["metadata"]["uid"]
+        for text in facts.not_enforced:
+            self._note_node("NotEnforced", text, is_warning=True)
+        self._note_node("Starting", "Starting unbroken.")
+
+    async def _join(self, facts: NodeFacts) -> Object:
+        api = self._context.api
+        known = await api.named("nodes", None, facts.name)
+        if known is None:
+            try:
+                return await api.create("api/v1/nodes", new_node(facts))
+            except ApiRefusal as refusal:
+                if refusal.code != CONFLICT:
+                    raise
+        held = (known["metadata"].get("labels") if known else None) or {}
+        first = {key: value for key, value in facts.first_labels.items() if key not in held}
+        labels = {**first, **labels_of(facts)}
+        metadata = {"labels": labels, "annotations": annotations_of(facts)}
+        return await api.patch(f"api/v1/nodes/{facts.name}", {"metadata": metadata})
+
+    async def _write_status(self, facts: NodeFacts, known: Object) -> None:
+        status = node_status(facts, known.get("status") or {}, self._context.clock())
+        await self._context.api.patch(f"api/v1/nodes/{facts.name}/status", {"status": status})
+
+    async def _report(self, facts: NodeFacts) -> None:
+        """Write the status now and then, so that the node is seen as ready again after a break."""
+        watcher = _NodeWatch(self._client, facts.name)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watcher.informer.run())
+            while True:
+                await watcher.wait(STATUS_SECONDS)
+                try:
+                    known = await self._context.api.named("nodes", None, facts.name)
+                    # A node that somebody deleted stays so until its next start, as with kubelet.
+                    if known is not None:
+                        await self._write_status(facts, known)
+                except UnbrokenError as error:
+                    log.warning("node=%s status not written: %s", facts.name, error)
+                    await clock.pause(RETRY_SECONDS)
+
+    async def _beat(self) -> None:
+        owner = OwnerReference(apiVersion="v1", kind="Node", name=self._options.name, uid=self._uid)
+        seconds = self._options.heartbeat_seconds
+        await keep_lease(
+            self._client,
+            LeaseTerms(self._options.name, renew_seconds=seconds, owners=[owner]),
+        )
+
+    # --- events
+
+    def _record(self, pod: Object, note: Note) -> None:
+        metadata = pod["metadata"]
+        about = ObjectReference(
+            apiVersion="v1",
+            kind="Pod",
+            name=metadata["name"],
+            namespace=metadata["namespace"],
+            uid=metadata["uid"],
+            resourceVersion=metadata.get("resourceVersion"),
+            fieldPath=note.field_path or None,
+        )
+        kind = "Warning" if note.is_warning else "Normal"
+        self._recorder.record(about, kind, note.reason, note.message)
+
+    def _note_node(self, reason: str, text: str, *, is_warning: bool = False) -> None:
+        # Kubelet refers to its node by name only.
+        name = self._options.name
+        about = ObjectReference(kind="Node", name=name, uid=name)
+        self._recorder.record(about, "Warning" if is_warning else "Normal", reason, text)
+
+    # --- pods
+
+    def _changed(self, old: Pod | None, new: Pod | None) -> None:
+        """The informer's word: a pod has come, changed or gone."""
+        if new is None:
+            assert old is not None
+            assert old.metadata is not None
+            if worker := self._workers.get(str(old.metadata.uid)):
+                worker.gone()
+            return
+        pod: Object = new.to_dict()
+        uid = pod["metadata"]["uid"]
+        if worker := self._workers.get(uid):
+            worker.changed(pod)
+        else:
+            self._accept(uid, pod)
+
+    def _accept(self, uid: str, pod: Object) -> None:
+        files = PodFiles(self._context.directory / "pods" / uid)
+        is_known = files.recorded() is not None
+        rejection = None
+        if not is_known and not is_over(pod) and "deletionTimestamp" not in pod["metadata"]:
+            others = [w.pod for w in self._workers.values() if not w.machine.is_finished]
+            rejection = admission(pod, others, self._context.allocatable)
+        if rejection is None and not is_over(pod):
+            self._give_gpus(uid, pod)
+        worker = PodWorker(self._context, pod, rejection)
+        self._workers[uid] = worker
+        self._tasks.create_task(self._work(uid, worker))
+
+    async def _work(self, uid: str, worker: PodWorker) -> None:
+        try:
+            await worker.run()
+        except Exception:
+            # The next change of the pod makes a new worker, which takes over from disk.
+            log.exception("node=%s pod=%s worker failed", self._options.name, uid)
+        else:
+            self._free_gpus(uid)
+        finally:
+            del self._workers[uid]
+
+    def _free_gpus(self, uid: str) -> None:
+        for gpu, holder in self._context.gpus.items():
+            if holder == uid:
+                self._context.gpus[gpu] = ""
+
+    def _give_gpus(self, uid: str, pod: Object) -> None:
+        """Lowest free GPUs first; those of pods that have ended are free."""
+        for gpu, holder in self._context.gpus.items():
+            other = self._workers.get(holder)
+            if other is not None and other.machine.is_finished:
+                self._context.gpus[gpu] = ""
+        wanted = int(pod_requests(pod).get(GPU_RESOURCE, 0))
+        wanted -= list(self._context.gpus.values()).count(uid)
+        free = [gpu for gpu, holder in self._context.gpus.items() if not holder]
+        for gpu in free[: max(wanted, 0)]:
+            self._context.gpus[gpu] = uid
+
+    # --- taking over
+
+    def _pods_on_disk(self) -> list[PodFiles]:
+        directory = self._context.directory / "pods"
+        return (
+            [PodFiles(path) for path in sorted(directory.iterdir())] if directory.exists() else []
+        )
+
+    def _take_over(self) -> None:
+        """What pods of an earlier runner have is not given to others."""
+        recorded = {files.uid: files.recorded() for files in self._pods_on_disk()}
+        addresses = {known["ip"] for known in recorded.values() if known}
+        self._context.addresses.keep(addresses - {self._context.address})
+        for uid, known in recorded.items():
+            for gpu in (known or {}).get("gpus", ()):
+                if gpu in self._context.gpus:
+                    self._context.gpus[gpu] = uid
+
+    async def _clear_up(self) -> None:
+        """End pods that left the API while no runner was here."""
+        for files in self._pods_on_disk():
+            if files.uid not in self._workers:
+                await end_pod(files, 0.0)
+                files.discard()
+                self._free_gpus(files.uid)
+        known = [files.container_ids() for files in self._pods_on_disk()]
+        self._context.limits.tidy({identity for ids in known for identity in ids})
+
+
+class _NodeWatch:
+    """Tells when somebody has taken the node for dead, or removed it."""
+
+    def __init__(self, client: KubeClient, name: str) -> None:
+        self._needs_word = asyncio.Event()
+        self.informer = Informer(
+            client, NodeResource, fields=f"metadata.name={name}", on_change=self._changed
+        )
+
+    def _changed(self, old: NodeResource | None, new: NodeResource | None) -> None:
+        conditions = (new.status.conditions if new and new.status else None) or []
+        if not any(c.type == "Ready" and c.status == "True" for c in conditions):
+            self._needs_word.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Until the status is to be written."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._needs_word.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._needs_word.clear()
+
+
+def _capacity(options: NodeOptions) -> dict[str, str]:
+    disk = os.statvfs(options.directory)
+    found = {
+        "cpu": str(options.cpu),
+        "memory": options.memory,
+        "pods": str(PODS_MAX),
+        "ephemeral-storage": f"{disk.f_blocks * disk.f_frsize // 1024}Ki",
+        **options.resources,
+    }
+    if options.gpus:
+        found[GPU_RESOURCE] = str(options.gpus)
+    return found
+
+
+def host_boot_id() -> str:
+    """The boot ID of this host; empty where it does not tell."""
+    return _first_line("/proc/sys/kernel/random/boot_id")
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8").strip()
+    except OSError:
+        return ""
+
+
+def pods_below(directory: Path) -> list[PodFiles]:
+    """Pods of a node's directory, or of the nodes' directories in it."""
+    return [
+        PodFiles(path.parent)
+        for pattern in ("pods/*/pod.json", "*/pods/*/pod.json")
+        for path in directory.glob(pattern)
+    ]
+
+
+async def stop_pods(directory: Path) -> None:
+    """End every pod of the nodes below `directory`, each within its own grace."""
+    async with asyncio.TaskGroup() as tasks:
+        for files in pods_below(directory):
+            known = files.recorded() or {}
+            grace = known.get("grace")
+            tasks.create_task(end_pod(files, 30.0 if grace is None else float(grace)))
+    # Agents that were killed with their keepers could not remove theirs.
+    socket_directory.sweep()
+
+
+async def end_pod(files: PodFiles, grace_seconds: float) -> None:
+    """Ask what still runs of a pod to end, and kill it when the grace is over."""
+    runs = files.live_runs()
+    for run in runs:
+        run.signal(SIGTERM if grace_seconds > 0 else SIGKILL_ALL)
+    try:
+        async with asyncio.timeout(grace_seconds or None):
+            await _all_ended(runs)
+    except TimeoutError:
+        for run in runs:
+            run.signal(SIGKILL_ALL)
+        await _all_ended(runs)
+    for run in runs:
+        run.close()
+
+
+async def _all_ended(runs: list[Run]) -> None:
+    await asyncio.gather(*(run.ended() for run in runs))

@@ -1,0 +1,205 @@
+"""Reads a container's log as `kubectl logs` asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from unbroken.errors import SpecError
+from unbroken.kube import clock
+from unbroken.local.node.processes.cri_log import MAX_FILES, Entry, parsed, stamp
+from unbroken.nodes.file_watch import DirectoryWatch
+
+CHUNK = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Which part of a log, and how (core/v1 PodLogOptions)."""
+
+    follow: bool = False
+    previous: bool = False
+    timestamps: bool = False
+    tail_lines: int | None = None
+    limit_bytes: int | None = None
+    since: str = ""
+    """Entries with an earlier stamp are left out."""
+
+
+def log_options(query: Mapping[str, str], now: float) -> LogOptions:
+    """Read the options of a request; SpecError for values that make no sense."""
+    if "sinceSeconds" in query and "sinceTime" in query:
+        raise SpecError("only one of sinceTime or sinceSeconds may be specified")
+    since = ""
+    if "sinceSeconds" in query:
+        since = stamp(int((now - _count(query, "sinceSeconds", 1)) * 1e9))
+    if "sinceTime" in query:
+        try:
+            since = stamp(int(clock.parse_time(query["sinceTime"]) * 1e9))
+        except ValueError as error:
+            raise SpecError(f"sinceTime: {error}") from error
+    return LogOptions(
+        follow=_flag(query, "follow"),
+        previous=_flag(query, "previous"),
+        timestamps=_flag(query, "timestamps"),
+        tail_lines=_count(query, "tailLines", 0) if "tailLines" in query else None,
+        limit_bytes=_count(query, "limitBytes", 1) if "limitBytes" in query else None,
+        since=since,
+    )
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    return query.get(name, "") in ("1", "true", "True")
+
+
+def _count(query: Mapping[str, str], name: str, least: int) -> int:
+    text = query[name]
+    if not text.isdecimal() or int(text) < least:
+        raise SpecError(f"{name}: {text!r} is not a number of {least} or more")
+    return int(text)
+
+
+class LogReader:
+    """Reads entries of one run's log in order, over rotations."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+        self._rest = b""
+
+    def old(self) -> Iterator[list[Entry]]:
+        """Entries of files that were rotated away, oldest first."""
+        for number in range(MAX_FILES - 1, 0, -1):
+            path = self._path.with_name(f"{self._path.name}.{number}")
+            try:
+                self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            yield from self._to_end()
+            os.close(self._fd)
+            self._fd = -1
+
+    def new(self) -> Iterator[list[Entry]]:
+        """Entries since the last call."""
+        while True:
+            if self._fd < 0 and not self._open():
+                return
+            yield from self._to_end()
+            if not self._is_rotated():
+                return
+            # What was written between the last read and the rotation.
+            yield from self._to_end()
+            self.close()
+
+    def _open(self) -> bool:
+        try:
+            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _is_rotated(self) -> bool:
+        try:
+            return os.stat(self._path).st_ino != os.fstat(self._fd).st_ino
+        except FileNotFoundError:
+            return False
+
+    def _to_end(self) -> Iterator[list[Entry]]:
+        while data := os.read(self._fd, CHUNK):
+            lines = (self._rest + data).split(b"\n")
+            self._rest = lines.pop()
+            yield [entry for line in lines if (entry := parsed(line)) is not None]
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def last_entries(chunks: Iterator[list[Entry]], count: int) -> list[Entry]:
+    """The entries of the last `count` lines; pieces of one line count once."""
+    kept: list[Entry] = []
+    for chunk in chunks:
+        kept += chunk
+        if len(kept) > 4 * count + 10_000:
+            kept = _last_lines(kept, count)
+    return _last_lines(kept, count)
+
+
+def _last_lines(entries: list[Entry], count: int) -> list[Entry]:
+    lines, position = 0, len(entries)
+    while position > 0:
+        is_line_end = not entries[position - 1].is_partial or position == len(entries)
+        if is_line_end:
+            lines += 1
+        if lines > count:
+            break
+        position -= 1
+    return entries[position:]
+
+
+def rendered(entries: list[Entry], options: LogOptions) -> bytes:
+    """Entries as they are shown."""
+    out: list[bytes] = []
+    for entry in entries:
+        if entry.stamp < options.since:
+            continue
+        if options.timestamps:
+            out.append(entry.stamp.encode() + b" ")
+        out.append(entry.text)
+        if not entry.is_partial:
+            out.append(b"\n")
+    return b"".join(out)
+
+
+async def stream(path: Path, options: LogOptions, ended: asyncio.Event) -> AsyncIterator[bytes]:
+    """The log's bytes as asked for; a followed one until `ended` is set and all is read."""
+    left = options.limit_bytes
+    async for data in _unlimited(path, options, ended):
+        if left is not None:
+            data = data[:left]
+            left -= len(data)
+        if data:
+            yield data
+        if left == 0:
+            return
+
+
+async def _unlimited(path: Path, options: LogOptions, ended: asyncio.Event) -> AsyncIterator[bytes]:
+    reader = LogReader(path)
+    try:
+        # The watch comes before the first read, so that nothing falls between them.
+        with DirectoryWatch(path.parent) as watch:
+            if options.tail_lines is None:
+                for chunk in reader.old():
+                    yield rendered(chunk, options)
+            else:
+                kept = last_entries(_all(reader), options.tail_lines)
+                yield rendered(kept, options)
+            while True:
+                is_last = not options.follow or ended.is_set()
+                watch.changed.clear()
+                for chunk in reader.new():
+                    yield rendered(chunk, options)
+                if is_last:
+                    return
+                await _either(watch.changed, ended)
+    finally:
+        reader.close()
+
+
+def _all(reader: LogReader) -> Iterator[list[Entry]]:
+    yield from reader.old()
+    yield from reader.new()
+
+
+async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        waits = [tasks.create_task(first.wait()), tasks.create_task(second.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()

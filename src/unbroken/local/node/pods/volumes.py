@@ -1,0 +1,327 @@
+"""A pod's volumes as directories of the host, and what of them each container sees where.
+
+What a volume holds is decided from values (`content`); `provide` makes it so.  A change of a
+ConfigMap or Secret after the pod's start is not carried into its volumes.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unbroken.errors import WorldError
+from unbroken.local.node.processes.isolation import Isolation, Mount, is_below
+
+from .environment import ConfigProblem, Surroundings, expand, field_value, resource_value
+from .events import Object
+
+DEFAULT_MODE = 0o644
+SHARED_MEMORY = Path("/dev/shm")
+_READ_ONLY_KINDS = ("configMap", "secret", "projected", "downwardAPI")
+_TYPE_CHECKS = {
+    "Directory": stat.S_ISDIR,
+    "File": stat.S_ISREG,
+    "Socket": stat.S_ISSOCK,
+    "CharDevice": stat.S_ISCHR,
+    "BlockDevice": stat.S_ISBLK,
+}
+
+
+class VolumeProblem(WorldError):
+    """A volume cannot be provided now; the pod waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of a volume that is made from objects."""
+
+    data: bytes
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """An empty directory of the pod's own."""
+
+    is_in_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files made from objects, by path inside the volume."""
+
+    files: Mapping[str, File]
+
+
+@dataclass(frozen=True, slots=True)
+class HostPath:
+    """Something of the host."""
+
+    path: str
+    type: str
+
+
+Content = Directory | Files | HostPath
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Persistent volumes as the pod's claims see them."""
+
+    claims: Mapping[str, Object | None] = field(default_factory=dict)
+    volumes: Mapping[str, Object | None] = field(default_factory=dict)
+    """By the volume's name."""
+
+
+# --- what a volume holds
+
+
+def claim_name(volume: Object, pod: Object) -> str | None:
+    """The claim that a volume of the pod uses."""
+    if source := volume.get("persistentVolumeClaim"):
+        return str(source["claimName"])
+    if volume.get("ephemeral"):
+        return f"{pod['metadata']['name']}-{volume['name']}"
+    return None
+
+
+def content(volume: Object, around: Surroundings, claims: Claims) -> Content:
+    """Decide what a volume holds; VolumeProblem when something it needs is not there."""
+    name = volume["name"]
+    if claim := claim_name(volume, around.pod):
+        return _claimed(claim, claims)
+    if source := volume.get("hostPath"):
+        return HostPath(source["path"], source.get("type") or "")
+    try:
+        # The API server adds this volume to every pod; nothing may wait for it.
+        is_optional = name.startswith("kube-api-access-")
+        files = _made(volume, around, is_optional=is_optional)
+    except ConfigProblem as problem:
+        raise VolumeProblem(f'MountVolume.SetUp failed for volume "{name}" : {problem}') from None
+    if files is not None:
+        return Files(files)
+    if "emptyDir" in volume or set(volume) == {"name"}:
+        return Directory(is_in_memory=(volume.get("emptyDir") or {}).get("medium") == "Memory")
+    kind = next(key for key in volume if key != "name")
+    raise VolumeProblem(f'volume "{name}": this node has no volumes of kind {kind}')
+
+
+def _claimed(name: str, claims: Claims) -> HostPath:
+    claim = claims.claims.get(name)
+    if claim is None:
+        raise VolumeProblem(f'persistentvolumeclaim "{name}" not found')
+    bound = (claim.get("spec") or {}).get("volumeName")
+    if not bound:
+        raise VolumeProblem(f'persistentvolumeclaim "{name}" is not bound to a volume')
+    spec = (claims.volumes.get(bound) or {}).get("spec")
+    if spec is None:
+        raise VolumeProblem(f'persistentvolume "{bound}" not found')
+    if source := spec.get("hostPath"):
+        return HostPath(source["path"], source.get("type") or "DirectoryOrCreate")
+    if source := spec.get("local"):
+        return HostPath(source["path"], "DirectoryOrCreate")
+    raise VolumeProblem(f'persistentvolume "{bound}" is neither hostPath nor local')
+
+
+def _made(volume: Object, around: Surroundings, *, is_optional: bool) -> dict[str, File] | None:
+    """Files of a volume that is made from objects; None for other kinds."""
+    for kind in ("configMap", "secret", "downwardAPI"):
+        if kind in volume:
+            mode = (volume[kind] or {}).get("defaultMode", DEFAULT_MODE)
+            return _source_files(kind, volume[kind], mode, around)
+    if "projected" not in volume:
+        return None
+    mode = volume["projected"].get("defaultMode", DEFAULT_MODE)
+    files: dict[str, File] = {}
+    for source in volume["projected"].get("sources") or ():
+        for kind in ("configMap", "secret", "downwardAPI"):
+            if kind in source:
+                part = {**source[kind], "optional": is_optional or source[kind].get("optional")}
+                files |= _source_files(kind, part, mode, around)
+    return files
+
+
+def _source_files(kind: str, source: Object, mode: int, around: Surroundings) -> dict[str, File]:
+    if kind == "downwardAPI":
+        return {item["path"]: _downward(item, mode, around) for item in source.get("items") or ()}
+    name = source.get("secretName") or source.get("name", "")
+    objects = around.secrets if kind == "secret" else around.config_maps
+    found = objects.get(name)
+    if found is None:
+        if source.get("optional"):
+            return {}
+        raise ConfigProblem(f'{kind.lower()} "{name}" not found')
+    data = _bytes_of(kind, found)
+    if not source.get("items"):
+        return {key: File(value, mode) for key, value in data.items()}
+    files = {}
+    for item in source["items"]:
+        if item["key"] in data:
+            files[item["path"]] = File(data[item["key"]], item.get("mode") or mode)
+        elif not source.get("optional"):
+            raise ConfigProblem(f"references non-existent config key: {item['key']}")
+    return files
+
+
+def _bytes_of(kind: str, found: Object) -> dict[str, bytes]:
+    data = found.get("data") or {}
+    if kind == "secret":
+        return {key: base64.b64decode(value) for key, value in data.items()}
+    binary = found.get("binaryData") or {}
+    return {key: value.encode() for key, value in data.items()} | {
+        key: base64.b64decode(value) for key, value in binary.items()
+    }
+
+
+def _downward(item: Object, mode: int, around: Surroundings) -> File:
+    if reference := item.get("fieldRef"):
+        text = field_value(reference["fieldPath"], around)
+    else:
+        text = resource_value(item["resourceFieldRef"], {}, around)
+    return File(text.encode(), item.get("mode") or mode)
+
+
+# --- making it so
+
+
+def provide(name: str, wanted: Content, pod_directory: Path, uid: str) -> Path:
+    """Make a volume be there; the path of the host at which it is."""
+    own = pod_directory / "volumes" / name
+    match wanted:
+        case HostPath(path, type):
+            return _host_path(path, type)
+        case Directory(True) if SHARED_MEMORY.is_dir():
+            own = private_memory(uid) / name
+            own.mkdir(exist_ok=True)
+        case Directory():
+            own.mkdir(parents=True, exist_ok=True)
+        case Files(files):
+            own.mkdir(parents=True, exist_ok=True)
+            for path, file in files.items():
+                _write(own / _inside(path), file)
+            return own
+    # Any user of any container writes here (kubelet, empty_dir.go).
+    own.chmod(0o777)
+    return own
+
+
+def memory_directory(uid: str) -> Path:
+    """Where a pod's volumes of medium Memory are."""
+    return SHARED_MEMORY / f"unbroken-{uid}"
+
+
+def private_memory(uid: str) -> Path:
+    """The same, made so that no other user can enter it.  VolumeProblem: another user made it."""
+    folder = memory_directory(uid)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise VolumeProblem(f"{folder} belongs to user {found.st_uid}: have it removed")
+    # What an earlier version made is open to all.
+    folder.chmod(0o700)
+    return folder
+
+
+def discard(pod_directory: Path, uid: str) -> None:
+    """Remove what belongs to a pod that is gone."""
+    for directory in (pod_directory, memory_directory(uid)):
+        if directory.exists():
+            shutil.rmtree(directory)
+
+
+def _write(path: Path, file: File) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".draft")
+    draft.write_bytes(file.data)
+    draft.chmod(file.mode)
+    draft.replace(path)
+
+
+def _inside(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ConfigProblem(f"path {path} leaves its volume")
+    return path
+
+
+def _host_path(path: str, type: str) -> Path:
+    place = Path(path)
+    if type == "DirectoryOrCreate":
+        place.mkdir(parents=True, exist_ok=True, mode=0o755)
+    elif type == "FileOrCreate" and not place.exists():
+        place.touch(mode=0o644)
+    if not place.exists():
+        if type:
+            raise VolumeProblem(f"hostPath type check failed: {path} is not there")
+        # Without a type the runtime makes a directory.
+        place.mkdir(parents=True)
+    is_type = _TYPE_CHECKS.get(type.removesuffix("OrCreate"))
+    if is_type is not None and not is_type(place.stat().st_mode):
+        raise VolumeProblem(f"hostPath type check failed: {path} is not a {type}")
+    return place
+
+
+# --- what a container sees
+
+
+def mounts(
+    container: Object, pod: Object, paths: Mapping[str, Path], variables: Mapping[str, str]
+) -> list[Mount]:
+    """Mounts of one container; sub-paths are made where they are not there."""
+    kinds = {v["name"]: next((k for k in v if k != "name"), "") for v in _volumes(pod)}
+    found = []
+    for mount in container.get("volumeMounts") or ():
+        name = mount["name"]
+        if name not in paths:
+            raise ConfigProblem(f'volume "{name}" is not in the pod', "CreateContainerError")
+        source = paths[name]
+        sub_path = mount.get("subPath") or expand(mount.get("subPathExpr") or "", variables)
+        if sub_path:
+            source = _sub_path(source, sub_path)
+        is_read_only = bool(mount.get("readOnly")) or kinds.get(name) in _READ_ONLY_KINDS
+        target = os.path.normpath(os.path.join("/", mount["mountPath"]))
+        found.append(Mount(str(source), target, is_read_only))
+    return found
+
+
+def _volumes(pod: Object) -> Iterable[Object]:
+    return pod["spec"].get("volumes") or ()
+
+
+def _sub_path(volume: Path, sub_path: str) -> Path:
+    place = volume / _inside(sub_path)
+    if not place.exists():
+        place.mkdir(parents=True)
+    if not place.resolve().is_relative_to(volume.resolve()):
+        raise ConfigProblem(f"subPath {sub_path} leaves its volume", "CreateContainerError")
+    return place
+
+
+KEY_VARIABLE = "UNBROKEN_AGENT_KEY_FILE"
+
+
+def without_namespaces(
+    wanted: Iterable[Mount], isolation: Isolation, variables: dict[str, str]
+) -> None:
+    """Where nothing can be mounted, only volumes that are at their place already will do.
+
+    The key of a job's agents is read where a variable says, which then says where it is: a job
+    runs on any host.
+    """
+    if isolation is not Isolation.NONE:
+        return
+    for mount in wanted:
+        if os.path.realpath(mount.source) == os.path.realpath(mount.target):
+            continue
+        key = variables.get(KEY_VARIABLE, "")
+        if not is_below(key, mount.target):
+            raise ConfigProblem(
+                f"nothing can be mounted at {mount.target}: this host allows no user namespaces "
+                "(and unbroken does not run as root)",
+                "CreateContainerError",
+            )
+        variables[KEY_VARIABLE] = os.path.join(mount.source, os.path.relpath(key, mount.target))

@@ -1,0 +1,1 @@
+"""Processes of containers: launcher, supervisors, isolation, limits, logs."""

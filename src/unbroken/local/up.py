@@ -1,0 +1,195 @@
+"""The embedded cluster as one program: API server, scheduler, controllers and nodes together.
+
+`run` is what `unbroken up` does in the foreground.  The parts know each other through the
+Kubernetes API alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
+from unbroken.errors import WorldError
+from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.clock import wall
+from unbroken.kube.informers import Informers
+from unbroken.kube.observed import observing
+from unbroken.local.apiserver.driver import Serving, serving
+from unbroken.local.machines.objects import MachineRequests
+from unbroken.local.machines.options import maker
+from unbroken.local.machines.pool import MachinePool, PoolOptions
+from unbroken.local.machines.scripts import stop_scripts
+from unbroken.local.node.addresses import NODES_MAX
+from unbroken.observe.server import serving_metrics
+from unbroken.operator import definitions
+from unbroken.operator.driver import OperatorOptions, run_operator
+from unbroken.operator.key import kept_key
+from unbroken.operator.nodes.checks_pods import CheckerOptions
+from unbroken.operator.nodes.repair import options_of
+from unbroken.operator.telemetry.metrics import OperatorMetrics
+from unbroken.operator.telemetry.node_metrics import watch_nodes
+
+from . import kubeflow as pytorchjobs
+from . import networks
+from .admissions import ADMISSIONS
+from .cluster_keys import credentials_file
+from .controllers import ControllerOptions, run_controllers
+from .folders import private
+from .node import stop_pods
+from .node_daemons import daemon_beside
+from .scheduler import run_scheduler
+from .state import ClusterOptions, Paths, State, process_started
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def _sole(paths: Paths) -> Iterator[None]:
+    """Be the only `up` of the directory."""
+    handle = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise WorldError(f"a cluster already runs from {paths.directory}") from error
+        yield
+    finally:
+        os.close(handle)
+
+
+async def run(paths: Paths, options: ClusterOptions, on_ready: Callable[[State], None]) -> None:
+    """Run the cluster until SIGTERM or SIGINT, then stop its pods.
+
+    `on_ready` is called once, when the API answers and the nodes have registered.  WorldError when
+    the cluster cannot run.
+    """
+    if notice := private(paths.directory):
+        log.warning("%s", notice)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    with _sole(paths):
+        paths.options.write_bytes(msgspec.json.encode(options))
+        try:
+            async with serving(paths.directory, options.port, ADMISSIONS) as server:
+                with observing() as found:
+                    metrics = OperatorMetrics(found)
+                    await _run_parts(paths, options, server, metrics, stopped, on_ready)
+        finally:
+            paths.state.unlink(missing_ok=True)
+            await stop_scripts(paths.nodes)
+            await stop_pods(paths.nodes)
+
+
+async def _run_parts(
+    paths: Paths,
+    options: ClusterOptions,
+    server: Serving,
+    metrics: OperatorMetrics,
+    stopped: asyncio.Event,
+    on_ready: Callable[[State], None],
+) -> None:
+    client = connect(server.internal_kubeconfig)
+    started = process_started(os.getpid())
+    assert started is not None
+    informers = Informers(client)
+    keys = credentials_file(paths, options)
+    cluster_api = ClusterApiOptions(keys, port=options.cluster_api_port)
+    try:
+        async with (
+            serve_cluster_api(client, cluster_api) as address,
+            serving_metrics(metrics.registry, "127.0.0.1", options.metrics_port) as told_at,
+            asyncio.TaskGroup() as parts,
+        ):
+            state = State(
+                *(os.getpid(), started, server.url, str(server.kubeconfig), wall()),
+                cluster_api=address,
+                metrics=told_at,
+                cluster_api_credentials=str(keys),
+            )
+            first = [parts.create_task(informers.run())]
+            await definitions.install(client)
+            if not options.operator:
+                watch_nodes(informers, metrics.registry, state.since)
+            if options.pytorchjobs:
+                await pytorchjobs.install(client)
+            first.append(await _start_machines(parts, paths, options, server, client, informers))
+            # Those that judge nodes come after: after a restart, no node is late because of it.
+            others = [
+                parts.create_task(part)
+                for part in _programs(paths, options, client, informers, metrics)
+            ]
+            paths.state.write_bytes(msgspec.json.encode(state))
+            on_ready(state)
+            await stopped.wait()
+            for task in (*first, *others):
+                task.cancel()
+    finally:
+        await client.close()
+
+
+async def _start_machines(
+    parts: asyncio.TaskGroup,
+    paths: Paths,
+    options: ClusterOptions,
+    server: Serving,
+    client: KubeClient,
+    informers: Informers,
+) -> asyncio.Task[None]:
+    """Run the machines; returns when those that there are to be have joined."""
+    requests = MachineRequests(client)
+    wanted = await requests.ensure(options.nodes)
+    pool_options = PoolOptions(
+        nodes=paths.nodes,
+        logs=paths.logs,
+        first_index=networks.claim(paths.directory) * NODES_MAX,
+        make=maker(paths, options, server.kubelet_token),
+        sources=options.lifecycle_sources,
+        companions=(daemon_beside(paths.logs),),
+    )
+    pool = MachinePool(client, informers, pool_options)
+    running = parts.create_task(pool.run())
+    await pool.settled()
+    if wanted.blocked:
+        # Their names are free now.
+        wanted = await requests.ensure(options.nodes)
+        await pool.settled(wanted.create)
+    return running
+
+
+def _programs(
+    paths: Paths,
+    options: ClusterOptions,
+    client: KubeClient,
+    informers: Informers,
+    metrics: OperatorMetrics,
+) -> Iterator[Coroutine[None, None, None]]:
+    """What runs beside the API server and the nodes."""
+    controllers = ControllerOptions(
+        volume_directory=paths.directory / "volumes", node_grace_seconds=options.for_nodes()[1]
+    )
+    yield run_controllers(client, controllers, informers)
+    yield run_scheduler(client, informers)
+    if options.pytorchjobs:
+        yield pytorchjobs.run_pytorchjobs(client, informers)
+    if options.operator:
+        repair = options_of(
+            options.node_recovery,
+            options.node_provider,
+            options.node_command,
+            options.repair_share,
+            options.repair_dry_run,
+        )
+        checks = CheckerOptions(log_directory=paths.logs)
+        key = kept_key(paths.operator_key)
+        wanted = OperatorOptions(checks=checks, repair=repair, key=key)
+        yield run_operator(client, informers, wanted, metrics)
