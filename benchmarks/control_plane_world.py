@@ -22,7 +22,7 @@ from unbroken.core.keys import MASTER_BYTES, job_key
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.informer import Informer
 from unbroken.operator.jobs.pods import AUTH_ANNOTATION, mounted_secret
-from unbroken.spec.job import GROUP, KIND, PLURAL, VERSION
+from unbroken.spec.job.types import GROUP, KIND, PLURAL, VERSION
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))

@@ -25,10 +25,10 @@ from recovery_trials import run_on
 from recovery_unbroken import InProcessSnapshots
 from recovery_watch import Worker
 
-from unbroken.spec.incident import Incident
-from unbroken.spec.kinds import NODE_RECORD
-from unbroken.spec.node_keys import FAULT_DETAILS, HEALTH, Action, Health
-from unbroken.spec.node_record import RepairRecord, RepairState
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.nodes.keys import FAULT_DETAILS, HEALTH, Action, Health
+from unbroken.spec.nodes.kinds import NODE_RECORD
+from unbroken.spec.nodes.record import RepairRecord, RepairState
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/nodes"))
 

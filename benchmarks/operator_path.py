@@ -34,7 +34,7 @@ from unbroken.core.job.events import (
 )
 from unbroken.core.job.gang import Stage
 from unbroken.core.job.machine import Job
-from unbroken.spec.job import JobSpec, JobStatus, ReplicaSpec, RunPolicy
+from unbroken.spec.job.types import JobSpec, JobStatus, ReplicaSpec, RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, WorkerFault, WorkerReport
 from unbroken.wire.agent_codec import decode_report, encode_command, encode_report
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken.spec.incident import Incident
+from unbroken.spec.job.incident import Incident
 
 OUTLIER = 3.0
 """Times the median: a recovery that took longer is listed with its longest stage."""

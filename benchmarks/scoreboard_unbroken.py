@@ -24,8 +24,8 @@ from scoreboard_logs import Word
 from scoreboard_trials import AGENTS, RANKS_PER_AGENT
 
 from unbroken.core.job.recovery.signals import BY_DETECTOR
-from unbroken.spec.codec import incident_from
-from unbroken.spec.detectors import ANNOTATION
+from unbroken.spec.job.codec import incident_from
+from unbroken.spec.job.detectors import ANNOTATION
 
 NODES = 6
 JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"

@@ -27,7 +27,7 @@ from watchdog_traces import IDLE, RANKS, SPIN, STOPPED, STUCK, Doing, Piece, Wor
 
 from unbroken.core.watchdog.events import Ended, Halted, Sample, Sampled, Started, Tick, Told, Wrote
 from unbroken.core.watchdog.machine import Watchdog
-from unbroken.spec.detectors import DEFAULTS
+from unbroken.spec.job.detectors import DEFAULTS
 from unbroken.wire.observation import RankWatch
 from unbroken.wire.worker import Page
 

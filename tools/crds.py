@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from unbroken.spec.schema import definitions
+from unbroken.spec.schema.crd import definitions
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = (ROOT / "deploy/crds", ROOT / "deploy/helm/unbroken/files/crds")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from running import Operator, Running, linked, program, running, start, stop
 
-from unbroken.spec.detectors import Detector
+from unbroken.spec.job.detectors import Detector
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.observation import RankWatch
 

@@ -27,7 +27,7 @@ from unbroken.local.admissions import admit_job
 from unbroken.local.apiserver.schema.constraints import string_checks
 from unbroken.local.apiserver.schema.structural import QUANTITY_OUTLINE
 from unbroken.operator.webhook.review import answered, asked, judged
-from unbroken.spec.parse import parse_job
+from unbroken.spec.job.parse import parse_job
 from unbroken.spec.patterns import Pattern, pattern_facts
 
 Object = dict[str, Any]

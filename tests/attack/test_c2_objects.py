@@ -26,7 +26,7 @@ from apiservers import Cluster, kubeconfig_of
 from attack import places
 from attack.hostile_objects import JSON, mutated, nested
 from controller.conftest import conditions, job
-from unbroken.cli.cluster import _decoded
+from unbroken.cli.connection import _decoded
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.kube.informer import Informer
@@ -38,9 +38,9 @@ from unbroken.operator.jobs.views import agent_place, node_view, pod_view
 from unbroken.operator.kinds import IncidentObject, JobObject, PyTorchJobObject
 from unbroken.operator.nodes.repair_views import repair_node
 from unbroken.operator.resume.views import concerns, node_state, pod_state
-from unbroken.spec.codec import incident_from, job_status_from
-from unbroken.spec.parse import parse_job
-from unbroken.spec.pytorchjob import AUTO_RESUME, MAX_RETRIES, parse_pytorchjob
+from unbroken.spec.job.codec import incident_from, job_status_from
+from unbroken.spec.job.parse import parse_job
+from unbroken.spec.kubeflow.pytorchjob import AUTO_RESUME, MAX_RETRIES, parse_pytorchjob
 from watching import Watcher, running
 
 Object = dict[str, Any]

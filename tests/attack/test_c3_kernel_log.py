@@ -31,8 +31,8 @@ from unbroken.nodes.host import look
 from unbroken.nodes.kernel_reader import FileReader, KmsgReader
 from unbroken.nodes.once import look_once
 from unbroken.nodes.tables import read_table
-from unbroken.spec.fault_table import load_fault_table
-from unbroken.spec.node_keys import HEALTH
+from unbroken.spec.nodes.fault_table import load_fault_table
+from unbroken.spec.nodes.keys import HEALTH
 
 TABLE = read_table(None)
 NAME, FILE = "NVRM: Xid (PCI:", "): 79, pid=1, name=x, GPU has fallen off the bus."

@@ -20,7 +20,7 @@ import pytest
 
 from attack.raw_calls import captured, send
 from cli_calls import Cli
-from unbroken.cli.cluster_place import key_of
+from unbroken.cli.cluster.place import key_of
 from unbroken.errors import SpecError, WorldError
 from unbroken.local import state
 from unbroken.local.machines import script_copies

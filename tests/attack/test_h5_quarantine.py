@@ -36,11 +36,11 @@ from unbroken.operator import definitions
 from unbroken.operator.jobs.pods import JobIdentity, job_identity
 from unbroken.operator.jobs.runner import JobRunner
 from unbroken.operator.nodes.repair import RepairOptions
-from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.node_keys import Action, Health
-from unbroken.spec.node_record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
-from unbroken.spec.parse import parse_job
-from unbroken.spec.write import write_record
+from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.parse import parse_job
+from unbroken.spec.nodes.keys import Action, Health
+from unbroken.spec.nodes.record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
+from unbroken.spec.schema.write import write_record
 from watching import running
 
 Object = dict[str, Any]

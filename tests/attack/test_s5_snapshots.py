@@ -14,7 +14,7 @@ from agent.snapshot_clients import Copy, copies, path, slot
 from agent_requests import AgentRequests
 from unbroken.core.job.events import CreatePod, PodName
 from unbroken.operator.jobs.pods import JobIdentity, build_pod
-from unbroken.spec.job import JobSpec, ReplicaSpec
+from unbroken.spec.job.types import JobSpec, ReplicaSpec
 from unbroken.wire.snapshot import digest, job_of
 from unbroken.worker import context
 from unbroken.worker.snapshot.snapshot import job_digest

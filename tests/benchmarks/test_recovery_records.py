@@ -15,7 +15,7 @@ from recovery_records import (
     with_incidents,
 )
 
-from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Signal
 
 KILL = Recovery(
     mode="torchrun-fresh-store",

@@ -225,15 +225,18 @@ main.app({list(arguments)!r})"""
 
 def test_help_loads_neither_client_nor_cluster() -> None:
     modules = loaded("--help")
-    assert {"unbroken.cli.chaos", "unbroken.cli.describe"} <= modules
+    assert {"unbroken.cli.local.chaos", "unbroken.cli.job.describe"} <= modules
     heavy = {"lightkube", "aiohttp", "yaml", "unbroken.local.up", "unbroken.operator"}
     assert not heavy & modules
 
 
 def test_a_command_loads_no_other() -> None:
     modules = loaded("down", "--help")
-    assert "unbroken.cli.down" in modules
-    assert not {"unbroken.cli.chaos", "unbroken.cli.describe", "unbroken.cli.run"} & modules
+    assert "unbroken.cli.local.down" in modules
+    assert (
+        not {"unbroken.cli.local.chaos", "unbroken.cli.job.describe", "unbroken.cli.run.commands"}
+        & modules
+    )
 
 
 def test_every_job_command_offers_json_and_a_cluster() -> None:

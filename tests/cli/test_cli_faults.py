@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from unbroken.cli.faults import app
+from unbroken.cli.nodes.faults import app
 from unbroken.errors import SpecError
 
 

@@ -9,7 +9,7 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from unbroken.cli.node_daemon import command
+from unbroken.cli.nodes.daemon import command
 from unbroken.errors import SpecError
 
 app = typer.Typer()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from unbroken.cli.story import story
-from unbroken.cli.views import incident_line
+from unbroken.cli.job.story import story
+from unbroken.cli.job.views import incident_line
 from unbroken.core.job.recovery import budgets
-from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
-from unbroken.spec.job import RestartStatus, RunPolicy
+from unbroken.spec.job.incident import Incident, Remedy, Signal, StackGroup
+from unbroken.spec.job.types import RestartStatus, RunPolicy
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

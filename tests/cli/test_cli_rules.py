@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from unbroken.cli.rules import app
+from unbroken.cli.rules.commands import app
 
 HANG = """
 spec:

@@ -9,7 +9,7 @@ import torch.distributed.run as torchrun
 from typer.testing import CliRunner
 
 from unbroken.cli.main import app
-from unbroken.cli.run_words import FIELDS, in_manifest, split
+from unbroken.cli.run.words import FIELDS, in_manifest, split
 from unbroken.errors import SpecError
 
 OWN = [

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from unbroken.cli.detectors import changed, detector_values, promotion
-from unbroken.cli.explain import as_value
-from unbroken.cli.goodput import goodput_line, goodput_rows, goodput_value, largest, share_text
-from unbroken.cli.ranks import bound_lines, others_line, rank_rows, watch_value
+from unbroken.cli.job.detectors import changed, detector_values, promotion
+from unbroken.cli.job.explain import as_value
+from unbroken.cli.job.goodput import goodput_line, goodput_rows, goodput_value, largest, share_text
+from unbroken.cli.job.ranks import bound_lines, others_line, rank_rows, watch_value
+from unbroken.cli.job.story import common, cost_text, folded, story
+from unbroken.cli.job.views import incident_line, span, told_lines
 from unbroken.cli.show import Paper
-from unbroken.cli.story import common, cost_text, folded, story
-from unbroken.cli.views import incident_line, span, told_lines
 from unbroken.core.job.record.timeline import TWICE, Goodput
 from unbroken.errors import SpecError
-from unbroken.spec.incident import Incident, Remedy, Restored, Signal, StackGroup
-from unbroken.spec.ledger import Ledger, Record, write_ledger
+from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal, StackGroup
+from unbroken.spec.job.ledger import Ledger, Record, write_ledger
 from unbroken.wire.observation import Alarm, RankWatch
 
 FROZEN = Signal(

@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from unbroken.cli.manifests import (
+from unbroken.cli.job.pod_logs import split
+from unbroken.cli.job.story import story
+from unbroken.cli.job.views import (
+    age,
+    exit_code,
+    first_line,
+    incident_line,
+    stages,
+    state,
+    world_size,
+)
+from unbroken.cli.run.manifests import (
     Script,
     Sizes,
     environment,
@@ -18,11 +29,8 @@ from unbroken.cli.manifests import (
     python,
     script_name,
 )
-from unbroken.cli.pod_logs import split
-from unbroken.cli.story import story
-from unbroken.cli.views import age, exit_code, first_line, incident_line, stages, state, world_size
-from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.parse import parse_job
+from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.parse import parse_job
 
 KILLED = Signal(99.5, "Signal", "killed by SIGKILL", "a-pods-1", "node-1", 3, exit_code=137)
 OPEN = Incident(1, 0, KILLED, (KILLED,), Remedy.PROCESS, "every pod is well", 100.0)

@@ -13,13 +13,13 @@ from kubectl_program import Kubectl
 from apiclient import Api
 from samples import define
 from unbroken import local as embedded
-from unbroken.cli.views import state
+from unbroken.cli.job.views import state
 from unbroken.core.job.record.conditions import Standing, advance
 from unbroken.local.kubeflow.decisions.pytorchjob import with_condition
-from unbroken.spec.codec import job_status_to
-from unbroken.spec.job import Condition, JobStatus
-from unbroken.spec.pytorchjob_status import PyTorchJobStatus, status_to
-from unbroken.spec.schema import job_definition
+from unbroken.spec.job.codec import job_status_to
+from unbroken.spec.job.types import Condition, JobStatus
+from unbroken.spec.kubeflow.pytorchjob_status import PyTorchJobStatus, status_to
+from unbroken.spec.schema.crd import job_definition
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 DEFINITION = Path(embedded.__file__).parent / "kubeflow/definition.yaml"

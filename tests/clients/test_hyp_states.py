@@ -16,9 +16,9 @@ from apiclient import Api
 from apiservers import embedded_cluster
 from samples import define
 from unbroken.core.job.record.conditions import Standing, advance
-from unbroken.spec.codec import job_status_to
-from unbroken.spec.job import Condition, FaultyPods, JobStatus, RestartStatus
-from unbroken.spec.schema import job_definition
+from unbroken.spec.job.codec import job_status_to
+from unbroken.spec.job.types import Condition, FaultyPods, JobStatus, RestartStatus
+from unbroken.spec.schema.crd import job_definition
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -32,7 +32,7 @@ from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator import definitions
 from unbroken.operator.clusters.controller import Clusters
 from unbroken.operator.kinds import MachineObject
-from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK
+from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
 from watching import PATIENCE_SECONDS
 
 MERGE = {"Content-Type": "application/merge-patch+json"}

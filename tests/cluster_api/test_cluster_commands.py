@@ -11,8 +11,8 @@ import yaml
 from api_program import Hands, Running
 
 from cli_calls import Cli
-from unbroken.cli.cluster_place import credential_of
-from unbroken.cli.cluster_views import progress
+from unbroken.cli.cluster.place import credential_of
+from unbroken.cli.cluster.views import progress
 
 pytestmark = pytest.mark.slow
 

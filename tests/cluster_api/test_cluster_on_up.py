@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from cli_calls import Cli
-from unbroken.cli.cluster_place import key_of
+from unbroken.cli.cluster.place import key_of
 from unbroken.cluster_api.client import connected
 from unbroken.kube.client import connect
 from unbroken.kube.clock import pause

@@ -11,7 +11,7 @@ import unbroken.local
 from controller.conftest import MERGE, Place
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.spec.pytorchjob import (
+from unbroken.spec.kubeflow.pytorchjob import (
     AUTO_RESUME,
     INDEX_LABEL,
     JOB_LABEL,

@@ -13,8 +13,8 @@ from unbroken.kube.informer import Informer
 from unbroken.operator import definitions
 from unbroken.operator.kinds import IncidentObject
 from unbroken.operator.telemetry.incident_traces import IncidentTraces
-from unbroken.spec.codec import incident_to
-from unbroken.spec.incident import RECOVERED, Incident, Remedy, Signal
+from unbroken.spec.job.codec import incident_to
+from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Signal
 from watching import Watcher, running
 
 KILLED = Signal(1e9, "Signal", "killed", pod="lm-pods-1", node="n1", rank=3)

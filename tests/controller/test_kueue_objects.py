@@ -19,7 +19,7 @@ from unbroken.operator.kueue.objects import (
     workload_body,
     workload_view,
 )
-from unbroken.spec.parse import parse_job
+from unbroken.spec.job.parse import parse_job
 
 Object = dict[str, Any]
 IDENTITY = JobIdentity("ns", "lm", "uid-1")

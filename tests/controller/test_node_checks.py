@@ -16,9 +16,9 @@ from unbroken.operator.nodes import checks_log as check_log
 from unbroken.operator.nodes import checks_nodes as holds
 from unbroken.operator.nodes import checks_pods as check_pods
 from unbroken.operator.nodes.checks_pods import CheckerOptions, unmade
-from unbroken.spec.kinds import NODE_CHECK
-from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
-from unbroken.spec.node_keys import DEEP_CHECK, HEALTH
+from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.keys import DEEP_CHECK, HEALTH
+from unbroken.spec.nodes.kinds import NODE_CHECK
 
 Object = dict[str, Any]
 TAINT = {"key": HEALTH, "value": "Unschedulable", "effect": "NoSchedule"}

@@ -20,9 +20,9 @@ from unbroken.operator import definitions
 from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_nodes import HOLD
 from unbroken.operator.nodes.checks_pods import CheckerOptions
-from unbroken.spec.kinds import NODE_CHECK
-from unbroken.spec.node_check import KEPT_SECONDS, CheckKind, NodeCheckSpec
-from unbroken.spec.node_keys import DEEP_CHECK, HEALTH
+from unbroken.spec.nodes.check import KEPT_SECONDS, CheckKind, NodeCheckSpec
+from unbroken.spec.nodes.keys import DEEP_CHECK, HEALTH
+from unbroken.spec.nodes.kinds import NODE_CHECK
 from watching import PATIENCE_SECONDS, running
 
 pytestmark = pytest.mark.slow

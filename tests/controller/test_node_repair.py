@@ -22,12 +22,10 @@ from unbroken.kube.informers import Informers
 from unbroken.operator import definitions
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.nodes.repair import COMPONENT, NodeRepair, RepairOptions, provider_of
-from unbroken.spec.cluster import ClusterSpec
-from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD
-from unbroken.spec.machine import MachineSpec
-from unbroken.spec.node_check import CheckKind
-from unbroken.spec.node_keys import (
+from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.nodes.check import CheckKind
+from unbroken.spec.nodes.cluster import ClusterSpec
+from unbroken.spec.nodes.keys import (
     CLUSTER_NAME,
     FAULT_DETAILS,
     FAULT_REASONS,
@@ -39,7 +37,9 @@ from unbroken.spec.node_keys import (
     Action,
     Recovery,
 )
-from unbroken.spec.node_record import BlameKind, NodeRecordSpec, RepairState
+from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD
+from unbroken.spec.nodes.machine import MachineSpec
+from unbroken.spec.nodes.record import BlameKind, NodeRecordSpec, RepairState
 from watching import PATIENCE_SECONDS, running
 
 NUMBERS = itertools.count(1)

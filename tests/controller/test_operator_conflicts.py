@@ -15,7 +15,7 @@ from fault_proxy import READS, Call, Fault, FaultProxy
 from unbroken.kube.client import connect
 from unbroken.operator import definitions
 from unbroken.operator.jobs.requests import MERGE
-from unbroken.spec.schema import MADE_BY
+from unbroken.spec.schema.crd import MADE_BY
 
 JOB = "hyperpodpytorchjobs/lm"
 STORM = 50

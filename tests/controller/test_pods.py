@@ -18,7 +18,7 @@ from unbroken.operator.jobs.pods import (
     key_secret,
     training_container,
 )
-from unbroken.spec.job import JobSpec, ReplicaSpec
+from unbroken.spec.job.types import JobSpec, ReplicaSpec
 
 Object = dict[str, Any]
 SECRET = "lm-agent-0a1b"

@@ -27,9 +27,9 @@ from unbroken.operator.nodes.providers import (
     Provider,
 )
 from unbroken.operator.nodes.providers.cluster_api import REMEDIATE
-from unbroken.spec.kinds import MACHINE
-from unbroken.spec.machine import MachineSpec, MachineTaint
-from unbroken.spec.node_keys import HEALTH, Action
+from unbroken.spec.nodes.keys import HEALTH, Action
+from unbroken.spec.nodes.kinds import MACHINE
+from unbroken.spec.nodes.machine import MachineSpec, MachineTaint
 
 CRDS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NUMBERS = itertools.count(1)

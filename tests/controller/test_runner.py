@@ -52,11 +52,11 @@ from unbroken.operator.jobs.requests import JobRequests, status_patch
 from unbroken.operator.jobs.runner import JobRunner, Surroundings
 from unbroken.operator.jobs.views import OUT_OF_SERVICE
 from unbroken.operator.jobs.writer import JobWriter
-from unbroken.spec.codec import incident_from
-from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.job import Condition, FaultyPods, JobStatus
-from unbroken.spec.ledger import ANNOTATION, Ledger, read_ledger
-from unbroken.spec.parse import parse_job
+from unbroken.spec.job.codec import incident_from
+from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.ledger import ANNOTATION, Ledger, read_ledger
+from unbroken.spec.job.parse import parse_job
+from unbroken.spec.job.types import Condition, FaultyPods, JobStatus
 from unbroken.wire.agent import AgentReport, AgentState
 from watching import Watcher, running
 

@@ -44,8 +44,8 @@ from unbroken.core.job.events import (
 )
 from unbroken.core.job.kueue import Gate, Hold
 from unbroken.core.job.machine import Job
-from unbroken.spec.incident import Incident
-from unbroken.spec.job import (
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.types import (
     Condition,
     JobOptions,
     JobSpec,

@@ -39,8 +39,8 @@ from unbroken.core.nodes.repair.events import (
     WriteRecord,
 )
 from unbroken.core.nodes.repair.machine import Repairer
-from unbroken.spec.node_check import CheckPhase
-from unbroken.spec.node_keys import (
+from unbroken.spec.nodes.check import CheckPhase
+from unbroken.spec.nodes.keys import (
     HEALTH,
     REPAIR,
     VERIFIED,
@@ -48,7 +48,7 @@ from unbroken.spec.node_keys import (
     Health,
     Recovery,
 )
-from unbroken.spec.node_record import NodeRecordSpec, RepairState
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
 
 BEGIN = 1_800_000_000.0
 

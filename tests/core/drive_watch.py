@@ -16,8 +16,8 @@ from unbroken.core.job.events import (
     Tick,
     WriteLedger,
 )
-from unbroken.spec.detectors import Detector, read_detectors
-from unbroken.spec.ledger import Ledger
+from unbroken.spec.job.detectors import Detector, read_detectors
+from unbroken.spec.job.ledger import Ledger
 from unbroken.wire.observation import Alarm, Evidence, RankEvidence, RankWatch, ThreadStack
 
 ALL_REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:2806)", "train (train.py:30)")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from unbroken.core.watchdog.events import Ended, Event, Sampled, Started, Tick, Told, Wrote
 from unbroken.core.watchdog.machine import Watchdog
-from unbroken.spec.detectors import DEFAULTS, Detector, Mode
+from unbroken.spec.job.detectors import DEFAULTS, Detector, Mode
 from unbroken.wire.worker import Page
 
 START = 1000.0

@@ -16,7 +16,7 @@ from unbroken.core.job.events import (
     StopWorkers,
     WriteIncident,
 )
-from unbroken.spec.job import JobStatus, RunPolicy
+from unbroken.spec.job.types import JobStatus, RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState
 
 

@@ -27,7 +27,7 @@ from unbroken.core.auto_resume import (
     Say,
     WriteRecord,
 )
-from unbroken.spec.pytorchjob import Resume
+from unbroken.spec.kubeflow.pytorchjob import Resume
 
 PODS = (
     PodState("lm-worker-0", "u0", "n0", "Running"),

@@ -25,7 +25,7 @@ from unbroken.core.auto_resume import (
     Say,
     WriteRecord,
 )
-from unbroken.spec.pytorchjob import Resume
+from unbroken.spec.kubeflow.pytorchjob import Resume
 
 RANKS = 3
 GRACE = 5.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from unbroken.core.job.recovery.budgets import charge, limits, waive
-from unbroken.spec.incident import Remedy
-from unbroken.spec.job import RestartPolicy, RestartStatus, RunPolicy
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import RestartPolicy, RestartStatus, RunPolicy
 
 P, J, F = Remedy.PROCESS, Remedy.JOB, Remedy.FAIL
 

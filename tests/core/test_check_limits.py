@@ -26,7 +26,7 @@ from unbroken.core.nodes.checks.limits import Measured as Seen
 from unbroken.core.nodes.checks.plan import Edge, Link
 from unbroken.core.nodes.checks.plan_steps import next_steps
 from unbroken.core.nodes.checks.verdict import Conclusion, conclude, faults_of
-from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 PAIRS = CheckKind.CONNECTIVITY
 BIG, SMALL = "ml.p5.48xlarge", "ml.c5.2xlarge"

@@ -13,7 +13,7 @@ from unbroken.core.nodes.checks.plan_steps import Step, steps_done, total_steps
 from unbroken.core.nodes.checks.plan_steps import next_steps as next_steps_with
 from unbroken.core.nodes.checks.verdict import RESULTS_MAX, Conclusion, compact, faults_of
 from unbroken.core.nodes.checks.verdict import conclude as conclude_with
-from unbroken.spec.node_check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
 
 BASIC, STRESS, PAIRS, TRAINING = CheckKind
 PASS, FAIL, UNKNOWN = Outcome

@@ -37,10 +37,10 @@ from unbroken.core.clusters.state import (
     read_state,
     write_state,
 )
-from unbroken.spec.cluster import ClusterSpec
-from unbroken.spec.machine import MachinePhase
-from unbroken.spec.node_check import CheckKind, CheckPhase
-from unbroken.spec.node_keys import CLUSTER_NAME, DEEP_CHECK, HEALTH, INSTANCE_GROUP
+from unbroken.spec.nodes.check import CheckKind, CheckPhase
+from unbroken.spec.nodes.cluster import ClusterSpec
+from unbroken.spec.nodes.keys import CLUSTER_NAME, DEEP_CHECK, HEALTH, INSTANCE_GROUP
+from unbroken.spec.nodes.machine import MachinePhase
 
 DEEP = {"OnStartDeepHealthChecks": ["InstanceStress", "InstanceConnectivity"]}
 

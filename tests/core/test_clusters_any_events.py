@@ -12,8 +12,8 @@ from test_clusters import DEEP, Bench, spec
 from unbroken.core.clusters.draft import MachineView, NodeView
 from unbroken.core.clusters.rules import MINIMUM_SECONDS, RETRY_SECONDS
 from unbroken.core.clusters.state import ClusterPhase, GroupPhase, OperationStatus
-from unbroken.spec.machine import MachinePhase
-from unbroken.spec.node_check import CheckPhase
+from unbroken.spec.nodes.check import CheckPhase
+from unbroken.spec.nodes.machine import MachinePhase
 
 ACTIONS = ("step", "up", "fail", "lose", "delete", "replace", "vanish", "scale", "check", "wait")
 Steps = list[tuple[str, int]]

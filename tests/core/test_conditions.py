@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS, Standing, advance, standing
-from unbroken.spec.job import Condition
+from unbroken.spec.job.types import Condition
 
 FIRST = advance((), Standing.CREATED, "Created", "m", 1)
 

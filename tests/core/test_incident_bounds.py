@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.core.job.recovery.incident_bounds import OBJECT_BYTES, TEXT_BYTES, bounded, cut
-from unbroken.spec.codec import incident_to
-from unbroken.spec.incident import Incident, Remedy, Restored, Signal, StackGroup
+from unbroken.spec.job.codec import incident_to
+from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal, StackGroup
 
 JOB = {"name": "j", "namespace": "default", "uid": "u"}
 texts = st.sampled_from(

@@ -15,7 +15,7 @@ from unbroken.core.job.recovery.incidents import (
     culprit,
 )
 from unbroken.core.job.recovery.ladder import choose, escalated
-from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Signal
 
 
 def sign(at: float, fault: str = "ExitCode", pod: str = "p", rank: int | None = None) -> Signal:

@@ -11,8 +11,8 @@ from core.drive_job import Script, spec
 from unbroken.core.job.events import StartWorkers, WriteIncident, WriteStatus
 from unbroken.core.job.gang import Stage
 from unbroken.core.job.transitions import Phase
-from unbroken.spec.incident import Remedy
-from unbroken.spec.job import CleanPodPolicy, RestartPolicy, RunPolicy
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import CleanPodPolicy, RestartPolicy, RunPolicy
 
 PODS = ["w-0", "w-1", "w-2"]
 STATES = ["boots", "ready", "runs", "completed", "failed", "stopping", "shutdown"]

@@ -18,7 +18,7 @@ from unbroken.core.nodes.kernel_log import (
     read_sxid,
     read_xid,
 )
-from unbroken.spec.fault_table import Severity
+from unbroken.spec.nodes.fault_table import Severity
 
 MILD = Severity.NON_FATAL
 

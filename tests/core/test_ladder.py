@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unbroken.core.job.recovery.ladder import RUNGS, Pods, choose, rung_of
-from unbroken.spec.incident import Remedy
+from unbroken.spec.job.incident import Remedy
 
 
 def test_each_remedy_has_its_rung_in_the_order_of_the_remedies() -> None:

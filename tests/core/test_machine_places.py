@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from unbroken.local.machines.decisions.places import Listed, changes, free_index, in_order
-from unbroken.spec.machine import MachineSpec
+from unbroken.spec.nodes.machine import MachineSpec
 
 
 def listed(text: str) -> list[Listed]:

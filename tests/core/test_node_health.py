@@ -13,7 +13,7 @@ from unbroken.core.nodes.health import GpusSampled, HostSampled, LineRead, LogFa
 from unbroken.core.nodes.health_object import DETAILS_BYTES, DETAILS_MAX, MEMORY, read_memory
 from unbroken.core.nodes.kernel_log import KernelLine
 from unbroken.core.nodes.signals import GpuReading, GpuSample, HostSample
-from unbroken.spec.node_keys import (
+from unbroken.spec.nodes.keys import (
     ADVICE,
     FAULT_REASONS,
     FAULT_TYPES,

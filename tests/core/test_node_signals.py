@@ -20,7 +20,7 @@ from unbroken.core.nodes.signals import (
 )
 from unbroken.core.nodes.signals_table import SignTable
 from unbroken.nodes.tables import read_table
-from unbroken.spec.fault_table import FaultTable, GpuSign, HostSign, load_fault_table
+from unbroken.spec.nodes.fault_table import FaultTable, GpuSign, HostSign, load_fault_table
 from unbroken.spec.problems import ManifestError
 
 LONG = 10_000.0

@@ -18,8 +18,8 @@ from unbroken.core.job.obstacles import (
 )
 from unbroken.core.job.recovery.recovery import CRASHES
 from unbroken.core.job.waiting import AGENT_SECONDS, CHANGE_SECONDS, EVENTS_MAX
-from unbroken.spec.incident import Remedy
-from unbroken.spec.job import RunPolicy
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import RunPolicy
 
 LOOP = "CrashLoopBackOff"
 

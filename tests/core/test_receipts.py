@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from core.drive_job import Script, spec
 from unbroken.core.job.events import AgentReported, RecordEvent
 from unbroken.core.job.record.receipts import RESTORED_MAX, resumption
-from unbroken.spec.incident import Restored
+from unbroken.spec.job.incident import Restored
 from unbroken.wire.agent import AgentReport, AgentState, Receipt
 from unbroken.wire.observation import RankWatch
 

@@ -9,8 +9,8 @@ import pytest
 from core.drive_job import Script, spec
 from unbroken.core.job.recovery.recovery import story
 from unbroken.core.job.recovery.signals import reason_of
-from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.job import RestartPolicy, RunPolicy
+from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.types import RestartPolicy, RunPolicy
 
 
 def running(replicas: int = 2, spares: int = 0, policy: RunPolicy | None = None) -> Script:

@@ -16,7 +16,7 @@ from unbroken.core.job.record.redaction import (
     clean_incident,
     clean_lines,
 )
-from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
+from unbroken.spec.job.incident import Incident, Remedy, Signal, StackGroup
 
 SECRET = "aB3" + "x9Kq" * 8
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"

@@ -18,9 +18,9 @@ from unbroken.core.nodes.repair.events import (
     PodsSeen,
     WriteRecord,
 )
-from unbroken.spec.node_check import CheckPhase
-from unbroken.spec.node_keys import REPAIR, Action, Health, Recovery
-from unbroken.spec.node_record import BlameKind, NodeRecordSpec, RepairState
+from unbroken.spec.nodes.check import CheckPhase
+from unbroken.spec.nodes.keys import REPAIR, Action, Health, Recovery
+from unbroken.spec.nodes.record import BlameKind, NodeRecordSpec, RepairState
 
 REBOOT_ONLY = frozenset({Action.REBOOT})
 

@@ -16,9 +16,9 @@ from unbroken.core.nodes.repair.events import (
     Tick,
     WriteRecord,
 )
-from unbroken.spec.node_check import CheckPhase
-from unbroken.spec.node_keys import Action, Health, Recovery
-from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.check import CheckPhase
+from unbroken.spec.nodes.keys import Action, Health, Recovery
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 
 NODES = [f"node-{index}" for index in range(6)]
 SHARE = 0.34

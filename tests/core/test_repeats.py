@@ -10,8 +10,8 @@ from core.drive_job import Script, spec
 from unbroken.core.job.events import DeletePod, JobSeen, RecordEvent
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.repeats import FIRST_SECONDS, find
-from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.job import CleanPodPolicy, JobOptions, RestartPolicy, RunPolicy, SameError
+from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.types import CleanPodPolicy, JobOptions, RestartPolicy, RunPolicy, SameError
 
 
 def raised(

@@ -6,8 +6,8 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.job.watch.progress import FIRST_SECONDS, made
-from unbroken.spec.incident import Incident, Remedy, Restored, Signal
-from unbroken.spec.job import RunPolicy
+from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal
+from unbroken.spec.job.types import RunPolicy
 
 USED = (
     "all 3 restarts without progress are used; set jobMaxRetryCount or restartPolicy to allow more"

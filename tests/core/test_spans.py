@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from unbroken.core.job.record.spans import IncidentName, Span, trace_of
-from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Signal
 
 UID = "3f2b8c1e-5a77-4c0d-9e21-0d4f6b7a8c99"
 NAMED = IncidentName(UID, "lm-2", "team", "lm")

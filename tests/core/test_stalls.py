@@ -10,7 +10,7 @@ from core.drive_job import Script
 from core.drive_watch import WatchedJob, alarm, ill, well
 from unbroken.core.job.events import AgentReported, CollectEvidence, PodUid
 from unbroken.core.job.watch.stalls import COMPARE_SECONDS
-from unbroken.spec.detectors import Detector
+from unbroken.spec.job.detectors import Detector
 from unbroken.wire.observation import RankWatch
 
 SILENT, STOPPED = Detector.SILENT, Detector.STOPPED

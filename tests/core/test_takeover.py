@@ -6,8 +6,8 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.job.events import AgentReported, StartWorkers, StopWorkers, WriteIncident
-from unbroken.spec.incident import Remedy
-from unbroken.spec.job import RunPolicy
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState
 
 HELD = "master=10.0.0.0 port=29000"

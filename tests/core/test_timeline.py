@@ -18,9 +18,9 @@ from unbroken.core.job.record.timeline import (
     redo_seconds,
     settle,
 )
-from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.job import Condition, JobStatus
-from unbroken.spec.ledger import Ledger
+from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.ledger import Ledger
+from unbroken.spec.job.types import Condition, JobStatus
 
 START = 1_000_000.0
 RUNNING = JobStatus(start_time=START)

@@ -8,7 +8,7 @@ import pytest
 
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import TRANSITIONS, IllegalTransitionError, Phase, diagram
-from unbroken.spec.job import JobStatus
+from unbroken.spec.job.types import JobStatus
 
 PAGE = Path(__file__).parents[2] / "docs/design/training-jobs.md"
 

@@ -20,8 +20,8 @@ from unbroken.core.agent.machine import (
     Workers,
 )
 from unbroken.core.job.events import AgentReported, CreatePod, PodUid, StopWorkers
-from unbroken.spec.incident import Remedy
-from unbroken.spec.job import RunPolicy
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import RunPolicy
 
 
 def begun(policy: RunPolicy | None = None, replicas: int = 2) -> Script:

@@ -21,7 +21,7 @@ from unbroken.core.watchdog.events import (
 )
 from unbroken.core.watchdog.levels import Finiteness
 from unbroken.core.watchdog.machine import Watchdog
-from unbroken.spec.detectors import DEFAULTS, Detector, Mode
+from unbroken.spec.job.detectors import DEFAULTS, Detector, Mode
 from unbroken.wire.worker import Page
 
 NAN = float("nan")

@@ -21,7 +21,7 @@ from unbroken.core.watchdog.events import (
     Wrote,
 )
 from unbroken.core.watchdog.machine import Watchdog
-from unbroken.spec.detectors import DEFAULTS
+from unbroken.spec.job.detectors import DEFAULTS
 from unbroken.wire.worker import Page
 
 SEEDS = st.integers(0, 2**32)

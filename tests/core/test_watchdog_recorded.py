@@ -16,7 +16,7 @@ import pytest
 
 from unbroken.core.watchdog.events import Sampled, Started, Tick, Wrote
 from unbroken.core.watchdog.machine import Watchdog
-from unbroken.spec.detectors import DEFAULTS
+from unbroken.spec.job.detectors import DEFAULTS
 
 TRACES = sorted((Path(__file__).parent / "watchdog_traces").glob("*.json"))
 

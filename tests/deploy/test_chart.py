@@ -29,7 +29,7 @@ from deploy.charts import (
 from unbroken import __version__
 from unbroken.cli.main import app
 from unbroken.observe.server import HEALTH_PATH
-from unbroken.spec.schema import definitions
+from unbroken.spec.schema.crd import definitions
 
 ROOT = Path(__file__).parents[2]
 SIXTY_FOUR = "0123456789abcdef" * 4

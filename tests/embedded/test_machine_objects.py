@@ -13,8 +13,8 @@ from controller.plain import Object, PlainRequests
 from unbroken.kube.client import connect
 from unbroken.local.machines.objects import FINALIZER, MachineRequests
 from unbroken.operator import definitions
-from unbroken.spec.kinds import MACHINE
-from unbroken.spec.machine import MachinePhase, MachineSpec, MachineStatus
+from unbroken.spec.nodes.kinds import MACHINE
+from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
 
 NAME = "written-machine"
 

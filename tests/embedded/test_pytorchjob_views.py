@@ -10,7 +10,7 @@ from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.local.kubeflow.decisions.events import JobPod, Replaced
 from unbroken.local.kubeflow.views import REPLACED, job_picture, replaced_annotation
-from unbroken.spec.pytorchjob import Replica
+from unbroken.spec.kubeflow.pytorchjob import Replica
 
 Object = dict[str, Any]
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from agent.running import linked, running, start, stop
-from unbroken.spec.parse import parse_job
+from unbroken.spec.job.parse import parse_job
 from unbroken.wire.agent import AgentState
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

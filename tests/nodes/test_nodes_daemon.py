@@ -24,7 +24,7 @@ from unbroken.core.nodes.health_object import MEMORY
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.nodes.driver import DaemonOptions, run_daemon
-from unbroken.spec.node_keys import ADVICE, FAULT_DETAILS, FAULT_REASONS, HEALTH, VERIFIED
+from unbroken.spec.nodes.keys import ADVICE, FAULT_DETAILS, FAULT_REASONS, HEALTH, VERIFIED
 from watching import PATIENCE_SECONDS, running
 
 pytestmark = pytest.mark.slow

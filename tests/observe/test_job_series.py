@@ -10,9 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from unbroken.observe.job_metrics import JobMetrics
 from unbroken.observe.job_records import DELETED_MAX, KEPT_SECONDS, JobName, JobState
-from unbroken.spec.incident import Incident, Remedy, Signal
-from unbroken.spec.job import Condition, JobStatus
-from unbroken.spec.ledger import NAMES_MAX, OTHERS, Ledger
+from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.ledger import NAMES_MAX, OTHERS, Ledger
+from unbroken.spec.job.types import Condition, JobStatus
 
 SINCE = 1000.0
 NAME = JobName("team", "lm")

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from unbroken.observe.node_metrics import NodeMetrics, NodeState
-from unbroken.spec.node_check import CheckKind, CheckPhase, NodeCheckSpec, NodeCheckStatus
-from unbroken.spec.node_keys import Action
-from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec, NodeCheckStatus
+from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 
 SINCE = 1000.0
 DONE = RepairRecord(

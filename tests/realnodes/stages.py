@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from e2e.clusters import Cluster
 from realnodes.jobs import Job
-from unbroken.spec.node_keys import HEALTH
+from unbroken.spec.nodes.keys import HEALTH
 
 Object = dict[str, Any]
 

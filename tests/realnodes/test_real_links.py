@@ -14,7 +14,7 @@ from e2e.clusters import UNBROKEN
 from realnodes import machines
 from realnodes.plane import RealCluster, operator, repair_options
 from unbroken.operator.nodes.checks_fleet import SPEED
-from unbroken.spec.node_keys import INSTANCE_TYPES
+from unbroken.spec.nodes.keys import INSTANCE_TYPES
 
 NODES = 3
 pytestmark = [

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.spec.hyperpod_config import pytorchjob, read_config
-from unbroken.spec.instance_types import InstanceType
-from unbroken.spec.pytorchjob import parse_pytorchjob
+from unbroken.spec.kubeflow.hyperpod_config import pytorchjob, read_config
+from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
+from unbroken.spec.nodes.instance_types import InstanceType
 
 Object = dict[str, Any]
 FILE = """

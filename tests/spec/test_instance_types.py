@@ -9,7 +9,7 @@ import pytest
 from unbroken.errors import SpecError
 from unbroken.kube.quantity import parse_quantity
 from unbroken.operator.instance_types import instance_types
-from unbroken.spec.instance_types import (
+from unbroken.spec.nodes.instance_types import (
     InstanceType,
     instance_type,
     instance_type_labels,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.spec.ledger import (
+from unbroken.spec.job.ledger import (
     CHARACTERS_MAX,
     NAMES_MAX,
     NUMBER_MAX,

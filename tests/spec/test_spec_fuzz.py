@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from job_samples import changed, job, published
-from unbroken.spec import codec
-from unbroken.spec.fields import INT_MAX, Base, Shape, fields_of
-from unbroken.spec.incident import Incident
-from unbroken.spec.job import JobSpec, JobStatus
-from unbroken.spec.parse import parse_job
+from unbroken.spec.job import codec
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.parse import parse_job
+from unbroken.spec.job.types import JobSpec, JobStatus
 from unbroken.spec.problems import Report
-from unbroken.spec.read import read_record
+from unbroken.spec.schema.fields import INT_MAX, Base, Shape, fields_of
+from unbroken.spec.schema.read import read_record
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
 JSON = st.recursive(

@@ -10,26 +10,26 @@ import pytest
 from apiclient import Api
 from apiservers import Cluster
 from samples import CRDS, define
-from unbroken.spec.cluster import ClusterSpec
-from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
-from unbroken.spec.machine import (
+from unbroken.spec.nodes.check import CheckKind, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.cluster import ClusterSpec
+from unbroken.spec.nodes.keys import Action, Recovery
+from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
+from unbroken.spec.nodes.machine import (
     LifeCycle,
     MachinePhase,
     MachineSpec,
     MachineStatus,
     MachineTaint,
 )
-from unbroken.spec.node_check import CheckKind, CheckResult, NodeCheckSpec, Outcome
-from unbroken.spec.node_keys import Action, Recovery
-from unbroken.spec.node_record import (
+from unbroken.spec.nodes.record import (
     BlameEntry,
     BlameKind,
     NodeRecordSpec,
     RepairRecord,
     RepairState,
 )
-from unbroken.spec.schema import own_definition
-from unbroken.spec.write import write_record
+from unbroken.spec.schema.crd import own_definition
+from unbroken.spec.schema.write import write_record
 
 REPAIR = RepairRecord(
     Action.REBOOT, "XID 79", "daemon", RepairState.ACTING, 1000.25, fault="Xid79", tries=1

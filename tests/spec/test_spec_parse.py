@@ -9,9 +9,9 @@ import yaml
 
 from job_samples import MANIFESTS, changed, job, published, rule, template
 from unbroken.errors import SpecError
-from unbroken.spec.job import AgentAuth, CleanPodPolicy, JobOptions, SameError, Switch
-from unbroken.spec.log_rule_ranks import Scope, Watch
-from unbroken.spec.parse import admit_job, load_job, normalized, parse_job
+from unbroken.spec.job.log_rule_ranks import Scope, Watch
+from unbroken.spec.job.parse import admit_job, load_job, normalized, parse_job
+from unbroken.spec.job.types import AgentAuth, CleanPodPolicy, JobOptions, SameError, Switch
 from unbroken.spec.problems import ManifestError
 
 REPLICA = "spec/replicaSpecs/0"

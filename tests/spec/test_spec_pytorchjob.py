@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.spec.pytorchjob import (
+from unbroken.spec.kubeflow.pytorchjob import (
     AUTO_RESUME,
     MAX_RETRIES,
     CleanPodPolicy,

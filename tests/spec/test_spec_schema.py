@@ -21,11 +21,11 @@ from apiservers import Cluster
 from job_samples import changed, job, published
 from samples import CRDS, define
 from unbroken.core.job.recovery.incident_bounds import UNKNOWN, writable
-from unbroken.spec import codec
-from unbroken.spec.descriptions import DESCRIPTIONS
-from unbroken.spec.fields import fields_of
-from unbroken.spec.incident import Incident, Remedy, Restored, Signal, StackGroup
-from unbroken.spec.job import (
+from unbroken.spec.job import codec
+from unbroken.spec.job.descriptions import DESCRIPTIONS
+from unbroken.spec.job.incident import Incident, Remedy, Restored, Signal, StackGroup
+from unbroken.spec.job.parse import load_job
+from unbroken.spec.job.types import (
     Condition,
     FaultyPods,
     JobSpec,
@@ -36,13 +36,13 @@ from unbroken.spec.job import (
     RestartStatus,
     RunPolicy,
 )
-from unbroken.spec.kinds import OWN_KINDS
-from unbroken.spec.machine import LifeCycle, MachineTaint
-from unbroken.spec.node_check import CheckResult
-from unbroken.spec.node_descriptions import NODE_DESCRIPTIONS
-from unbroken.spec.node_record import BlameEntry, RepairRecord
-from unbroken.spec.parse import load_job
-from unbroken.spec.schema import definitions, incident_definition, job_definition
+from unbroken.spec.nodes.check import CheckResult
+from unbroken.spec.nodes.descriptions import NODE_DESCRIPTIONS
+from unbroken.spec.nodes.kinds import OWN_KINDS
+from unbroken.spec.nodes.machine import LifeCycle, MachineTaint
+from unbroken.spec.nodes.record import BlameEntry, RepairRecord
+from unbroken.spec.schema.crd import definitions, incident_definition, job_definition
+from unbroken.spec.schema.fields import fields_of
 
 ROOT = Path(__file__).parents[2]
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"

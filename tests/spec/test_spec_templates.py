@@ -9,7 +9,7 @@ import pytest
 from job_samples import changed
 from unbroken.core.job.events import CreatePod, NodeName, PodName
 from unbroken.operator.jobs.pods import JobIdentity, build_pod
-from unbroken.spec.parse import parse_job
+from unbroken.spec.job.parse import parse_job
 
 TEMPLATE = "spec/replicaSpecs/0/template"
 PATH = "spec.replicaSpecs[0].template"

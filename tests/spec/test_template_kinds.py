@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from job_samples import changed, job
 from unbroken.kube.quantity import QuantityError, parse_quantity
 from unbroken.operator.webhook.review import Asked, judged
-from unbroken.spec.parse import load_job, parse_job
+from unbroken.spec.job.parse import load_job, parse_job
+from unbroken.spec.job.template_kinds import QUANTITY_TEXT, is_quantity
+from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
 from unbroken.spec.problems import ManifestError
-from unbroken.spec.pytorchjob import parse_pytorchjob
-from unbroken.spec.template_kinds import QUANTITY_TEXT, is_quantity
 
 POD = "spec/replicaSpecs/0/template/spec"
 PATH = "spec.replicaSpecs[0].template.spec"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from unbroken.errors import SpecError
+from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE, read_preload
 from unbroken.spec.problems import unsubstituted
-from unbroken.spec.warm import PRELOAD_VARIABLE, WARM_VARIABLE, read_preload
 
 from .option_table import OPTIONS, Option
 

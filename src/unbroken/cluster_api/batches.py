@@ -10,9 +10,9 @@ import msgspec
 
 from unbroken.core.clusters.groups import instance_types, is_continuous, retargeted
 from unbroken.core.clusters.state import InstancePhase
-from unbroken.spec.cluster import ClusterSpec
-from unbroken.spec.machine import MachinePhase
-from unbroken.spec.node_keys import REPAIR, Action
+from unbroken.spec.nodes.cluster import ClusterSpec
+from unbroken.spec.nodes.keys import REPAIR, Action
+from unbroken.spec.nodes.machine import MachinePhase
 
 from .calls import Call, Object
 from .clusters import require_settled, without

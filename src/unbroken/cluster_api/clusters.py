@@ -13,9 +13,9 @@ from typing import Any
 from unbroken.core.clusters.groups import is_continuous, retargeted
 from unbroken.core.clusters.state import ClusterPhase, ClusterState, SoftwareUpdate
 from unbroken.kube.client import ApiRefusal
-from unbroken.spec.cluster import ClusterSpec
-from unbroken.spec.kinds import CLUSTER
-from unbroken.spec.node_keys import Recovery
+from unbroken.spec.nodes.cluster import ClusterSpec
+from unbroken.spec.nodes.keys import Recovery
+from unbroken.spec.nodes.kinds import CLUSTER
 
 from .calls import Around, Call, Object
 from .errors import conflict, in_use, invalid

@@ -16,7 +16,7 @@ from unbroken.core.clusters.state import (
     OperationType,
     identifier,
 )
-from unbroken.spec.node_check import CheckKind
+from unbroken.spec.nodes.check import CheckKind
 
 from .calls import Call, Object
 from .clusters import require_settled

@@ -9,7 +9,7 @@ from typing import Any
 from unbroken.core.clusters.groups import instance_types
 from unbroken.core.clusters.state import ClusterState, InstancePhase
 from unbroken.errors import SpecError
-from unbroken.spec.cluster import script_names
+from unbroken.spec.nodes.cluster import script_names
 
 from .errors import invalid, limit_exceeded
 

@@ -17,12 +17,12 @@ import msgspec
 from unbroken.core.clusters.state import ClusterState, read_state, write_state
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.spec.cluster import ClusterSpec, ClusterStatus
-from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_RECORD
-from unbroken.spec.machine import MachineSpec, MachineStatus
-from unbroken.spec.node_record import RepairRecord, RepairState
+from unbroken.spec.nodes.cluster import ClusterSpec, ClusterStatus
+from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_RECORD
+from unbroken.spec.nodes.machine import MachineSpec, MachineStatus
+from unbroken.spec.nodes.record import RepairRecord, RepairState
+from unbroken.spec.schema.write import write_record
 from unbroken.spec.times import time_seconds
-from unbroken.spec.write import write_record
 
 from .errors import not_found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from unbroken.spec.cluster import ClusterSpec
+from unbroken.spec.nodes.cluster import ClusterSpec
 
 from .calls import Call, Object
 from .errors import invalid, limit_exceeded

@@ -18,13 +18,13 @@ from unbroken.local.apiserver.validation import rules
 from unbroken.local.apiserver.validation.names import validate_metadata
 from unbroken.local.apiserver.write.admission import Admit
 from unbroken.local.apiserver.write.defaults import apply_defaults
-from unbroken.spec.job import RESOURCE
-from unbroken.spec.parse import parse_job
+from unbroken.spec.job.parse import parse_job
+from unbroken.spec.job.queues import queue_warnings
+from unbroken.spec.job.types import RESOURCE
+from unbroken.spec.kubeflow.pytorchjob import GROUP as KUBEFLOW
+from unbroken.spec.kubeflow.pytorchjob import PLURAL as PYTORCHJOBS
+from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
 from unbroken.spec.problems import Problem, Verdict
-from unbroken.spec.pytorchjob import GROUP as KUBEFLOW
-from unbroken.spec.pytorchjob import PLURAL as PYTORCHJOBS
-from unbroken.spec.pytorchjob import parse_pytorchjob
-from unbroken.spec.queues import queue_warnings
 
 POD: Final = next(kind for kind in BUILTINS if kind.resource == "pods")
 

@@ -45,7 +45,7 @@ from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import entropy, monotonic, pause, wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
-from unbroken.spec.node_keys import INSTANCE_GROUP
+from unbroken.spec.nodes.keys import INSTANCE_GROUP
 
 from . import host
 from .agent_log import AgentLog

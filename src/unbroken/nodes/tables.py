@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unbroken.core.nodes.signals_table import SignTable
 from unbroken.errors import SpecError
-from unbroken.spec.fault_table import load_fault_table
+from unbroken.spec.nodes.fault_table import load_fault_table
 
 SHIPPED = "shipped"
 """Title of the table in the package."""

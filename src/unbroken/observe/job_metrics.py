@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from unbroken.core.job.record.conditions import Standing, standing
 from unbroken.core.job.record.timeline import lost_seconds, lost_steps, stages
-from unbroken.spec.incident import Incident
+from unbroken.spec.job.incident import Incident
 
 from .hyperpod_metrics import documented
 from .job_records import BUCKETS, JobName, JobRecord, JobRecords, JobState

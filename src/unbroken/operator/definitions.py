@@ -13,9 +13,10 @@ import msgspec
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND, persist
-from unbroken.spec import incident, job
-from unbroken.spec.kinds import OWN_KINDS
-from unbroken.spec.schema import MADE_BY, definitions
+from unbroken.spec.job import incident
+from unbroken.spec.job import types as job
+from unbroken.spec.nodes.kinds import OWN_KINDS
+from unbroken.spec.schema.crd import MADE_BY, definitions
 
 from .kinds import INCIDENTS, JOBS
 

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
-from unbroken.spec.instance_types import InstanceType, read_instance_types
+from unbroken.spec.nodes.instance_types import InstanceType, read_instance_types
 
 
 @cache

@@ -11,7 +11,10 @@ from lightkube.generic_resource import (
     create_namespaced_resource,
 )
 
-from unbroken.spec import incident, job, kinds, pytorchjob
+from unbroken.spec.job import incident
+from unbroken.spec.job import types as job
+from unbroken.spec.kubeflow import pytorchjob
+from unbroken.spec.nodes import kinds
 
 if TYPE_CHECKING:
 

@@ -13,7 +13,7 @@ from unbroken.sim.actors.links import Quality
 from unbroken.sim.actors.snapshots import Keeping
 from unbroken.sim.actors.training import Habits
 from unbroken.sim.actors.watches import Rhythm
-from unbroken.spec.job import (
+from unbroken.spec.job.types import (
     CleanPodPolicy,
     JobSpec,
     ReplicaSpec,

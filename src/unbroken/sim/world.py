@@ -24,7 +24,7 @@ from unbroken.sim.actors.watches import Rhythm, Watches
 from unbroken.sim.checkers.checkers import TERMINAL, Attempt, Checkers, Violation, condition
 from unbroken.sim.checkers.endings import Ending
 from unbroken.sim.checkers.truth import Fault, Truth
-from unbroken.spec.job import CleanPodPolicy, JobOptions, JobStatus, Switch
+from unbroken.spec.job.types import CleanPodPolicy, JobOptions, JobStatus, Switch
 from unbroken.wire.agent import PORT
 
 from . import faults

@@ -175,7 +175,7 @@ class StartCommand:
     log_rules: tuple[Mapping[str, Any], ...] = ()
     """With the CRD's own keys; for our agents also `ranks`, who must log."""
     detectors: Mapping[str, str] = field(default_factory=dict)
-    """Mode by name (`spec.detectors`); what is missing has its default."""
+    """Mode by name (`spec.job.detectors`); what is missing has its default."""
     spare: bool = False
     ip_version: str | None = None
     rank_ips: tuple[tuple[int, str], ...] | None = None

@@ -35,7 +35,7 @@ class Alarm:
     """A detector that has found something, and has not seen it end."""
 
     detector: str
-    """`spec.detectors.Detector`; a text, since the other side may know more of them."""
+    """`spec.job.detectors.Detector`; a text, since the other side may know more of them."""
     since: float
     """When what it found began: the last step, the stop, the first bad value."""
     at: float

@@ -26,8 +26,8 @@ from samples import define
 from unbroken.local.admissions import ADMISSIONS
 from unbroken.local.apiserver.driver import Serving, serving
 from unbroken.local.apiserver.write.admission import Admit
-from unbroken.spec.job import RESOURCE
-from unbroken.spec.schema import job_definition
+from unbroken.spec.job.types import RESOURCE
+from unbroken.spec.schema.crd import job_definition
 
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
 ELASTIC = "elastic jobs are not supported yet; remove spec.elasticPolicy and maxReplicas"

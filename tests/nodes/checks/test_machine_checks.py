@@ -20,7 +20,7 @@ from unbroken.nodes.checks.driver import run_tests
 from unbroken.nodes.checks.findings import Settings
 from unbroken.nodes.checks.plants import read_plants
 from unbroken.nodes.checks.stopwatch import Stopwatch, queued_seconds
-from unbroken.spec.node_check import CheckKind, Outcome
+from unbroken.spec.nodes.check import CheckKind, Outcome
 
 pytestmark = pytest.mark.slow
 

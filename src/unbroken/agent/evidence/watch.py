@@ -15,7 +15,7 @@ from unbroken.core.agent.machine import WatchRead
 from unbroken.core.watchdog import events
 from unbroken.core.watchdog.machine import Watchdog
 from unbroken.core.watchdog.taught import Taught
-from unbroken.spec.detectors import from_command
+from unbroken.spec.job.detectors import from_command
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.worker import Page
 

@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
 
-from unbroken.spec.node_check import CheckPhase
-from unbroken.spec.node_keys import DEEP_CHECK, HEALTH, DeepCheck, Health
+from unbroken.spec.nodes.check import CheckPhase
+from unbroken.spec.nodes.keys import DEEP_CHECK, HEALTH, DeepCheck, Health
 
 from .draft import CheckView, CreateCheck, Draft, LabelNode, NodeView, Place
 from .groups import Group

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken.spec.cluster import ClusterSpec
-from unbroken.spec.machine import MachinePhase, MachineSpec
-from unbroken.spec.node_check import CheckKind, CheckPhase
+from unbroken.spec.nodes.check import CheckKind, CheckPhase
+from unbroken.spec.nodes.cluster import ClusterSpec
+from unbroken.spec.nodes.machine import MachinePhase, MachineSpec
 
 from .groups import Group, NodeConfig, groups_of, is_continuous
 from .state import (

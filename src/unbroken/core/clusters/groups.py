@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken.spec.cluster import ClusterSpec
-from unbroken.spec.machine import LifeCycle, MachineSpec, MachineTaint
-from unbroken.spec.node_check import CheckKind
-from unbroken.spec.node_keys import (
+from unbroken.spec.nodes.check import CheckKind
+from unbroken.spec.nodes.cluster import ClusterSpec
+from unbroken.spec.nodes.keys import (
     CLUSTER_NAME,
     COMPUTE_TYPE,
     COMPUTE_TYPE_VALUE,
@@ -23,6 +22,7 @@ from unbroken.spec.node_keys import (
     DeepCheck,
     Health,
 )
+from unbroken.spec.nodes.machine import LifeCycle, MachineSpec, MachineTaint
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from unbroken.core.wording import counted, plural
-from unbroken.spec.incident import StackGroup
+from unbroken.spec.job.incident import StackGroup
 from unbroken.wire.observation import FRAME_CHARACTERS, Collective, RankEvidence
 
 from .doings import (

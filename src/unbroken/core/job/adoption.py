@@ -12,7 +12,7 @@ from unbroken.core.job.record.conditions import Standing
 from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED
 from unbroken.core.job.recovery.ladder import Pods, rung_of
 from unbroken.core.job.recovery.recovery import Recovery
-from unbroken.spec.incident import Signal
+from unbroken.spec.job.incident import Signal
 from unbroken.wire.agent import AgentReport, AgentState
 
 from .events import PodPhase, PodUid

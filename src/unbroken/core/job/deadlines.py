@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unbroken.spec.job import RunPolicy
+from unbroken.spec.job.types import RunPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
-from unbroken.spec.incident import Incident
-from unbroken.spec.job import JobOptions, JobSpec, JobStatus
-from unbroken.spec.ledger import Ledger
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.ledger import Ledger
+from unbroken.spec.job.types import JobOptions, JobSpec, JobStatus
 from unbroken.wire.agent import PORT, AgentReport, StartCommand, StopCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 

@@ -10,11 +10,11 @@ from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.record.timeline import end_life
 from unbroken.core.job.watch.progress import first_step
 from unbroken.core.wording import all_of, counted
-from unbroken.spec import detectors
-from unbroken.spec.incident import RECOVERED
-from unbroken.spec.job import CleanPodPolicy, RunPolicy
-from unbroken.spec.log_rule_ranks import RANKS_KEY, watch_of
-from unbroken.spec.write import write_record
+from unbroken.spec.job import detectors
+from unbroken.spec.job.incident import RECOVERED
+from unbroken.spec.job.log_rule_ranks import RANKS_KEY, watch_of
+from unbroken.spec.job.types import CleanPodPolicy, RunPolicy
+from unbroken.spec.schema.write import write_record
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
 
 from .deadlines import Since, earliest, expiry, limit

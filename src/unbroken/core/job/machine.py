@@ -20,8 +20,8 @@ from unbroken.core.job.recovery.recovery import Recovery
 from unbroken.core.job.watch.examination import Examination, is_hang
 from unbroken.core.job.watch.hangs import Hangs
 from unbroken.core.job.watch.stalls import Stalls
-from unbroken.spec.incident import Signal
-from unbroken.spec.job import JobSpec, JobStatus, Switch
+from unbroken.spec.job.incident import Signal
+from unbroken.spec.job.types import JobSpec, JobStatus, Switch
 from unbroken.wire.agent import IN_PROCESS_RESTART, AgentReport, AgentState, FaultKind
 
 from .adoption import Adoption

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from unbroken.core.job.record.conditions import Standing
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.logs.lines import LineAssembler
-from unbroken.spec.job import Condition
+from unbroken.spec.job.types import Condition
 
 from .events import PodName
 

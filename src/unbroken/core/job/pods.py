@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from unbroken.spec.job import ReplicaSpec
+from unbroken.spec.job.types import ReplicaSpec
 
 from .deadlines import earliest
 from .events import CreatePod, DeletePod, Effect, FenceNode, NodeName, PodName, PodUid, ProveFence

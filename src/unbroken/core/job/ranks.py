@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from unbroken.spec.job import ReplicaSpec
+from unbroken.spec.job.types import ReplicaSpec
 
 from .events import PodUid
 from .roster import Member, Roster

@@ -14,7 +14,8 @@ from unbroken.core.job.record.timeline import settle
 from unbroken.core.job.recovery.incidents import Incidents
 from unbroken.core.job.watch.progress import Watched
 from unbroken.core.snapshots.buddies import Buddies
-from unbroken.spec.job import (
+from unbroken.spec.job.ledger import Ledger
+from unbroken.spec.job.types import (
     FaultyPods,
     JobOptions,
     JobSpec,
@@ -23,7 +24,6 @@ from unbroken.spec.job import (
     RestartStatus,
     Switch,
 )
-from unbroken.spec.ledger import Ledger
 from unbroken.wire.agent import PROCESS_RESTART
 
 from .events import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from unbroken.spec.log_rule_ranks import Scope
+from unbroken.spec.job.log_rule_ranks import Scope
 from unbroken.wire.agent import RuleView
 
 from .recorded import Line, Place

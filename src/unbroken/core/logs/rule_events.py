@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from unbroken.spec.log_rule_ranks import Scope
+from unbroken.spec.job.log_rule_ranks import Scope
 from unbroken.wire.agent import RuleState, RuleView
 
 

@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Any
 
 from unbroken.errors import SpecError
-from unbroken.spec.job import LogRule
-from unbroken.spec.log_rules import check_log_rules
+from unbroken.spec.job.log_rules import check_log_rules
+from unbroken.spec.job.types import LogRule
 from unbroken.spec.patterns import Pattern
 from unbroken.spec.problems import Report
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from unbroken.spec.log_rule_ranks import Scope
+from unbroken.spec.job.log_rule_ranks import Scope
 from unbroken.wire.agent import RuleState, RuleView
 
 from .patterns import PatternSet

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from unbroken.core.job.recovery.signals import NODE_FAULT, NODE_LOST
-from unbroken.spec.incident import Incident
-from unbroken.spec.node_keys import Action
-from unbroken.spec.node_record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
 from unbroken.wire.agent import FaultKind
 
 HALF_LIFE_SECONDS = 7 * 86400.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from unbroken.spec.node_keys import Action
+from unbroken.spec.nodes.keys import Action
 
 from .health_object import (
     MEMORY,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.spec.node_keys import (
+from unbroken.spec.nodes.keys import (
     ADVICE,
     FAULT_DETAILS,
     FAULT_REASONS,

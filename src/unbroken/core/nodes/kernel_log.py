@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from unbroken.spec.fault_table import Severity
+from unbroken.spec.nodes.fault_table import Severity
 
 LINE_CHARACTERS_MAX = 4096
 """Characters of a line that are looked at.  A record of the kernel has at most 1 KiB of text

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from unbroken.spec.fault_table import GpuSign, HostSign
+from unbroken.spec.nodes.fault_table import GpuSign, HostSign
 
 from .kernel_log import pci_address
 

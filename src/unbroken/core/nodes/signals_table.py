@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from unbroken.core.logs.pattern_trees import Unreadable, is_anchored, read_pattern
 from unbroken.core.logs.patterns import PatternSet
 from unbroken.errors import SpecError
-from unbroken.spec.fault_table import (
+from unbroken.spec.nodes.fault_table import (
     FaultClass,
     FaultEntry,
     FaultTable,
@@ -16,7 +16,7 @@ from unbroken.spec.fault_table import (
     HostSign,
     Severity,
 )
-from unbroken.spec.node_keys import Action
+from unbroken.spec.nodes.keys import Action
 from unbroken.spec.patterns import Pattern
 from unbroken.spec.problems import ManifestError, Report
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from unbroken.spec.detectors import Detector, Mode
+from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.wire.observation import RankWatch
 
 from .events import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from unbroken.spec.detectors import Detector
+from unbroken.spec.job.detectors import Detector
 
 from .levels import LossLevel, Pace
 from .rhythm import Allowed, Rhythm, Source

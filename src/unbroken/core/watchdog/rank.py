@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
-from unbroken.spec.detectors import Detector
+from unbroken.spec.job.detectors import Detector
 from unbroken.wire.observation import Alarm, Bound, RankWatch
 from unbroken.wire.worker import Page
 

@@ -38,8 +38,16 @@ from unbroken.local.kubeflow.decisions.pods import RENDEZVOUS_PORT
 from unbroken.local.kubeflow.decisions.pytorchjob import plan
 from unbroken.operator.jobs.requests import persist
 from unbroken.operator.kinds import PyTorchJobObject
-from unbroken.spec.pytorchjob import GROUP, JOB_LABEL, KIND, OPERATOR, PATH, PLURAL, VERSION
-from unbroken.spec.pytorchjob_status import PyTorchJobStatus, status_from, status_to
+from unbroken.spec.kubeflow.pytorchjob import (
+    GROUP,
+    JOB_LABEL,
+    KIND,
+    OPERATOR,
+    PATH,
+    PLURAL,
+    VERSION,
+)
+from unbroken.spec.kubeflow.pytorchjob_status import PyTorchJobStatus, status_from, status_to
 
 from .views import is_owned, job_picture, replaced_annotation
 

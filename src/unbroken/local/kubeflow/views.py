@@ -9,8 +9,14 @@ from lightkube.models.core_v1 import ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.local.kubeflow.decisions.events import JobPicture, JobPod, Replaced
-from unbroken.spec.pytorchjob import CONTAINER, INDEX_LABEL, TYPE_LABEL, Replica, parse_pytorchjob
-from unbroken.spec.pytorchjob_status import status_from
+from unbroken.spec.kubeflow.pytorchjob import (
+    CONTAINER,
+    INDEX_LABEL,
+    TYPE_LABEL,
+    Replica,
+    parse_pytorchjob,
+)
+from unbroken.spec.kubeflow.pytorchjob_status import status_from
 
 REPLACED = "unbroken.dev/replaced-pods"
 """Annotation of a job: how many failed pods were made anew, and the uids of the latest."""

@@ -12,10 +12,10 @@ import msgspec
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.local.machines.decisions.places import Changes, Listed, changes
-from unbroken.spec.fields import fields_of
-from unbroken.spec.kinds import MACHINE
-from unbroken.spec.machine import MachineSpec, MachineStatus
-from unbroken.spec.write import write_record
+from unbroken.spec.nodes.kinds import MACHINE
+from unbroken.spec.nodes.machine import MachineSpec, MachineStatus
+from unbroken.spec.schema.fields import fields_of
+from unbroken.spec.schema.write import write_record
 
 log = logging.getLogger(__name__)
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from unbroken.local.node import NodeOptions
 from unbroken.local.state import ClusterOptions, Paths
 from unbroken.operator.instance_types import instance_types
-from unbroken.spec.instance_types import instance_type, instance_type_labels
-from unbroken.spec.machine import MachineSpec
-from unbroken.spec.node_keys import (
+from unbroken.spec.nodes.instance_types import instance_type, instance_type_labels
+from unbroken.spec.nodes.keys import (
     COMPUTE_TYPE,
     COMPUTE_TYPE_VALUE,
     HEALTH,
     INSTANCE_GROUP,
     Health,
 )
-from unbroken.spec.write import write_record
+from unbroken.spec.nodes.machine import MachineSpec
+from unbroken.spec.schema.write import write_record
 
 from .pool import MakeOptions
 

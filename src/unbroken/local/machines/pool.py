@@ -32,8 +32,8 @@ from unbroken.local.node.addresses import NODES_MAX, node_address
 from unbroken.local.node.driver import host_boot_id
 from unbroken.local.node.processes.process import Launcher
 from unbroken.operator.kinds import ClusterObject, MachineObject
-from unbroken.spec.kinds import CLUSTER, MACHINE
-from unbroken.spec.machine import MachinePhase, MachineSpec, MachineStatus
+from unbroken.spec.nodes.kinds import CLUSTER, MACHINE
+from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
 
 from .fence import Fence, asked_of, is_out_of_service, power_of
 from .node import Around, Companion, MachineNode, discard

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from unbroken.errors import SpecError
-from unbroken.spec.node_check import CheckKind, CheckResult
-from unbroken.spec.write import write_record
+from unbroken.spec.nodes.check import CheckKind, CheckResult
+from unbroken.spec.schema.write import write_record
 
 from .driver import TESTS, run_tests
 from .findings import SHORT_SECONDS, Pair, Settings

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from unbroken.kube.clock import wall
-from unbroken.spec.node_check import Outcome
+from unbroken.spec.nodes.check import Outcome
 
 from . import gpu_count
 from .findings import Finding, Settings, Test, failed, passed, unknown

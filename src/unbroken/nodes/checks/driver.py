@@ -16,7 +16,7 @@ from time import monotonic
 import msgspec
 
 from unbroken.errors import UnbrokenError
-from unbroken.spec.node_check import CheckKind, CheckResult
+from unbroken.spec.nodes.check import CheckKind, CheckResult
 
 from . import basic, cores, dcgm, disk, gpu, memory, pairs, training
 from .findings import Finding, Settings, Test, unknown

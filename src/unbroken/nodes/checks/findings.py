@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unbroken.spec.node_check import Outcome
+from unbroken.spec.nodes.check import Outcome
 
 from .plants import Plants
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unbroken.kube.clock import monotonic
-from unbroken.spec.node_check import Outcome
+from unbroken.spec.nodes.check import Outcome
 
 from .findings import Finding, Settings, Test, failed, passed, unknown
 from .gpu_count import nvml_count

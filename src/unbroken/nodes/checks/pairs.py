@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from unbroken.kube.clock import monotonic
-from unbroken.spec.node_check import Outcome
+from unbroken.spec.nodes.check import Outcome
 
 from .findings import Finding, Pair, Settings, Test, failed, unknown
 

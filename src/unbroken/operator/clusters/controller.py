@@ -34,11 +34,11 @@ from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.jobs.requests import MERGE
 from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject
-from unbroken.spec.incident import GROUP, VERSION
-from unbroken.spec.kinds import CLUSTER, MACHINE, NODE_CHECK
-from unbroken.spec.node_check import NodeCheckSpec
-from unbroken.spec.node_keys import CLUSTER_NAME, HEALTH, INSTANCE_GROUP, REPAIR, Action
-from unbroken.spec.write import write_record
+from unbroken.spec.job.incident import GROUP, VERSION
+from unbroken.spec.nodes.check import NodeCheckSpec
+from unbroken.spec.nodes.keys import CLUSTER_NAME, HEALTH, INSTANCE_GROUP, REPAIR, Action
+from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
+from unbroken.spec.schema.write import write_record
 
 from .views import world_of
 

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from unbroken.core.job.events import PodUid
-from unbroken.spec.job import JobSpec
+from unbroken.spec.job.types import JobSpec
 from unbroken.wire.agent import AgentReport
 from unbroken.wire.observation import Evidence, ThreadStack
 

@@ -33,11 +33,11 @@ from unbroken.kube.refusals import Refusal
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.operator.kinds import IncidentObject, JobObject
 from unbroken.operator.kueue.queues import Queues
-from unbroken.spec.codec import incident_from, job_status_from
-from unbroken.spec.job import JobStatus
-from unbroken.spec.ledger import ANNOTATION as LEDGER
-from unbroken.spec.ledger import read_ledger
-from unbroken.spec.parse import Parsed, parse_job
+from unbroken.spec.job.codec import incident_from, job_status_from
+from unbroken.spec.job.ledger import ANNOTATION as LEDGER
+from unbroken.spec.job.ledger import read_ledger
+from unbroken.spec.job.parse import Parsed, parse_job
+from unbroken.spec.job.types import JobStatus
 from unbroken.spec.problems import Problem
 
 from .pods import JOB_LABEL, JobIdentity, job_identity

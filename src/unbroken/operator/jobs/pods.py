@@ -13,8 +13,8 @@ from typing import Any
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.events import CreatePod, NodeName
-from unbroken.spec.job import GROUP, KIND, VERSION, JobSpec
-from unbroken.spec.warm import PRELOAD, PRELOAD_VARIABLE, WARM, WARM_VARIABLE
+from unbroken.spec.job.types import GROUP, KIND, VERSION, JobSpec
+from unbroken.spec.job.warm import PRELOAD, PRELOAD_VARIABLE, WARM, WARM_VARIABLE
 from unbroken.wire.agent import PORT
 
 Object = dict[str, Any]

@@ -16,14 +16,14 @@ from unbroken.kube.backoff import Backoff
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import entropy, pause
 from unbroken.operator.kinds import INCIDENTS, JOBS
-from unbroken.spec import incident as incidents
-from unbroken.spec import job as jobs
-from unbroken.spec.codec import OTHER, OTHERS, incident_to, job_status_to
-from unbroken.spec.fields import fields_of
-from unbroken.spec.incident import Incident
-from unbroken.spec.job import FaultyPods, JobStatus
-from unbroken.spec.ledger import ANNOTATION as LEDGER
-from unbroken.spec.ledger import Ledger, write_ledger
+from unbroken.spec.job import incident as incidents
+from unbroken.spec.job import types as jobs
+from unbroken.spec.job.codec import OTHER, OTHERS, incident_to, job_status_to
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.ledger import ANNOTATION as LEDGER
+from unbroken.spec.job.ledger import Ledger, write_ledger
+from unbroken.spec.job.types import FaultyPods, JobStatus
+from unbroken.spec.schema.fields import fields_of
 
 from .pods import JobIdentity, key_secret
 from .views import node_view

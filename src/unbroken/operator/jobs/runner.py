@@ -62,8 +62,8 @@ from unbroken.kube.events import EventRecorder
 from unbroken.observe.job_records import JobName
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.operator.kueue.objects import place_pod
-from unbroken.spec.incident import Incident
-from unbroken.spec.job import Condition, JobSpec, JobStatus
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.types import Condition, JobSpec, JobStatus
 
 from .agent_memory import AgentMemory
 from .links import AgentLinks

@@ -9,8 +9,8 @@ from lightkube.models.core_v1 import PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
-from unbroken.spec.node_keys import HEALTH, health_of
-from unbroken.spec.rules import port_number
+from unbroken.spec.job.rules import port_number
+from unbroken.spec.nodes.keys import HEALTH, health_of
 from unbroken.wire.agent import PORT
 
 from .pod_troubles import trouble_of

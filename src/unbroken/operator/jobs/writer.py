@@ -17,9 +17,9 @@ from lightkube.models.core_v1 import ObjectReference
 from unbroken.core.job.events import RecordEvent
 from unbroken.kube.client import ApiRefusal
 from unbroken.kube.events import EventRecorder
-from unbroken.spec.incident import Incident
-from unbroken.spec.job import GROUP, KIND, VERSION, JobStatus
-from unbroken.spec.ledger import Ledger
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.ledger import Ledger
+from unbroken.spec.job.types import GROUP, KIND, VERSION, JobStatus
 
 from .pods import JobIdentity
 from .requests import CONFLICT, NOT_FOUND, JobRequests, persist

@@ -12,7 +12,7 @@ from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import pause
 from unbroken.kube.informer import Informer
 from unbroken.operator.jobs.requests import NOT_FOUND, persist
-from unbroken.spec.queues import GROUP
+from unbroken.spec.job.queues import GROUP
 
 from .objects import VERSIONS, WORKLOADS
 

@@ -42,11 +42,11 @@ from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.jobs.pods import JOB_LABEL, REPLICA_LABEL, job_identity
 from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
 from unbroken.operator.kinds import JobObject
-from unbroken.spec.codec import job_status_from
-from unbroken.spec.job import GROUP as JOB_GROUP
-from unbroken.spec.job import KIND, VERSION, JobSpec
-from unbroken.spec.parse import parse_job
-from unbroken.spec.queues import GROUP, PRIORITY, queue_of, queue_warnings
+from unbroken.spec.job.codec import job_status_from
+from unbroken.spec.job.parse import parse_job
+from unbroken.spec.job.queues import GROUP, PRIORITY, queue_of, queue_warnings
+from unbroken.spec.job.types import GROUP as JOB_GROUP
+from unbroken.spec.job.types import KIND, VERSION, JobSpec
 
 from .api import served_version
 from .objects import (

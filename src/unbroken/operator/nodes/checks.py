@@ -23,8 +23,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.kinds import NodeCheckObject
-from unbroken.spec.kinds import NODE_CHECK
-from unbroken.spec.node_check import (
+from unbroken.spec.nodes.check import (
     KEPT_SECONDS,
     CheckKind,
     CheckPhase,
@@ -32,6 +31,7 @@ from unbroken.spec.node_check import (
     NodeCheckSpec,
     NodeCheckStatus,
 )
+from unbroken.spec.nodes.kinds import NODE_CHECK
 
 from . import checks_log as check_log
 from . import checks_nodes as holds

@@ -9,7 +9,7 @@ from lightkube.resources.core_v1 import Node
 
 from unbroken.core.nodes.checks.limits import Fleet, learn
 from unbroken.kube.cache import key_of
-from unbroken.spec.node_keys import instance_type_of
+from unbroken.spec.nodes.keys import instance_type_of
 
 from .checks_pods import is_embedded
 

@@ -15,7 +15,7 @@ import msgspec
 
 from unbroken.core.nodes.checks.limits import RUN
 from unbroken.kube.clock import rfc3339
-from unbroken.spec.node_check import CheckResult, Outcome
+from unbroken.spec.nodes.check import CheckResult, Outcome
 
 FILE = "sagemaker-deep-health-check.log"
 RESULTS = "DeepHealthCheckResults"

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from lightkube.resources.core_v1 import Node
 
-from unbroken.spec.node_check import CheckPhase
-from unbroken.spec.node_keys import (
+from unbroken.spec.nodes.check import CheckPhase
+from unbroken.spec.nodes.keys import (
     DEEP_CHECK,
     HEALTH,
     TAINT_EFFECT,

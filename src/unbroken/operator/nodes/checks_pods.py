@@ -14,9 +14,9 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.nodes.checks.limits import RUN
 from unbroken.core.nodes.checks.plan_steps import Step
-from unbroken.spec.node_check import CheckKind, CheckResult, Outcome
+from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
 from unbroken.spec.problems import Report
-from unbroken.spec.read import read_record
+from unbroken.spec.schema.read import read_record
 
 Object = dict[str, Any]
 

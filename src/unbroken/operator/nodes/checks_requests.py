@@ -14,9 +14,9 @@ from unbroken.errors import WorldError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
-from unbroken.spec.kinds import NODE_CHECK
-from unbroken.spec.node_check import NodeCheckStatus
-from unbroken.spec.write import write_record
+from unbroken.spec.nodes.check import NodeCheckStatus
+from unbroken.spec.nodes.kinds import NODE_CHECK
+from unbroken.spec.schema.write import write_record
 
 from .checks_pods import CHECK_LABEL, NAMESPACE
 

@@ -54,9 +54,9 @@ from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
 from unbroken.operator.kinds import ClusterObject, NodeCheckObject, NodeRecordObject
-from unbroken.spec.incident import Incident
-from unbroken.spec.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
-from unbroken.spec.node_keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Recovery
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Recovery
+from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
 
 from .providers import (
     ClusterApiProvider,

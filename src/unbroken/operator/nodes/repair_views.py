@@ -12,9 +12,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.nodes.repair.events import CheckSeen, NodeFault, RepairNode
 from unbroken.core.nodes.repair.records import FAULT_ANNOTATIONS, FAULT_LABELS
 from unbroken.operator.jobs.views import FAULTS, node_view
-from unbroken.spec.fields import fields_of
-from unbroken.spec.kinds import NODE_CHECK
-from unbroken.spec.node_keys import (
+from unbroken.spec.nodes.keys import (
     ADVICE,
     CLUSTER_NAME,
     DEEP_CHECK,
@@ -29,8 +27,10 @@ from unbroken.spec.node_keys import (
     Health,
     health_of,
 )
-from unbroken.spec.node_record import NodeRecordSpec, RepairRecord
-from unbroken.spec.write import write_record
+from unbroken.spec.nodes.kinds import NODE_CHECK
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord
+from unbroken.spec.schema.fields import fields_of
+from unbroken.spec.schema.write import write_record
 
 Object = dict[str, Any]
 CONDITIONS = FAULTS | {GPU_UNHEALTHY, HARDWARE_UNHEALTHY}

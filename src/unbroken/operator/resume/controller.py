@@ -38,7 +38,7 @@ from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.jobs.requests import CONFLICT, FENCE, MERGE, NOT_FOUND
 from unbroken.operator.kinds import PyTorchJobObject
-from unbroken.spec.pytorchjob import GROUP, JOB_LABEL, KIND, PATH, PLURAL, VERSION
+from unbroken.spec.kubeflow.pytorchjob import GROUP, JOB_LABEL, KIND, PATH, PLURAL, VERSION
 
 from .views import concerns, node_state, picture, write_record
 

@@ -12,7 +12,7 @@ from unbroken.core.job.record.spans import IncidentName, Trace, trace_of
 from unbroken.kube.cache import key_of
 from unbroken.kube.informer import Informer
 from unbroken.operator.kinds import IncidentObject
-from unbroken.spec.codec import incident_from
+from unbroken.spec.job.codec import incident_from
 
 SETTLE_SECONDS = 5.0
 """What the ranks restored may be known only after the first step, which ends an incident."""

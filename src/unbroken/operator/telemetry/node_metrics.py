@@ -10,8 +10,8 @@ from unbroken.kube.informers import Informers
 from unbroken.observe.node_metrics import NodeMetrics, NodeState
 from unbroken.operator.jobs.views import node_view
 from unbroken.operator.kinds import NodeCheckObject, NodeRecordObject
-from unbroken.spec.kinds import NODE_CHECK, NODE_RECORD
-from unbroken.spec.node_keys import CLUSTER_NAME, INSTANCE_GROUP, health_of
+from unbroken.spec.nodes.keys import CLUSTER_NAME, INSTANCE_GROUP, health_of
+from unbroken.spec.nodes.kinds import NODE_CHECK, NODE_RECORD
 
 
 def watch_nodes(informers: Informers, registry: CollectorRegistry, since: float) -> None:

@@ -29,7 +29,7 @@ from unbroken.kube.clock import wall
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.jobs.requests import MERGE, NOT_FOUND, persist
-from unbroken.spec.job import GROUP, PLURAL, VERSION
+from unbroken.spec.job.types import GROUP, PLURAL, VERSION
 
 from .certificates import Authority, Leaf
 from .process import WebhookProcess

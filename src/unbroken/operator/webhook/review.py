@@ -13,11 +13,11 @@ from typing import Any
 from unbroken.core.job.record.conditions import ENDS, Standing, standing
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.errors import PeerError
-from unbroken.spec.codec import job_status_from
-from unbroken.spec.job import GROUP, KIND
-from unbroken.spec.parse import Parsed, parse_job
+from unbroken.spec.job.codec import job_status_from
+from unbroken.spec.job.parse import Parsed, parse_job
+from unbroken.spec.job.queues import QUEUE, queue_of
+from unbroken.spec.job.types import GROUP, KIND
 from unbroken.spec.problems import Problem, Verdict, shown
-from unbroken.spec.queues import QUEUE, queue_of
 
 Object = dict[str, Any]
 MESSAGE_CHARACTERS = 8000

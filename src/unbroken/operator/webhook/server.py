@@ -33,7 +33,7 @@ from lightkube import ApiError
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient, connect
 from unbroken.listener import Connections, Limits, admitted
-from unbroken.spec.parse import Parsed
+from unbroken.spec.job.parse import Parsed
 from unbroken.spec.problems import Problem, Verdict
 
 from .certificates import Leaf

@@ -15,9 +15,9 @@ from unbroken.core.job import events as core
 from unbroken.core.job.events import PodUid, PodView
 from unbroken.core.job.transitions import Phase
 from unbroken.sim.schedule import Alarm, Schedule
-from unbroken.spec.incident import Incident
-from unbroken.spec.job import JobStatus
-from unbroken.spec.ledger import Ledger
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.ledger import Ledger
+from unbroken.spec.job.types import JobStatus
 from unbroken.wire.agent import AgentReport, AgentState, Command
 from unbroken.wire.observation import Evidence
 

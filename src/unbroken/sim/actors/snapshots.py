@@ -16,8 +16,8 @@ from typing import NamedTuple, Protocol
 
 from unbroken.core.job.events import NodeName, PodUid
 from unbroken.sim.schedule import Schedule
-from unbroken.spec.incident import Incident
-from unbroken.spec.job import JobStatus, Switch
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.types import JobStatus, Switch
 from unbroken.wire.agent import PORT, AgentReport, Receipt, StartCommand
 from unbroken.wire.agent_bodies import HOLDERS_MAX
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from unbroken.core.job.record.timeline import lost_steps
 from unbroken.sim.schedule import Schedule
-from unbroken.spec.detectors import Detector
-from unbroken.spec.incident import Incident
+from unbroken.spec.job.detectors import Detector
+from unbroken.spec.job.incident import Incident
 from unbroken.wire.observation import Alarm, Bound, RankEvidence, RankWatch, ThreadStack
 
 from .training import Gathering, Training, Worker

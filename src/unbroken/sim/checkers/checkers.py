@@ -19,8 +19,8 @@ from unbroken.sim.actors.snapshots import Snapshots
 from unbroken.sim.actors.training import SUCCESS, Worker
 from unbroken.sim.actors.watches import STANDS, WAITS
 from unbroken.sim.schedule import Schedule
-from unbroken.spec.incident import Incident, Remedy
-from unbroken.spec.job import JobSpec, JobStatus
+from unbroken.spec.job.incident import Incident, Remedy
+from unbroken.spec.job.types import JobSpec, JobStatus
 from unbroken.wire.agent import AgentReport, StartCommand
 from unbroken.wire.observation import Evidence, RankEvidence
 

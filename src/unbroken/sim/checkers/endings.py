@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from unbroken.core.job.recovery.budgets import limits
 from unbroken.core.job.recovery.incidents import INCIDENTS_MAX, OPERATOR_RESTARTED
-from unbroken.spec.incident import Incident, Remedy
-from unbroken.spec.job import Condition, JobSpec, JobStatus, RestartStatus
+from unbroken.spec.job.incident import Incident, Remedy
+from unbroken.spec.job.types import Condition, JobSpec, JobStatus, RestartStatus
 from unbroken.wire.agent import FaultKind
 
 from .checkers import TERMINAL, Checkers, condition

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
-from unbroken.spec.job import Condition
+from unbroken.spec.job.types import Condition
 
 MESSAGE_CHARACTERS = 4000
 """Of a condition's message at most; the API refuses more than 32768."""

@@ -19,7 +19,7 @@ from unbroken.core.job.recovery.incident_bounds import RESTORED_MAX
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
 from unbroken.core.wording import counted
-from unbroken.spec.incident import Incident, Restored
+from unbroken.spec.job.incident import Incident, Restored
 from unbroken.wire.agent import AgentReport, Receipt
 
 from .samples import Accounted, Tracks, account, observe

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from unbroken.spec.incident import Incident, Restored, Signal, StackGroup
+from unbroken.spec.job.incident import Incident, Restored, Signal, StackGroup
 
 REMOVED = "[removed]"
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from unbroken.spec.incident import RECOVERED, Incident
+from unbroken.spec.job.incident import RECOVERED, Incident
 
 from .timeline import lost_seconds, lost_steps, stages
 

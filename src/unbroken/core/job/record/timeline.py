@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from unbroken.spec.codec import lost_since, seconds_lost
-from unbroken.spec.incident import Incident
-from unbroken.spec.job import JobStatus
-from unbroken.spec.ledger import Ledger
+from unbroken.spec.job.codec import lost_since, seconds_lost
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.ledger import Ledger
+from unbroken.spec.job.types import JobStatus
 
 from .conditions import Standing, standing
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from unbroken.core.wording import all_of
-from unbroken.spec.incident import Remedy
-from unbroken.spec.job import RestartPolicy, RestartStatus, RunPolicy
+from unbroken.spec.job.incident import Remedy
+from unbroken.spec.job.types import RestartPolicy, RestartStatus, RunPolicy
 
 RESTARTS_WITHOUT_PROGRESS = 3
 """Restarts in a row without progress, where the job sets no limit."""

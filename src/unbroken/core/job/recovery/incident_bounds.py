@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unbroken.core.job.record.redaction import clean_incident
-from unbroken.spec.incident import Incident, Restored, Signal, StackGroup
+from unbroken.spec.job.incident import Incident, Restored, Signal, StackGroup
 
 SIGNALS_MAX = 64
 """Kept with an incident; an object of the API may not grow with the job's size."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from unbroken.core.job.events import Effect, NodeName, WriteIncident
-from unbroken.spec.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.wire.agent import FaultKind
 
 from .incident_bounds import SIGNALS_MAX, writable

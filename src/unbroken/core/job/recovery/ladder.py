@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from unbroken.spec.incident import Incident, Remedy
+from unbroken.spec.job.incident import Incident, Remedy
 from unbroken.wire.agent import IN_PROCESS_RESTART, PROCESS_RESTART
 
 from .incidents import RESTART_REQUESTED

@@ -14,8 +14,8 @@ from unbroken.core.job.roster import UNHEARD, Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
 from unbroken.core.job.watch.progress import Before, before, made
-from unbroken.spec.incident import Incident, Remedy, Signal, StackGroup
-from unbroken.spec.job import FaultyPods, RestartStatus, SameError
+from unbroken.spec.job.incident import Incident, Remedy, Signal, StackGroup
+from unbroken.spec.job.types import FaultyPods, RestartStatus, SameError
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState, FaultKind
 
 from . import budgets, ladder, repeats, signals

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from unbroken.core.job.watch.progress import FIRST_SECONDS
-from unbroken.spec.incident import Incident, Signal
+from unbroken.spec.job.incident import Incident, Signal
 from unbroken.wire.agent import FaultKind
 
 from .incidents import UNCHARGED, culprit

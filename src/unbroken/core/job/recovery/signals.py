@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from unbroken.core.agent.faults import signal_name
 from unbroken.core.job.roster import Member
-from unbroken.spec.detectors import Detector
-from unbroken.spec.incident import Signal
+from unbroken.spec.job.detectors import Detector
+from unbroken.spec.job.incident import Signal
 from unbroken.wire.agent import AgentReport, FaultKind, WorkerFault, WorkerReport
 
 AGENT_LOST = "AgentLost"

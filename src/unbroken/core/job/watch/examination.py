@@ -23,8 +23,8 @@ from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
 from unbroken.core.watchdog.late import START_SECONDS
 from unbroken.core.watchdog.parts import STARTUP
-from unbroken.spec.detectors import Detector, Mode
-from unbroken.spec.incident import Signal
+from unbroken.spec.job.detectors import Detector, Mode
+from unbroken.spec.job.incident import Signal
 from unbroken.wire.agent import AgentReport, FaultKind
 from unbroken.wire.observation import (
     Alarm,

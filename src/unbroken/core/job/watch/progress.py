@@ -10,7 +10,7 @@ from statistics import median_low
 from typing import TypedDict
 
 from unbroken.core.job.events import PodUid
-from unbroken.spec.incident import Incident, Signal
+from unbroken.spec.job.incident import Incident, Signal
 from unbroken.wire.observation import RankWatch
 
 Watched = dict[PodUid, tuple[RankWatch, ...]]

@@ -18,9 +18,9 @@ from unbroken.core.job.recovery import signals
 from unbroken.core.job.recovery.incidents import UNCHARGED
 from unbroken.core.job.state import JobState
 from unbroken.core.wording import counted
-from unbroken.spec.detectors import Detector, Mode
-from unbroken.spec.incident import Signal
-from unbroken.spec.ledger import Record
+from unbroken.spec.job.detectors import Detector, Mode
+from unbroken.spec.job.incident import Signal
+from unbroken.spec.job.ledger import Record
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.observation import Alarm, RankWatch
 

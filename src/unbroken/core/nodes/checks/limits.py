@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 from statistics import median
 
-from unbroken.spec.node_check import CheckKind, CheckResult, Outcome
+from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
 
 from .plan import Edge, Link, edge
 

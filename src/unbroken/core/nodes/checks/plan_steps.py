@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from unbroken.spec.node_check import CheckKind, CheckResult, NodeCheckSpec, Outcome
+from unbroken.spec.nodes.check import CheckKind, CheckResult, NodeCheckSpec, Outcome
 
 from .limits import RUN, Fleet, limits_of, links, measured_pairs
 from .plan import next_pairs

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from unbroken.core.nodes import blame
-from unbroken.spec.node_check import CheckKind, CheckPhase, NodeCheckSpec
-from unbroken.spec.node_keys import Action, Health
-from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
+from unbroken.spec.nodes.keys import Action, Health
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 
 from .desk import RepairDesk
 from .events import (

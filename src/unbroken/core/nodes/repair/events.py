@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from unbroken.core.nodes.blame import LIMIT
-from unbroken.spec.node_check import CheckKind, CheckPhase, NodeCheckSpec
-from unbroken.spec.node_keys import Action, Health, Recovery
-from unbroken.spec.node_record import BlameEntry, NodeRecordSpec
+from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
+from unbroken.spec.nodes.keys import Action, Health, Recovery
+from unbroken.spec.nodes.record import BlameEntry, NodeRecordSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from unbroken.spec.node_keys import Action, Recovery
-from unbroken.spec.node_record import NodeRecordSpec, RepairState
+from unbroken.spec.nodes.keys import Action, Recovery
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
 
 from .events import (
     Blamed,

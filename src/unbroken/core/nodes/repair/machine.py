@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from unbroken.core.nodes import blame
-from unbroken.spec.node_keys import (
+from unbroken.spec.nodes.keys import (
     GPU_UNHEALTHY,
     HARDWARE_UNHEALTHY,
     HEALTH,
@@ -20,7 +20,7 @@ from unbroken.spec.node_keys import (
     Action,
     Health,
 )
-from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 
 from .course import BY_HAND, RepairCourse
 from .desk import RepairDesk

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unbroken.core.nodes.blame import FORGOTTEN_SECONDS
-from unbroken.spec.node_keys import (
+from unbroken.spec.nodes.keys import (
     ADVICE,
     DEEP_CHECK,
     FAULT_DETAILS,
@@ -22,7 +22,7 @@ from unbroken.spec.node_keys import (
     Action,
     Health,
 )
-from unbroken.spec.node_record import HISTORY_MAX, NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.record import HISTORY_MAX, NodeRecordSpec, RepairRecord, RepairState
 
 from .events import PatchNode, RepairNode, RepairSettings
 from .rules import APPEAL, PERSON, Need

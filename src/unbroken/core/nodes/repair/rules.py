@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from unbroken.spec.node_keys import Action, Health, Recovery
-from unbroken.spec.node_record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.keys import Action, Health, Recovery
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 
 from .events import Order, RepairNode, RepairSettings
 

@@ -13,8 +13,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from unbroken.spec.node_keys import HEALTH, OLDER_HEALTH, Health
-from unbroken.spec.pytorchjob import (
+from unbroken.spec.kubeflow.pytorchjob import (
     CONTAINER,
     GROUP,
     INDEX_LABEL,
@@ -33,6 +32,7 @@ from unbroken.spec.pytorchjob import (
     ReplicaSpec,
     RestartPolicy,
 )
+from unbroken.spec.nodes.keys import HEALTH, OLDER_HEALTH, Health
 
 from .events import JobPicture
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from unbroken.spec.pytorchjob import (
+from unbroken.spec.kubeflow.pytorchjob import (
     KIND,
     MANAGER,
     CleanPodPolicy,
@@ -18,7 +18,7 @@ from unbroken.spec.pytorchjob import (
     ReplicaSpec,
     RestartPolicy,
 )
-from unbroken.spec.pytorchjob_status import (
+from unbroken.spec.kubeflow.pytorchjob_status import (
     JobCondition,
     PyTorchJobStatus,
     ReplicaStatus,

@@ -14,7 +14,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from unbroken.spec.machine import MachinePhase, MachineSpec, MachineStatus
+from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
 
 
 class Power(Enum):

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from unbroken.errors import SpecError
-from unbroken.spec.cluster import script_names
+from unbroken.spec.nodes.cluster import script_names
 
 from .machine import FAILED, RUNNING, SKIPPED, SUCCEEDED
 

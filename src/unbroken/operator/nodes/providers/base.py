@@ -12,7 +12,7 @@ from unbroken.core.nodes.repair.events import Answer, Order, Standing
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
-from unbroken.spec.node_keys import Action
+from unbroken.spec.nodes.keys import Action
 
 Object = dict[str, Any]
 ORDER = "unbroken.dev/repair-order"

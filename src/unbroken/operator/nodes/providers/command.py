@@ -22,7 +22,7 @@ from urllib.parse import quote
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, Order, Standing
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
-from unbroken.spec.node_keys import Action
+from unbroken.spec.nodes.keys import Action
 
 from .base import get_object, node_boot, stale
 

@@ -13,9 +13,9 @@ from urllib.parse import quote
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, Order, Standing
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.operator.jobs.requests import CONFLICT
-from unbroken.spec.kinds import MACHINE
-from unbroken.spec.machine import MachinePhase
-from unbroken.spec.node_keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Action, Health
+from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Action, Health
+from unbroken.spec.nodes.kinds import MACHINE
+from unbroken.spec.nodes.machine import MachinePhase
 
 from .base import ORDER, Object, delete, get_object, merge
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unbroken.core.nodes.repair.events import Answer, Order, Standing
-from unbroken.spec.node_keys import Action
+from unbroken.spec.nodes.keys import Action
 
 
 class NoProvider:

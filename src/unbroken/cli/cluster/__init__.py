@@ -1,0 +1,1 @@
+"""`unbroken cluster` and `unbroken cluster-api`: clusters of machines."""

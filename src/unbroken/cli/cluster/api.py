@@ -1,0 +1,89 @@
+"""`unbroken cluster-api`: the cluster API as a program of its own, with its own rights."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unbroken.cli.place import Context, Embedded, cluster_of
+from unbroken.errors import SpecError
+
+if TYPE_CHECKING:
+    from unbroken.cluster_api.driver import ClusterApiOptions, Tls
+
+log = logging.getLogger(__name__)
+
+
+def command(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Listen there.")],
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    credentials: Annotated[
+        Path | None,
+        typer.Option(
+            "--credentials",
+            "--cluster-api-credentials",
+            help="File of the keys that may call it, in the form of ~/.aws/credentials. Required.",
+            show_default=False,
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            help="Serve HTTPS with this certificate (PEM, with its chain). A renewed file is "
+            "loaded without a restart.",
+            show_default="plain HTTP",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", help="Private key of --tls-cert (PEM).")
+    ] = None,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option("--kubeconfig", help="Of the cluster.", show_default="KUBECONFIG's"),
+    ] = None,
+    context: Context = None,
+    directory: Embedded = None,
+) -> None:
+    """Serve the cluster API for the aws CLI and boto3. It remembers nothing: run any number.
+
+    The work is done by an operator; this one needs no right to pods, jobs or secrets.
+    """
+    # Here, because it takes long to load.
+    from unbroken.cluster_api.driver import ClusterApiOptions
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    options = ClusterApiOptions(credentials, host, port, tls_files(tls_cert, tls_key))
+    asyncio.run(_run(cluster_of(kubeconfig, context, directory), options))
+
+
+def tls_files(certificate: Path | None, key: Path | None) -> Tls | None:
+    """Both files, or None where neither is given; SpecError for one of them."""
+    from unbroken.cluster_api.driver import Tls
+
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise SpecError("HTTPS needs the certificate and its private key: give both files")
+    return Tls(certificate, key)
+
+
+async def _run(cluster: tuple[Path | str | None, str | None], options: ClusterApiOptions) -> None:
+    from unbroken.cluster_api.driver import serve_cluster_api
+    from unbroken.kube.client import connect
+
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    async with (
+        connect(cluster[0], context=cluster[1], manager="unbroken-cluster-api") as client,
+        serve_cluster_api(client, options) as address,
+    ):
+        log.info("cluster_api=%s", address)
+        await ended.wait()

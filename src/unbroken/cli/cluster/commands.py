@@ -1,0 +1,253 @@
+"""`unbroken cluster`: clusters of machines, through the cluster API."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from unbroken.cli.place import Context, Embedded
+from unbroken.cli.show import note, print_json, print_table
+from unbroken.errors import SpecError
+
+from .place import Endpoint, EndpointUrl, endpoint
+from .views import CLUSTER_TITLES, GROUP_TITLES, cluster_row, facts, group_rows, progress
+
+if TYPE_CHECKING:
+    from unbroken.cluster_api.client import Client
+
+T = TypeVar("T")
+Object = dict[str, Any]
+LOOK_SECONDS = 1.0
+"""Between two looks at a cluster that is waited for; the API has no way to wait."""
+
+app = typer.Typer(
+    help="Clusters of machines: groups with lifecycle scripts, deep checks and repair. "
+    "The same as `aws sagemaker ...-cluster` against the address in `unbroken status`.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+)
+
+
+class Form(StrEnum):
+    """Forms of the answer."""
+
+    TEXT = "text"
+    JSON = "json"
+    YAML = "yaml"
+
+
+Output = Annotated[Form, typer.Option("-o", "--output", help="text, json or yaml.")]
+Name = Annotated[str, typer.Argument(help="Name or ARN of the cluster.")]
+Input = Annotated[
+    str,
+    typer.Option(
+        "--cli-input-json",
+        metavar="FILE",
+        help="The request as JSON, in the form of the aws CLI; - for standard input.",
+    ),
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
+
+
+@app.command()
+def create(
+    request: Input,
+    wait: Wait = False,
+    output: Output = Form.TEXT,
+    url: EndpointUrl = None,
+    directory: Embedded = None,
+    context: Context = None,
+) -> None:
+    """Create a cluster. Exit status 1: it failed."""
+    body = read_request(request)
+    found = _ordered(endpoint(url, directory, context), "CreateCluster", body, wait=wait)
+    _tell(found, output, wait, f"cluster {body.get('ClusterName')} is being created")
+
+
+@app.command("list")
+def list_command(
+    output: Output = Form.TEXT,
+    url: EndpointUrl = None,
+    directory: Embedded = None,
+    context: Context = None,
+) -> None:
+    """List the clusters."""
+
+    async def act(client: Client) -> list[Object]:
+        pages = client.pages("ListClusters", "ClusterSummaries", {"SortBy": "NAME"})
+        return [one async for one in pages]
+
+    found = _call(endpoint(url, directory, context), act)
+    if output is not Form.TEXT:
+        _print({"ClusterSummaries": found}, output)
+    elif found:
+        print_table(CLUSTER_TITLES, [cluster_row(one) for one in found])
+    else:
+        note("no clusters; make one with: unbroken cluster create --cli-input-json FILE")
+
+
+@app.command()
+def describe(
+    cluster: Name,
+    output: Output = Form.TEXT,
+    url: EndpointUrl = None,
+    directory: Embedded = None,
+    context: Context = None,
+) -> None:
+    """Show a cluster and its groups."""
+
+    async def act(client: Client) -> Object:
+        return await client.call("DescribeCluster", {"ClusterName": cluster})
+
+    _show(_call(endpoint(url, directory, context), act), output)
+
+
+@app.command()
+def update(
+    request: Input,
+    wait: Wait = False,
+    output: Output = Form.TEXT,
+    url: EndpointUrl = None,
+    directory: Embedded = None,
+    context: Context = None,
+) -> None:
+    """Change a cluster: its groups, their counts, NodeRecovery. Exit status 1: it failed."""
+    body = read_request(request)
+    found = _ordered(endpoint(url, directory, context), "UpdateCluster", body, wait=wait)
+    _tell(found, output, wait, f"cluster {body.get('ClusterName')} is being updated")
+
+
+@app.command()
+def delete(
+    cluster: Name,
+    wait: Wait = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    output: Output = Form.TEXT,
+    url: EndpointUrl = None,
+    directory: Embedded = None,
+    context: Context = None,
+) -> None:
+    """Delete a cluster with all its machines."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Delete cluster {cluster} with all its machines?", abort=True)
+
+    async def act(client: Client) -> Object:
+        made = await client.call("DeleteCluster", {"ClusterName": cluster})
+        if wait:
+            await _until_gone(client, made["ClusterArn"])
+        return made
+
+    found = _call(endpoint(url, directory, context), act)
+    done = "is deleted" if wait else "is being deleted"
+    _tell(found, output, False, f"cluster {cluster} {done}")
+
+
+def read_request(name: str) -> Object:
+    """The members of a request; `file://` may stand before the name, as for the aws CLI."""
+    path = name.removeprefix("file://")
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).expanduser().read_text()
+        found = msgspec.json.decode(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot read {path}: {error}") from error
+    except msgspec.DecodeError as error:
+        raise SpecError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise SpecError(f'{path} must hold an object, such as {{"ClusterName": ...}}')
+    return found
+
+
+def _call(place: Endpoint, act: Callable[[Client], Awaitable[T]]) -> T:
+    from unbroken.cluster_api.client import connected  # slow to load
+
+    async def run() -> T:
+        async with connected(place.url, place.credential, place.region, place.ca_bundle) as client:
+            return await act(client)
+
+    return asyncio.run(run())
+
+
+def _ordered(place: Endpoint, operation: str, body: Object, *, wait: bool) -> Object:
+    """The answer; if `wait`, the cluster when nothing of it is under way any more."""
+
+    async def act(client: Client) -> Object:
+        made = await client.call(operation, body)
+        return await _until_settled(client, made["ClusterArn"]) if wait else made
+
+    return _call(place, act)
+
+
+async def _until_settled(client: Client, arn: str) -> Object:
+    """The cluster once nothing of it is under way; each change is said on standard error."""
+    from unbroken.kube.clock import pause
+
+    said: Mapping[str, str] = {}
+    while True:
+        found = await client.call("DescribeCluster", {"ClusterName": arn})
+        now = progress(found)
+        for key, line in now.items():
+            if said.get(key) != line:
+                note(line)
+        said = now
+        if _is_settled(found):
+            return found
+        await pause(LOOK_SECONDS)
+
+
+def _is_settled(found: Object) -> bool:
+    if found["ClusterStatus"] == "Failed":
+        return True
+    phases = {one["Status"] for one in found["InstanceGroups"]}
+    return found["ClusterStatus"] == "InService" and phases <= {"InService", "Failed"}
+
+
+async def _until_gone(client: Client, arn: str) -> None:
+    from unbroken.cluster_api.client import Refused
+    from unbroken.kube.clock import pause
+
+    while True:
+        try:
+            await client.call("DescribeCluster", {"ClusterName": arn})
+        except Refused as refused:
+            if refused.code == "ResourceNotFound":
+                return
+            raise
+        await pause(LOOK_SECONDS)
+
+
+def _tell(found: Object, output: Form, has_waited: bool, text: str) -> None:
+    if has_waited:
+        _show(found, output)
+        if found["ClusterStatus"] == "Failed":
+            raise typer.Exit(1)
+    elif output is Form.TEXT:
+        print(f"{text}: {found['ClusterArn']}")
+    else:
+        _print(found, output)
+
+
+def _show(found: Object, output: Form) -> None:
+    if output is not Form.TEXT:
+        _print(found, output)
+        return
+    for name, value in facts(found):
+        print(f"{name + ':':<16}{value}")
+    print()
+    print_table(GROUP_TITLES, group_rows(found))
+
+
+def _print(value: Object, output: Form) -> None:
+    if output is Form.JSON:
+        print_json(value)
+    else:
+        import yaml  # slow to load
+
+        print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")

@@ -1,0 +1,1 @@
+"""`unbroken hyperpod`: the commands of the HyperPod CLI 2.x."""

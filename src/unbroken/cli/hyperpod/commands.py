@@ -1,0 +1,397 @@
+"""`unbroken hyperpod`: the commands of the HyperPod CLI 2.x, on any cluster with PyTorchJobs.
+
+Options and answers are as there (aws/sagemaker-hyperpod-cli, branch release_v2), without what needs
+an account: connecting, capacity, consoles.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unbroken.cli.connection import PODS, Cluster, Object, on_cluster
+from unbroken.cli.place import (
+    Context,
+    Embedded,
+    Form,
+    Kubeconfig,
+    Namespace,
+    Output,
+    Place,
+    Use,
+    find,
+)
+from unbroken.cli.show import note, print_json, print_table
+from unbroken.errors import SpecError
+from unbroken.spec.kubeflow.pytorchjob import CONTAINER, JOB_LABEL, KIND, PATH, PLURAL
+
+from .jobs import Options, manifest
+
+JOBS = (PATH, PLURAL)
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Start and watch PyTorchJobs with the commands of the HyperPod CLI 2.x.",
+)
+
+
+def run() -> None:
+    """Entry point of `hyperpod`, the program of the documents; the same as `unbroken hyperpod`."""
+    from unbroken.cli.main import call
+
+    program = typer.Typer(
+        name="hyperpod",
+        no_args_is_help=True,
+        help=app.info.help,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    program.registered_commands += app.registered_commands
+    call(program)
+
+
+class Answer(StrEnum):
+    """`true` and `false`, which the CLI takes as words."""
+
+    TRUE = "true"
+    FALSE = "false"
+
+
+JobOption = Annotated[str, typer.Option("--job-name", help="Name of the job.")]
+AsJson = Annotated[Output, typer.Option("-o", "--output", help="json, as the CLI prints, or text.")]
+
+
+ConfigFile = Annotated[
+    Path | None, typer.Option(help="The job as a file, config.yaml.", show_default=False)
+]
+Image = Annotated[str, typer.Option(help="Image of its containers.")]
+Script = Annotated[str, typer.Option(help="Training script.")]
+Arguments = Annotated[str, typer.Option(help="Arguments of the script.")]
+NodeCount = Annotated[int | None, typer.Option(min=1, help="Number of nodes.")]
+Tasks = Annotated[int | None, typer.Option(min=1, help="Processes of each node.")]
+InstanceType = Annotated[str, typer.Option(help="Such as ml.p5.48xlarge.")]
+Variables = Annotated[str, typer.Option(metavar="KEY=VALUE,...", help="Variables; or as JSON.")]
+PullPolicy = Annotated[str, typer.Option(help="Always, IfNotPresent or Never.")]
+Restart = Annotated[str, typer.Option(help="OnFailure, Always, Never or ExitCode.")]
+AutoResume = Annotated[
+    Answer | None,
+    typer.Option(
+        case_sensitive=False,
+        help="Restart the job when a node of it is lost.",
+        show_default=False,
+    ),
+]
+MaxRetry = Annotated[int | None, typer.Option(min=0, help="At most so often.", show_default="1")]
+Labels = Annotated[str, typer.Option(help="Labels of its nodes, as JSON.")]
+Checked = Annotated[Answer, typer.Option(case_sensitive=False, help="Only nodes that have passed.")]
+Queue = Annotated[str, typer.Option(help="Of Kueue.")]
+Priority = Annotated[str, typer.Option(help="Priority class; goes with --queue-name.")]
+Account = Annotated[str, typer.Option(help="Service account of its pods.")]
+Claims = Annotated[str, typer.Option(metavar="CLAIM:/PATH,...", help="What is mounted where.")]
+Volumes = Annotated[str, typer.Option(metavar="NAME:/HOST:/PATH,...", help="Of the nodes.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the PyTorchJob only.")]
+
+PLACES = {
+    "job_name": "training_cfg.run.name",
+    "node_count": "training_cfg.run.nodes",
+    "tasks_per_node": "training_cfg.run.ntasks_per_node",
+    "entry_script": "training_cfg.entry_script",
+    "script_args": "training_cfg.script_args",
+    "image": "container",
+    "instance_type": "cluster.instance_type",
+    "namespace": "cluster.cluster_config.namespace",
+    "pull_policy": "cluster.cluster_config.pullPolicy",
+    "restart_policy": "cluster.cluster_config.restartPolicy",
+    "priority": "cluster.cluster_config.priority_class_name",
+    "service_account_name": "cluster.cluster_config.service_account_name",
+}
+"""Of options that are values of the file."""
+
+
+@app.command("start-job")
+def start_job(
+    ctx: typer.Context,
+    config_file: ConfigFile = None,
+    job_name: Annotated[str, typer.Option(help="Name of the job.")] = "",
+    namespace: Namespace = "",
+    image: Image = "",
+    entry_script: Script = "",
+    script_args: Arguments = "",
+    node_count: NodeCount = None,
+    tasks_per_node: Tasks = None,
+    instance_type: InstanceType = "",
+    environment: Variables = "",
+    pull_policy: PullPolicy = "",
+    restart_policy: Restart = "",
+    auto_resume: AutoResume = None,
+    max_retry: MaxRetry = None,
+    label_selector: Labels = "",
+    deep_health_check_passed_nodes_only: Checked = Answer.FALSE,
+    queue_name: Queue = "",
+    priority: Priority = "",
+    service_account_name: Account = "",
+    persistent_volume_claims: Claims = "",
+    volumes: Volumes = "",
+    dry_run: DryRun = False,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Start a PyTorchJob, from a file or from options; options win over the file.
+
+    `unbroken hyperpod start-job --config-file ./config.yaml --auto-resume true --max-retry 2`
+    """
+    options = Options(
+        values={place: ctx.params[name] for name, place in PLACES.items()},
+        environment=environment,
+        label_selector=label_selector,
+        is_checked_only=deep_health_check_passed_nodes_only is Answer.TRUE,
+        queue_name=queue_name,
+        claims=persistent_volume_claims,
+        volumes=volumes,
+        auto_resume=None if auto_resume is None else auto_resume is Answer.TRUE,
+        max_retry=max_retry,
+    )
+    job = manifest(config_file, options)
+    if dry_run:
+        print_json(job)
+        return
+    _start(job, find(directory, context, kubeconfig), output)
+
+
+def _start(job: Object, place: Place, output: Output) -> None:
+    async def act(cluster: Cluster) -> Object:
+        return await _create(cluster, job)
+
+    made = on_cluster(place, job["metadata"].get("namespace", ""), act)
+    name, inside = made["metadata"]["name"], made["metadata"]["namespace"]
+    if output is Output.JSON:
+        print_json({"Name": name, "Namespace": inside})
+    else:
+        print(f"{name}: started in namespace {inside}")
+
+
+async def _create(cluster: Cluster, job: Object) -> Object:
+    from unbroken.kube.client import ApiRefusal
+
+    try:
+        return await cluster.create(JOBS, job)
+    except ApiRefusal as refusal:
+        name = job["metadata"]["name"]
+        if refusal.code == 409:
+            text = f'there is a PyTorchJob "{name}" in namespace {cluster.namespace} already'
+            raise SpecError(text) from refusal
+        if refusal.code == 404:
+            await _jobs(cluster)
+        raise
+
+
+@app.command("get-job")
+def get_job(
+    job_name: JobOption,
+    namespace: Namespace = "",
+    verbose: Annotated[bool, typer.Option("--verbose", help="With spec and metadata.")] = False,
+    output: AsJson = Output.JSON,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show a job and its status."""
+
+    async def act(cluster: Cluster) -> Object:
+        return await _job(cluster, job_name)
+
+    job = on_cluster(find(directory, context, kubeconfig), namespace, act)
+    if output is Output.TEXT:
+        _print_rows([job])
+        for one in (job.get("status") or {}).get("conditions") or ():
+            print(f"  {one['type']}={one['status']}: {one.get('message', '')}")
+        return
+    metadata = job["metadata"]
+    found = {key: metadata.get(key.lower()) for key in ("Name", "Namespace")}
+    found["Label"] = metadata.get("labels")
+    if verbose:
+        found["Annotations"] = metadata.get("annotations")
+        found["Metadata"] = {
+            "Creation Timestamp": metadata.get("creationTimestamp"),
+            "Generation": metadata.get("generation"),
+            "Resource Version": metadata.get("resourceVersion"),
+            "UID": metadata.get("uid"),
+        }
+        found |= {"Kind": job["kind"], "API Version": job["apiVersion"], "Spec": job["spec"]}
+    else:
+        found["Creation Timestamp"] = metadata.get("creationTimestamp")
+    print_json({**found, "Status": job.get("status")})
+
+
+@app.command("list-jobs")
+def list_jobs(
+    namespace: Namespace = "",
+    every: Annotated[
+        bool, typer.Option("-A", "--all-namespaces", help="Jobs of every namespace.")
+    ] = False,
+    selector: Annotated[str, typer.Option("-l", "--selector", help="Labels of the jobs.")] = "",
+    output: AsJson = Output.JSON,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """List jobs with their states."""
+
+    async def act(cluster: Cluster) -> list[Object]:
+        return await _jobs(cluster, selector, "" if every else cluster.namespace)
+
+    jobs = on_cluster(find(directory, context, kubeconfig), namespace, act)
+    if output is Output.JSON:
+        print_json({"jobs": [_summary(job) for job in jobs]})
+    elif jobs:
+        _print_rows(jobs)
+    else:
+        note("no PyTorchJobs; start one with: unbroken hyperpod start-job")
+
+
+@app.command("cancel-job")
+def cancel_job(
+    job_name: JobOption,
+    namespace: Namespace = "",
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """End a job and delete it with its pods."""
+
+    async def act(cluster: Cluster) -> None:
+        await _job(cluster, job_name)
+        await cluster.delete(JOBS, job_name)
+
+    on_cluster(find(directory, context, kubeconfig, Use.CHANGE), namespace, act)
+    if output is Output.JSON:
+        print_json({"Name": job_name, "done": "cancelled"})
+    else:
+        print(f"{job_name}: cancelled")
+
+
+@app.command("list-pods")
+def list_pods(
+    job_name: JobOption,
+    namespace: Namespace = "",
+    output: AsJson = Output.JSON,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """List the pods of a job."""
+
+    async def act(cluster: Cluster) -> list[Object]:
+        await _job(cluster, job_name)
+        return await cluster.select(PODS, f"{JOB_LABEL}={job_name}")
+
+    found = on_cluster(find(directory, context, kubeconfig), namespace, act)
+    pods = [_pod(one) for one in sorted(found, key=lambda one: str(one["metadata"]["name"]))]
+    if output is Output.JSON:
+        print_json({"pods": pods})
+    else:
+        print_table(["POD", "STATUS", "CREATED"], [_cells(one) for one in pods])
+
+
+def _pod(pod: Object) -> dict[str, Any]:
+    metadata = pod["metadata"]
+    return {
+        "Pod Name": metadata["name"],
+        "Namespace": metadata["namespace"],
+        "Status": (pod.get("status") or {}).get("phase"),
+        "Creation Time": metadata.get("creationTimestamp"),
+    }
+
+
+def _cells(pod: dict[str, Any]) -> list[object]:
+    return [pod["Pod Name"], pod["Status"], pod["Creation Time"]]
+
+
+@app.command("get-log")
+def get_log(
+    job_name: JobOption,
+    pod: Annotated[str, typer.Option("-p", "--pod", help="Name of the pod.")],
+    namespace: Namespace = "",
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Print what a pod of a job has written."""
+
+    async def act(cluster: Cluster) -> list[str]:
+        await _job(cluster, job_name)
+        pods = await cluster.select(PODS, f"{JOB_LABEL}={job_name}")
+        names = sorted(str(one["metadata"]["name"]) for one in pods)
+        if pod not in names:
+            listed = ", ".join(names) or "none"
+            raise SpecError(f"job {job_name} has no pod {pod}; it has: {listed}")
+        lines = cluster.client.text_lines(
+            f"{cluster.path(PODS, pod)}/log", {"container": CONTAINER}
+        )
+        return [line async for line in lines]
+
+    lines = on_cluster(find(directory, context, kubeconfig), namespace, act)
+    if output is Output.JSON:
+        print_json({"Pod Name": pod, "lines": lines})
+    else:
+        for line in lines:
+            print(line)
+
+
+# --- jobs
+
+
+async def _job(cluster: Cluster, name: str) -> Object:
+    """A job; SpecError where there is none."""
+    from unbroken.kube.client import ApiRefusal
+
+    try:
+        return await cluster.get(JOBS, name)
+    except ApiRefusal as refusal:
+        if refusal.code != 404:
+            raise
+        await _jobs(cluster)
+        where = f"in namespace {cluster.namespace}; see: unbroken hyperpod list-jobs -A"
+        raise SpecError(f'no {KIND} "{name}" {where}') from refusal
+
+
+async def _jobs(cluster: Cluster, labels: str = "", namespace: str | None = None) -> list[Object]:
+    """All jobs; SpecError where the cluster knows no such kind."""
+    from unbroken.kube.client import ApiRefusal
+
+    try:
+        return await cluster.select(JOBS, labels, namespace)
+    except ApiRefusal as refusal:
+        if refusal.code != 404:
+            raise
+        raise SpecError(
+            f"this cluster knows no {KIND}: Kubeflow's training operator is not installed "
+            "(an embedded cluster has one unless started with --no-pytorchjobs)"
+        ) from refusal
+
+
+def _summary(job: Object) -> dict[str, Any]:
+    status = job.get("status") or {}
+    true = [one["type"] for one in status.get("conditions") or () if one["status"] == "True"]
+    return {
+        "Name": job["metadata"]["name"],
+        "Namespace": job["metadata"]["namespace"],
+        "Creation Time": status.get("startTime"),
+        "State": true[-1] if true else None,
+    }
+
+
+def _print_rows(jobs: list[Object]) -> None:
+    rows = []
+    for job in jobs:
+        one = _summary(job)
+        rows.append([one["Namespace"], one["Name"], one["State"] or "-", one["Creation Time"]])
+    print_table(["NAMESPACE", "NAME", "STATE", "STARTED"], rows)

@@ -1,0 +1,190 @@
+"""What `unbroken hyperpod start-job` makes of a file and options: one PyTorchJob."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unbroken.cli.documents import read_documents
+from unbroken.errors import SpecError
+from unbroken.spec.kubeflow.hyperpod_config import (
+    CHECKED_ONLY,
+    QUEUE,
+    SCHEDULABLE,
+    pytorchjob,
+    read_config,
+    resume_annotations,
+)
+from unbroken.spec.kubeflow.pytorchjob import AUTO_RESUME, MAX_RETRIES
+from unbroken.spec.nodes.instance_types import instance_type
+from unbroken.spec.problems import ManifestError, Problem
+
+Object = dict[str, Any]
+OPTION_OF = {
+    "training_cfg.run.name": "--job-name",
+    "training_cfg.run.nodes": "--node-count",
+    "training_cfg.entry_script": "--entry-script",
+    "container": "--image",
+    "cluster.instance_type": "--instance-type",
+}
+"""What gives a value that is missing."""
+CONFIG = "cluster.cluster_config"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was typed; empty: not given."""
+
+    values: Mapping[str, str | int | None] = field(default_factory=dict)
+    """By their place in the file."""
+    environment: str = ""
+    label_selector: str = ""
+    is_checked_only: bool = False
+    queue_name: str = ""
+    claims: str = ""
+    volumes: str = ""
+    auto_resume: bool | None = None
+    max_retry: int | None = None
+
+
+def manifest(file: Path | None, options: Options) -> Object:
+    """The PyTorchJob; SpecError with everything wrong in file and options, and its place."""
+    from unbroken.operator.instance_types import instance_types  # reads a table
+
+    content = _read(file) if file is not None else _blank()
+    changed = _with_options(content, options)
+    config, problems = read_config(changed)
+    if problems:
+        raise ManifestError(str(file or "the job"), [_hinted(one, file) for one in problems])
+    name = config.cluster.instance_type
+    machine = instance_type(instance_types(), name if name.startswith("ml.") else f"ml.{name}")
+    return pytorchjob(config, machine)
+
+
+def _blank() -> Object:
+    """A file without any job in it: what the options do not say is as by default."""
+    config = {"label_selector": copy.deepcopy(SCHEDULABLE), "restartPolicy": "OnFailure"}
+    return {
+        "training_cfg": {"run": {}},
+        "cluster": {"cluster_type": "k8s", "cluster_config": config},
+        "env_vars": {"NCCL_DEBUG": "INFO"},
+    }
+
+
+def _read(file: Path) -> Object:
+    documents = read_documents(str(file))
+    content = documents[0] if len(documents) == 1 else None
+    if not isinstance(content, dict):
+        raise SpecError(f"{file} holds no job: it must be an object with training_cfg and cluster")
+    return content
+
+
+def _hinted(problem: Problem, file: Path | None) -> Problem:
+    option = OPTION_OF.get(problem.path)
+    if option is None or file is not None:
+        return problem
+    return Problem(problem.path, f"{problem.message} (give {option})", problem.reason)
+
+
+def _with_options(content: Object, options: Options) -> Object:
+    content = copy.deepcopy(content)
+    for place, value in options.values.items():
+        if value not in ("", None):
+            _set(content, place, value)
+    if options.environment:
+        _set(content, "env_vars", _variables(options.environment))
+    if options.label_selector:
+        labels = _json("--label-selector", options.label_selector)
+        is_whole = {"required", "preferred", "weights"} & labels.keys()
+        # Labels alone are required ones.
+        selector = labels if is_whole else {"required": labels}
+        _set(content, f"{CONFIG}.label_selector", selector)
+    elif options.is_checked_only:
+        _set(content, f"{CONFIG}.label_selector", copy.deepcopy(CHECKED_ONLY))
+    if options.queue_name:
+        _below(content, f"{CONFIG}.custom_labels")[QUEUE] = options.queue_name
+    if options.claims:
+        parts = ("claimName", "mountPath")
+        claims = _pieces("--persistent-volume-claims", options.claims, parts)
+        _set(content, f"{CONFIG}.persistent_volume_claims", claims)
+    if options.volumes:
+        keys = ("volumeName", "hostPath", "mountPath")
+        _set(content, f"{CONFIG}.volumes", _pieces("--volumes", options.volumes, keys))
+    _resume(content, options)
+    return content
+
+
+def _resume(content: Object, options: Options) -> None:
+    """Have the job resumed, or not, as the options say; without them as the file says."""
+    if options.max_retry is not None and not options.auto_resume:
+        raise SpecError("--max-retry counts only with: --auto-resume true")
+    if options.auto_resume is None:
+        return
+    config = _below(content, CONFIG)
+    given = config.get("annotations")
+    kept = {
+        key: value
+        for key, value in (given if isinstance(given, dict) else {}).items()
+        if key not in (AUTO_RESUME, MAX_RETRIES)
+    }
+    if options.auto_resume:
+        # The CLI's own default (job.py).
+        kept |= resume_annotations(1 if options.max_retry is None else options.max_retry)
+        if config.get("restartPolicy") is None:
+            config["restartPolicy"] = "OnFailure"
+    config["annotations"] = kept
+
+
+def _set(content: Object, place: str, value: Any) -> None:
+    parent, _, key = place.rpartition(".")
+    _below(content, parent)[key] = value
+
+
+def _below(content: Object, place: str) -> Object:
+    """The object at a place, made where it is missing.
+
+    Where something else is, one that is thrown away: reading will say what is wrong there.
+    """
+    found = content
+    for key in filter(None, place.split(".")):
+        if found.get(key) is None:
+            found[key] = {}
+        inner = found[key]
+        found = inner if isinstance(inner, dict) else {}
+    return found
+
+
+def _json(option: str, text: str) -> Object:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{option} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise SpecError(f'{option}: write an object, such as {{"KEY": "value"}}')
+    return found
+
+
+def _variables(text: str) -> Object:
+    """Variables as JSON or as `KEY=VALUE,...`: the CLI's help and its code differ."""
+    if text.lstrip().startswith("{"):
+        return _json("--environment", text)
+    pairs = [piece.partition("=") for piece in text.split(",")]
+    for name, equals, value in pairs:
+        if not name or not equals:
+            wanted = 'KEY=VALUE,... or as JSON, such as {"KEY": "value"}'
+            raise SpecError(f"--environment {name}{equals}{value}: write it as {wanted}")
+    return {name: value for name, _, value in pairs}
+
+
+def _pieces(option: str, text: str, keys: tuple[str, ...]) -> list[Object]:
+    found = []
+    for piece in text.split(","):
+        parts = piece.split(":")
+        if len(parts) != len(keys) or not all(parts):
+            raise SpecError(f"{option} {piece}: write it as {':'.join(keys)}")
+        found.append(dict(zip(keys, parts, strict=True)))
+    return found

@@ -1,0 +1,1 @@
+"""Commands about jobs: list, describe, explain, logs, stacks, blame, restart, delete."""

@@ -1,0 +1,124 @@
+"""What the agents of a job say of themselves and their workers.
+
+Only where their pods can be reached from here: on the embedded cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from unbroken.cli.connection import SECRETS, Cluster, Object
+from unbroken.errors import PeerError
+from unbroken.spec.times import time_text
+from unbroken.wire.agent import PORT, AgentReport, RuleView
+from unbroken.wire.agent_codec import decode_report
+from unbroken.wire.observation import Evidence
+from unbroken.wire.observation_codec import decode_evidence
+
+from .ranks import watch_value
+
+T = TypeVar("T")
+
+ANSWER_SECONDS = 2.0
+"""An agent that takes longer is busy or gone; what it would say is left out."""
+ANSWER_BYTES_MAX = 64 << 20
+"""Evidence of all ranks of a node, at most."""
+
+
+async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
+    """The key of the job that has these pods; None: it has none."""
+    from unbroken.operator.jobs.pods import KEY_ENTRY, KEY_VOLUME
+
+    for pod in pods:
+        for volume in pod["spec"].get("volumes") or ():
+            if volume["name"] == KEY_VOLUME:
+                secret = await cluster.get(SECRETS, volume["secret"]["secretName"])
+                return bytes.fromhex(base64.b64decode(secret["data"][KEY_ENTRY]).decode())
+    return None
+
+
+async def reports(cluster: Cluster, pods: Sequence[Object]) -> dict[str, AgentReport]:
+    """The report of each pod's agent that answers, by the pod's name."""
+    return await _ask(cluster, pods, Question("/v1/report", decode_report, ANSWER_SECONDS))
+
+
+async def evidence(cluster: Cluster, pods: Sequence[Object], seconds: float) -> dict[str, Evidence]:
+    """What each agent that answers finds its ranks doing within the time, by the pod's name."""
+    path = f"/v1/evidence?seconds={seconds:g}"
+    question = Question(path, decode_evidence, seconds + ANSWER_SECONDS)
+    return await _ask(cluster, pods, question)
+
+
+@dataclass(frozen=True, slots=True)
+class Question(Generic[T]):
+    """What every agent is asked."""
+
+    path: str
+    decode: Callable[[bytes], T]
+    seconds: float
+
+    async def ask(self, pod: Object, key: bytes | None) -> T | None:
+        """None: there is no agent, or one that does not speak with us."""
+        from unbroken.agent_http.peer import connected
+
+        address, uid = pod["status"]["podIP"], pod["metadata"]["uid"]
+        place = f"[{address}]:{PORT}" if ":" in address else f"{address}:{PORT}"
+        try:
+            async with asyncio.timeout(self.seconds), connected(place, key, uid) as peer:
+                await peer.ask("GET", self.path)
+                head = await peer.head(self.seconds)
+                if head.status != 200:
+                    return None
+                return self.decode(await peer.text(head, ANSWER_BYTES_MAX))
+        except (TimeoutError, OSError, PeerError):
+            return None
+
+
+async def _ask(cluster: Cluster, pods: Sequence[Object], question: Question[T]) -> dict[str, T]:
+    if cluster.place.paths is None:
+        return {}
+    key = await job_key(cluster, pods)
+    asked = [pod for pod in pods if (pod.get("status") or {}).get("podIP")]
+    answers = await asyncio.gather(*(question.ask(pod, key) for pod in asked))
+    names = [str(pod["metadata"]["name"]) for pod in asked]
+    return {name: one for name, one in zip(names, answers, strict=True) if one is not None}
+
+
+def agent_value(report: AgentReport) -> dict[str, Any]:
+    """What `describe` says of an agent."""
+    workers = [
+        {
+            "rank": one.rank,
+            "localRank": one.local_rank,
+            "pid": one.pid,
+            "state": one.state,
+            "start": one.start,
+        }
+        for one in report.workers
+    ]
+    return {
+        "state": report.state.value,
+        "attempt": report.attempt,
+        "nodeRank": report.rank,
+        "pid": report.pid,
+        "workers": workers,
+        "watch": [watch_value(one) for one in report.watch],
+        "logRules": [_rule_value(view) for view in report.log_rules],
+    }
+
+
+def _rule_value(view: RuleView) -> dict[str, Any]:
+    return {
+        "name": view.name,
+        "state": view.state.value,
+        "ranks": view.ranks,
+        "matches": view.matches,
+        "lastMatch": None if view.last_match_at is None else time_text(view.last_match_at),
+        "lastRank": view.last_rank,
+        "lastValue": view.last_value,
+        "lastLine": view.last_line,
+    }

@@ -1,0 +1,196 @@
+"""`unbroken describe`: a job with its pods, ranks, incidents and events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from unbroken.cli.connection import EVENTS, Cluster, on_cluster
+from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
+from unbroken.cli.show import print_json, print_table
+from unbroken.core.job.obstacles import split_wait
+from unbroken.kube.clock import wall
+
+from .agents import agent_value, reports
+from .complete import JobName
+from .detectors import detector_values, promotion
+from .explain import as_value
+from .goodput import goodput_of, goodput_rows, goodput_value
+from .ranks import TITLES, bound_lines, others_line, rank_rows
+from .views import advised, first_line, incident_line, job_summary, pod_summary, wait_lines
+
+EVENTS_SHOWN = 12
+LINE_SHOWN = 60
+
+
+def command(
+    job: JobName,
+    namespace: Namespace = "",
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show a job: state, pods and ranks, what watches them, goodput, incidents, latest events."""
+
+    async def read(cluster: Cluster) -> dict[str, Any]:
+        return await describe(cluster, job)
+
+    place = find(directory, context, kubeconfig)
+    found = on_cluster(place, namespace, read)
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        _show(found, is_embedded=place.paths is not None)
+
+
+async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
+    """Everything that the command shows, for a program."""
+    job = await cluster.job(name)
+    pods = await cluster.pods(name)
+    agents = await reports(cluster, pods)
+    incidents = await cluster.incidents(job)
+    events = [
+        event
+        for event in await cluster.select(EVENTS)
+        if (event.get("involvedObject") or {}).get("uid") == job["metadata"]["uid"]
+    ]
+    events.sort(key=_event_time)
+    shown = [pod_summary(pod) for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"]))]
+    return {
+        **job_summary(job),
+        "conditions": (job.get("status") or {}).get("conditions") or [],
+        "pods": [
+            {**pod, "agent": agent_value(agents[pod["name"]]) if pod["name"] in agents else None}
+            for pod in shown
+        ],
+        "waiting": wait_lines(job, shown),
+        "goodput": goodput_value(goodput_of(job, incidents, wall())),
+        "detectors": detector_values(job),
+        "incidents": [{**as_value(one), "summary": incident_line(one)} for one in incidents],
+        "events": [
+            {key: event.get(key) or "" for key in ("type", "reason", "message")}
+            | {"time": _event_time(event), "count": event.get("count") or 1}
+            for event in events
+        ],
+    }
+
+
+def _event_time(event: dict[str, Any]) -> str:
+    times = (event.get("lastTimestamp"), event.get("eventTime"))
+    return str(next((one for one in times if one), event["metadata"]["creationTimestamp"]))
+
+
+def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
+    message, _ = split_wait(found["message"])
+    fields = {
+        "name": f"{found['namespace']}/{found['name']}",
+        "state": " ".join(filter(None, (found["state"], _in_brackets(first_line(message))))),
+        "pods": f"{found['ready']} ready, {found['replicas']} train, {found['spares']} spare",
+        "restarts": found["restarts"],
+        "created": found["created"],
+        "completed": found["completed"] or "-",
+    }
+    for name, value in fields.items():
+        print(f"{name + ':':<12}{value}")
+    if found["pods"]:
+        print()
+        rows = map(_pod_row, found["pods"])
+        print_table(["POD", "NODE", "PHASE", "RESTARTS", "AGENT", "RANKS (PIDS)"], rows)
+    _show_watch(found)
+    rules = [row for pod in found["pods"] for row in _rule_rows(pod)]
+    if rules:
+        print()
+        titles = ["LOG RULE", "POD", "STATE", "WHO LOGS", "MATCHES", "LAST MATCH", "RANK", "LINE"]
+        print_table(titles, rules)
+    if found["goodput"]["totalSeconds"]:
+        print("\ngoodput:")
+        print_table(*_indented(["PART", "TIME", "SHARE"], goodput_rows(found["goodput"])))
+    waiting = found["waiting"].copy()
+    if is_embedded and (advice := advised(waiting)):
+        waiting.append(advice)
+    sections = {
+        "detectors": [*_detectors(found), *bound_lines(_ranks(found))],
+        "waiting": waiting,
+        "incidents": _incidents(found),
+        "events": _events(found),
+    }
+    for title, lines in sections.items():
+        listed = list(lines)
+        if listed:
+            print(f"\n{title}:")
+            print("\n".join(f"  {line}" for line in listed))
+
+
+def _ranks(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """All ranks as their agents see them, in order."""
+    ranks = [
+        {**one, "pod": pod["name"]}
+        for pod in found["pods"]
+        for one in (pod["agent"] or {}).get("watch", ())
+    ]
+    return sorted(ranks, key=lambda one: int(one["rank"]))
+
+
+def _show_watch(found: dict[str, Any]) -> None:
+    """How the ranks are, by the watchdog of their agents."""
+    if ranks := _ranks(found):
+        now = wall()
+        print()
+        if rows := list(rank_rows(ranks, now)):
+            print_table(TITLES, rows)
+        if line := others_line(ranks, now):
+            print(line)
+
+
+def _indented(
+    titles: Sequence[str], rows: Iterable[Sequence[object]]
+) -> tuple[list[str], list[list[object]]]:
+    first, *rest = titles
+    return [f"  {first}", *rest], [[f"  {one[0]}", *one[1:]] for one in rows]
+
+
+def _detectors(found: dict[str, Any]) -> Iterator[str]:
+    """A line for each mode, with how often its detectors were right on this job."""
+    by_mode: dict[str, list[str]] = {}
+    for one in found["detectors"]:
+        counts = [f"{one[key]} {key}" for key in ("right", "wrong") if one[key]]
+        name = " ".join(filter(None, (one["detector"], _in_brackets(", ".join(counts)))))
+        by_mode.setdefault(one["mode"], []).append(name)
+    for mode in ("act", "warn", "shadow", "off"):
+        if mode in by_mode:
+            yield f"{mode + ':':<8}{', '.join(by_mode[mode])}"
+    if hint := promotion(found["name"], found["detectors"]):
+        yield hint
+
+
+def _in_brackets(text: str) -> str:
+    return f"({text})" if text else ""
+
+
+def _pod_row(pod: dict[str, Any]) -> list[object]:
+    agent = pod["agent"] or {"state": "-", "workers": []}
+    ranks = " ".join(f"{one['rank']} ({one['pid']})" for one in agent["workers"])
+    phase = pod["phase"] + (f" {_in_brackets(pod['reason'])}" if pod["reason"] else "")
+    return [pod["name"], pod["node"] or "-", phase, pod["restarts"], agent["state"], ranks or "-"]
+
+
+def _rule_rows(pod: dict[str, Any]) -> Iterator[list[object]]:
+    for rule in (pod["agent"] or {"logRules": ()})["logRules"]:
+        yield [
+            *(rule["name"], pod["name"], rule["state"], rule["ranks"], rule["matches"]),
+            rule["lastMatch"] or "-",
+            "-" if rule["lastRank"] is None else rule["lastRank"],
+            rule["lastLine"][:LINE_SHOWN] or "-",
+        ]
+
+
+def _incidents(found: dict[str, Any]) -> Iterator[str]:
+    return (one["summary"] for one in found["incidents"])
+
+
+def _events(found: dict[str, Any]) -> Iterator[str]:
+    for one in found["events"][-EVENTS_SHOWN:]:
+        times = f" (x{one['count']})" if one["count"] > 1 else ""
+        what = f"{one['reason']}: {first_line(one['message'])}{times}"
+        yield f"{one['time']}  {one['type']:<7}  {what}"

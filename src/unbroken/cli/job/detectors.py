@@ -1,0 +1,153 @@
+"""`unbroken detectors`: what watches a job unasked, how often it was right, what it may do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from unbroken.cli.connection import JOBS, Cluster, on_cluster
+from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Use, find
+from unbroken.cli.show import note, print_json, print_table
+from unbroken.errors import SpecError
+from unbroken.spec.job import detectors as spec
+from unbroken.spec.job.detectors import DEFAULTS, Detector, Mode, read_detectors
+from unbroken.spec.job.ledger import Ledger, Record
+
+from .agents import reports
+from .complete import JobName
+from .goodput import ledger_of
+from .ranks import bound_lines, watch_value
+from .views import ENDED, Object, state
+
+PROVEN = 3
+"""Alarms that were all right, from which on a detector is offered for promotion."""
+NEXT = {Mode.SHADOW: Mode.WARN, Mode.WARN: Mode.ACT}
+MEANINGS = {
+    Detector.STOPPED: "a process is stopped by a signal",
+    Detector.SILENT: "the whole job is silent for longer than it has ever been",
+    Detector.SPINNING: "the same, while a rank computes in one place",
+    Detector.STUCK: "a process hangs in the kernel",
+    Detector.SLOW: "steps take markedly longer than they did",
+    Detector.NAN: "a metric is no finite number",
+    Detector.SPIKE: "the loss has left its range",
+    Detector.CHECKPOINT: "no checkpoint for several times the usual interval",
+}
+
+
+def _complete(incomplete: str) -> list[str]:
+    name, has_mode, _ = incomplete.partition("=")
+    names = [name] if has_mode else [*(one.value for one in Detector), "*"]
+    words = [f"{one}={mode.value}" for one in names for mode in Mode]
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def command(
+    job: JobName,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DETECTOR=MODE...]",
+            help="What a detector may do: off, shadow, warn or act; * is all others.",
+            autocompletion=_complete,
+            show_default=False,
+        ),
+    ] = None,
+    namespace: Namespace = "",
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show what watches a job unasked and how often it was right; set what it may do.
+
+    In shadow a detector only counts, in warn it records an event, in act it opens an incident and
+    recovers. A change holds from the next start of the processes on. For a running job of a local
+    cluster, the last lines say how soon a hang of each rank is found now.
+    """
+
+    ranks: list[dict[str, Any]] = []
+
+    async def act(cluster: Cluster) -> dict[str, Any]:
+        found = await cluster.job(job)
+        if not changes:
+            told = await reports(cluster, await cluster.pods(job))
+            ranks.extend(watch_value(one) for each in told.values() for one in each.watch)
+            ranks.sort(key=lambda one: int(one["rank"]))
+            return found
+        if state(found) in ENDED:
+            raise SpecError(f"job {job} has ended ({state(found)}): nothing watches it any more")
+        text = changed(_annotation(found), changes)
+        return await cluster.patch(
+            JOBS, job, {"metadata": {"annotations": {spec.ANNOTATION: text}}}
+        )
+
+    use = Use.CHANGE if changes else Use.READ
+    place = find(directory, context, kubeconfig, use)
+    found = on_cluster(place, namespace, act)
+    value = detector_values(found)
+    if output is Output.JSON:
+        print_json({"job": job, "detectors": value, "ranks": ranks})
+        return
+    titles = ["DETECTOR", "MODE", "RIGHT", "WRONG", "LOOKS FOR"]
+    keys = ("detector", "mode", "right", "wrong", "means")
+    print_table(titles, ([one[key] for key in keys] for one in value))
+    for line in bound_lines(ranks):
+        print(line)
+    if changes:
+        note(f"from the next start on; now: unbroken restart {job}")
+    elif hint := promotion(job, value):
+        note(hint)
+
+
+def changed(annotation: str, changes: Sequence[str]) -> str:
+    """The annotation with these DETECTOR=MODE in it.  Raises SpecError."""
+    read_detectors("; ".join(changes))
+    words = [word.strip() for word in annotation.split(";") if word.strip()]
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    given |= dict(word.split("=", 1) for word in changes)
+    return "; ".join(f"{name.strip()}={mode.strip()}" for name, mode in given.items())
+
+
+def detector_values(job: Object) -> list[dict[str, Any]]:
+    """Each detector's mode in a job, and how it did there."""
+    return [
+        {
+            "detector": one.value,
+            "mode": mode.value,
+            "right": record.right,
+            "wrong": record.wrong,
+            "means": MEANINGS[one],
+        }
+        for one, mode, record in _records(_modes(job), ledger_of(job))
+    ]
+
+
+def promotion(job: str, found: Sequence[Mapping[str, Any]]) -> str:
+    """How to let detectors do more that have always been right; empty: there are none."""
+    words = [
+        f"{one['detector']}={NEXT[Mode(one['mode'])].value}"
+        for one in found
+        if Mode(one["mode"]) in NEXT and one["right"] >= PROVEN and not one["wrong"]
+    ]
+    return (
+        f"always right so far; to let it do more: unbroken detectors {job} {' '.join(words)}"
+        if words
+        else ""
+    )
+
+
+def _records(modes: Mapping[Detector, Mode], ledger: Ledger) -> list[tuple[Detector, Mode, Record]]:
+    return [(one, modes[one], ledger.detectors.get(one.value, Record())) for one in Detector]
+
+
+def _annotation(job: Object) -> str:
+    return str((job["metadata"].get("annotations") or {}).get(spec.ANNOTATION) or "")
+
+
+def _modes(job: Object) -> Mapping[Detector, Mode]:
+    try:
+        return read_detectors(_annotation(job))
+    except SpecError:
+        return DEFAULTS  # as the operator takes it, which has refused it or warned of it

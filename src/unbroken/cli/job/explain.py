@@ -1,0 +1,115 @@
+"""`unbroken explain`: what broke, who did it, what was done about it, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from unbroken.cli.connection import Cluster, on_cluster
+from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
+from unbroken.cli.show import Paper, paper, print_json
+from unbroken.core.job.record.timeline import Goodput, lost_steps, redo_seconds
+from unbroken.core.wording import counted
+from unbroken.errors import SpecError
+from unbroken.kube.clock import wall
+from unbroken.spec.job.codec import seconds_lost
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.schema.write import write_record
+
+from .complete import JobName
+from .goodput import goodput_line, goodput_of, goodput_value
+from .story import common, story
+from .views import incident_line, restarts_text, state, wait_lines
+
+OLDER_SHOWN = 10
+"""In one line each, before the newest in full."""
+
+
+def command(
+    job: JobName,
+    number: Annotated[
+        int | None,
+        typer.Option("--incident", min=1, help="This one only.", show_default="the newest"),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every incident in full.")] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Every group of ranks, frame and sign.")
+    ] = False,
+    namespace: Namespace = "",
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Tell what broke: culprit, evidence, what all ranks did, timeline, remedy and why, cost.
+
+    The newest incident in full, those before it in one line each, the job's goodput at the end.
+    """
+
+    async def read(cluster: Cluster) -> tuple[dict[str, Any], list[Incident]]:
+        found = await cluster.job(job)
+        return found, await cluster.incidents(found)
+
+    found, incidents = on_cluster(find(directory, context, kubeconfig), namespace, read)
+    now = wall()
+    good = goodput_of(found, incidents, now)
+    chosen = _chosen(job, incidents, number)
+    if output is Output.JSON:
+        listed = incidents if number is None else chosen
+        value = {"job": job, "state": state(found), "goodput": goodput_value(good)}
+        value["waiting"] = wait_lines(found)
+        print_json({**value, "incidents": list(map(as_value, listed))})
+        return
+    sheet = paper()
+    print(sheet.paint(f"{job}: {state(found)}, {restarts_text(found)}", "bold"))
+    if number is None and not every:
+        _print_older(incidents[:-1], sheet)
+    for one in incidents if every and number is None else chosen:
+        print()
+        print("\n".join(story(one, sheet, now=now, is_full=stacks)))
+    print()
+    print("\n".join(_end(incidents, good, sheet, wait_lines(found))))
+
+
+def _chosen(job: str, incidents: Sequence[Incident], number: int | None) -> Sequence[Incident]:
+    """The one that was asked for, or the newest."""
+    if number is None:
+        return incidents[-1:]
+    found = [one for one in incidents if one.number == number]
+    if not found:
+        known = ", ".join(str(one.number) for one in incidents) or "none"
+        raise SpecError(f"job {job} has no incident {number} (it has: {known})")
+    return found
+
+
+def as_value(incident: Incident) -> dict[str, Any]:
+    """An incident for a program: the object's own keys, and what it cost."""
+    cost = {"seconds": seconds_lost(incident), "lostSteps": lost_steps(incident)}
+    return {**write_record(incident), **cost, "redoSeconds": round(redo_seconds(incident), 3)}
+
+
+def _print_older(incidents: Sequence[Incident], sheet: Paper) -> None:
+    hidden = len(incidents) - OLDER_SHOWN
+    if incidents:
+        print()
+    if hidden > 0:
+        print(f"  {counted(hidden, 'older incident')}: --all")
+    for one in incidents[-OLDER_SHOWN:]:
+        at = datetime.fromtimestamp(one.detected_at).astimezone()
+        line = f"{at:%m-%d %H:%M:%S}  {incident_line(one)}"
+        print("\n".join(sheet.wrap(line, 18, first="  ")))
+
+
+def _end(
+    incidents: Sequence[Incident], good: Goodput, sheet: Paper, waiting: Sequence[str]
+) -> Iterator[str]:
+    for index, line in enumerate(waiting):
+        yield from sheet.wrap(line, 10, first="          " if index else "waits for ")
+    if not incidents and not waiting:
+        yield "nothing has broken so far"
+    if pattern := common(incidents):
+        yield from sheet.wrap(pattern, 10, first="in common ")
+    yield from sheet.wrap(goodput_line(good), 10, first="goodput   ")

@@ -1,0 +1,78 @@
+"""`unbroken jobs`: the jobs of a namespace, one line each."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from unbroken.cli.connection import Cluster, on_cluster
+from unbroken.cli.place import Context, Embedded, Kubeconfig, Namespace, find
+from unbroken.cli.show import note, print_json, print_table
+from unbroken.kube.clock import wall
+
+from .goodput import goodput_of, goodput_value, largest, share_text
+from .views import age, job_summary
+
+
+class Form(StrEnum):
+    """Forms of the list."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    """With what most time was lost to."""
+    JSON = "json"
+
+
+def command(
+    every: Annotated[
+        bool, typer.Option("-A", "--all-namespaces", help="Jobs of every namespace.")
+    ] = False,
+    namespace: Namespace = "",
+    output: Annotated[Form, typer.Option("-o", "--output", help="text, wide or json.")] = Form.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """List jobs: state, pods, restarts, the class of the last fault, goodput.
+
+    Goodput is the share of its time in which a job got on; -o wide says what cost it most.
+    """
+    now = wall()
+
+    async def read(cluster: Cluster) -> list[dict[str, Any]]:
+        inside = "" if every else cluster.namespace
+        jobs = await cluster.jobs(inside)
+        broken = await cluster.incidents_of(jobs, inside)
+        found = []
+        for job in jobs:
+            good = goodput_of(job, broken[job["metadata"]["uid"]], now)
+            found.append({**job_summary(job), "goodput": goodput_value(good)})
+        return found
+
+    found = on_cluster(find(directory, context, kubeconfig), namespace, read)
+    if output is Form.JSON:
+        print_json({"jobs": found})
+    elif not found:
+        note("no jobs; start one with: unbroken run train.py")
+    else:
+        titles = ["NAME", "STATE", "READY", "SPARES", "RESTARTS", "LAST FAULT", "GOODPUT", "AGE"]
+        rows = [_row(one, now) for one in found]
+        if output is Form.WIDE:
+            titles += ["LOST MOST TO", "LOST STEPS"]
+            for one, row in zip(found, rows, strict=True):
+                row += [largest(one["goodput"]), one["goodput"]["lostSteps"]]
+        if every:
+            titles = ["NAMESPACE", *titles]
+            rows = [[one["namespace"], *row] for one, row in zip(found, rows, strict=True)]
+        print_table(titles, rows)
+
+
+def _row(one: dict[str, Any], now: float) -> list[object]:
+    ready = f"{one['ready']}/{one['replicas']}"
+    good = share_text(one["goodput"]["share"])
+    return [
+        *(one["name"], one["state"], ready, one["spares"], one["restarts"]),
+        *(one["lastFault"], good, age(one["created"], now)),
+    ]

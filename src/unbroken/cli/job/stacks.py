@@ -1,0 +1,203 @@
+"""`unbroken stacks`: what every rank of a job is doing now.  It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unbroken.cli.connection import Cluster, on_cluster
+from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
+from unbroken.cli.show import note, paper, print_json
+from unbroken.errors import SpecError
+from unbroken.wire.observation import Evidence, RankEvidence
+
+from .agents import evidence
+from .complete import JobName
+
+if TYPE_CHECKING:
+    from unbroken.core.diagnosis.stacks import Blame
+
+SECONDS = 5.0
+STATES = {
+    "R": "runs",
+    "S": "waits",
+    "D": "waits in the kernel, not to be interrupted",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "has ended",
+    "": "has ended",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answers of a job's agents."""
+
+    answers: dict[str, Evidence]
+    """By pod."""
+    silent: tuple[str, ...]
+    """Pods whose agents did not answer."""
+
+    def ranks(self) -> list[RankEvidence]:
+        """All, in order."""
+        every = (one for answer in self.answers.values() for one in answer.ranks)
+        return sorted(every, key=lambda one: one.rank)
+
+
+def command(
+    job: JobName,
+    rank: Annotated[
+        int | None, typer.Option(min=0, help="All threads of this rank.", show_default="all ranks")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.5, max=30, help="Longest time to look.")
+    ] = SECONDS,
+    namespace: Namespace = "",
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show what every rank is doing now: stacks, those that are the same together.
+
+    Each process is paused for some milliseconds while it is read, and goes on.
+    """
+    place = find(directory, context, kubeconfig)
+
+    async def read(cluster: Cluster) -> Found:
+        return await collect(cluster, job, seconds)
+
+    if place.paths is None:
+        raise SpecError(
+            "agents are reached on embedded clusters only; elsewhere ask one inside its pod: "
+            "/v1/evidence of port 8080, which asks for the job's key"
+        )
+    found = on_cluster(place, namespace, read)
+    if rank is not None:
+        _show_rank(found, rank, output)
+    elif output is Output.JSON:
+        print_json(value(found))
+    else:
+        _show(job, found)
+
+
+async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
+    """Ask the agent in every pod at once; SpecError where none runs workers."""
+    await cluster.job(name)
+    pods = await cluster.pods(name)
+    answers = await evidence(cluster, pods, seconds)
+    names = sorted(str(pod["metadata"]["name"]) for pod in pods)
+    found = Found(answers, tuple(one for one in names if one not in answers))
+    if not found.ranks():
+        silent = f"; no answer from {', '.join(found.silent)}" if found.silent else ""
+        raise SpecError(f"no rank of job {name} runs now{silent}")
+    return found
+
+
+def judged(found: Found) -> Blame:
+    """The ranks in groups, and who keeps the others waiting."""
+    from unbroken.core.diagnosis.stacks import blame
+
+    now = max(one.at for one in found.answers.values())
+    return blame(found.ranks(), now)
+
+
+def value(found: Found) -> dict[str, Any]:
+    """Everything, for a program."""
+    blame = judged(found)
+    return {
+        "attempt": max(one.attempt for one in found.answers.values()),
+        "isWorking": blame.is_working,
+        "culprits": [] if blame.is_working else list(blame.ranks),
+        "why": "" if blame.is_working else blame.why,
+        "confidence": "" if blame.is_working else blame.confidence,
+        "groups": [_named(asdict(group)) for group in blame.groups],
+        "ranks": [_named(asdict(one)) for one in found.ranks()],
+        "silentPods": list(found.silent),
+    }
+
+
+def _named(value: Any) -> Any:
+    """Keys as in the API's objects: `lastLine`."""
+    if isinstance(value, dict):
+        return {_camel(name): _named(one) for name, one in value.items()}
+    return [_named(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(map(str.capitalize, rest))
+
+
+def _show(job: str, found: Found) -> None:
+    from unbroken.core.wording import counted, plural
+
+    blame, page = judged(found), paper()
+    attempt = max(one.attempt for one in found.answers.values())
+    ranks = found.ranks()
+    print(f"{job}, attempt {attempt}: {counted(len(ranks), 'rank')} looked at")
+    if blame.ranks and not blame.is_working:
+        for line in page.wrap(f"{blame.confidence}: {blame.why}", 2, "red"):
+            print(line)
+    for group in blame.groups:
+        name = f"{'rank' if group.count == 1 else 'ranks'} {group.ranks}"
+        does = group.doing if group.count == 1 else plural(group.doing)
+        print(f"\n{page.paint(f'{name}: {does}', 'red' if group.is_outlier else 'green')}")
+        for frame in group.stack:
+            print(f"    {frame}")
+    for one in ranks:
+        if one.note:
+            note(f"rank {one.rank}: {one.note}")
+    _tell_silent(found)
+
+
+def _tell_silent(found: Found) -> None:
+    for name in found.silent:
+        note(f"{name}: its agent did not answer")
+
+
+def _show_rank(found: Found, rank: int, output: Output) -> None:
+    one = next((each for each in found.ranks() if each.rank == rank), None)
+    if one is None:
+        _tell_silent(found)
+        raise SpecError(f"rank {rank} does not run now")
+    if output is Output.JSON:
+        print_json(_named(asdict(one)))
+        return
+    for line in _facts(one):
+        print(line)
+    for thread in sorted(one.threads, key=lambda thread: not thread.holds_gil):
+        gil = " (holds the GIL)" if thread.holds_gil else ""
+        print(f"\n  {thread.name or 'thread'}{gil}")
+        for frame in thread.frames:
+            print(f"    {frame}")
+
+
+def _facts(one: RankEvidence) -> Iterator[str]:
+    page = paper()
+    yield f"rank {one.rank}, pid {one.pid}"
+    state = STATES.get(one.state, one.state)
+    yield from page.field("state", state + (f" in {one.waits_in}" if one.waits_in else ""))
+    used = f"{one.cpu_seconds:.1f} s since its start"
+    share = f", {one.cpu_share:.2f} cores now" if one.cpu_share is not None else ""
+    yield from page.field("processor", used + share)
+    if one.io_bytes is not None:
+        yield from page.field("files", f"{one.io_bytes} bytes read and written between two looks")
+    if one.phase or one.step is not None:
+        step = "" if one.step is None else f"step {one.step}"
+        yield from page.field("at", ", ".join(filter(None, (one.phase, step))))
+    for collective in one.collectives:
+        what = f"{collective.operation} {collective.sequence} in {collective.group}"
+        yield from page.field("collective", f"{what}: {collective.state}")
+    if one.last_line:
+        yield from page.field("last line", f"{_clock(one.last_output_at)}{one.last_line}")
+    if one.note:
+        yield from page.field("note", one.note)
+
+
+def _clock(at: float | None) -> str:
+    return "" if at is None else f"{datetime.fromtimestamp(at).astimezone():%H:%M:%S}  "

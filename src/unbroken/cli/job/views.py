@@ -1,0 +1,267 @@
+"""Jobs, pods and incidents as commands show them: values and text from objects.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from unbroken.core.job.obstacles import split_wait
+from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.record.timeline import lost_steps
+from unbroken.core.job.recovery.ladder import rung_of
+from unbroken.core.wording import counted
+from unbroken.spec.job.codec import incident_from, job_status_from, seconds_lost
+from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Signal
+from unbroken.spec.job.types import KIND
+from unbroken.spec.times import time_seconds
+
+Object = Mapping[str, Any]
+
+STATES = frozenset(one.value for one in Standing)
+"""Types of conditions; the last of these that is True is the job's state."""
+ENDED = ("Completed", "Failed")
+
+LACKING = re.compile(r"Insufficient ([\w./-]*\w)")
+OPTIONS = {
+    "cpu": "--cpu-per-node N",
+    "memory": "--memory-per-node SIZE",
+    "nvidia.com/gpu": "--gpu-per-node N",
+}
+READY = re.compile(r"(\d{1,9})/\d{1,9}$", re.ASCII)
+LINE_LENGTH = 200
+WAIT_LENGTH = 500
+FIRST_OUTPUT = "first output"
+STAGES = (
+    ("last progress", "progress_before"),
+    ("detected", "detected_at"),
+    ("examined", "examined_at"),
+    ("stopped", "stopped_at"),
+    ("ready", "ready_at"),
+    ("started", "started_at"),
+    (FIRST_OUTPUT, "progress_at"),
+)
+
+
+def condition(job: Object) -> Object:
+    """The condition that is the job's state; empty where it has none yet."""
+    for one in reversed((job.get("status") or {}).get("conditions") or ()):
+        if one["type"] in STATES and one["status"] == "True":
+            return dict(one)
+    return {}
+
+
+def state(job: Object) -> str:
+    """Running, Completed, ...; Pending before the operator has seen the job."""
+    return str(condition(job).get("type", "Pending"))
+
+
+def replicas(job: Object, field: str = "replicas") -> int:
+    """Pods that train at a time, or another number of the replica specs."""
+    return sum(int(one.get(field) or 0) for one in job["spec"].get("replicaSpecs") or ())
+
+
+def world_size(job: Object, told: Iterable[int | None]) -> int | None:
+    """Ranks of the job, from what its agents say of their workers, else from its spec; None:
+    nobody says it."""
+    given = str(job["spec"].get("nprocPerNode", ""))
+    count = max((one for one in told if one), default=int(given) if given.isdecimal() else 0)
+    return replicas(job) * count or None
+
+
+def job_summary(job: Object) -> dict[str, Any]:
+    """What `unbroken jobs` says of a job."""
+    metadata, status = job["metadata"], job.get("status") or {}
+    faulty = status.get("latestFaultyPodInstanceList") or {}
+    fault: Object = next((c for c in status.get("conditions") or () if c["type"] == "Faulted"), {})
+    now = condition(job)
+    return {
+        "name": metadata["name"],
+        "namespace": metadata["namespace"],
+        "state": state(job),
+        "reason": now.get("reason", ""),
+        "message": now.get("message", ""),
+        "replicas": replicas(job),
+        "ready": ready_pods(job),
+        "spares": replicas(job, "spares"),
+        "restarts": int(status.get("restartCount") or 0),
+        "lastFault": fault.get("reason", ""),
+        "faultyPods": faulty.get("faultyPodList") or [],
+        "created": metadata["creationTimestamp"],
+        "started": status.get("startTime"),
+        "completed": status.get("completionTime"),
+    }
+
+
+def ready_pods(job: Object) -> int:
+    """Pods that are ready or train, of those that train, as the operator counts them.
+
+    `kubectl get hpj` shows the same number: a job that has ended has none, as a pod that has.
+    """
+    conditions = (job.get("status") or {}).get("conditions") or ()
+    texts = (str(c.get("message", "")) for c in conditions if c["type"] == "PodsRunning")
+    found = READY.match(next(texts, ""))
+    return int(found[1]) if found else 0
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether all of the pod's containers run and answer."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def pod_summary(pod: Object) -> dict[str, Any]:
+    """What `unbroken describe` says of a pod."""
+    status, metadata = pod.get("status") or {}, pod["metadata"]
+    containers = status.get("containerStatuses") or ()
+    waiting: Object = next(
+        (c["state"]["waiting"] for c in containers if "waiting" in c["state"]), {}
+    )
+    unplaced: Object = next(
+        (
+            one
+            for one in status.get("conditions") or ()
+            if (one["type"], one["status"]) == ("PodScheduled", "False")
+        ),
+        {},
+    )
+    trouble = waiting or unplaced
+    phase = "Terminating" if metadata.get("deletionTimestamp") else status.get("phase", "Unknown")
+    return {
+        "name": metadata["name"],
+        "node": pod["spec"].get("nodeName", ""),
+        "address": status.get("podIP", ""),
+        "phase": phase,
+        "ready": is_ready(pod),
+        "restarts": sum(c.get("restartCount", 0) for c in containers),
+        "reason": status.get("reason") or trouble.get("reason", ""),
+        "message": status.get("message") or trouble.get("message", ""),
+    }
+
+
+def waits(pods: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Why pods do not run, each reason once, from what `pod_summary` says of them."""
+    found: dict[str, list[str]] = {}
+    for pod in pods:
+        if pod["message"] and pod["phase"] == "Pending":
+            # What the scheduler says of preemption is about jobs of other priorities.
+            why = pod["message"].partition(" preemption: ")[0]
+            found.setdefault(f"{pod['reason']}: {why}", []).append(pod["name"])
+    return [f"{', '.join(names)}: {why}" for why, names in found.items()]
+
+
+def wait_lines(job: Object, pods: Iterable[Mapping[str, Any]] = ()) -> list[str]:
+    """Why the job has not started yet: in the operator's words, and, for what it does not name,
+    from what `pod_summary` says of its pods."""
+    told = split_wait(str(condition(job).get("message", "")))[1]
+    reasons = {line.split(": ")[1] for line in told if line.startswith("pod ") and ": " in line}
+    others = (line for line in waits(pods) if line.split(": ")[1] not in reasons)
+    return [*(line[:WAIT_LENGTH] for line in told), *others]
+
+
+def advised(waiting: Iterable[str]) -> str:
+    """How to make an embedded cluster offer what pods wait for; empty: there is no way."""
+    lacking = {name for line in waiting for name in LACKING.findall(line)}
+    options = [OPTIONS.get(name, f"--resource {name}=N") for name in sorted(lacking)]
+    if not options:
+        return ""
+    return f"to pretend that nodes have it: unbroken down; unbroken up {' '.join(options)}"
+
+
+def read_incidents(objects: Iterable[Object]) -> list[Incident]:
+    """Incidents from their objects, oldest first."""
+    return sorted((incident_from(one)[0] for one in objects), key=lambda one: one.number)
+
+
+def culprit_text(culprit: Signal) -> str:
+    """Who it was: `rank 3 (train-pods-1 on node-1)`."""
+    place = " on ".join(part for part in (culprit.pod, culprit.node) if part)
+    if culprit.rank is None:
+        return f"pod {place}" if culprit.pod else (f"node {culprit.node}" if place else KIND)
+    return f"rank {culprit.rank} ({place})" if place else f"rank {culprit.rank}"
+
+
+def incident_line(incident: Incident) -> str:
+    """One line: what broke, what was done, what it cost."""
+    cost = seconds_lost(incident)
+    text = incident.culprit.text.removeprefix(f"rank {incident.culprit.rank} ")
+    what = f"incident {incident.number}: {culprit_text(incident.culprit)}: {text}"
+    plan, did = remedy_words(incident)
+    if cost is None:
+        return f"{what}; to do: {plan}"
+    if incident.remedy is Remedy.FAIL or incident.outcome not in ("", RECOVERED):
+        why = incident.reason if incident.remedy is Remedy.FAIL else incident.outcome
+        return f"{what}; {did}: {why}"
+    steps = lost_steps(incident)
+    again = f", {counted(steps, 'step')} made again" if steps else ""
+    wrong = "; REPLICAS DISAGREE" if incident.replicas_agree is False else ""
+    return f"{what}; {did}; {cost:.3f} s lost{again}{wrong}"
+
+
+def remedy_words(incident: Incident) -> tuple[str, str]:
+    """What its remedy is, and how it is told once it has been done."""
+    rung = rung_of(incident.remedy)
+    if not rung.plan_kept or not incident.kept:
+        return rung.plan, rung.done
+    whose = "its process" if incident.kept == 1 else "their processes"
+    others = f"{counted(incident.kept, 'rank')} kept {whose}"
+    return rung.plan_kept, f"{rung.done}, {others}"
+
+
+def told_lines(incident: Incident) -> list[str]:
+    """An incident for who follows the job and sees what rank 0 writes: one line, why it was that
+    rank where ranks had to be compared, and what the worker that failed the job has written."""
+    culprit = incident.culprit
+    is_unseen = incident.remedy is Remedy.FAIL and culprit.rank != 0
+    is_said = incident.blame.removeprefix(f"rank {culprit.rank} ") in culprit.text
+    because = [] if is_said else [f"  {incident.blame} ({incident.confidence})"]
+    return [incident_line(incident), *because, *(f"  | {x}" for x in culprit.evidence if is_unseen)]
+
+
+def stages(incident: Incident) -> list[tuple[str, float, float]]:
+    """(stage, seconds since the epoch, seconds since it was detected) of those reached."""
+    reached = [(name, getattr(incident, field)) for name, field in STAGES]
+    # Workers may write before the last agent has said that it runs them.
+    ordered = sorted(((name, at) for name, at in reached if at is not None), key=lambda one: one[1])
+    return [(name, at, at - incident.detected_at) for name, at in ordered]
+
+
+def first_line(text: str) -> str:
+    """The first line, cut; messages may quote pages of a traceback."""
+    line = text.partition("\n")[0]
+    return line if len(line) <= LINE_LENGTH else f"{line[: LINE_LENGTH - 3]}..."
+
+
+def exit_code(job: Object, incidents: Sequence[Incident]) -> int:
+    """What a command that ran the job ends with: 0, or that of the worker that failed it."""
+    if state(job) == "Completed":
+        return 0
+    code = incidents[-1].culprit.exit_code if incidents else None
+    return code or 1
+
+
+def restarts_text(job: Object) -> str:
+    """`2 restarts`."""
+    count = job_status_from(job.get("status"))[0].restart_count
+    return f"{count} restart{'' if count == 1 else 's'}"
+
+
+def span(seconds: float) -> str:
+    """A length of time, as exact as it matters: `3.214 s`, `4m 50s`, `2h 03m`, `3d 04h`."""
+    if seconds < 60:
+        return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes}m {rest:02}s"
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours:02}h" if days else f"{hours}h {minutes:02}m"
+
+
+def age(created: str, now: float) -> str:
+    """How long ago, as kubectl writes it."""
+    seconds = max(0, int(now - time_seconds(created)))
+    for unit, size, most in (("s", 1, 120), ("m", 60, 120), ("h", 3600, 48)):
+        if seconds < size * most:
+            return f"{seconds // size}{unit}"
+    return f"{seconds // 86400}d"

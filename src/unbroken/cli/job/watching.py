@@ -1,0 +1,110 @@
+"""A job and what belongs to it as they change, by watches.  Reads only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from lightkube.generic_resource import create_namespaced_resource
+from lightkube.resources.core_v1 import Event, Pod
+
+from unbroken.cli.connection import JOB_LABEL, Cluster, Object, is_owned
+from unbroken.kube.informer import Informer
+from unbroken.spec.job import incident as incident_spec
+from unbroken.spec.job import types as job_spec
+from unbroken.spec.job.incident import Incident
+
+from .views import read_incidents
+
+JOB = create_namespaced_resource(job_spec.GROUP, job_spec.VERSION, job_spec.KIND, job_spec.PLURAL)
+INCIDENT = create_namespaced_resource(
+    incident_spec.GROUP, incident_spec.VERSION, incident_spec.KIND, incident_spec.PLURAL
+)
+
+
+class Watched:
+    """Copies of a job, its pods, incidents and events, for the time of an `async with`."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.name = name
+        self._stack = AsyncExitStack()
+        namespace, client = cluster.namespace, cluster.client
+        labels = f"{JOB_LABEL}={name}"
+        self._event = asyncio.Event()
+
+        def informer(kind: type[Any], **scope: str) -> Informer[Any]:
+            labels, fields = scope.get("labels"), scope.get("fields")
+            return Informer(
+                client,
+                kind,
+                namespace=namespace,
+                labels=labels,
+                fields=fields,
+                on_change=self._tell,
+                tells=False,
+            )
+
+        self._job = informer(JOB, fields=f"metadata.name={name}")
+        self._pods = informer(Pod, labels=labels)
+        self._incidents = informer(INCIDENT, labels=labels)
+        about = f"involvedObject.kind={job_spec.KIND},involvedObject.name={name}"
+        self._events = informer(Event, fields=about)
+
+    async def __aenter__(self) -> Self:
+        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
+        for one in (self._incidents, self._job, self._pods, self._events):
+            task = tasks.create_task(one.run())
+            self._stack.callback(task.cancel)
+        await self._job.synced.wait()
+        await self._pods.synced.wait()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def _tell(self, old: Any, new: Any) -> None:
+        self._event.set()
+
+    def wake(self) -> None:
+        """Let whoever waits for a change look again."""
+        self._event.set()
+
+    async def change(self) -> None:
+        """Return when something has changed since the last time."""
+        await self._event.wait()
+        self._event.clear()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return when the condition holds."""
+        while not holds():
+            await self.change()
+
+    def job(self) -> Object | None:
+        """The job; None: it is not there."""
+        return next((dict(one) for one in self._job.items()), None)
+
+    def has_job(self, uid: str) -> bool:
+        """Whether this very job, and not another of its name, is there."""
+        job = self.job()
+        return job is not None and job["metadata"]["uid"] == uid
+
+    def pods(self) -> list[Object]:
+        """The job's pods, by name."""
+        found = [one.to_dict() for one in self._pods.items()]
+        return sorted(found, key=lambda one: str(one["metadata"]["name"]))
+
+    def warnings(self) -> list[Object]:
+        """Warnings on the job that is there, oldest first."""
+        job = self.job()
+        uid = job["metadata"]["uid"] if job else ""
+        found = [one.to_dict() for one in self._events.items() if one.type == "Warning"]
+        mine = [one for one in found if one["involvedObject"].get("uid") == uid]
+        return sorted(mine, key=lambda one: str(one["metadata"]["creationTimestamp"]))
+
+    def incidents(self) -> list[Incident]:
+        """Incidents of the job that is there, oldest first."""
+        job = self.job()
+        uid = job["metadata"]["uid"] if job else ""
+        return read_incidents(one for one in self._incidents.items() if is_owned(one, uid))

@@ -1,0 +1,1 @@
+"""Commands about the local cluster: up, down, status, chaos."""

@@ -1,0 +1,70 @@
+"""`unbroken down`: stop the embedded cluster and every process of its pods."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from typing import Annotated
+
+import typer
+
+from unbroken.cli.place import DEFAULT, Directory, resolve
+from unbroken.local import state
+
+NAMED_MAX = 10
+"""Names of what is left that are printed."""
+
+
+def command(
+    directory: Directory = DEFAULT,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Delete the objects, logs and volumes too.")
+    ] = False,
+) -> None:
+    """Stop the cluster and its pods. The objects stay in DIR unless --purge is given."""
+    paths = state.Paths(resolve(directory))
+    found = state.running(paths)
+    if found is not None:
+        _end(found.pid)
+    elif not paths.directory.is_dir():
+        print(f"no cluster in {paths.directory}")
+        return
+    from unbroken.local.machines.scripts import stop_scripts
+    from unbroken.local.node import stop_pods  # slow to load
+
+    # A cluster that was killed has left its pods running; a stopped one has none.
+    asyncio.run(stop_scripts(paths.nodes))
+    asyncio.run(stop_pods(paths.nodes))
+    paths.state.unlink(missing_ok=True)
+    print(f"stopped the cluster of {paths.directory}" if found else "no cluster was running")
+    if purge:
+        _purge(paths)
+
+
+def _purge(paths: state.Paths) -> None:
+    from unbroken.local import folders, networks
+
+    left = folders.purge(paths)
+    if left:
+        names = ", ".join(left[:NAMED_MAX]) + (", ..." if len(left) > NAMED_MAX else "")
+        print(f"deleted the cluster of {paths.directory}; left there: {names}")
+        return
+    networks.release(paths.directory)
+    print(f"deleted {paths.directory}")
+
+
+def _end(pid: int) -> None:
+    """SIGTERM, and wait for the end; the process bounds its own stopping."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        select.select([handle], [], [])
+    except ProcessLookupError:
+        return
+    finally:
+        os.close(handle)

@@ -1,0 +1,102 @@
+"""`unbroken status`: what runs in a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from unbroken.cli.cluster.place import KEY_ID, REGION, SECRET, TOKEN, key_of
+from unbroken.cli.place import DEFAULT, Directory, Form, Output, resolve
+from unbroken.cli.show import note, print_json, print_table
+from unbroken.errors import SpecError
+from unbroken.local import state
+
+if TYPE_CHECKING:
+    from lightkube.resources.core_v1 import Node, Pod
+
+VARIABLES = {"accessKeyId": KEY_ID, "secretAccessKey": SECRET, "sessionToken": TOKEN}
+"""Environment variables of the aws CLI."""
+NOT_RUNNING = 3
+"""Exit status, as that of `systemctl status` for a stopped unit."""
+
+
+def command(
+    directory: Directory = DEFAULT,
+    output: Form = Output.TEXT,
+) -> None:
+    """Show whether a cluster runs, where its API is, and its nodes. Exit status 3: it does not."""
+    paths = state.Paths(resolve(directory))
+    found = state.running(paths)
+    report: dict[str, Any] = {"directory": str(paths.directory), "running": found is not None}
+    if found is not None:
+        report.update(pid=found.pid, url=found.url, kubeconfig=found.kubeconfig, since=found.since)
+        report.update(clusterApi=found.cluster_api, clusterApiCredentials=_credentials(found))
+        report.update(metrics=found.metrics)
+        report["nodes"] = asyncio.run(_nodes(found.kubeconfig))
+    if output is Output.JSON:
+        print_json(report)
+    else:
+        _show(report)
+    raise typer.Exit(0 if found is not None else NOT_RUNNING)
+
+
+def _credentials(found: state.State) -> dict[str, str] | None:
+    """The key of the cluster API; None, and a line on standard error, where it cannot be read."""
+    try:
+        key = key_of(found)
+    except SpecError as error:
+        note(str(error))
+        return None
+    token = {"sessionToken": key.token} if key.token else {}
+    return {"accessKeyId": key.key_id, "secretAccessKey": key.secret, **token}
+
+
+async def _nodes(kubeconfig: str) -> list[dict[str, Any]]:
+    from lightkube.resources.core_v1 import Node, Pod  # slow to load
+
+    from unbroken.kube.client import connect
+
+    client = connect(kubeconfig)
+    try:
+        pods = [pod async for pod in client.list(Pod, namespace="*")]
+        nodes = [node async for node in client.list(Node)]
+    finally:
+        await client.close()
+    active = [p for p in pods if p.status is None or p.status.phase in ("Pending", "Running")]
+    return [_node(node, active) for node in nodes]
+
+
+def _node(node: Node, pods: list[Pod]) -> dict[str, Any]:
+    name = node.metadata.name if node.metadata else None
+    conditions = (node.status.conditions if node.status else None) or []
+    capacity = (node.status.capacity if node.status else None) or {}
+    return {
+        "name": name,
+        "ready": any(c.type == "Ready" and c.status == "True" for c in conditions),
+        "pods": sum(1 for pod in pods if pod.spec and pod.spec.nodeName == name),
+        "cpu": capacity.get("cpu"),
+        "memory": capacity.get("memory"),
+        "gpu": capacity.get("nvidia.com/gpu", "0"),
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    if not report["running"]:
+        print(f"no cluster runs from {report['directory']}; start one with: unbroken up")
+        return
+    print(f"cluster of {report['directory']} runs (pid {report['pid']}) at {report['url']}")
+    print(f"export KUBECONFIG={report['kubeconfig']}")
+    print(f"export AWS_ENDPOINT_URL_SAGEMAKER={report['clusterApi']}")
+    print(f"export AWS_DEFAULT_REGION={REGION}")
+    for name, value in (report["clusterApiCredentials"] or {}).items():
+        print(f"export {VARIABLES[name]}={shlex.quote(value)}")
+    print(f"metrics: {report['metrics']}")
+    rows = [
+        (node["name"], ready, node["pods"], node["cpu"], node["memory"], node["gpu"])
+        for node in report["nodes"]
+        for ready in ["yes" if node["ready"] else "no"]
+    ]
+    print_table(("NODE", "READY", "PODS", "CPU", "MEMORY", "GPU"), rows)

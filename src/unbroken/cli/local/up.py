@@ -1,0 +1,355 @@
+"""`unbroken up`: start the embedded cluster, in the foreground or detached."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import typer
+
+from unbroken.cli.nodes.options import (
+    NodeCommand,
+    NodeRecovery,
+    Provider,
+    RepairDryRun,
+    RepairShare,
+)
+from unbroken.cli.place import DEFAULT, Directory, resolve
+from unbroken.cli.show import note
+from unbroken.errors import SpecError, WorldError
+from unbroken.kube.quantity import QuantityError, parse_quantity
+from unbroken.local import state
+from unbroken.local.folders import private
+from unbroken.local.machines.decisions.scripts import source_mapping
+from unbroken.spec.nodes.instance_types import instance_type as find_type
+
+Given = TypeVar("Given")
+Value = TypeVar("Value")
+
+READY_FD = "UNBROKEN_READY_FD"
+"""Environment variable: where a detached cluster says that it is ready."""
+OWN_OPTIONS = {
+    "cpu": "--cpu-per-node",
+    "memory": "--memory-per-node",
+    "nvidia.com/gpu": "--gpu-per-node",
+}
+
+
+Operator = Annotated[
+    bool | None,
+    typer.Option(
+        "--operator/--no-operator",
+        help="Run the operator too, or leave it to `unbroken operator`.",
+        show_default="--operator",
+    ),
+]
+PyTorchJobs = Annotated[
+    bool | None,
+    typer.Option(
+        "--pytorchjobs/--no-pytorchjobs",
+        help="Run Kubeflow's PyTorchJobs too, or leave them to their own operator.",
+        show_default="--pytorchjobs",
+    ),
+]
+NodeGrace = Annotated[
+    float | None,
+    typer.Option(
+        "--node-grace", min=2, help="Seconds until a silent node is lost.", show_default="4"
+    ),
+]
+Resources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--resource",
+        metavar="NAME=QUANTITY",
+        help="More to offer.",
+    ),
+]
+LifecycleSources = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lifecycle-source",
+        metavar="s3://BUCKET/PREFIX=DIR",
+        help="Directory that stands for an address of lifecycle scripts, which then run on this "
+        "machine as you.",
+    ),
+]
+ClusterApiPort = Annotated[
+    int | None,
+    typer.Option(
+        "--cluster-api-port",
+        min=0,
+        max=65535,
+        help="Of the cluster API, on the loopback address.",
+        show_default="any",
+    ),
+]
+ClusterApiCredentials = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster-api-credentials",
+        metavar="FILE",
+        help="File of the keys that may call the cluster API, in the form of ~/.aws/credentials; "
+        "'' for the cluster's own.",
+        show_default="DIR/cluster-api-credentials, made at the first start",
+    ),
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="Of the metrics for Prometheus, on the loopback address.",
+        show_default="any",
+    ),
+]
+Nodes = Annotated[
+    int | None, typer.Option(min=0, max=200, help="Number of nodes.", show_default="1")
+]
+Cpu = Annotated[
+    str | None, typer.Option("--cpu-per-node", help="Such as 4 or 500m.", show_default="all")
+]
+Memory = Annotated[
+    str | None, typer.Option("--memory-per-node", help="Such as 8Gi.", show_default="all")
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option("--gpu-per-node", min=0, help="nvidia.com/gpu to offer.", show_default="0"),
+]
+InstanceTypeName = Annotated[
+    str | None,
+    typer.Option(
+        "--instance-type",
+        metavar="ml.TYPE",
+        help="Offer what such a machine has, and have its label; '' for none.",
+        show_default="none",
+    ),
+]
+Labels = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label of every node.")]
+Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Of the API.", show_default="any")]
+Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return when the cluster is ready.")]
+
+
+def command(
+    directory: Directory = DEFAULT,
+    nodes: Nodes = None,
+    cpu: Cpu = None,
+    memory: Memory = None,
+    gpus: Gpus = None,
+    instance_type: InstanceTypeName = None,
+    resource: Resources = None,
+    label: Labels = None,
+    port: Port = None,
+    operator: Operator = None,
+    pytorchjobs: PyTorchJobs = None,
+    grace: NodeGrace = None,
+    lifecycle_source: LifecycleSources = None,
+    cluster_api_port: ClusterApiPort = None,
+    cluster_api_credentials: ClusterApiCredentials = None,
+    metrics_port: MetricsPort = None,
+    node_recovery: NodeRecovery = None,
+    node_provider: Provider = None,
+    node_command: NodeCommand = None,
+    repair_share: RepairShare = None,
+    repair_dry_run: RepairDryRun = None,
+    detach: Detach = False,
+) -> None:
+    """Start a Kubernetes cluster on this machine: no root, container runtime or network needed.
+
+    Options that are not given keep the value of the last time. Ctrl-C (or `unbroken down`) stops
+    the cluster and its pods; the objects stay in DIR for the next time. What nodes offer may be
+    pretended: `--instance-type ml.p5.48xlarge`, or one by one with `--gpu-per-node 8 --resource
+    vpc.amazonaws.com/efa=32`.
+    """
+    paths = state.Paths(resolve(directory))
+    found = state.running(paths)
+    if found is not None:
+        print(f"a cluster already runs from {paths.directory} (pid {found.pid})")
+        print(_export_line(paths))
+        return
+    options = _merged(
+        state.saved_options(paths),
+        nodes=nodes,
+        cpu=cpu,
+        memory=memory,
+        gpus=gpus,
+        instance_type=_read(_instance_type, instance_type),
+        resources=_read(_resources, resource),
+        labels=None if label is None else _pairs("--label", label),
+        port=port,
+        operator=operator,
+        pytorchjobs=pytorchjobs,
+        grace_seconds=grace,
+        node_recovery=node_recovery or None,
+        node_provider=node_provider or None,
+        node_command=_read(_node_command, node_command),
+        repair_share=repair_share,
+        repair_dry_run=repair_dry_run,
+        lifecycle_sources=_read(_lifecycle_sources, lifecycle_source),
+        cluster_api_port=cluster_api_port,
+        cluster_api_credentials=_read(_credentials, cluster_api_credentials),
+        metrics_port=metrics_port,
+    )
+    if detach:
+        pid = start_detached(paths, options)
+        print(f"cluster with {options.nodes} node(s) is ready (pid {pid})")
+        print(_export_line(paths))
+    else:
+        _foreground(paths, options)
+
+
+def _read(read: Callable[[Given], Value], given: Given | None) -> Value | None:
+    """What an option says; None where it was not given."""
+    return None if given is None else read(given)
+
+
+def _merged(saved: state.ClusterOptions, **given: Any) -> state.ClusterOptions:
+    """What was saved, with what is given now in its place; None: nothing is."""
+    news = {name: value for name, value in given.items() if value is not None}
+    options = msgspec.structs.replace(saved, **news)
+    _quantity("--cpu-per-node", options.cpu)
+    _quantity("--memory-per-node", options.memory)
+    if options.node_provider == "command" and not options.node_command:
+        raise SpecError("--node-provider command: say which with --node-command")
+    return options
+
+
+def _quantity(option: str, text: str) -> str:
+    if text:
+        try:
+            parse_quantity(text)
+        except QuantityError as error:
+            raise SpecError(f"{option}: {error}") from error
+    return text
+
+
+def _pairs(option: str, pairs: list[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair or pair.startswith("="):
+            raise SpecError(f"{option} {pair}: write it as KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _resources(pairs: list[str]) -> dict[str, str]:
+    found = _pairs("--resource", pairs)
+    for name, amount in found.items():
+        _quantity(f"--resource {name}", amount)
+        if own := OWN_OPTIONS.get(name):
+            raise SpecError(f"--resource {name}: {own} sets it")
+        if "/" not in name and not name.startswith("hugepages-"):
+            raise SpecError(f"--resource {name}: write it with its domain, as example.com/{name}")
+    return found
+
+
+def _instance_type(name: str) -> str:
+    if name:
+        from unbroken.operator.instance_types import instance_types  # reads a table
+
+        find_type(instance_types(), name)
+    return name
+
+
+def _lifecycle_sources(pairs: list[str]) -> dict[str, str]:
+    found = {}
+    for address, directory in source_mapping(pairs).items():
+        path = Path(directory).expanduser().resolve()
+        if not path.is_dir():
+            raise SpecError(f"--lifecycle-source {address}: {path} is no directory")
+        found[address] = str(path)
+    return found
+
+
+def _credentials(name: str) -> str:
+    if not name:
+        return ""
+    from unbroken.cluster_api.credentials import read_credentials  # slow to load
+
+    path = Path(name).expanduser().resolve()
+    read_credentials(path)
+    return str(path)
+
+
+def _node_command(text: str) -> str:
+    if text:
+        from unbroken.operator.nodes.providers import parse_command  # slow to load
+
+        parse_command(text)
+    return text
+
+
+def _export_line(paths: state.Paths) -> str:
+    return f"export KUBECONFIG={paths.kubeconfig}"
+
+
+def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
+    # Here, because it loads the whole cluster: other commands answer twice as fast without.
+    from unbroken.local import up
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    ready = os.environ.pop(READY_FD, None)
+
+    def on_ready(running: state.State) -> None:
+        if ready is not None:
+            os.write(int(ready), b"ready\n")
+            os.close(int(ready))
+            return
+        print(f"cluster with {options.nodes} node(s) is ready at {running.url}; Ctrl-C stops it")
+        print(_export_line(paths), flush=True)
+
+    asyncio.run(up.run(paths, options, on_ready))
+
+
+def start_detached(paths: state.Paths, options: state.ClusterOptions) -> int:
+    """Start `unbroken up` in a session of its own, wait until it is ready; its pid."""
+    if notice := private(paths.directory):
+        note(notice)
+    arguments = [
+        *("--dir", str(paths.directory), "--nodes", str(options.nodes)),
+        *("--cpu-per-node", options.cpu, "--memory-per-node", options.memory),
+        *("--instance-type", options.instance_type),
+        *("--gpu-per-node", str(options.gpus), "--port", str(options.port)),
+        "--operator" if options.operator else "--no-operator",
+        "--pytorchjobs" if options.pytorchjobs else "--no-pytorchjobs",
+        *("--node-grace", str(options.grace_seconds)),
+        *("--node-recovery", options.node_recovery, "--node-provider", options.node_provider),
+        *("--node-command", options.node_command, "--repair-share", str(options.repair_share)),
+        "--repair-dry-run" if options.repair_dry_run else "--no-repair-dry-run",
+        *(f"--resource={name}={amount}" for name, amount in options.resources.items()),
+        *(f"--label={key}={value}" for key, value in options.labels.items()),
+        *(f"--lifecycle-source={key}={d}" for key, d in options.lifecycle_sources.items()),
+        *("--cluster-api-port", str(options.cluster_api_port)),
+        *("--cluster-api-credentials", options.cluster_api_credentials),
+        *("--metrics-port", str(options.metrics_port)),
+    ]
+    receive, send = os.pipe()
+    with paths.log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "unbroken.cli.main", "up", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[send],
+            start_new_session=True,
+            env={**os.environ, READY_FD: str(send)},
+        )
+    os.close(send)
+    with os.fdopen(receive, "rb") as pipe:
+        answer = pipe.readline()
+    if answer != b"ready\n":
+        process.wait()
+        raise WorldError(f"the cluster did not start; {_last_line(paths.log)} (see {paths.log})")
+    return process.pid
+
+
+def _last_line(path: Path) -> str:
+    lines = path.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:500] if lines else "it said nothing"

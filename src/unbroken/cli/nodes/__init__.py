@@ -1,0 +1,1 @@
+"""Commands about nodes: their record, repair, checks, faults, and the node daemon."""

@@ -1,0 +1,177 @@
+"""`unbroken check`: have nodes tested, and follow it to the verdict."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from unbroken.cli.connection import NODES, Cluster, Object, on_cluster
+from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Output, Place, Use, find
+from unbroken.cli.show import note, print_json, print_table
+from unbroken.errors import SpecError
+from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
+from unbroken.spec.nodes.kinds import NODE_CHECK
+
+from .check_views import TITLES, result_rows
+
+SECONDS = "unbroken.dev/check-seconds"
+"""Annotation of a NodeCheck (`operator/nodes/checks_pods`)."""
+LOOK_SECONDS = 0.5
+PATIENCE_SECONDS = 15.0
+"""Until it is said that nobody does the work."""
+DEEP = (CheckKind.BASIC, CheckKind.STRESS, CheckKind.CONNECTIVITY, CheckKind.TRAINING)
+ENDED = (CheckPhase.PASSED.value, CheckPhase.FAILED.value, CheckPhase.UNKNOWN.value)
+CODES = {CheckPhase.PASSED.value: 0, CheckPhase.FAILED.value: 1}
+UNKNOWN_CODE = 2
+KINDS = {kind.value.lower(): kind for kind in CheckKind}
+
+
+def command(
+    nodes: Annotated[
+        list[str] | None, typer.Argument(metavar="[NODE]...", help="All, if none is named.")
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="All kinds; the nodes take no new pods meanwhile.")
+    ] = False,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option("--kind", help=f"One of {', '.join(k.value for k in CheckKind)}; repeatable."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Test beside jobs that run there: do not wait.")
+    ] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Of each test under load.", show_default="60"),
+    ] = None,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds for all of it.")] = 7200,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow it to its end.")] = True,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Test nodes: in seconds, or with --deep under load, against each other and by training.
+
+    Ends with 1 if a node is at fault, with 2 if the tests could not say. Ctrl-C leaves the check
+    running.
+    """
+    kinds = _kinds(kind or [], deep=deep)
+    place = find(directory, context, kubeconfig, Use.CHANGE)
+    annotations = {SECONDS: f"{seconds:g}"} if seconds else {}
+    name = f"check-{secrets.token_hex(3)}"
+
+    async def run(cluster: Cluster) -> Object:
+        names = await _names(cluster, nodes or [])
+        words = "unbroken check" + (" --deep" if deep else "")
+        spec = NodeCheckSpec(names, kinds, f"asked by {words}", force, timeout)
+        body = NODE_CHECK.new(name, spec, {"annotations": annotations})
+        made = await _create(cluster, body)
+        return await _follow(cluster, name, output) if wait else made
+
+    try:
+        check = on_cluster(place, "", run)
+    except KeyboardInterrupt:
+        note(f"the check runs on; see it with: {_see(place, name)}")
+        raise typer.Exit(130) from None
+    if not wait:
+        _show_started(check, place, name, output)
+        return
+    _show(check, output)
+    phase = (check.get("status") or {}).get("phase", "")
+    code = CODES.get(phase, UNKNOWN_CODE)
+    if code:
+        raise typer.Exit(code)
+
+
+def _kinds(given: Sequence[str], *, deep: bool) -> tuple[CheckKind, ...]:
+    if deep and given:
+        raise SpecError("--deep is all kinds; leave it out to name them with --kind")
+    for one in given:
+        if one.lower() not in KINDS:
+            known = ", ".join(kind.value for kind in CheckKind)
+            raise SpecError(f"--kind {one}: there are {known}")
+    named = tuple(dict.fromkeys(KINDS[one.lower()] for one in given))
+    return DEEP if deep else named or (CheckKind.BASIC,)
+
+
+async def _names(cluster: Cluster, given: Sequence[str]) -> tuple[str, ...]:
+    known = [str(one["metadata"]["name"]) for one in await cluster.select(NODES)]
+    for name in given:
+        if name not in known:
+            raise SpecError(f'no node "{name}"; there are {", ".join(sorted(known)) or "none"}')
+    if not known:
+        raise SpecError("the cluster has no nodes")
+    return tuple(dict.fromkeys(given or sorted(known)))
+
+
+async def _create(cluster: Cluster, body: Object) -> Object:
+    from unbroken.kube.client import ApiRefusal
+
+    try:
+        found: Object = msgspec.json.decode(
+            await cluster.client.raw("POST", NODE_CHECK.path, body=body)
+        )
+    except ApiRefusal as refusal:
+        if refusal.code != 404:
+            raise
+        text = "this cluster knows no NodeCheck: its operator is not installed"
+        raise SpecError(text) from refusal
+    return found
+
+
+async def _follow(cluster: Cluster, name: str, output: Output) -> Object:
+    """The check when it has ended; what it is doing is told when it changes."""
+    from unbroken.kube.clock import monotonic, pause
+
+    told, began = "", monotonic()
+    while True:
+        found = await cluster.client.raw("GET", f"{NODE_CHECK.path}/{name}")
+        check: Object = msgspec.json.decode(found)
+        status = check.get("status") or {}
+        if status.get("phase") in ENDED:
+            return check
+        text = f"{status.get('done', 0)}/{status.get('total', '?')}  {status.get('message', '')}"
+        if status and text != told and output is Output.TEXT:
+            note(text.rstrip())
+            told = text
+        elif not status and not told and monotonic() - began > PATIENCE_SECONDS:
+            note("nobody has begun yet: does an operator run? (`unbroken operator`)")
+            told = "waiting"
+        await pause(LOOK_SECONDS)
+
+
+def _see(place: Place, name: str) -> str:
+    own = f"--kubeconfig {place.paths.kubeconfig} " if place.paths else ""
+    return f"kubectl {own}get nodecheck {name} -o yaml"
+
+
+def _show_started(check: Object, place: Place, name: str, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(_summary(check))
+    else:
+        print(f"check {name} runs; see it with: {_see(place, name)}")
+
+
+def _summary(check: Object) -> dict[str, Any]:
+    status = check.get("status") or {}
+    kept = ("phase", "message", "startedAt", "endedAt", "done", "total", "faulty", "results")
+    return {
+        "name": check["metadata"]["name"],
+        "nodes": check["spec"]["nodes"],
+        "kinds": check["spec"].get("kinds") or [],
+        **{key: status[key] for key in kept if key in status},
+    }
+
+
+def _show(check: Object, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(_summary(check))
+        return
+    status = check.get("status") or {}
+    print_table(TITLES, result_rows(status.get("results") or ()))
+    note(f"{status.get('phase')}: {status.get('message', '')}")

@@ -1,0 +1,374 @@
+"""`unbroken nodes`: what is held against nodes, and what is done about them."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from unbroken.cli.connection import MERGE, NODES, PODS, Cluster, Object, on_cluster
+from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Output, Place, Use, choose, find
+from unbroken.cli.show import note, paper, print_json, print_table
+from unbroken.errors import SpecError, UnbrokenError
+from unbroken.kube.clock import wall
+from unbroken.spec.nodes.keys import REPAIR
+from unbroken.spec.nodes.kinds import NODE_RECORD
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.times import time_text
+
+from . import views
+
+RECORDS = (NODE_RECORD.path.rpartition("/")[0], NODE_RECORD.plural)
+NOT_FOUND = 404
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="markdown",
+    invoke_without_command=True,
+    help="List and describe nodes, order repairs, see what is held against a node, clear it.",
+)
+
+
+def node_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of nodes that start so; nothing where no cluster answers."""
+
+    async def read(cluster: Cluster) -> list[Object]:
+        return await cluster.select(NODES)
+
+    given = ctx.params
+    directory = Path(given["directory"]) if given.get("directory") else None
+    try:
+        place, _ = choose(directory, given.get("context"), given.get("kubeconfig"))
+        nodes = on_cluster(place, "", read)
+    except UnbrokenError:
+        return []  # the shell shows no errors while a person types
+    names = [str(node["metadata"]["name"]) for node in nodes]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+class Shape(StrEnum):
+    """Forms of the list."""
+
+    TEXT = "text"
+    WIDE = "wide"
+    """With cluster, check, fault, and what a repair waits for."""
+    JSON = "json"
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="NODE", help="Name of the node.", autocompletion=node_names)
+]
+Names = Annotated[
+    list[str], typer.Argument(metavar="NODE...", help="Names.", autocompletion=node_names)
+]
+ListForm = Annotated[Shape, typer.Option("-o", "--output", help="text, wide or json.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Follow it, and end with 1 if it fails.")]
+
+
+@app.callback()
+def nodes(
+    ctx: typer.Context,
+    output: ListForm = Shape.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """List and describe nodes, order repairs, see what is held against a node, clear it."""
+    if ctx.invoked_subcommand is None:
+        _list(find(directory, context, kubeconfig), output)
+
+
+@app.command("list")
+def list_nodes(
+    output: ListForm = Shape.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """List nodes: status, health, pods of jobs, the repair under way, points held against each."""
+    _list(find(directory, context, kubeconfig), output)
+
+
+def _list(place: Place, output: Shape) -> None:
+    now = wall()
+
+    async def read(cluster: Cluster) -> list[dict[str, Any]]:
+        pods = await cluster.select(PODS, namespace="")
+        records = {one["metadata"]["name"]: one for one in await _records(cluster)}
+        return [
+            views.node_row(node, records.get(node["metadata"]["name"]), pods, now)
+            for node in await cluster.select(NODES)
+        ]
+
+    rows = on_cluster(place, "", read)
+    if output is Shape.JSON:
+        print_json({"nodes": rows})
+    elif not rows:
+        note("the cluster has no nodes")
+    else:
+        is_wide = output is Shape.WIDE
+        titles = (*views.TITLES, *(views.WIDE if is_wide else ()))
+        print_table(titles, [views.cells(row, is_wide=is_wide) for row in rows])
+
+
+@app.command()
+def describe(
+    name: Name,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show all that is known of a node, its repairs among it."""
+    now = wall()
+
+    async def read(cluster: Cluster) -> tuple[Object, Object | None, list[Object]]:
+        node = await _node(cluster, name)
+        return node, await _record(cluster, name), await cluster.select(PODS, namespace="")
+
+    node, record, pods = on_cluster(find(directory, context, kubeconfig), "", read)
+    row = views.node_row(node, record, pods, now)
+    if output is Output.JSON:
+        print_json({**row, "record": (record or {}).get("spec") or {}})
+        return
+    for line in views.story(row, node, record, now, paper()):
+        print(line)
+
+
+@app.command()
+def reset(
+    names: Names,
+    wait: Wait = False,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Have the GPUs of nodes reset, when their jobs have moved off."""
+    _order(find(directory, context, kubeconfig, Use.CHANGE), names, "reset", output, wait=wait)
+
+
+@app.command()
+def reboot(
+    names: Names,
+    wait: Wait = False,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Have nodes rebooted, when their jobs have moved off."""
+    _order(find(directory, context, kubeconfig, Use.CHANGE), names, "reboot", output, wait=wait)
+
+
+@app.command()
+def replace(
+    names: Names,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    wait: Wait = False,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Have nodes replaced by new ones: what is on their disks is lost."""
+    shown = ", ".join(names)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise SpecError(f"replacing {shown} destroys what is on it; say so with --yes")
+        typer.confirm(f"Replace {shown}? What is on the disks is lost.", abort=True, err=True)
+    _order(find(directory, context, kubeconfig, Use.CHANGE), names, "replace", output, wait=wait)
+
+
+def _order(place: Place, names: Sequence[str], what: str, output: Output, *, wait: bool) -> None:
+    async def act(cluster: Cluster) -> list[dict[str, Any]]:
+        found = [await _node(cluster, name) for name in names]
+        records = {one["metadata"]["name"]: one for one in await _records(cluster)}
+        done = []
+        for node in found:
+            name = node["metadata"]["name"]
+            known = views.record_of(records.get(name))
+            await cluster.patch(NODES, name, {"metadata": {"annotations": {REPAIR: what}}})
+            done.append((name, known))
+        return [await _ended(cluster, name, known, wait=wait) for name, known in done]
+
+    answers = on_cluster(place, "", act)
+    if output is Output.JSON:
+        print_json({"ordered": what, "nodes": answers})
+    else:
+        for one in answers:
+            print(f"{one['name']}: {what} {one['state']}" + _after(one))
+    if any(one["state"] == RepairState.FAILED.value for one in answers):
+        raise typer.Exit(1)
+
+
+def _after(one: dict[str, Any]) -> str:
+    if one["state"] == "ordered":
+        return f"; see: unbroken nodes describe {one['name']}"
+    place = f", by {one['replacement']}" if one["replacement"] else ""
+    return f"{place}: {one['message']}"
+
+
+async def _ended(
+    cluster: Cluster, name: str, known: NodeRecordSpec, *, wait: bool
+) -> dict[str, Any]:
+    """What became of an order; at once what is known, or with `wait` how it ended."""
+    answer: dict[str, Any] = {"name": name, "state": "ordered", "replacement": "", "message": ""}
+    if not wait:
+        return answer
+    from .follow import follow  # slow to load
+
+    last = max((one.began_at for one in known.history), default=0.0)
+
+    def newer(record: NodeRecordSpec) -> RepairRecord | None:
+        if record.repair is not None:
+            return record.repair
+        return next((one for one in reversed(record.history) if one.began_at > last), None)
+
+    repair = await follow(cluster, name, newer)
+    return {
+        **answer,
+        "state": repair.state.value,
+        "replacement": repair.replacement,
+        "message": repair.message,
+    }
+
+
+@app.command()
+def blame(
+    name: Name,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show what is held against a node, with the evidence; points halve every week."""
+    now = wall()
+
+    async def read(cluster: Cluster) -> Object | None:
+        record = await _record(cluster, name)
+        if record is None:
+            await _node(cluster, name)
+        return record
+
+    record = on_cluster(find(directory, context, kubeconfig), "", read)
+    held = views.record_of(record)
+    rows = views.blame_rows(held, now)
+    if output is Output.JSON:
+        entries = ((record or {}).get("spec") or {}).get("blame") or []
+        points = [float(str(row[3])) for row in reversed(rows)]
+        shown = [{**one, "points": left} for one, left in zip(entries, points, strict=True)]
+        print_json({"node": name, "score": _score(held, now), "blame": shown})
+        return
+    print(f"{name}: {views.score_line(held, now)}")
+    if held.cleared_at is not None:
+        print(f"cleared at {time_text(held.cleared_at)} by {held.cleared_by}")
+    if rows:
+        print_table(("AT", "KIND", "SOURCE", "POINTS", "OF", "EVIDENCE"), rows)
+
+
+def _score(held: NodeRecordSpec, now: float) -> float:
+    from unbroken.core.nodes import blame as ledger
+
+    return round(ledger.score(held, now), 2)
+
+
+@app.command()
+def clear(
+    name: Name,
+    why: Annotated[str, typer.Option("--why", help="What speaks for the node; kept.")],
+    wait: Wait = False,
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Let nothing so far count against a node; one in quarantine returns after a burn-in."""
+    if not why.strip():
+        raise SpecError("--why: say what speaks for the node")
+    at, who = wall(), f"{getpass.getuser()}: {why.strip()}"
+
+    async def act(cluster: Cluster) -> tuple[NodeRecordSpec, RepairRecord | None]:
+        record = await _record(cluster, name)
+        if record is None:
+            await _node(cluster, name)
+            raise SpecError(f"nothing is held against {name}")
+        held = views.record_of(record)
+        spec = {"clearedAt": time_text(at, has_microseconds=True), "clearedBy": who}
+        path = f"{NODE_RECORD.path}/{quote(name)}"
+        await cluster.client.raw("PATCH", path, body={"spec": spec}, headers=MERGE)
+        is_out = held.quarantined_at is not None
+        return held, await _burnt_in(cluster, name, at) if wait and is_out else None
+
+    held, burn_in = on_cluster(find(directory, context, kubeconfig, Use.CHANGE), "", act)
+    is_out = held.quarantined_at is not None
+    if output is Output.JSON:
+        ended = None if burn_in is None else burn_in.state.value
+        print_json({"node": name, "cleared": who, "wasQuarantined": is_out, "burnIn": ended})
+    else:
+        later = "; a burn-in follows, then it takes pods again" if is_out and not burn_in else ""
+        print(f"{name}: cleared{later}")
+        if burn_in is not None:
+            print(f"{name}: burn-in {burn_in.state.value}: {burn_in.message}")
+    if burn_in is not None and burn_in.state is RepairState.FAILED:
+        raise typer.Exit(1)
+
+
+async def _burnt_in(cluster: Cluster, name: str, since: float) -> RepairRecord:
+    from .follow import follow  # slow to load
+
+    def newer(record: NodeRecordSpec) -> RepairRecord | None:
+        last = record.repair or (record.history[-1] if record.history else None)
+        # Both clocks are of this cluster, within what their machines differ by.
+        return last if last and last.asked_by == "clear" and last.began_at > since - 60 else None
+
+    return await follow(cluster, name, newer)
+
+
+async def _node(cluster: Cluster, name: str) -> Object:
+    from unbroken.kube.client import ApiRefusal
+
+    try:
+        return await cluster.get(NODES, name)
+    except ApiRefusal as error:
+        if error.code != NOT_FOUND:
+            raise
+        history = NODE_RECORD.spec_of(await _record(cluster, name))[0].history
+        by = next((one.replacement for one in reversed(history) if one.replacement), "")
+        if by:
+            text = f"{name} was replaced by {by}; what was held against it: unbroken nodes blame"
+            raise SpecError(f"{text} {name}") from error
+        raise SpecError(f'no node "{name}"; see: unbroken nodes') from error
+
+
+async def _records(cluster: Cluster) -> list[Object]:
+    """All records; SpecError where the cluster knows no such kind."""
+    from unbroken.kube.client import ApiRefusal
+
+    try:
+        return await cluster.select(RECORDS, namespace="")
+    except ApiRefusal as error:
+        if error.code != NOT_FOUND:
+            raise
+        text = f"this cluster knows no {NODE_RECORD.kind}: the operator is not installed there"
+        raise SpecError(f"{text}; see: unbroken operator --help") from error
+
+
+async def _record(cluster: Cluster, name: str) -> Object | None:
+    """The record of a node; None: there is none."""
+    from unbroken.kube.client import ApiRefusal
+
+    try:
+        return await cluster.get(RECORDS, quote(name), namespace="")
+    except ApiRefusal as error:
+        if error.code != NOT_FOUND:
+            raise
+        # Of no record, and of a cluster that has no such kind, the API says the same.
+        await _records(cluster)
+        return None

@@ -1,0 +1,174 @@
+"""`unbroken faults`: the table of faults, and what it makes of an XID or a line of the kernel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from unbroken.cli.place import Form, Output
+from unbroken.cli.show import note, print_json, print_table
+from unbroken.errors import SpecError
+
+if TYPE_CHECKING:
+    from unbroken.core.nodes.signals_table import Sign, SignTable
+    from unbroken.spec.nodes.fault_table import FaultEntry
+
+Object = dict[str, Any]
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="What the node daemon takes for a fault, and what is done then.",
+)
+Table = Annotated[
+    Path | None,
+    typer.Option("--table", metavar="FILE", help="Changes to the table.", show_default=False),
+]
+
+
+@app.command("list")
+def list_faults(table: Table = None, output: Form = Output.TEXT) -> None:
+    """List the table of faults."""
+    from unbroken.spec.nodes.fault_table import symptom_text
+
+    found = _read(table)
+    if output is Output.JSON:
+        print_json([_view(found, name, entry) for name, entry in found.table.entries.items()])
+        return
+    rows = [
+        (name, entry.kind.value, entry.action.value, entry.title, symptom_text(entry))
+        for name, entry in found.table.entries.items()
+    ]
+    print_table(("NAME", "CLASS", "ACTION", "WHAT", "SYMPTOM"), rows)
+
+
+@app.command("explain")
+def explain(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="XID|NAME|LINE",
+            help="An XID's number, a fault's name, or a line of the kernel's log in quotes.",
+            show_default=False,
+        ),
+    ],
+    table: Table = None,
+    output: Form = Output.TEXT,
+) -> None:
+    """Say what a fault is and what is done about it, with the source."""
+    found = _read(table)
+    views = _meant(found, what)
+    if output is Output.JSON:
+        print_json(views)
+        return
+    if not views:
+        print("the table of faults has nothing that this line shows")
+    for index, view in enumerate(views):
+        _print(view, is_first=index == 0)
+
+
+def _read(path: Path | None) -> SignTable:
+    from unbroken.nodes.tables import read_table
+
+    found = read_table(path)
+    for warning in found.warnings:
+        note(f"warning: {warning}")
+    return found
+
+
+def _meant(table: SignTable, what: str) -> list[Object]:
+    entries = table.table.entries
+    name = next((name for name in entries if name.lower() == what.strip().lower()), None)
+    if name is not None:
+        return [_view(table, name, entries[name])]
+    bare = what.strip().lower().removeprefix("xid").strip()
+    if bare.isascii() and bare.isdigit() and len(bare) <= 5:
+        return _of_xid(table, int(bare))
+    signs = _of_line(table, what)
+    if not signs and " " not in what.strip():
+        raise SpecError(
+            f"no fault is named {what}; see unbroken faults list, or give an XID's number or a "
+            "line of the kernel's log"
+        )
+    return [_view(table, sign.reason, sign.entry) for sign in signs]
+
+
+def _of_xid(table: SignTable, number: int) -> list[Object]:
+    from unbroken.core.nodes.kernel_log import Xid
+
+    found = [
+        _view(table, name, entry)
+        for name, entry in table.table.entries.items()
+        if number in entry.xid
+    ]
+    sign = table.of_xid(Xid(number, "", None, None), "")
+    return found or [_view(table, sign.reason, sign.entry)]
+
+
+def _of_line(table: SignTable, line: str) -> list[Sign]:
+    from unbroken.core.nodes.kernel_log import read_line
+
+    read = read_line(line.encode())
+    return [] if read is None else table.of_line(read)
+
+
+def _view(table: SignTable, name: str, entry: FaultEntry) -> Object:
+    from unbroken.spec.nodes.fault_table import symptom_text
+    from unbroken.spec.nodes.keys import Action
+
+    is_repaired = entry.action in (Action.RESET_GPU, Action.REBOOT)
+    repeats = entry.repeats
+    has_node_action = entry.action not in (Action.NONE, Action.RESTART_JOB)
+    return {
+        "name": name,
+        "title": entry.title,
+        "class": entry.kind.value,
+        "symptom": symptom_text(entry) if name in table.table.entries else "",
+        "action": entry.action.value,
+        "condition": entry.condition_type() if has_node_action or repeats else None,
+        "afterRepair": entry.after_repair.value if is_repaired else None,
+        "repeats": repeats
+        and {
+            "times": repeats.times,
+            "withinSeconds": repeats.within_seconds,
+            "action": repeats.action.value,
+        },
+        "beside": [{"xid": one.xid, "action": one.action.value} for one in entry.beside],
+        "source": entry.source,
+        "table": table.table.origins.get(name),
+    }
+
+
+DONE = {
+    "none": "an event only",
+    "restart-job": "the job starts again; nothing is done to the node",
+    "reset-gpu": "jobs leave the node, then its GPUs are reset",
+    "reboot": "jobs leave the node, then it is rebooted",
+    "replace": "jobs leave the node, then it is replaced",
+}
+
+
+def _print(view: Object, *, is_first: bool) -> None:
+    if not is_first:
+        print()
+    print(f"{view['name']}: {view['title']}")
+    lines = {
+        "symptom": view["symptom"],
+        "class": view["class"],
+        "action": f"{view['action']}: {DONE[view['action']]}",
+        "condition": view["condition"],
+        "again": view["afterRepair"] and f"after that repair: {view['afterRepair']}",
+        "often": view["repeats"]
+        and "{times} times in {withinSeconds:g} s: {action}".format(**view["repeats"]),
+        "beside": "; ".join(
+            f"{'XID ' + ', '.join(map(str, one['xid'])) if one['xid'] else 'any other XID'}: "
+            f"{one['action']}"
+            for one in view["beside"]
+        ),
+        "source": view["source"],
+        "table": view["table"],
+    }
+    for key, text in lines.items():
+        if text:
+            print(f"  {key:<10} {text}")

@@ -1,0 +1,68 @@
+"""Follows what is done about a node, by its record.  Reads only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from lightkube.generic_resource import create_global_resource
+
+from unbroken.cli.connection import Cluster
+from unbroken.cli.show import note
+from unbroken.errors import WorldError
+from unbroken.kube.informer import Informer
+from unbroken.spec.job.incident import GROUP, VERSION
+from unbroken.spec.nodes.kinds import NODE_RECORD
+from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord
+
+from .views import progress_line
+
+RECORD = create_global_resource(GROUP, VERSION, NODE_RECORD.kind, NODE_RECORD.plural)
+QUIET_SECONDS = 15.0
+"""An operator that works takes an order within moments."""
+
+
+async def follow(
+    cluster: Cluster, name: str, holds: Callable[[NodeRecordSpec], RepairRecord | None]
+) -> RepairRecord:
+    """The repair that `holds` finds once it has ended, its progress on standard error.
+
+    WorldError where nobody takes the order up.
+    """
+    changed = asyncio.Event()
+
+    def on_change(old: Any, new: Any) -> None:
+        changed.set()
+
+    fields = f"metadata.name={name}"
+    informer = Informer(cluster.client, RECORD, fields=fields, on_change=on_change, tells=False)
+    said = ""
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(informer.run())
+        try:
+            while True:
+                record = next((NODE_RECORD.spec_of(one)[0] for one in informer.items()), None)
+                found = holds(record) if record is not None else None
+                if found is not None:
+                    line = progress_line(name, found)
+                    if line != said:
+                        note(line)
+                    said = line
+                    if found.ended_at is not None:
+                        return found
+                await _wait(changed, None if said else QUIET_SECONDS, name)
+        finally:
+            watching.cancel()
+
+
+async def _wait(changed: asyncio.Event, seconds: float | None, name: str) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await changed.wait()
+    except TimeoutError:
+        raise WorldError(
+            f"nobody has taken up the repair of {name} for {QUIET_SECONDS:.0f} s: is an operator "
+            f"running? The order stays on the node; see: unbroken nodes describe {name}"
+        ) from None
+    changed.clear()

@@ -1,0 +1,238 @@
+"""What `unbroken nodes` shows of nodes: rows and stories from their objects.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from unbroken.cli.job.views import span
+from unbroken.cli.show import Paper
+from unbroken.core.nodes import blame
+from unbroken.spec.nodes.keys import (
+    ADVICE,
+    CLUSTER_NAME,
+    DEEP_CHECK,
+    FAULT_REASONS,
+    FAULT_TYPES,
+    GPU_UNHEALTHY,
+    HARDWARE_UNHEALTHY,
+    HEALTH,
+    INSTANCE_GROUP,
+    REPAIR,
+    VERIFIED,
+    instance_type_of,
+)
+from unbroken.spec.nodes.kinds import NODE_RECORD
+from unbroken.spec.nodes.record import BlameEntry, NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.schema.write import write_record
+from unbroken.spec.times import time_text
+
+Object = dict[str, Any]
+TITLES = ("NAME", "STATUS", "HEALTH", "TYPE", "GROUP", "PODS", "REPAIR", "SCORE")
+WIDE = ("CLUSTER", "CHECK", "FAULT", "BOOT", "MESSAGE")
+JOB_LABELS = ("HPJob", "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name")
+SCORE_DIGITS = 1
+
+
+def node_row(
+    node: Object, record: Object | None, pods: Iterable[Object], now: float
+) -> dict[str, Any]:
+    """One node, for people and for programs."""
+    metadata, status = node["metadata"], node.get("status") or {}
+    labels = metadata.get("labels") or {}
+    annotations = metadata.get("annotations") or {}
+    held = record_of(record)
+    name = metadata["name"]
+    repair = held.repair
+    return {
+        "name": name,
+        "ready": ready_of(node),
+        "schedulable": not _taints(node) and not (node.get("spec") or {}).get("unschedulable"),
+        "health": labels.get(HEALTH, ""),
+        "deepHealthCheck": labels.get(DEEP_CHECK, ""),
+        "instanceType": instance_type_of(labels),
+        "instanceGroup": labels.get(INSTANCE_GROUP, ""),
+        "cluster": labels.get(CLUSTER_NAME, ""),
+        "faultTypes": labels.get(FAULT_TYPES, ""),
+        "faultReasons": labels.get(FAULT_REASONS, ""),
+        "bootId": (status.get("nodeInfo") or {}).get("bootID", ""),
+        "ordered": annotations.get(REPAIR, ""),
+        "advice": annotations.get(ADVICE, ""),
+        "verified": annotations.get(VERIFIED, ""),
+        "jobPods": sorted(_pod_name(pod) for pod in pods if _is_on(pod, name)),
+        "repair": None if repair is None else write_record(repair),
+        "score": round(blame.score(held, now), 2),
+        "quarantined": None if held.quarantined_at is None else held.quarantine_reason,
+    }
+
+
+def record_of(record: Object | None) -> NodeRecordSpec:
+    """What is kept of a node; an empty record where nothing is."""
+    return NodeRecordSpec() if record is None else NODE_RECORD.spec_of(record)[0]
+
+
+def ready_of(node: Object) -> bool:
+    """Whether the node is Ready."""
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _taints(node: Object) -> list[str]:
+    taints = (node.get("spec") or {}).get("taints") or ()
+    return [str(one["key"]) for one in taints if one.get("effect") != "PreferNoSchedule"]
+
+
+def _pod_name(pod: Object) -> str:
+    metadata = pod["metadata"]
+    return f"{metadata['namespace']}/{metadata['name']}"
+
+
+def _is_on(pod: Object, node: str) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    phase = (pod.get("status") or {}).get("phase")
+    is_here = (pod.get("spec") or {}).get("nodeName") == node
+    return (
+        is_here
+        and phase not in ("Succeeded", "Failed")
+        and any(key in labels for key in JOB_LABELS)
+    )
+
+
+def status_text(row: Mapping[str, Any]) -> str:
+    """`Ready`, `NotReady`, and what keeps pods off."""
+    words = ["Ready" if row["ready"] else "NotReady"]
+    if row["quarantined"] is not None:
+        words.append("Quarantined")
+    elif not row["schedulable"]:
+        words.append("NoPods")
+    return ",".join(words)
+
+
+def repair_text(row: Mapping[str, Any]) -> str:
+    """`reboot (Draining)`; `-` where none is under way."""
+    repair = row["repair"]
+    if repair is None:
+        return f"{row['ordered']} (ordered)" if row["ordered"] else "-"
+    action = "burn-in" if repair["action"] == "none" else repair["action"]
+    return f"{action} ({repair['state']})"
+
+
+def cells(row: Mapping[str, Any], *, is_wide: bool) -> list[object]:
+    """A row of the table."""
+    shown: list[object] = [
+        row["name"],
+        status_text(row),
+        row["health"] or "-",
+        row["instanceType"] or "-",
+        row["instanceGroup"] or "-",
+        len(row["jobPods"]),
+        repair_text(row),
+        f"{row['score']:.{SCORE_DIGITS}f}",
+    ]
+    if is_wide:
+        message = (row["repair"] or {}).get("message") or row["quarantined"] or "-"
+        shown += [
+            row["cluster"] or "-",
+            row["deepHealthCheck"] or "-",
+            row["faultReasons"] or "-",
+            row["bootId"][:8] or "-",
+            message,
+        ]
+    return shown
+
+
+def story(
+    row: Mapping[str, Any], node: Object, record: Object | None, now: float, paper: Paper
+) -> Iterator[str]:
+    """All that is known of a node, line by line."""
+    held = record_of(record)
+    yield paper.paint(f"{row['name']}: {status_text(row)}", "bold")
+    for name, text in (
+        ("health", row["health"]),
+        ("deep check", row["deepHealthCheck"]),
+        ("type", " ".join(filter(None, (row["instanceType"], row["instanceGroup"])))),
+        ("cluster", row["cluster"]),
+        ("fault", " ".join(filter(None, (row["faultTypes"], row["faultReasons"])))),
+        ("boot", row["bootId"]),
+        ("verified", row["verified"]),
+        ("pods", ", ".join(row["jobPods"])),
+    ):
+        if text:
+            yield from paper.field(name, text)
+    for condition in _faults(node):
+        yield from paper.field("condition", condition, "red")
+    if held.repair is not None:
+        yield from paper.field("repair", repair_line(held.repair, now), "yellow")
+    if held.quarantined_at is not None:
+        text = f"since {_at(held.quarantined_at)}: {held.quarantine_reason}"
+        yield from paper.field("quarantine", text, "red")
+        yield from paper.field("", f"unbroken nodes clear {row['name']} --why TEXT")
+    if held.probation_until is not None and held.probation_until > now:
+        text = f"for {span(held.probation_until - now)}: a fault now goes one rung up"
+        yield from paper.field("probation", text)
+    yield from paper.field("score", score_line(held, now))
+    if held.history:
+        yield ""
+        yield "repairs, newest first:"
+        for repair in reversed(held.history):
+            yield from paper.wrap(repair_line(repair, now), 4, first="  ")
+
+
+def score_line(held: NodeRecordSpec, now: float) -> str:
+    """Points against the limit."""
+    points = blame.score(held, now)
+    entries = "1 entry" if len(held.blame) == 1 else f"{len(held.blame)} entries"
+    text = f"{points:.1f} points in {entries}; quarantine from {blame.LIMIT:.0f}"
+    most = blame.LIMIT * blame.SPACE_SHARE
+    is_capped = sum(blame.points(one, now) for one in _counting(held)) > points + 0.05
+    return f"{text}; incidents of one namespace count at most {most:.1f}" if is_capped else text
+
+
+def _counting(held: NodeRecordSpec) -> list[BlameEntry]:
+    cleared = held.cleared_at or float("-inf")
+    return [one for one in held.blame if one.at > cleared]
+
+
+def repair_line(repair: RepairRecord, now: float) -> str:
+    """One repair in a line."""
+    action = "burn-in" if repair.action.value == "none" else repair.action.value
+    end = repair.ended_at
+    took = span(max(0.0, (now if end is None else end) - repair.began_at))
+    said = f": {repair.message}" if repair.message else ""
+    place = f" -> {repair.replacement}" if repair.replacement else ""
+    when = f"{_at(repair.began_at)} {action}{place} {repair.state.value}"
+    return f"{when} after {took} ({repair.asked_by}: {repair.reason}){said}"
+
+
+def blame_rows(held: NodeRecordSpec, now: float) -> list[list[object]]:
+    """Entries that are held against a node, newest first."""
+    points = blame.counted(held, now)
+    return [
+        [_at(one.at), one.kind.value, one.source, f"{left:.1f}", f"{one.weight:.1f}", one.text]
+        for one, left in reversed(list(zip(held.blame, points, strict=True)))
+    ]
+
+
+def _at(seconds: float) -> str:
+    return time_text(seconds)
+
+
+def _faults(node: Object) -> Iterator[str]:
+    for one in (node.get("status") or {}).get("conditions") or ():
+        is_fault = one["type"] in (GPU_UNHEALTHY, HARDWARE_UNHEALTHY) and one["status"] == "True"
+        if is_fault or (one["type"] == "Ready" and one["status"] != "True"):
+            yield f"{one['type']}={one['status']} {one.get('reason', '')}: {one.get('message', '')}"
+
+
+def progress_line(name: str, repair: RepairRecord) -> str:
+    """What a repair is at."""
+    text = {
+        RepairState.WAITING: "waits",
+        RepairState.DRAINING: "jobs move off",
+        RepairState.ACTING: f"{repair.action.value} under way",
+        RepairState.CHECKING: "is back, and is being tested",
+        RepairState.DONE: "done",
+        RepairState.FAILED: "failed",
+    }[repair.state]
+    is_said = not repair.message or repair.message in text or text in repair.message
+    return f"{name}: {repair.message or text}" if is_said else f"{name}: {text} ({repair.message})"

@@ -1,0 +1,1 @@
+"""`unbroken operator`: the operator as a program, and its options."""

@@ -1,0 +1,88 @@
+"""Where `unbroken operator` has its master key: a file of its own, or of a mounted Secret."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unbroken.cli.place import find
+from unbroken.errors import SpecError
+from unbroken.local import state
+
+if TYPE_CHECKING:
+    from unbroken.kube.client import KubeClient
+    from unbroken.operator.key import KeySecret
+
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--key-file",
+        help="File with the operator's master key: 64 hexadecimal digits, mode 0600. All operators "
+        "of a cluster need the same key. A file that is not there is made, unless --key-secret is "
+        "given.",
+        show_default="operator.key in the embedded cluster's folder, for other clusters "
+        "in ~/.local/state/unbroken",
+    ),
+]
+KeySecretName = Annotated[
+    str | None,
+    typer.Option(
+        "--key-secret",
+        metavar="NAMESPACE/NAME",
+        help="The Secret that the kubelet mounts as --key-file (entry `key`). The operator makes "
+        "the Secret where there is none, and never reads it.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPlace:
+    """Where the key is."""
+
+    file: Path
+    secret: KeySecret | None
+
+    async def read(self, client: KubeClient) -> bytes:
+        """The key, made where there is none.  SpecError."""
+        from unbroken.operator.key import kept_key, mounted_key
+
+        if self.secret is None:
+            return kept_key(self.file)
+        return await mounted_key(client, self.file, self.secret)
+
+
+def key_place(
+    file: Path | None, secret: str | None, kubeconfig: Path | None, directory: Path | None
+) -> KeyPlace:
+    """What the options say; SpecError."""
+    from unbroken.operator.key import KeySecret
+
+    if secret is not None:
+        namespace, slash, name = secret.partition("/")
+        if not (namespace and slash and name) or "/" in name:
+            raise SpecError(f"--key-secret {secret}: must be NAMESPACE/NAME")
+        if file is None:
+            raise SpecError("--key-secret: say in --key-file where the Secret is mounted")
+        return KeyPlace(file, KeySecret(namespace, name))
+    return KeyPlace(file or _usual(kubeconfig, directory), None)
+
+
+def _usual(kubeconfig: Path | None, directory: Path | None) -> Path:
+    if kubeconfig is None and directory is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        raise SpecError(
+            "no key: in a pod, mount a Secret and name it with --key-file and --key-secret "
+            "(as the chart does); a key in the container would be lost with it"
+        )
+    if kubeconfig is not None:
+        beside = state.Paths(kubeconfig.absolute().parent)
+        paths = beside if beside.options.is_file() else None
+    else:
+        paths = find(directory, None).paths
+    if paths is not None:
+        return paths.operator_key
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "unbroken" / "operator.key"

@@ -1,0 +1,1 @@
+"""`unbroken rules`: a workbench for log rules."""

@@ -1,0 +1,178 @@
+"""`unbroken rules`: a workbench for log rules, without a cluster.
+
+`test` replays recorded logs, `check` reads the rules alone.  They end with 0 where nothing was
+found, 1 where something was, 2 where they could not be asked so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from unbroken.cli.documents import read_documents
+from unbroken.cli.place import Form, Output
+from unbroken.cli.show import note, print_json
+from unbroken.core.logs.rule_sets import RuleSet, rule_sets, the_one
+from unbroken.errors import SpecError, UnbrokenError
+
+FOUND, WRONG = 1, 2
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Try and check log rules before a job has them.",
+)
+
+Job = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB.YAML",
+        help="A job, a fragment with runPolicy, or a list of rules.",
+        show_default=False,
+    ),
+]
+Logs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="LOG...",
+        help="Files, folders of them, .gz too; - is standard input.",
+        show_default=False,
+    ),
+]
+MaybeLogs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[LOG]...", help="Hold the rules against these logs, too."),
+]
+Ranks = Annotated[
+    list[str] | None,
+    typer.Option("--rank", metavar="FILE=RANK", help="Who wrote a log whose name does not say it."),
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option("--nproc-per-node", min=1, help="Ranks of a node.", show_default="the job's"),
+]
+TimeFormat = Annotated[
+    str,
+    typer.Option(
+        help="Of the times in the lines: auto, iso, syslog, glog, epoch, or for strptime."
+    ),
+]
+
+
+@app.command("test")
+def replay(
+    job: Job,
+    logs: Logs,
+    rank: Ranks = None,
+    nproc: Nproc = None,
+    time_format: TimeFormat = "auto",
+    pace: Annotated[
+        float | None,
+        typer.Option(
+            min=1e-6, metavar="LINES_PER_SECOND", help="Take this in place of times in the lines."
+        ),
+    ] = None,
+    seconds_per_line: Annotated[
+        float | None, typer.Option(min=1e-6, help="The same, the other way round.")
+    ] = None,
+    lead_seconds: Annotated[
+        float, typer.Option(min=0, help="That workers ran before the first line.")
+    ] = 0.0,
+    tail_seconds: Annotated[
+        float, typer.Option(min=0, help="That they ran on after the last.")
+    ] = 0.0,
+    output: Form = Output.TEXT,
+) -> None:
+    """Replay recorded logs through a job's rules: which would have fired, when and on which rank.
+
+    Ends with 0 if none had fired, 1 if one had, 2 if that could not be said.
+    """
+
+    def act() -> bool:
+        from .replay import Options, replay_logs
+        from .views import attempt_view, pattern_views, print_test
+
+        if pace and seconds_per_line:
+            raise SpecError("--pace and --seconds-per-line say the same; give one of them")
+        slow = 1 / pace if pace else seconds_per_line
+        options = Options(_ranks(rank), nproc, time_format, slow, lead_seconds, tail_seconds)
+        rule_set = the_one(read(job), job)
+        rules = rule_set.compiled()
+        if not rules:
+            raise SpecError(f"{job} has no log rules")
+        attempts, sample = replay_logs(rules, rule_set, logs, options)
+        views = [attempt_view(attempt) for attempt in attempts]
+        view = {"attempts": views, "patterns": pattern_views(rules, sample)}
+        if output is Output.JSON:
+            print_json(view)
+        else:
+            print_test(view, is_paced=slow is not None)
+        return any(one["fired"] for one in views)
+
+    _end(act)
+
+
+@app.command("check")
+def check(
+    job: Job,
+    logs: MaybeLogs = None,
+    rank: Ranks = None,
+    nproc: Nproc = None,
+    time_format: TimeFormat = "auto",
+    strict: Annotated[bool, typer.Option("--strict", help="End with 1 for warnings, too.")] = False,
+    output: Form = Output.TEXT,
+) -> None:
+    """Find log rules that cannot work, or do not what they seem to; with logs of a healthy job,
+    limits that are too tight for it.
+
+    Ends with 0 if there is no error, 1 if there is one, 2 if that could not be said.
+    """
+
+    def act() -> bool:
+        from unbroken.core.logs.rule_lint import Severity, check_rules
+
+        from .replay import Options, check_logs
+        from .views import finding_view, print_findings
+
+        sets = read(job)
+        if not sets:
+            raise SpecError(f"{job} has no log rules")
+        found = [one for rule_set in sets for one in check_rules(rule_set)]
+        if logs:
+            options = Options(_ranks(rank), nproc, time_format)
+            found += check_logs(the_one(sets, job), logs, options)
+        if output is Output.JSON:
+            print_json({"findings": [finding_view(one) for one in found]})
+        else:
+            print_findings(found)
+        wrong = (Severity.ERROR, Severity.WARNING) if strict else (Severity.ERROR,)
+        return any(one.severity in wrong for one in found)
+
+    _end(act)
+
+
+def read(path: str) -> list[RuleSet]:
+    """The rules in a file of YAML or JSON.  Raises SpecError."""
+    return rule_sets(read_documents(path))
+
+
+def _ranks(given: list[str] | None) -> dict[str, int]:
+    ranks = {}
+    for text in given or ():
+        file, _, number = text.rpartition("=")
+        if not file or not (number.isascii() and number.isdigit()):
+            raise SpecError(f"--rank {text}: must be FILE=RANK")
+        ranks[file] = int(number)
+    return ranks
+
+
+def _end(act: Callable[[], bool]) -> None:
+    """Exit with what `act` says; what is wrong is told and ends with 2."""
+    try:
+        is_found = act()
+    except UnbrokenError as error:
+        note(f"error: {error}")
+        raise typer.Exit(WRONG) from error
+    if is_found:
+        raise typer.Exit(FOUND)

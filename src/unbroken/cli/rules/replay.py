@@ -1,0 +1,177 @@
+"""What `unbroken rules test` and `check` read of logs: the replay, and what each pattern costs."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from unbroken.cli.show import note
+from unbroken.core.logs.origins import Origin, origin_of
+from unbroken.core.logs.recorded import Line, Reading, Recorded, require_times, world_of
+from unbroken.core.logs.replay import Replay
+from unbroken.core.logs.rule_config import CompiledRule, read_rules
+from unbroken.core.logs.rule_evidence import check_heard, check_sample
+from unbroken.core.logs.rule_lint import Finding
+from unbroken.core.logs.rule_sets import RuleSet
+from unbroken.errors import SpecError
+from unbroken.spec.patterns import Pattern
+from unbroken.spec.problems import Report
+
+from .log_files import STDIN, chunks, log_files, progress_of
+
+SAMPLE_LINES, SAMPLE_BYTES = 5_000, 1 << 20
+"""Of the logs, to measure patterns on."""
+MEASURE_SECONDS = 0.02
+"""Of CPU time at least, for each pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How the logs are to be read."""
+
+    ranks: dict[str, int] = field(default_factory=dict)
+    """By file, where its name does not say it."""
+    nproc: int | None = None
+    time_format: str = "auto"
+    seconds_per_line: float | None = None
+    lead_seconds: float = 0.0
+    tail_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Sample:
+    """Lines to measure patterns on: every n-th, n doubling as they come."""
+
+    lines: list[bytes] = field(default_factory=list)
+    _bytes: int = 0
+    _every: int = 1
+    _count: int = 0
+
+    def add(self, line: bytes) -> None:
+        self._count += 1
+        if self._count % self._every:
+            return
+        self.lines.append(line)
+        self._bytes += len(line)
+        if len(self.lines) >= SAMPLE_LINES or self._bytes >= SAMPLE_BYTES:
+            self.lines = self.lines[::2]
+            self._bytes, self._every = sum(map(len, self.lines)), 2 * self._every
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt, replayed."""
+
+    number: int
+    replay: Replay
+    ranks: list[int]
+    start_at: float
+    end_at: float
+
+
+def replay_logs(
+    rules: Sequence[CompiledRule], rule_set: RuleSet, logs: list[str], options: Options
+) -> tuple[list[Attempt], Sample]:
+    """The logs through the rules, each attempt by itself."""
+    files, sample = log_files(logs), Sample()
+    unknown = set(options.ranks) - set(files)
+    if unknown:
+        raise SpecError(f"--rank names {min(unknown)}, which is none of the logs")
+    progress = progress_of(files)
+    nproc = options.nproc or rule_set.nproc
+    by_attempt: dict[int, list[Recorded]] = {}
+    for file in files:
+        rank = options.ranks.get(file)
+        origin = Origin() if file == STDIN else origin_of(file)
+        origin = origin if rank is None else replace(origin, rank=rank)
+        reading = Reading(file, origin, nproc, options.time_format, options.seconds_per_line)
+        one = Recorded(reading, chunks(file, progress))
+        by_attempt.setdefault(origin.attempt, []).append(one)
+    attempts = []
+    try:
+        for number, recorded in sorted(by_attempt.items()):
+            if found := _attempt(rules, rule_set, recorded, options, sample):
+                attempts.append(replace(found, number=number))
+    finally:
+        progress.clear()
+    if not attempts:
+        raise SpecError("the logs are empty")
+    return attempts, sample
+
+
+def check_logs(rule_set: RuleSet, logs: list[str], options: Options) -> list[Finding]:
+    """What logs of a healthy job tell of its rules."""
+    report = Report()
+    rules = read_rules(rule_set.entries, report)
+    names = [one.get("name") if isinstance(one, dict) else None for one in rule_set.entries]
+    attempts, sample = replay_logs(rules, rule_set, logs, options)
+    found: list[Finding] = []
+    for rule in rules:
+        path = f"{rule_set.path}[{names.index(rule.spec.name)}]"
+        found += check_sample(rule, path, sample.lines)
+        for attempt in attempts:
+            for heard, view in attempt.replay.views():
+                if heard.name == rule.spec.name:
+                    found += check_heard(rule, path, heard, view, attempt.start_at)
+    return found
+
+
+def _attempt(
+    rules: Sequence[CompiledRule],
+    rule_set: RuleSet,
+    files: list[Recorded],
+    options: Options,
+    sample: Sample,
+) -> Attempt | None:
+    for one in files:
+        one.open()
+    files = [one for one in files if one.head]
+    if not files:
+        return None
+    require_times(files)
+    nproc = options.nproc or rule_set.nproc
+    ranks = _ranks(files, rule_set, nproc)
+    timed = [one for one in files if one.has_times]
+    replay = Replay(rules, ranks, nproc or max(ranks) + 1)
+    first = last = min(one.head[0].at for one in timed)
+    replay.start(first - options.lead_seconds)
+    for line in heapq.merge(*timed, key=_at):
+        sample.add(line.text)
+        replay.read(line)
+        last = line.at
+    for late in (one for one in files if not one.has_times):
+        note(f"{late.reading.name}: no times in it: its lines count as written at the end")
+        for line in late:
+            replay.read(replace(line, at=last))
+    for one in files:
+        if one.was_backward:
+            note(f"{one.reading.name}: {one.was_backward} lines with an earlier time than before")
+    if replay.strange:
+        note(f"left out, not of the job's ranks: lines of {sorted(replay.strange)}")
+    replay.end(last + options.tail_seconds)
+    return Attempt(0, replay, ranks, first, last)
+
+
+def _at(line: Line) -> float:
+    return line.at
+
+
+def _ranks(files: list[Recorded], rule_set: RuleSet, nproc: int | None) -> list[int]:
+    """Whose logs these are: the whole job's where lines carry ranks, else those of the files."""
+    ranks = {line.rank for one in files for line in one.head}
+    ranks |= {one.reading.origin.rank for one in files if one.reading.origin.rank is not None}
+    if any(one.has_prefixes for one in files):
+        ranks |= set(world_of(rule_set.nnodes or 1, nproc))
+    return sorted(ranks)
+
+
+def cost_ns(pattern: Pattern, lines: Sequence[bytes]) -> float:
+    """CPU nanoseconds a line that a pattern takes alone; the agent matches all in one pass."""
+    rounds, start = 0, time.process_time_ns()
+    while not rounds or time.process_time_ns() - start < MEASURE_SECONDS * 1e9:
+        for line in lines:
+            pattern.is_match(line)
+        rounds += 1
+    return (time.process_time_ns() - start) / (rounds * max(1, len(lines)))

@@ -1,0 +1,159 @@
+"""`unbroken run`: run a manifest or a script, and follow it to its end."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from unbroken.agent.options import node_count
+from unbroken.cli.place import (
+    Context,
+    Embedded,
+    Form,
+    Kubeconfig,
+    Namespace,
+    Output,
+    Place,
+    Use,
+    find,
+)
+from unbroken.cli.show import note
+from unbroken.errors import SpecError
+
+from . import manifests
+from .launch import Order, Wish, pods_of, run_wish, start_cluster
+from .words import FIELDS, in_manifest, split
+
+USAGE = "{JOB.yaml [OPTIONS] | [OPTIONS] SCRIPT.py [ARGS...]}"
+
+
+class RunCommand(TyperCommand):
+    """Takes torchrun's options before the script, and ours anywhere around a manifest."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse our options as ever; `ctx.obj` gets torchrun's and the agent's."""
+        own = [option for option in self.get_params(ctx) if option.param_type_name == "option"]
+        try:
+            found = split(args, [(tuple(one.opts), getattr(one, "is_flag", False)) for one in own])
+        except SpecError as error:
+            raise typer.BadParameter(str(error), ctx=ctx) from None
+        ctx.obj = found.passed
+        return super().parse_args(ctx, [*found.own, *found.rest])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Show both forms of the command."""
+        return [USAGE]
+
+
+Program = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB.yaml | SCRIPT.py", help="A manifest or a script.", show_default=False
+    ),
+]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGS...", help="Arguments of the script.")
+]
+Nodes = Annotated[
+    str | None, typer.Option("--nnodes", help="Number of pods: N or N:N.", show_default="1")
+]
+Processes = Annotated[
+    str | None,
+    typer.Option(
+        "--nproc-per-node",
+        help="Processes of each pod: N, auto, cpu or gpu.",
+        show_default="1",
+    ),
+]
+Spares = Annotated[
+    int | None, typer.Option("--spares", min=0, help="Number of spare pods.", show_default="0")
+]
+Restarts = Annotated[
+    int | None,
+    typer.Option(
+        "--max-restarts",
+        min=0,
+        metavar="N",
+        help="Fail the job after N restarts, whether it makes progress or not.",
+        show_default="3 in a row without progress; no limit with progress",
+    ),
+]
+Name = Annotated[
+    str | None, typer.Option("--name", help="Name of the job.", show_default="the script's")
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", "-d", help="Return when the job has been created.")
+]
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+
+
+@app.command("run", cls=RunCommand, context_settings={"allow_interspersed_args": False})
+def command(
+    ctx: typer.Context,
+    program: Program,
+    arguments: Arguments = None,
+    nnodes: Nodes = None,
+    nproc: Processes = None,
+    spares: Spares = None,
+    max_restarts: Restarts = None,
+    name: Name = None,
+    detach: Detach = False,
+    namespace: Namespace = "",
+    output: Form = Output.TEXT,
+    directory: Embedded = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Run a HyperPodPyTorchJob manifest, or a script as torchrun would.
+
+    `unbroken run JOB.yaml` takes its options before or after the manifest.
+
+    `unbroken run SCRIPT.py ARGS...` takes its options before the script; all words after the
+    script are its arguments. It takes torchrun's options too (--log-dir, -m, --no-python, ...),
+    abbreviated or as `PET_...` in the environment.
+
+    The command starts the embedded cluster if there is none, shows the output of rank 0, says
+    after each fault what broke and what it cost, and ends with the job's exit code. A script runs
+    in this folder, with this shell's environment and Python. Press Ctrl-C once for a prompt,
+    twice to stop the job.
+    """
+    place = find(directory, context, kubeconfig, Use.RUN)
+    given = arguments or []
+    if manifests.is_manifest(program):
+        sizes = (nnodes, nproc, spares, max_restarts)
+        names = [name for name, value in zip(FIELDS, sizes, strict=True) if value is not None]
+        in_manifest(program, names, ctx.obj, given)
+        wish: Wish = _read(program, name, namespace)
+    else:
+        script = [*ctx.obj, program, *given]
+        is_module = "--module" in ctx.obj
+        nodes = node_count(nnodes or "1")
+        sizes_of = manifests.Sizes(nodes, nproc or "1", spares or 0, max_restarts)
+        wish = manifests.Script(script, program, is_module, sizes_of)
+        _check_local(place)
+        for text in manifests.check_script(wish, name):
+            note(f"warning: {text}")
+    start_cluster(place, pods_of(wish))
+    where = namespace or (wish.parsed.namespace if isinstance(wish, manifests.Manifest) else "")
+    raise typer.Exit(run_wish(place, where, Order(wish, name, detach, output)))
+
+
+def _read(program: str, name: str | None, namespace: str) -> manifests.Manifest:
+    found = manifests.read(program)
+    for warning in found.parsed.warnings:
+        note(f"warning: {warning}")
+    if namespace and found.parsed.namespace not in ("", namespace):
+        raise SpecError(f"-n {namespace}: the manifest says {found.parsed.namespace}")
+    return found if name is None else manifests.renamed(found, name)
+
+
+def _check_local(place: Place) -> None:
+    if place.paths is None:
+        raise SpecError(
+            "a script runs on this machine, and this cluster is elsewhere: write a manifest "
+            "with an image that holds the script, or leave --context and --kubeconfig out"
+        )

@@ -1,0 +1,276 @@
+"""Follows a job to its end: shows what it writes, tells each incident, stops it when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from unbroken.cli.connection import JOBS, Cluster, Object
+from unbroken.cli.job.agents import reports
+from unbroken.cli.job.pod_logs import LogReaders, split
+from unbroken.cli.job.views import (
+    ENDED,
+    advised,
+    condition,
+    exit_code,
+    first_line,
+    pod_summary,
+    restarts_text,
+    state,
+    told_lines,
+    wait_lines,
+)
+from unbroken.cli.job.watching import Watched
+from unbroken.core.job.obstacles import split_wait
+from unbroken.core.job.recovery.signals import BY_DETECTOR
+from unbroken.errors import UnbrokenError, WorldError
+from unbroken.kube.clock import monotonic, pause
+from unbroken.spec.job.codec import seconds_lost
+from unbroken.spec.job.incident import Incident, Remedy
+from unbroken.wire.agent import AgentReport
+
+from .screen import Screen
+
+ASK_SECONDS = 10.0
+"""A second Ctrl-C within this time stops the job."""
+LAST_SECONDS = 3.0
+"""What the last incident of a job that has ended may take to be written."""
+SLOW_SECONDS = 2.0
+"""A fault that lasts longer is told before it is mended."""
+REFRESH_SECONDS = 1.0
+INTERRUPTED, TERMINATED = 130, 143
+DETECTED = frozenset(BY_DETECTOR.values())
+"""Reasons of the events of detectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How following ended."""
+
+    exit_code: int
+    state: str
+    job: Object
+    incidents: list[Incident]
+
+
+class Follower:
+    """Follows one job; `run` once."""
+
+    def __init__(self, cluster: Cluster, job: Object, watched: Watched, screen: Screen) -> None:
+        self._cluster = cluster
+        self._job = job
+        self._name: str = job["metadata"]["name"]
+        self._watched = watched
+        self._screen = screen
+        self._told_state = ""
+        self._faulted_at: float | None = None
+        self._waiting: tuple[str, ...] = ()
+        """Why pods wait; told once it lasts."""
+        self._waiting_at: float | None = None
+        """Since when, while that has not been told."""
+        self._told: set[int] = set()
+        self._warned: set[tuple[str, str]] = set()
+        self._agents: dict[str, AgentReport] = {}
+        self._trouble = ""
+        """Why the agents' state is not fresh."""
+        self._asked_at: float | None = None
+        self._stopped_by = 0
+        """Exit code for whoever wanted the job stopped; 0: nobody has."""
+        self._tasks = asyncio.TaskGroup()
+        self._logs = LogReaders(cluster, self._tasks, self._output, screen.note)
+        """Of each container that has had rank 0."""
+
+    async def run(self) -> Outcome:
+        """Return when the job has ended, was stopped, or is gone."""
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._signals())
+            await stack.enter_async_context(self._tasks)
+            if self._screen.is_live:
+                refreshing = self._tasks.create_task(self._refresh())
+                stack.callback(refreshing.cancel)
+            while not self._has_ended():
+                self._tell()
+                await self._change()
+            await self._last_incidents()
+            self._tell()
+            await self._logs.finish()
+            if self._stopped_by and state(self._job) == "Suspended":
+                self._screen.note(f"it can go on with: unbroken resume {self._name}")
+        return self._outcome()
+
+    # --- what happens
+
+    def _has_ended(self) -> bool:
+        if not self._watched.has_job(self._job["metadata"]["uid"]):
+            return True
+        self._job = self._watched.job() or self._job
+        now = state(self._job)
+        is_stopped = now == "Suspended" and not self._watched.pods()
+        return now in ENDED or (bool(self._stopped_by) and is_stopped)
+
+    def _tell(self) -> None:
+        for incident in self._watched.incidents():
+            if incident.number not in self._told and seconds_lost(incident) is not None:
+                self._told.add(incident.number)
+                for line in told_lines(incident):
+                    self._screen.note(line)
+        self._tell_warnings()
+        self._tell_state()
+        self._tell_waiting()
+        self._read_rank_zero()
+        self._show()
+
+    def _tell_warnings(self) -> None:
+        """What a detector has found that may only warn; once, however often it is said."""
+        for event in self._watched.warnings():
+            told = (str(event.get("reason")), first_line(str(event.get("message"))))
+            if told[0] in DETECTED and told not in self._warned:
+                self._warned.add(told)
+                self._screen.note(f"warning: {told[0]}: {told[1]}")
+
+    def _tell_state(self) -> None:
+        """A fault only once it lasts; else the incident's line says all."""
+        now = state(self._job)
+        if now == "Faulted":
+            self._faulted_at = self._faulted_at or monotonic()
+            if monotonic() - self._faulted_at < SLOW_SECONDS:
+                return
+        elif now == "Running" and self._faulted_at is not None:
+            self._told_state, self._faulted_at = now, None
+        if now not in (self._told_state, "Pending"):
+            self._told_state = now
+            text = first_line(split_wait(condition(self._job).get("message", ""))[0])
+            told = [one for one in self._watched.incidents() if one.number in self._told]
+            if now == "Failed" and told and told[-1].remedy is Remedy.FAIL:
+                text = ""  # the incident's line has said it
+            self._screen.note(f"{self._name}: {now}" + (f" ({text})" if text else ""))
+            if now == "Failed" and told:
+                self._screen.note(f"for the whole story: unbroken explain {self._name}")
+
+    def _tell_waiting(self) -> None:
+        """Why pods do not come up, once it lasts."""
+        waiting = tuple(wait_lines(self._job, map(pod_summary, self._watched.pods())))
+        if waiting != self._waiting:
+            self._waiting, self._waiting_at = waiting, monotonic() if waiting else None
+        if self._waiting_at is None or monotonic() - self._waiting_at < SLOW_SECONDS:
+            return
+        self._waiting_at = None
+        for line in waiting:
+            self._screen.note(f"  {line}" if line.startswith("| ") else f"waits: {line}")
+        if self._cluster.place.paths is not None and (advice := advised(waiting)):
+            self._screen.note(advice)
+
+    async def _change(self) -> None:
+        """Return when something has changed, or a fault has lasted."""
+        is_news = self._faulted_at is not None and self._told_state != "Faulted"
+        is_news |= self._waiting_at is not None
+        try:
+            async with asyncio.timeout(SLOW_SECONDS if is_news else None):
+                await self._watched.change()
+        except TimeoutError:
+            return
+
+    def _read_rank_zero(self) -> None:
+        address = (self._job.get("status") or {}).get("masterAddr")
+        pods = self._watched.pods() if address else []
+        self._logs.read(pod for pod in pods if (pod.get("status") or {}).get("podIP") == address)
+
+    async def _output(self, _: Object, line: str) -> None:
+        local_rank, text = split(line)
+        if local_rank == 0:
+            self._screen.output(text)
+
+    async def _last_incidents(self) -> None:
+        """They are written after the status that ends the job."""
+
+        def are_told() -> bool:
+            found = self._watched.incidents()
+            has_failed = state(self._job) == "Failed"
+            is_there = not has_failed or any(one.remedy is Remedy.FAIL for one in found)
+            return is_there and all(seconds_lost(one) is not None for one in found)
+
+        try:
+            async with asyncio.timeout(LAST_SECONDS):
+                await self._watched.until(are_told)
+        except TimeoutError:
+            return  # a job may fail without one, as at a deadline
+
+    def _outcome(self) -> Outcome:
+        incidents, now = self._watched.incidents(), state(self._job)
+        is_gone = not self._watched.has_job(self._job["metadata"]["uid"])
+        if is_gone and not self._stopped_by:
+            raise WorldError(f"job {self._name} was deleted")
+        code = exit_code(self._job, incidents) if now in ENDED else self._stopped_by
+        return Outcome(code, now, self._job, incidents)
+
+    # --- the state below the output
+
+    async def _refresh(self) -> None:
+        while True:
+            try:
+                pods = self._watched.pods()
+                self._agents = await reports(self._cluster, pods)
+                self._trouble = ""
+            except UnbrokenError as error:
+                self._trouble = f"; {error}"
+            self._show()
+            await pause(REFRESH_SECONDS)
+
+    def _show(self) -> None:
+        if self._screen.is_live:
+            head = f"{self._name}: {state(self._job)}, {restarts_text(self._job)}{self._trouble}"
+            self._screen.state([head, *map(self._pod_line, self._watched.pods())])
+
+    def _pod_line(self, pod: Object) -> str:
+        found: dict[str, Any] = pod_summary(pod)
+        report = self._agents.get(found["name"])
+        ranks = " ".join(f"{w.rank}:{w.state}" for w in report.workers) if report else ""
+        agent = report.state.value if report else "-"
+        phase = f"{found['phase']} {found['reason']}".strip()
+        return f"{found['name']}  {found['node'] or '-'}  {phase}  agent {agent}  {ranks}".rstrip()
+
+    # --- being interrupted
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
+        loop.add_signal_handler(signal.SIGTERM, self._stop, TERMINATED)
+        try:
+            yield
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGTERM)
+
+    def _on_interrupt(self) -> None:
+        now = monotonic()
+        if self._stopped_by:
+            raise KeyboardInterrupt
+        is_sure = self._asked_at is not None and now - self._asked_at < ASK_SECONDS
+        # Who is not at a terminal cannot be asked.
+        if is_sure or not self._screen.is_live:
+            self._stop(INTERRUPTED)
+            return
+        self._asked_at = now
+        self._screen.note(
+            f"stop the job? A second Ctrl-C within {ASK_SECONDS:.0f} s stops it; else it goes on"
+        )
+
+    def _stop(self, code: int) -> None:
+        if not self._stopped_by:
+            self._stopped_by = code
+            self._screen.note(f"stopping {self._name}; Ctrl-C leaves at once")
+            self._tasks.create_task(self._suspend())
+
+    async def _suspend(self) -> None:
+        patch = {"spec": {"runPolicy": {"suspend": True}}}
+        try:
+            await self._cluster.patch(JOBS, self._name, patch)
+        except UnbrokenError as error:
+            self._screen.note(f"{self._name} could not be stopped: {error}")
+            self._stopped_by = 0
+        self._watched.wake()

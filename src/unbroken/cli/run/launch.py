@@ -1,0 +1,176 @@
+"""Starts what `unbroken run` was asked for: the cluster if need be, the job, and following it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from unbroken.cli.connection import JOBS, SECRETS, Cluster, Object, on_cluster
+from unbroken.cli.job.explain import as_value
+from unbroken.cli.job.views import job_summary
+from unbroken.cli.job.views import state as job_state
+from unbroken.cli.local.up import start_detached
+from unbroken.cli.place import Output, Place
+from unbroken.cli.show import note, print_json
+from unbroken.errors import SpecError
+from unbroken.local import state
+
+from . import manifests
+from .manifests import Manifest, Script
+
+Wish = Manifest | Script
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is wanted, and how."""
+
+    wish: Wish
+    name: str | None
+    is_detached: bool
+    output: Output
+
+
+def pods_of(wish: Wish) -> int:
+    """Pods that the job will have."""
+    if isinstance(wish, Script):
+        return wish.sizes.nnodes + wish.sizes.spares
+    return sum(one.replicas + one.spares for one in wish.parsed.spec.replica_specs)
+
+
+def start_cluster(place: Place, pods: int) -> None:
+    """Start the embedded cluster that is meant, with a node for each pod, unless it runs."""
+    if place.paths is None or state.running(place.paths) is not None:
+        return
+    saved = state.saved_options(place.paths)
+    options = msgspec.structs.replace(saved, nodes=max(pods, saved.nodes))
+    note(f"unbroken: starting a cluster of {options.nodes} node(s) in {place.paths.directory}")
+    start_detached(place.paths, options)
+    note(f"unbroken: it is ready and stays when the job ends; stop it with: {_down(place)}")
+
+
+def _down(place: Place) -> str:
+    assert place.paths is not None
+    return f"unbroken down --dir {place.paths.directory}"
+
+
+def run_wish(place: Place, namespace: str, order: Order) -> int:
+    """Create the job, follow it unless detached; the exit code of the command."""
+
+    async def act(cluster: Cluster) -> int:
+        job = await _create(cluster, order)
+        if order.is_detached:
+            _tell_created(job, order.output)
+            return 0
+        return await _follow(cluster, job, order.output)
+
+    return on_cluster(place, namespace, act)
+
+
+async def _create(cluster: Cluster, order: Order) -> Object:
+    jobs = await cluster.jobs()
+    taken = {job["metadata"]["name"]: job for job in jobs}
+    wish = order.wish
+    if isinstance(wish, Script):
+        name = order.name or manifests.script_name(wish.program, taken)
+        manifest = manifests.of_script(wish, name)
+    else:
+        manifest = wish
+    _require_free(manifest.job["metadata"].get("name"), taken)
+    for one in manifest.others:
+        await _apply(cluster, one)
+    if not isinstance(wish, Script):
+        return await cluster.create(JOBS, manifest.job)
+    return await _create_with_environment(cluster, manifest.job)
+
+
+def _require_free(name: str | None, taken: dict[str, Object]) -> None:
+    if name in taken:
+        raise SpecError(
+            f"there is a job {name} ({job_state(taken[name])}); "
+            f"delete it with `unbroken delete {name}`, or give this one another --name"
+        )
+
+
+async def _create_with_environment(cluster: Cluster, job: Object) -> Object:
+    """The environment first, so that no pod waits for it; then it is given to the job."""
+    name = job["metadata"]["name"]
+    secret = manifests.environment_secret(name)
+    await _replace(cluster, secret)
+    made = await cluster.create(JOBS, job)
+    owner = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": name,
+        "uid": made["metadata"]["uid"],
+    }
+    await cluster.patch(
+        SECRETS, secret["metadata"]["name"], {"metadata": {"ownerReferences": [owner]}}
+    )
+    return made
+
+
+async def _replace(cluster: Cluster, secret: Object) -> None:
+    """Create a Secret in the place of one that an earlier job has left."""
+    from unbroken.kube.client import ApiRefusal
+
+    try:
+        await cluster.delete(SECRETS, secret["metadata"]["name"])
+    except ApiRefusal as refusal:
+        if refusal.code != 404:
+            raise
+    await cluster.create(SECRETS, secret)
+
+
+async def _apply(cluster: Cluster, value: Object) -> None:
+    """Apply an object of a built-in kind, as `kubectl apply --server-side` does."""
+    from lightkube import codecs
+    from lightkube.core.exceptions import LoadResourceError
+    from lightkube.core.resource import NamespacedResource
+
+    from unbroken.kube.client import api_errors
+
+    metadata = value.get("metadata") or {}
+    title = f"{value['kind']} {metadata.get('name')}"
+    try:
+        kind = type(codecs.from_dict({**value, "metadata": metadata}))
+    except LoadResourceError as error:
+        raise SpecError(f"{title}: apply it with kubectl first ({error})") from error
+    if issubclass(kind, NamespacedResource):
+        metadata = {"namespace": cluster.namespace, **metadata}
+    typed: Any = codecs.from_dict({**value, "metadata": metadata})
+    with api_errors(f"apply {title}"):
+        await cluster.client.apply(typed)
+
+
+def _tell_created(job: Object, output: Output) -> None:
+    if output is Output.JSON:
+        print_json(job_summary(job))
+        return
+    name = job["metadata"]["name"]
+    print(f"{name}: created; follow it with: unbroken logs -f {name}")
+
+
+async def _follow(cluster: Cluster, job: Object, output: Output) -> int:
+    from unbroken.cli.job.watching import Watched
+
+    from .follow import Follower  # slow to load
+    from .screen import open_screen
+
+    name = job["metadata"]["name"]
+    async with Watched(cluster, name) as watched:
+        await watched.until(lambda: watched.has_job(job["metadata"]["uid"]))
+        with open_screen(is_json=output is Output.JSON) as screen:
+            outcome = await Follower(cluster, job, watched, screen).run()
+    if output is Output.JSON:
+        incidents = [as_value(one) for one in outcome.incidents]
+        print_json(
+            {
+                **job_summary(outcome.job),
+                "exitCode": outcome.exit_code,
+                "incidents": incidents,
+            }
+        )
+    return outcome.exit_code

@@ -1,0 +1,1 @@
+"""The HyperPodPyTorchJob and the Incident: values, parser, rules, codec."""

@@ -1,0 +1,111 @@
+"""Jobs, their status and incidents as objects of the API: exactly the keys that the kind has.
+
+Reading is tolerant: what is garbled becomes a default and a problem.  Values keep what the wire
+keeps: whole seconds in a job's status, microseconds in an incident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from unbroken.spec.problems import Problem, Report
+from unbroken.spec.schema.read import blank_record, read_record
+from unbroken.spec.schema.write import write_record
+
+from . import incident as incidents
+from . import types as jobs
+from .incident import Incident
+from .types import JobSpec, JobStatus
+
+OTHERS = (
+    "managerPods",
+    "podManagerStatuses",
+    "podSetInfos",
+    "podSets",
+    "elasticScalingStatus",
+    "elasticWorkloadRef",
+)
+"""Keys of the status that others write (sagemaker-hyperpod 3.12); these and ours are all."""
+OTHER = "other"
+"""Key under which reading and writing by fields meet `JobStatus.other`; no key of the wire."""
+SECONDS = "seconds"
+"""In an Incident object, for its column: what the fault has cost; worked out, never read."""
+
+
+def spec_to_object(spec: JobSpec) -> dict[str, Any]:
+    """The `spec` of a job, without what is as by default."""
+    return write_record(spec, is_minimal=True)
+
+
+def job_status_to(status: JobStatus) -> dict[str, Any]:
+    """The `status` of a job."""
+    written = write_record(status)
+    others = written.pop(OTHER, {})
+    return {**{key: others[key] for key in OTHERS if key in others}, **written}
+
+
+def job_status_from(status: Any) -> tuple[JobStatus, tuple[Problem, ...]]:
+    """The value of a job's `status`, and what was wrong with it; None: the job has none yet."""
+    report = Report()
+    if not isinstance(status, Mapping):
+        if status is not None:
+            report.invalid("status", status, "must be an object")
+        return JobStatus(), tuple(report.problems)
+    others = {key: status[key] for key in OTHERS if status.get(key) is not None}
+    ours = {key: value for key, value in status.items() if key not in OTHERS}
+    if OTHER in ours:
+        report.forbidden("status.other", "unknown field")
+    found = read_record(JobStatus, {**ours, OTHER: others}, "status", report)
+    return found, tuple(report.problems)
+
+
+def incident_to(incident: Incident, job: Mapping[str, Any]) -> dict[str, Any]:
+    """The Incident object; `job` is the metadata of the job that it belongs to."""
+    name, cost = job["name"], seconds_lost(incident)
+    return {
+        "apiVersion": f"{incidents.GROUP}/{incidents.VERSION}",
+        "kind": incidents.KIND,
+        "metadata": {
+            "name": f"{name}-{incident.number}",
+            "namespace": job["namespace"],
+            "labels": {"HPJob": name, "job-name": name},
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {**write_record(incident), **({} if cost is None else {SECONDS: cost})},
+    }
+
+
+def incident_from(content: Any) -> tuple[Incident, tuple[Problem, ...]]:
+    """The incident in an Incident object, and what was wrong with it."""
+    report = Report()
+    spec = content.get("spec") if isinstance(content, Mapping) else None
+    if not isinstance(spec, Mapping):
+        report.required("spec")
+        return blank_record(Incident), tuple(report.problems)
+    known = {key: value for key, value in spec.items() if key != SECONDS}
+    return read_record(Incident, known, "spec", report), tuple(report.problems)
+
+
+def owner_reference(job: Mapping[str, Any]) -> dict[str, Any]:
+    """What objects of a job carry, so that they go with it; `job` is its metadata."""
+    return {
+        "apiVersion": f"{jobs.GROUP}/{jobs.VERSION}",
+        "kind": jobs.KIND,
+        "name": job["name"],
+        "uid": job["uid"],
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def seconds_lost(incident: Incident) -> float | None:
+    """From the last progress before the fault to the first after it, or to the end; None: open."""
+    end = incident.progress_at if incident.progress_at is not None else incident.ended_at
+    return None if end is None else round(max(end - lost_since(incident), 0.0), 3)
+
+
+def lost_since(incident: Incident) -> float:
+    """The last progress before the fault; where none is known, when it was detected."""
+    before = incident.progress_before
+    return incident.detected_at if before is None else min(before, incident.detected_at)

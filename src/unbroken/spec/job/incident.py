@@ -1,0 +1,149 @@
+"""The Incident: what broke, who did it, what was done, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated
+
+from unbroken.spec.schema.fields import Limits
+
+GROUP, VERSION, KIND, PLURAL = "unbroken.dev", "v1", "Incident", "incidents"
+RECOVERED = "recovered"
+"""Outcome of an incident after which the job went on, or completed."""
+
+Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
+"""Seconds since the epoch; RFC 3339 in microseconds on the wire."""
+
+
+class Remedy(Enum):
+    """Rungs of the ladder, lowest first."""
+
+    IN_PROCESS = "in-process"
+    PROCESS = "process"
+    POD = "pod"
+    JOB = "job"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """One sign of the fault, as it came in."""
+
+    at: Time
+    fault: str
+    """Class of the fault: `wire.agent.FaultKind` or one of the operator's own (AgentLost, NodeLost,
+    PodFailed, PodDeleted, StartTimeout)."""
+    text: str
+    pod: str = ""
+    node: str = ""
+    rank: int | None = None
+    """Global rank; None: the sign is of a whole pod or node."""
+    evidence: tuple[str, ...] = ()
+    """Last lines of the traceback or the log; bounded."""
+    exit_code: int | None = None
+    """Of the worker, as a shell shows it: 128 + n where signal n ended it.  None: none ended."""
+    fingerprint: str = ""
+    """Same for the same exception at the same place; empty where there was none."""
+    step: int | None = None
+    """Newest step that the rank had told."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackGroup:
+    """Ranks that were found doing the same."""
+
+    ranks: str
+    """As ranges: `0-2,5`."""
+    count: int
+    doing: str
+    """In words: `waits in all_reduce`, `stopped by a signal`."""
+    stack: tuple[str, ...] = ()
+    """Of the main thread, innermost first; bounded."""
+    is_outlier: bool = False
+    """They do something else than those who wait for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Ranks that went on with the same state from the same place."""
+
+    ranks: str
+    """As ranges: `0-2,5`."""
+    count: int
+    step: int
+    """After which it was saved."""
+    source: str
+    """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
+    seconds: float
+    """Of the rank that took longest."""
+    slowest: int
+    """That rank."""
+    checksum: str = ""
+    """Of the state's bytes; empty: not told, or there were too many."""
+    name: str = ""
+    """Of the snapshot."""
+    saved_attempt: int | None = None
+    """In which it was saved; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One fault of one job.  Times are seconds since the epoch, None: not reached."""
+
+    number: int
+    """1, 2, 3, ... within the job."""
+    attempt: int
+    """The attempt that broke."""
+    culprit: Signal
+    """First cause among the signals."""
+    signals: tuple[Signal, ...]
+    """All of them, in order of time, the culprit among them."""
+    remedy: Remedy
+    reason: str
+    """Why this remedy."""
+    detected_at: Time
+    stopped_at: Time | None = None
+    """No worker of the attempt lives any more."""
+    ready_at: Time | None = None
+    """Every agent of the next attempt is ready to start."""
+    examined_at: Time | None = None
+    """All ranks were looked at, before anything was stopped; None: there was no need."""
+    started_at: Time | None = None
+    """Every agent runs the next attempt."""
+    progress_at: Time | None = None
+    """A worker of the next attempt has made its first output."""
+    ended_at: Time | None = None
+    outcome: str = ""
+    """`recovered`, or why not; empty while open."""
+    confidence: str = ""
+    """`certain`, `likely` or `unsure` of the culprit; empty: nothing had to be compared."""
+    blame: str = ""
+    """Why this rank, in a sentence."""
+    groups: tuple[StackGroup, ...] = ()
+    """What the ranks did, the outliers first."""
+    progress_before: Time | None = None
+    """Last step or other sign of progress before the fault; None: unknown."""
+    step: int | None = None
+    """Newest step that the job had made, by any rank; None: the script tells none."""
+    resumed_step: int | None = None
+    """First step that the next attempt told."""
+    step_seconds: float | None = None
+    """What a step took before the fault."""
+    kept: int | None = None
+    """Ranks whose process has lived on; None: none has."""
+    slowest: Mapping[str, str] = field(default_factory=dict)
+    """The pod that each stage (`stopped`, `ready`, `started`) waited for last."""
+    restored: tuple[Restored, ...] = ()
+    """What the ranks of the next attempt went on with."""
+    steps_lost: int | None = None
+    """From the newest step before the fault back to what was restored; None: not known."""
+    samples_repeated: int | None = None
+    """Given to training again, by all ranks together; None: the script tells no samples."""
+    samples_skipped: int | None = None
+    """That the state which training goes on with has never seen."""
+    replicas_agree: bool | None = None
+    """Whether ranks that call each other replicas restored the same bytes; None: none were told."""
+    resumed: str = ""
+    """All of that in a sentence."""

@@ -1,0 +1,148 @@
+"""What of a job's past its incidents no longer tell, kept in the annotation `unbroken.dev/ledger`.
+
+Incidents are kept in a bounded number; what the deleted ones have cost stays here, as do the time
+before a suspension and how often each detector was right.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from unbroken.spec.problems import Report
+
+ANNOTATION = "unbroken.dev/ledger"
+NAMES_MAX = 24
+"""Causes, and detectors, that are written by name; the cheapest causes beyond become one."""
+NAME_CHARACTERS = 63
+CHARACTERS_MAX = 32_768
+"""Of the annotation; a longer one is none of ours."""
+OTHERS = "others"
+NUMBER_MAX = 1e12
+"""Of seconds and counts: 30,000 years; more is an error that must not spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How a detector did on this job."""
+
+    right: int = 0
+    """Alarms after which the job did not go on by itself."""
+    wrong: int = 0
+    """Alarms after which it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Sums over what is no longer kept."""
+
+    incidents: int = 0
+    """Deleted ones."""
+    steps: int = 0
+    """Lost in them."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Lost in them, by class of the fault."""
+    active_seconds: float = 0.0
+    """From creation to suspension, over all suspensions before the present life."""
+    startup_seconds: float = 0.0
+    """Of those, before the first progress."""
+    detectors: Mapping[str, Record] = field(default_factory=dict)
+    """By name."""
+    progress_at: float | None = None
+    """First progress of the present life, in seconds since the epoch; None: none yet."""
+
+
+def read_ledger(text: str, report: Report | None = None) -> Ledger:
+    """The ledger in an annotation; what is garbled counts for nothing, and is told in `report`."""
+    told = report or Report()
+    if not text:
+        return Ledger()
+    try:
+        found = json.loads(text) if len(text) <= CHARACTERS_MAX else None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, Mapping):
+        told.invalid(ANNOTATION, text, "must be the JSON object that the operator wrote")
+        return Ledger()
+    progress_at = _number(found, "progressAt", told)
+    records = _mapping(found, "detectors", told)
+    return Ledger(
+        incidents=int(_number(found, "incidents", told)),
+        steps=int(_number(found, "steps", told)),
+        seconds=_numbers(found, "seconds", told),
+        active_seconds=_number(found, "activeSeconds", told),
+        startup_seconds=_number(found, "startupSeconds", told),
+        detectors={name: _record(records, name, told) for name in records},
+        progress_at=progress_at or None,
+    )
+
+
+def write_ledger(ledger: Ledger) -> str:
+    """A ledger as an annotation; empty: there is nothing to keep."""
+    records = list(ledger.detectors.items())[:NAMES_MAX]
+    values = {
+        "incidents": _whole(ledger.incidents),
+        "steps": _whole(ledger.steps),
+        "seconds": _costliest(ledger.seconds),
+        "activeSeconds": _rounded(ledger.active_seconds),
+        "startupSeconds": _rounded(ledger.startup_seconds),
+        "detectors": {
+            name[:NAME_CHARACTERS]: {"right": _whole(one.right), "wrong": _whole(one.wrong)}
+            for name, one in records
+        },
+        "progressAt": _rounded(ledger.progress_at or 0.0),
+    }
+    kept = {key: value for key, value in values.items() if value}
+    return json.dumps(kept, separators=(",", ":")) if kept else ""
+
+
+def _costliest(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Those that cost most by name, the rest as one."""
+    ordered = sorted(seconds.items(), key=lambda one: (-_rounded(one[1]), one[0]))
+    kept: dict[str, float] = {}
+    for name, value in ordered:
+        key = name[:NAME_CHARACTERS] if name in kept or len(kept) < NAMES_MAX - 1 else OTHERS
+        kept[key] = _rounded(kept.get(key, 0.0) + _rounded(value))
+    return kept
+
+
+def _rounded(value: float) -> float:
+    return round(min(max(value, 0.0), NUMBER_MAX), 3) if math.isfinite(value) else 0.0
+
+
+def _whole(value: int) -> int:
+    return min(max(value, 0), int(NUMBER_MAX))
+
+
+def _mapping(given: Mapping[str, Any], key: str, report: Report) -> Mapping[str, Any]:
+    found = given.get(key)
+    if isinstance(found, Mapping):
+        return dict(list(found.items())[:NAMES_MAX])
+    if found is not None:
+        report.invalid(f"{ANNOTATION}.{key}", found, "must be an object")
+    return {}
+
+
+def _number(given: Mapping[str, Any], key: str, report: Report, path: str = ANNOTATION) -> float:
+    value = given.get(key, 0)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= NUMBER_MAX:
+        return value
+    report.invalid(f"{path}.{key}", value, "must be a number from 0")
+    return 0
+
+
+def _numbers(given: Mapping[str, Any], key: str, report: Report) -> dict[str, float]:
+    found, path = _mapping(given, key, report), f"{ANNOTATION}.{key}"
+    return {name: value for name in found if (value := _number(found, name, report, path))}
+
+
+def _record(given: Mapping[str, Any], name: str, report: Report) -> Record:
+    path, found = f"{ANNOTATION}.detectors.{name}", given[name]
+    if not isinstance(found, Mapping):
+        report.invalid(path, found, "must be an object")
+        return Record()
+    right, wrong = (int(_number(found, key, report, path)) for key in ("right", "wrong"))
+    return Record(right, wrong)

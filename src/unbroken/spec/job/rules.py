@@ -1,0 +1,227 @@
+"""What must hold of a job beyond the type and range of each field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from unbroken.spec.problems import Report
+from unbroken.spec.schema.fields import INT_MAX
+
+from .log_rules import check_log_rules
+from .template_kinds import check_kinds
+from .types import ElasticPolicy, JobSpec, ReplicaSpec, RunPolicy
+
+PORT_MAX, PORT_DIGITS_MAX = 65_535, 5
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+LABEL_LENGTH = 63
+"""Of a pod's host name, and of a label's value (RFC 1123)."""
+NOT_A_LABEL = "must be lower case letters, digits and '-', and start and end with a letter or digit"
+NPROC_WORDS = ("auto", "cpu", "gpu")
+RESTART_POLICIES = ("Always", "OnFailure", "Never")
+POD_LISTS, POD_OBJECTS = ("volumes", "tolerations"), ("affinity", "nodeSelector")
+CONTAINER_LISTS = ("env", "ports", "volumeMounts")
+"""Parts of a template that the operator adds to."""
+NO_ELASTIC = "elastic jobs are not supported yet; remove "
+
+
+def check_spec(spec: JobSpec, report: Report) -> JobSpec:
+    """Report what contradicts itself or cannot be done; the spec in its plain form."""
+    nproc = spec.nproc_per_node
+    if nproc not in NPROC_WORDS and not (nproc.isdecimal() and 0 < _number(nproc) <= INT_MAX):
+        why = "must be auto, cpu, gpu or a whole number of at least 1"
+        report.invalid("spec.nprocPerNode", nproc, why)
+    names: set[str] = set()
+    for index, replica in enumerate(spec.replica_specs):
+        path = f"spec.replicaSpecs[{index}]"
+        if report.has(path):
+            continue
+        if replica.name in names:
+            report.duplicate(f"{path}.name", replica.name)
+        names.add(replica.name)
+        _check_replicas(replica, path, report, is_elastic=spec.elastic_policy is not None)
+    if spec.nnodes == 0 and not report.has_below("spec.replicaSpecs"):
+        why = "at least one replica must train: set replicas"
+        report.invalid("spec.replicaSpecs", spec.nnodes, why)
+    if spec.elastic_policy is not None:
+        _check_elastic(spec.elastic_policy, report)
+        report.forbidden("spec.elasticPolicy", f"{NO_ELASTIC}spec.elasticPolicy and maxReplicas")
+    return replace(spec, run_policy=_check_run_policy(spec.run_policy, report))
+
+
+def _number(text: str) -> int:
+    return int(text) if len(text) <= len(str(INT_MAX)) else INT_MAX + 1
+
+
+def _check_replicas(replica: ReplicaSpec, path: str, report: Report, *, is_elastic: bool) -> None:
+    most = replica.max_replicas
+    if most is not None and most < replica.replicas:
+        report.invalid(
+            f"{path}.maxReplicas", most, f"must be at least replicas, {replica.replicas}"
+        )
+    elif most is not None and most > replica.replicas and not is_elastic:
+        why = f"{NO_ELASTIC}maxReplicas, or set it to replicas, {replica.replicas}"
+        report.forbidden(f"{path}.maxReplicas", why)
+    if not report.has_below(f"{path}.template"):
+        _check_template(replica.template, f"{path}.template", report)
+
+
+def _check_template(template: Mapping[str, Any], path: str, report: Report) -> None:
+    """What a pod cannot do without; the API checks the rest when the pod is created."""
+    for key in template:
+        if key not in ("metadata", "spec"):
+            report.unknown(path, str(key), ("metadata", "spec"))
+    metadata = template.get("metadata")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        report.invalid(f"{path}.metadata", metadata, "must be an object")
+    elif metadata is not None:
+        _check_shape(metadata, f"{path}.metadata", (), ("labels", "annotations"), report)
+    if isinstance(metadata, Mapping) and "creationTimestamp" in metadata:
+        report.warn(
+            f"{path}.metadata.creationTimestamp: sagemaker-hyperpod 3.12 cannot list jobs that "
+            "have it; remove it"
+        )
+    spec = template.get("spec")
+    if spec is None:
+        report.required(f"{path}.spec")
+    elif not isinstance(spec, Mapping):
+        report.invalid(f"{path}.spec", spec, "must be an object")
+    else:
+        _check_places(spec, f"{path}.spec", report)
+        _check_pod(spec, f"{path}.spec", report)
+        check_kinds(spec, f"{path}.spec", report)
+
+
+def port_number(text: str) -> int | None:
+    """The port that a text names; None for anything else."""
+    is_number = text.isascii() and text.isdecimal() and len(text) <= PORT_DIGITS_MAX
+    return int(text) if is_number and 0 < int(text) <= PORT_MAX else None
+
+
+def _check_places(pod: Mapping[str, Any], path: str, report: Report) -> None:
+    _check_shape(pod, path, POD_LISTS, POD_OBJECTS, report)
+    affinity = pod.get("affinity")
+    if isinstance(affinity, Mapping):
+        _check_shape(affinity, f"{path}.affinity", (), ("nodeAffinity",), report)
+
+
+def _check_pod(pod: Mapping[str, Any], path: str, report: Report) -> None:
+    containers, policy = pod.get("containers"), pod.get("restartPolicy")
+    if policy is not None and policy not in RESTART_POLICIES:
+        report.unsupported(f"{path}.restartPolicy", policy, RESTART_POLICIES)
+    if containers is None or containers == []:
+        report.required(f"{path}.containers")
+        return
+    if not isinstance(containers, list | tuple):
+        report.invalid(f"{path}.containers", containers, "must be a list")
+        return
+    names = []
+    for index, container in enumerate(containers):
+        place = f"{path}.containers[{index}]"
+        name = container.get("name") if isinstance(container, Mapping) else None
+        if not isinstance(container, Mapping):
+            report.invalid(place, container, "must be an object")
+        elif name is None or name == "":
+            report.required(f"{place}.name")
+        elif not isinstance(name, str) or not is_label(name):
+            report.invalid(f"{place}.name", name, NOT_A_LABEL)
+        elif name in names:
+            report.duplicate(f"{place}.name", name)
+        names.append(name)
+        if isinstance(container, Mapping):
+            _check_container(container, place, report)
+
+
+def _check_container(container: Mapping[str, Any], path: str, report: Report) -> None:
+    _check_shape(container, path, CONTAINER_LISTS, (), report)
+    env = container.get("env")
+    for index, entry in enumerate(env if isinstance(env, list | tuple) else ()):
+        if not isinstance(entry, Mapping):
+            continue
+        name, value = entry.get("name"), entry.get("value")
+        if not isinstance(name, str):
+            report.required(f"{path}.env[{index}].name")
+        elif name == "AGENT_PORT" and isinstance(value, str) and port_number(value) is None:
+            why = f"must be a port from 1 to {PORT_MAX}: the operator speaks to the agent there"
+            report.invalid(f"{path}.env[{index}].value", value, why)
+
+
+def _check_shape(
+    found: Mapping[str, Any],
+    path: str,
+    lists: Iterable[str],
+    objects: Iterable[str],
+    report: Report,
+) -> None:
+    """Whether what the operator adds to is what it should be: the CRD lets anything pass here."""
+    for key in objects:
+        if found.get(key) is not None and not isinstance(found[key], Mapping):
+            report.invalid(f"{path}.{key}", found[key], "must be an object")
+    for key in lists:
+        value = found.get(key)
+        if value is not None and not isinstance(value, list | tuple):
+            report.invalid(f"{path}.{key}", value, "must be a list")
+            continue
+        for index, entry in enumerate(value or ()):
+            if not isinstance(entry, Mapping):
+                report.invalid(f"{path}.{key}[{index}]", entry, "must be an object")
+
+
+def _check_elastic(policy: ElasticPolicy, report: Report) -> None:
+    path = "spec.elasticPolicy"
+    if policy.replica_increment_step is not None and policy.replica_discrete_values:
+        why = "replicaIncrementStep and replicaDiscreteValues exclude each other"
+        report.forbidden(f"{path}.replicaDiscreteValues", why)
+    least, most = policy.min_replicas, policy.max_replicas
+    if least is not None and most is not None and least > most:
+        report.invalid(f"{path}.maxReplicas", most, f"must be at least minReplicas, {least}")
+    for index, value in enumerate(policy.replica_discrete_values):
+        if not (least or 1) <= value <= (most or INT_MAX):
+            why = "must be between minReplicas and maxReplicas"
+            report.invalid(f"{path}.replicaDiscreteValues[{index}]", value, why)
+
+
+def _check_run_policy(policy: RunPolicy, report: Report) -> RunPolicy:
+    path = "spec.runPolicy"
+    if policy.workload_mode:
+        # "Workload deployment mode for elastic training" (sagemaker-hyperpod 3.12)
+        report.forbidden(f"{path}.workloadMode", f"{NO_ELASTIC}workloadMode")
+    if policy.restart_policy and policy.restart_policy.scale_up_snooze_time_in_seconds:
+        place = f"{path}.restartPolicy.scaleUpSnoozeTimeInSeconds"
+        report.warn(f"{place}: jobs do not grow yet: it has no effect")
+    check_log_rules(policy.log_monitoring_configuration, path, report)
+    if policy.ttl_seconds_after_finished == 0:
+        report.warn(
+            f"{path}.ttlSecondsAfterFinished: 0 keeps the finished job, as -1 does; 1 deletes it "
+            "at once"
+        )
+        return replace(policy, ttl_seconds_after_finished=-1)
+    return policy
+
+
+def check_names(job: str, spec: JobSpec, report: Report) -> None:
+    """Whether pods can be named after the job: `<job>-<replica spec>-<index>`."""
+    if not is_label(job):
+        report.invalid("metadata.name", job, NOT_A_LABEL)
+    for index, replica in enumerate(spec.replica_specs):
+        path = f"spec.replicaSpecs[{index}].name"
+        if not replica.name:
+            continue
+        if not LABEL.fullmatch(replica.name):
+            report.invalid(path, replica.name, NOT_A_LABEL)
+            continue
+        last = max(replica.replicas + replica.spares - 1, 0)
+        over = len(f"{job}-{replica.name}-{last}") - LABEL_LENGTH
+        if over > 0:
+            why = (
+                f"pods would be called {job}-{replica.name}-{last}, {over} characters more than "
+                f"the {LABEL_LENGTH} that there may be"
+            )
+            report.invalid("metadata.name", job, why)
+
+
+def is_label(text: str) -> bool:
+    """Whether a text is a DNS label."""
+    return len(text) <= LABEL_LENGTH and LABEL.fullmatch(text) is not None

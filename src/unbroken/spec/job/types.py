@@ -1,0 +1,224 @@
+"""The HyperPodPyTorchJob: its spec and status as values.
+
+Field names are the CRD's in snake case; `codec` renames them.  What a field means, its default and
+its limits are the CRD's (HyperPod training operator, CRD v1; the log rules as of agent 1.1.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any
+
+from unbroken.spec.schema.fields import INT_MAX, Limits
+
+from .detectors import DEFAULTS, Detector, Mode
+from .log_rule_ranks import Watch
+
+GROUP, VERSION, KIND = "sagemaker.amazonaws.com", "v1", "HyperPodPyTorchJob"
+PLURAL = "hyperpodpytorchjobs"
+RESOURCE = f"{PLURAL}.{GROUP}"
+
+Object = Mapping[str, Any]
+"""A part of a Kubernetes object that is passed on as it is."""
+
+Count = Annotated[int, Limits(minimum=0, maximum=INT_MAX)]
+Positive = Annotated[int, Limits(minimum=1, maximum=INT_MAX)]
+Seconds = Annotated[float, Limits(minimum=0)]
+"""A length of time in which parts of a second count."""
+Time = Annotated[float, Limits(is_time=True)]
+"""Seconds since the epoch; RFC 3339 in whole seconds on the wire."""
+Pattern = Annotated[str, Limits(min_length=1, max_length=4096)]
+OPERATORS = ("gt", "gteq", "lt", "lteq", "eq")
+
+
+class CleanPodPolicy(Enum):
+    """Which pods are deleted when the job has ended."""
+
+    ALL = "All"
+    ONLY_COMPLETE = "OnlyComplete"
+    NONE = "None"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRule:
+    """One entry of `logMonitoringConfiguration`; patterns match from the start of a line."""
+
+    name: Annotated[str, Limits(min_length=1, max_length=253)]
+    log_pattern: Pattern
+    expected_start_cut_off_in_seconds: Seconds | None = None
+    expected_recurring_frequency_in_seconds: Seconds | None = None
+    stop_pattern: Pattern | None = None
+    metric_threshold: float | None = None
+    operator: Annotated[str, Limits(choices=OPERATORS)] | None = None
+    metric_evaluation_data_points: Positive = 1
+    fault_on_match: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RestartPolicy:
+    """How many restarts before the next rung of the ladder."""
+
+    eval_period_seconds: Positive
+    num_restart_before_full_job_restart: Count | None = None
+    max_full_job_restarts: Count | None = None
+    max_num_repeat_offenders_to_avoid: Count | None = None
+    scale_up_snooze_time_in_seconds: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunPolicy:
+    """Limits of a job's life; None: no limit."""
+
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.ALL
+    job_max_retry_count: Count | None = None
+    active_deadline_seconds: Positive | None = None
+    startup_deadline_seconds: Positive | None = None
+    fault_deadline_seconds: Positive | None = None
+    suspend: bool = False
+    workload_mode: str | None = None
+    ttl_seconds_after_finished: Annotated[int, Limits(minimum=-1, maximum=INT_MAX)] = -1
+    """Seconds that a finished job is kept; -1: for ever.  0 in a manifest means for ever too and is
+    read as -1: the stock client writes 0 into every run policy that it makes, and reads the job
+    back afterwards."""
+    log_monitoring_configuration: Annotated[tuple[LogRule, ...], Limits(max_length=64)] = ()
+    restart_policy: RestartPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticPolicy:
+    """Sizes that a job may have."""
+
+    min_replicas: Positive | None = None
+    max_replicas: Positive | None = None
+    replica_increment_step: Positive | None = None
+    replica_discrete_values: Annotated[tuple[Positive, ...], Limits(max_length=1024)] = ()
+    scaling_timeout_in_seconds: Count | None = None
+    graceful_shutdown_timeout_in_seconds: Count | None = None
+    faulty_scale_down_timeout_in_seconds: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """A group of equal pods: `replicas` that train and `spares` that wait."""
+
+    name: Annotated[str, Limits(min_length=1, max_length=63)]
+    template: Object
+    replicas: Count = 0
+    spares: Count = 0
+    max_replicas: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What a user wants."""
+
+    replica_specs: Annotated[tuple[ReplicaSpec, ...], Limits(min_length=1, max_length=64)]
+    nproc_per_node: Annotated[str, Limits(min_length=1, is_int_or_string=True)] = "auto"
+    """`auto`, `cpu`, `gpu`, or a number."""
+    run_policy: RunPolicy = RunPolicy()
+    elastic_policy: ElasticPolicy | None = None
+
+    @property
+    def nnodes(self) -> int:
+        """Pods that train at the same time: the number of node ranks."""
+        return sum(replica.replicas for replica in self.replica_specs)
+
+
+class AgentAuth(Enum):
+    """How the agents know their operator."""
+
+    TOKEN = "token"
+    NONE = "none"
+
+
+class SameError(Enum):
+    """What an error that comes again at the same step leads to."""
+
+    STOP = "stop"
+    """The job fails at once: no restart would help."""
+    RESTART = "restart"
+    """The job is restarted as long as its budget lasts."""
+
+
+class Switch(Enum):
+    """Of what is on unless an annotation says otherwise."""
+
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """What a user wants beyond the CRD, as annotations `unbroken.dev/...` of the job."""
+
+    agent_auth: AgentAuth = AgentAuth.TOKEN
+    restart: Time | None = None
+    """When a restart was last asked for."""
+    log_rule_ranks: Mapping[str, Watch] = field(default_factory=dict)
+    """Who must log, by log rule; `*`: all others."""
+    detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
+    same_error: SameError = SameError.STOP
+    in_process: Switch = Switch.ON
+    """Whether workers that can leave their training keep their process through a restart."""
+    warm: Switch = Switch.ON
+    """Whether restarted workers may begin with their imports done."""
+    preload: tuple[str, ...] = ()
+    """Modules that warm workers begin with; empty: what the first attempt imported."""
+    buddy: Switch = Switch.ON
+    """Whether snapshots are copied to an agent on another node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition of the status; exactly the keys that the stock client knows."""
+
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+    last_transition_time: Time = 0.0
+    last_probe_time: Time | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RestartStatus:
+    """Budget used in the running evaluation period."""
+
+    current_eval_period: Count = 0
+    """Number of the period, counted from the job's start in steps of evalPeriodSeconds."""
+    full_job_restart_count: Count = 0
+    restart_count: Count = 0
+    """Process-level restarts in this period since the last full job restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyPods:
+    """The culprits of the latest fault (`latestFaultyPodInstanceList`)."""
+
+    restart_type: str
+    """PLR (processes in their pods) or JLR (all pods)."""
+    faulty_instance_id_list: tuple[str, ...] = ()
+    faulty_pod_list: tuple[str, ...] = ()
+    faulty_rank_list: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What became of it.  The stock client refuses keys that it does not know, so there are no
+    others; what this operator does not write (`other`) is kept as it was found."""
+
+    start_time: Time | None = None
+    completion_time: Time | None = None
+    conditions: tuple[Condition, ...] = ()
+    restart_count: Count = 0
+    """Restarts so far, which is also the number of the newest attempt."""
+    restart_status: RestartStatus | None = None
+    master_addr: str | None = None
+    master_port: str | None = None
+    job_pods: tuple[Object, ...] = ()
+    latest_faulty: FaultyPods | None = field(
+        default=None, metadata={"key": "latestFaultyPodInstanceList"}
+    )
+    other: Object = field(default_factory=dict)

@@ -1,0 +1,360 @@
+"""The older HyperPod CLI's `config.yaml` (hyperpod 2.x), and the PyTorchJob that it stands for.
+
+Keys, defaults and the manifest are those of aws/sagemaker-hyperpod-cli, branch release_v2:
+`custom_launcher/examples/custom_script/config.yaml`, `k8s_templates/training/training.yaml`,
+`validators/job_validator.py`.  One thing differs: the script is a command of the container and no
+ConfigMap, and it meets where the job's controller says (`PET_RDZV_ENDPOINT`).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final
+
+from unbroken.spec.nodes.instance_types import EFA, GPU, NEURON, InstanceType
+from unbroken.spec.problems import Problem, Report
+from unbroken.spec.schema.fields import INT_MAX, Limits
+from unbroken.spec.schema.read import read_record
+
+from .pytorchjob import (
+    AUTO_RESUME,
+    CONTAINER,
+    GROUP,
+    KIND,
+    MAX_RETRIES,
+    VERSION,
+    RestartPolicy,
+    resume_problems,
+)
+
+Object = dict[str, Any]
+MISSING = "???"
+"""In Hydra: to be filled in."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+HEALTHY: Final = {"sagemaker.amazonaws.com/node-health-status": ["Schedulable"]}
+CHECKED: Final = {"sagemaker.amazonaws.com/deep-health-check-status": ["Passed"]}
+SCHEDULABLE: Final[Object] = {"required": HEALTHY, "preferred": CHECKED, "weights": [100]}
+"""Nodes for a job that is described by options and names none (command_constants.py)."""
+CHECKED_ONLY: Final[Object] = {"required": {**HEALTHY, **CHECKED}}
+
+Positive = Annotated[int, Limits(minimum=1, maximum=INT_MAX)]
+
+
+def _key(name: str) -> dict[str, str]:
+    return {"key": name}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`training_cfg.run`."""
+
+    name: Annotated[str, Limits(min_length=1)]
+    nodes: Positive
+    ntasks_per_node: Positive | None = field(default=None, metadata=_key("ntasks_per_node"))
+    """None: one for each accelerator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """`training_cfg`."""
+
+    entry_script: Annotated[str, Limits(min_length=1)] = field(metadata=_key("entry_script"))
+    run: Run
+    script_args: tuple[str, ...] = field(default=(), metadata=_key("script_args"))
+    """Each is a piece of the command line."""
+    pre_script: tuple[str, ...] = field(default=(), metadata=_key("pre_script"))
+    post_script: tuple[str, ...] = field(default=(), metadata=_key("post_script"))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A PersistentVolumeClaim and where it is seen."""
+
+    claim_name: str
+    mount_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostVolume:
+    """A directory of the node."""
+
+    volume_name: str
+    host_path: str
+    mount_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSelector:
+    """Labels that nodes must or should have: key -> values."""
+
+    required: Mapping[str, Any] = field(default_factory=dict)
+    preferred: Mapping[str, Any] = field(default_factory=dict)
+    weights: tuple[int, ...] = ()
+    """Of each that is preferred; 100 where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """`cluster.cluster_config`."""
+
+    namespace: str = ""
+    custom_labels: Mapping[str, str] = field(default_factory=dict, metadata=_key("custom_labels"))
+    annotations: Mapping[str, Any] = field(default_factory=dict)
+    service_account_name: str = field(default="", metadata=_key("service_account_name"))
+    priority_class_name: str = field(default="", metadata=_key("priority_class_name"))
+    label_selector: LabelSelector | None = field(default=None, metadata=_key("label_selector"))
+    persistent_volume_claim: Mapping[str, Any] = field(
+        default_factory=dict, metadata=_key("persistentVolumeClaim")
+    )
+    """One, as the earliest files have it."""
+    persistent_volume_claims: tuple[Claim, ...] = field(
+        default=(), metadata=_key("persistent_volume_claims")
+    )
+    volumes: tuple[HostVolume, ...] = ()
+    pull_policy: Annotated[str, Limits(choices=("Always", "IfNotPresent", "Never"))] = "Always"
+    restart_policy: RestartPolicy = RestartPolicy.NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPart:
+    """`cluster`."""
+
+    instance_type: Annotated[str, Limits(min_length=1)] = field(metadata=_key("instance_type"))
+    cluster_type: Annotated[str, Limits(choices=("k8s",))] = field(metadata=_key("cluster_type"))
+    cluster_config: ClusterConfig = field(metadata=_key("cluster_config"))
+
+
+@dataclass(frozen=True, slots=True)
+class HyperpodConfig:
+    """The whole file."""
+
+    training_cfg: Training = field(metadata=_key("training_cfg"))
+    cluster: ClusterPart
+    container: Annotated[str, Limits(min_length=1)]
+    """The image."""
+    base_results_dir: str = field(default="", metadata=_key("base_results_dir"))
+    container_mounts: tuple[str, ...] = field(default=(), metadata=_key("container_mounts"))
+    """Paths of the node that are seen at the same place."""
+    env_vars: Mapping[str, Any] = field(default_factory=dict, metadata=_key("env_vars"))
+    git: Mapping[str, Any] = field(default_factory=dict)
+    hydra: Mapping[str, Any] = field(default_factory=dict)
+    """Of the launcher's own working; not used."""
+    defaults: tuple[Mapping[str, Any], ...] = ()
+
+
+def read_config(content: Any) -> tuple[HyperpodConfig, tuple[Problem, ...]]:
+    """The file's content as values, and everything wrong with it; places as `cluster.x`."""
+    report = Report()
+    found = read_record(HyperpodConfig, _prepared(content, report), "", report)
+    _check(found, report)
+    return found, tuple(report.problems)
+
+
+def _prepared(content: Any, report: Report) -> Any:
+    """The content without what Hydra leaves to be filled in, script arguments as a list."""
+    content = _without_holes(content, "", report)
+    training = content.get("training_cfg") if isinstance(content, dict) else None
+    if isinstance(training, dict):
+        for key in ("script_args", "pre_script", "post_script"):
+            training[key] = _lines(training.get(key))
+    if isinstance(content, dict) and isinstance(content.get("container_mounts"), list):
+        mounts = content["container_mounts"]
+        content["container_mounts"] = [one for one in mounts if one is not None]
+    return content
+
+
+def _without_holes(value: Any, path: str, report: Report) -> Any:
+    match value:
+        case dict():
+            return {
+                key: _without_holes(inner, f"{path}.{key}" if path else str(key), report)
+                for key, inner in value.items()
+            }
+        case list():
+            return [
+                _without_holes(inner, f"{path}[{index}]", report)
+                for index, inner in enumerate(value)
+            ]
+        case str() if value == MISSING:
+            report.required(path, "??? stands for a value that you give")
+            return None
+        case str() if "${" in value and not path.startswith("training_cfg."):
+            report.invalid(path, value, "references between values are not followed here")
+            return None
+        case _:
+            return value
+
+
+def _lines(value: Any) -> Any:
+    """Pieces of a command line, as people write them: one text, a list, or `--option: value`."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        return value
+    return [
+        " ".join(f"{key} {inner}" for key, inner in one.items()) if isinstance(one, dict) else one
+        for one in value
+    ]
+
+
+def _check(config: HyperpodConfig, report: Report) -> None:
+    if config.git.get("repo_url"):
+        why = "a script is not fetched; have it in the image, or in a volume"
+        report.forbidden("git.repo_url", why)
+    options, place = config.cluster.cluster_config, "cluster.cluster_config"
+    for problem in resume_problems(annotations_of(options)):
+        report.invalid(f"{place}.annotations", "", problem)
+    wants_resume = annotations_of(options).get(AUTO_RESUME) == "true"
+    if wants_resume and options.restart_policy is not RestartPolicy.ON_FAILURE:
+        why = f"{AUTO_RESUME} needs OnFailure"
+        report.invalid(f"{place}.restartPolicy", options.restart_policy.value, why)
+    if bool(options.custom_labels.get(QUEUE)) != bool(options.priority_class_name):
+        why = f"it and the label {QUEUE} go together: give both or neither"
+        report.invalid(f"{place}.priority_class_name", options.priority_class_name, why)
+    selector = options.label_selector
+    if selector is not None:
+        for part, labels in (("required", selector.required), ("preferred", selector.preferred)):
+            for key, values in labels.items():
+                if not isinstance(values, str | list) or not values:
+                    report.invalid(f"{place}.label_selector.{part}.{key}", values, "list values")
+        if selector.weights and len(selector.weights) != len(selector.preferred):
+            why = "one for each label that is preferred"
+            report.invalid(f"{place}.label_selector.weights", selector.weights, why)
+
+
+def annotations_of(options: ClusterConfig) -> dict[str, str]:
+    """Annotations as texts: YAML makes truth values and numbers of them."""
+    return {key: _text(value) for key, value in options.annotations.items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# --- the manifest
+
+
+def pytorchjob(config: HyperpodConfig, machine: InstanceType) -> Object:
+    """The job; `machine`: what the instance type has."""
+    options, run = config.cluster.cluster_config, config.training_cfg.run
+    labels = {"app": run.name, **options.custom_labels}
+    metadata: Object = {"name": run.name, "labels": labels}
+    if options.namespace:
+        metadata["namespace"] = options.namespace
+    if annotations := annotations_of(options):
+        metadata["annotations"] = annotations
+    worker = {
+        "replicas": run.nodes,
+        "restartPolicy": options.restart_policy.value,
+        "template": {"metadata": {"labels": labels}, "spec": _pod(config, machine)},
+    }
+    spec: Object = {"pytorchReplicaSpecs": {"Worker": worker}}
+    if run.nodes > 1:
+        together = {"minReplicas": run.nodes, "maxReplicas": run.nodes}
+        spec["elasticPolicy"] = {"rdzvBackend": "c10d", **together}
+    version = f"{GROUP}/{VERSION}"
+    return {"apiVersion": version, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def tasks_of(config: HyperpodConfig, machine: InstanceType) -> int:
+    """Processes of each node."""
+    return config.training_cfg.run.ntasks_per_node or machine.gpus or machine.neuron or 1
+
+
+def _pod(config: HyperpodConfig, machine: InstanceType) -> Object:
+    options = config.cluster.cluster_config
+    volumes, mounts = zip(*_volumes(config), strict=True)
+    container: Object = {
+        "name": CONTAINER,
+        "image": config.container,
+        "imagePullPolicy": options.pull_policy,
+        "command": ["/bin/bash", "-c", command(config, machine)],
+        "env": [{"name": key, "value": _text(value)} for key, value in _variables(config)],
+        "volumeMounts": list(mounts),
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+    }
+    asked = {GPU: min(tasks_of(config, machine), machine.gpus)}
+    asked |= {NEURON: machine.neuron, EFA: machine.efa}
+    needed = {name: str(count) for name, count in asked.items() if count}
+    if needed:
+        container["resources"] = {"requests": needed, "limits": needed}
+    pod: Object = {"containers": [container], "volumes": list(volumes)}
+    if options.service_account_name:
+        pod["serviceAccountName"] = options.service_account_name
+    if options.priority_class_name:
+        pod["priorityClassName"] = options.priority_class_name
+    affinity = _affinity(options.label_selector)
+    if affinity:
+        pod["affinity"] = {"nodeAffinity": affinity}
+    return pod
+
+
+def command(config: HyperpodConfig, machine: InstanceType) -> str:
+    """The shell script of the container."""
+    training = config.training_cfg
+    options = f"--nproc_per_node {tasks_of(config, machine)} --nnodes {training.run.nodes}"
+    words = ["torchrun", options, shlex.quote(training.entry_script), *training.script_args]
+    return "\n".join(["set -ex", *training.pre_script, " ".join(words), *training.post_script])
+
+
+def _variables(config: HyperpodConfig) -> Iterator[tuple[str, Any]]:
+    for name, value in config.env_vars.items():
+        if value is not None:
+            yield name, value
+
+
+def _volumes(config: HyperpodConfig) -> Iterator[tuple[Object, Object]]:
+    """Each volume and its mount."""
+    options = config.cluster.cluster_config
+    claims = list(options.persistent_volume_claims)
+    one = options.persistent_volume_claim
+    if one.get("claimName") and one.get("mountPath"):
+        claims.append(Claim(str(one["claimName"]), str(one["mountPath"])))
+    for claim in claims:
+        source = {"persistentVolumeClaim": {"claimName": claim.claim_name}}
+        yield _volume(claim.claim_name, source, claim.mount_path)
+    for volume in options.volumes:
+        yield _volume(volume.volume_name, _host(volume.host_path), volume.mount_path)
+    for index, path in enumerate(config.container_mounts):
+        yield _volume(f"mount-{index}", _host(path), path)
+    yield _volume("shm", {"hostPath": {"path": "/dev/shm", "type": "Directory"}}, "/dev/shm")
+
+
+def _host(path: str) -> Object:
+    return {"hostPath": {"path": path}}
+
+
+def _volume(name: str, source: Object, path: str) -> tuple[Object, Object]:
+    return {"name": name, **source}, {"name": name, "mountPath": path}
+
+
+def _affinity(selector: LabelSelector | None) -> Object:
+    if selector is None:
+        return {}
+    found: Object = {}
+    if selector.required:
+        term = {"matchExpressions": [_in(*pair) for pair in selector.required.items()]}
+        found["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": [term]}
+    if selector.preferred:
+        weights = selector.weights or (100,) * len(selector.preferred)
+        pairs = zip(weights, selector.preferred.items(), strict=False)
+        found["preferredDuringSchedulingIgnoredDuringExecution"] = [
+            {"weight": weight, "preference": {"matchExpressions": [_in(*pair)]}}
+            for weight, pair in pairs
+        ]
+    return found
+
+
+def _in(key: str, values: Any) -> Object:
+    listed = [values] if isinstance(values, str) else [_text(value) for value in values]
+    return {"key": key, "operator": "In", "values": listed}
+
+
+# --- what options make of it
+
+
+def resume_annotations(retries: int) -> Object:
+    """The two that ask for auto-resume."""
+    return {AUTO_RESUME: True, MAX_RETRIES: retries}

@@ -1,0 +1,270 @@
+"""Kubeflow's PyTorchJob (kubeflow.org/v1) as values: what a person writes, and the two annotations
+by which HyperPod resumes one.
+
+Names and defaults are those of the training operator 1.8 (`pytorch_types.go`, `common_types.go`,
+`pytorch_defaults.go`); the annotations are in the reference, section 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any, Final
+
+from unbroken.spec.job.template_kinds import check_kinds
+from unbroken.spec.problems import Problem, Report, below
+from unbroken.spec.schema.fields import INT_MAX, Limits
+from unbroken.spec.schema.read import blank_record, read_record
+
+GROUP, VERSION, KIND, PLURAL = "kubeflow.org", "v1", "PyTorchJob", "pytorchjobs"
+PATH = f"apis/{GROUP}/{VERSION}"
+CONTAINER = "pytorch"
+"""Name of the container that trains; every template must have it."""
+PORT_NAME, PORT = "pytorchjob-port", 23456
+
+PREFIX = "training.kubeflow.org/"
+JOB_LABEL, ROLE_LABEL = PREFIX + "job-name", PREFIX + "job-role"
+TYPE_LABEL, INDEX_LABEL = PREFIX + "replica-type", PREFIX + "replica-index"
+OPERATOR_LABEL, OPERATOR = PREFIX + "operator-name", "pytorchjob-controller"
+MANAGER = "kubeflow.org/training-operator"
+"""`managedBy` of a job that is not somebody else's."""
+
+AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
+MAX_RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
+
+NAME_MAX = 63
+"""Of services, which are named as pods (RFC 1035)."""
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+Count = Annotated[int, Limits(minimum=0, maximum=INT_MAX)]
+AtLeastOne = Annotated[int, Limits(minimum=1, maximum=INT_MAX)]
+PortNumber = Annotated[int, Limits(minimum=1, maximum=65535)]
+
+
+class Replica(Enum):
+    """The two types of replicas."""
+
+    MASTER = "Master"
+    WORKER = "Worker"
+
+
+class RestartPolicy(Enum):
+    """What becomes of a pod whose program fails."""
+
+    ON_FAILURE = "OnFailure"
+    """Its containers are started again."""
+    ALWAYS = "Always"
+    NEVER = "Never"
+    """The job fails."""
+    EXIT_CODE = "ExitCode"
+    """128 and above: a new pod; below: the job fails."""
+
+
+class CleanPodPolicy(Enum):
+    """Which pods go when the job has ended."""
+
+    NONE = "None"
+    RUNNING = "Running"
+    ALL = "All"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """Pods of one type."""
+
+    replicas: Count = 1
+    restart_policy: RestartPolicy = RestartPolicy.ON_FAILURE
+    template: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpecs:
+    """Pods of every type; at least one is given."""
+
+    master: ReplicaSpec | None = field(default=None, metadata={"key": Replica.MASTER.value})
+    worker: ReplicaSpec | None = field(default=None, metadata={"key": Replica.WORKER.value})
+
+
+@dataclass(frozen=True, slots=True)
+class RunPolicy:
+    """How long a job may live, and what is left of it."""
+
+    clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
+    ttl_seconds_after_finished: Count | None = None
+    active_deadline_seconds: AtLeastOne | None = None
+    backoff_limit: Count | None = None
+    """Restarts of containers before the job fails."""
+    scheduling_policy: Mapping[str, Any] = field(default_factory=dict)
+    """Of gang scheduling, which is the scheduler's."""
+    suspend: bool = False
+    managed_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousSetting:
+    """One of `--rdzv-conf`."""
+
+    key: str
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticPolicy:
+    """What torchrun is told through `PET_...`."""
+
+    min_replicas: AtLeastOne | None = None
+    max_replicas: AtLeastOne | None = None
+    rdzv_backend: str = "c10d"
+    rdzv_port: PortNumber | None = None
+    rdzv_host: str = ""
+    rdzv_id: str = ""
+    rdzv_conf: tuple[RendezvousSetting, ...] = ()
+    standalone: bool = False
+    n_proc_per_node: AtLeastOne | None = None
+    max_restarts: Count | None = None
+    metrics: tuple[Mapping[str, Any], ...] = ()
+    """For a HorizontalPodAutoscaler, which the training operator makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PyTorchJobSpec:
+    """What is wanted."""
+
+    pytorch_replica_specs: ReplicaSpecs
+    run_policy: RunPolicy = RunPolicy()
+    elastic_policy: ElasticPolicy | None = None
+    nproc_per_node: str = ""
+    """auto, cpu, gpu or a number; empty: what the program itself takes."""
+
+    def replicas(self) -> dict[Replica, ReplicaSpec]:
+        """Those that are given, the master first."""
+        specs = self.pytorch_replica_specs
+        both = ((Replica.MASTER, specs.master), (Replica.WORKER, specs.worker))
+        return {replica: spec for replica, spec in both if spec is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A job as it was understood, and what was not."""
+
+    spec: PyTorchJobSpec
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def parse_pytorchjob(content: Any) -> Parsed:
+    """The spec of a PyTorchJob, every problem with its place, and what will not be as written."""
+    report = Report()
+    spec = content.get("spec") if isinstance(content, Mapping) else None
+    if not isinstance(spec, Mapping):
+        report.required("spec")
+        return Parsed(blank_record(PyTorchJobSpec), tuple(report.problems))
+    found = read_record(PyTorchJobSpec, spec, "spec", report)
+    _check_name(content, found, report)
+    _check_replicas(found, report)
+    _check_elastic(found, report)
+    for problem in resume_problems(_annotations(content)):
+        report.warn(problem)
+    return Parsed(found, tuple(report.problems), tuple(report.warnings))
+
+
+def _check_name(content: Mapping[str, Any], spec: PyTorchJobSpec, report: Report) -> None:
+    """Services of the pods' names must be possible."""
+    metadata = content.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(name, str):
+        return  # generated, or missing, which the API will say
+    if not _NAME.fullmatch(name):
+        why = (
+            "must be small letters, digits and '-', and begin with a letter: services are named so"
+        )
+        report.invalid("metadata.name", name, why)
+    for replica, one in spec.replicas().items():
+        longest = f"{name}-{replica.value.lower()}-{max(one.replicas - 1, 0)}"
+        if len(longest) > NAME_MAX:
+            why = f"must be {len(longest) - NAME_MAX} letters shorter, for there will be {longest}"
+            report.invalid("metadata.name", name, why)
+
+
+def _check_replicas(spec: PyTorchJobSpec, report: Report) -> None:
+    place = "spec.pytorchReplicaSpecs"
+    replicas = spec.replicas()
+    if not replicas and not report.has_below(place):
+        report.required(place, "a Master or a Worker")
+    master = replicas.get(Replica.MASTER)
+    if master is not None and master.replicas > 1:
+        # `validatePyTorchReplicaSpecs` of the training operator's webhook.
+        report.invalid(f"{place}.Master.replicas", master.replicas, "there is one master at most")
+    for replica, one in replicas.items():
+        where = f"{place}.{replica.value}.template.spec.containers"
+        pod = one.template.get("spec")
+        containers = pod.get("containers") if isinstance(pod, Mapping) else None
+        listed = containers if isinstance(containers, list | tuple) else ()
+        names = [item.get("name") for item in listed if isinstance(item, Mapping)]
+        if CONTAINER not in names and not report.has_below(f"{place}.{replica.value}"):
+            report.required(where, f"one of them must be named {CONTAINER}")
+        if isinstance(pod, Mapping):
+            check_kinds(pod, f"{place}.{replica.value}.template.spec", report)
+        if isinstance(pod, Mapping) and pod.get("restartPolicy"):
+            where = f"{place}.{replica.value}.template.spec.restartPolicy"
+            report.warn(f"{where}: not used; the restartPolicy beside the template counts")
+
+
+def _check_elastic(spec: PyTorchJobSpec, report: Report) -> None:
+    policy = spec.elastic_policy
+    if policy is None:
+        return
+    least, most = policy.min_replicas, policy.max_replicas
+    if least is not None and most is not None and least > most:
+        place = below("spec.elasticPolicy", "minReplicas")
+        report.invalid(place, least, f"must not be more than maxReplicas ({most})")
+    if (least is None) != (most is None):
+        place = below("spec.elasticPolicy", "minReplicas" if least is None else "maxReplicas")
+        report.required(place, "minReplicas and maxReplicas go together")
+    if spec.pytorch_replica_specs.worker is None:
+        report.required("spec.pytorchReplicaSpecs.Worker", "elasticPolicy is about workers")
+
+
+# --- resuming
+
+TRUE: Final = "true"
+"""The older HyperPod CLI writes `True`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Whether and how often a job is restarted for the sake of its nodes."""
+
+    is_wanted: bool = False
+    retries_max: int = 0
+
+
+def resume_of(annotations: Mapping[str, str]) -> Resume:
+    """What the two annotations say; nothing is wanted where they are not right."""
+    if resume_problems(annotations) or annotations.get(AUTO_RESUME, "").lower() != TRUE:
+        return Resume()
+    return Resume(True, int(annotations[MAX_RETRIES]))
+
+
+def resume_problems(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """What is wrong with the two annotations, in words."""
+    wanted, most = annotations.get(AUTO_RESUME), annotations.get(MAX_RETRIES)
+    if wanted is not None and wanted.lower() not in (TRUE, "false"):
+        return (f'annotation {AUTO_RESUME} must be "true" or "false", not {wanted[:40]!r}',)
+    is_on = wanted is not None and wanted.lower() == TRUE
+    if is_on and most is None:
+        return (f'annotation {AUTO_RESUME} needs {MAX_RETRIES} beside it, such as "2"',)
+    if most is not None and not (most.isascii() and most.isdecimal() and len(most) < 10):
+        return (f"annotation {MAX_RETRIES} must be a whole number from 0, not {most[:40]!r}",)
+    if most is not None and not is_on:
+        return (f'annotation {MAX_RETRIES} counts only with {AUTO_RESUME}: "true"',)
+    return ()
+
+
+def _annotations(content: Mapping[str, Any]) -> Mapping[str, str]:
+    metadata = content.get("metadata")
+    found = metadata.get("annotations") if isinstance(metadata, Mapping) else None
+    listed = found if isinstance(found, Mapping) else {}
+    return {str(key): str(value) for key, value in listed.items()}

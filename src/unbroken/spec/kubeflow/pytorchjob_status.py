@@ -1,0 +1,91 @@
+"""The status of a PyTorchJob as values, as the training operator 1.8 writes it
+(`common_types.go`).  Reading is tolerant: what is garbled becomes a default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from unbroken.spec.problems import Report
+from unbroken.spec.schema.fields import Limits
+from unbroken.spec.schema.read import read_record
+from unbroken.spec.schema.write import write_record
+
+from .pytorchjob import Replica
+
+Time = Annotated[float, Limits(is_time=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class JobCondition:
+    """One of Created, Running, Restarting, Suspended, Succeeded, Failed."""
+
+    type: str
+    status: str
+    """`True` or `False`."""
+    reason: str = ""
+    message: str = ""
+    last_update_time: Time = 0.0
+    last_transition_time: Time = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """How the pods of one type stand."""
+
+    active: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    """Those that are leaving are counted here too: they may never say how they ended."""
+    selector: str = ""
+    label_selector: Mapping[str, Any] = field(default_factory=dict)
+    """Older than `selector`; not ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatuses:
+    """By type; None: the job has none of that type."""
+
+    master: ReplicaStatus | None = field(default=None, metadata={"key": Replica.MASTER.value})
+    worker: ReplicaStatus | None = field(default=None, metadata={"key": Replica.WORKER.value})
+
+
+@dataclass(frozen=True, slots=True)
+class PyTorchJobStatus:
+    """What is."""
+
+    conditions: tuple[JobCondition, ...] = ()
+    """The newest last."""
+    replica_statuses: ReplicaStatuses = ReplicaStatuses()
+    start_time: Time | None = None
+    completion_time: Time | None = None
+    last_reconcile_time: Time | None = None
+    """Not ours to write."""
+
+    def has(self, type: str) -> bool:
+        """Whether the condition is true."""
+        return any(one.type == type and one.status == "True" for one in self.conditions)
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing is run any more."""
+        return self.has("Succeeded") or self.has("Failed")
+
+
+def status_from(content: Any) -> PyTorchJobStatus:
+    """The status of an object; empty where it has none."""
+    found = content if isinstance(content, Mapping) else {}
+    return read_record(PyTorchJobStatus, found, "status", Report())
+
+
+def status_to(status: PyTorchJobStatus) -> dict[str, Any]:
+    """The status as a merge patch that leaves nothing stale of it."""
+    written = write_record(status)
+    replicas = written.get("replicaStatuses") or {}
+    counts = dict.fromkeys(("active", "succeeded", "failed"))
+    written["replicaStatuses"] = {
+        replica: None if one is None else {**counts, **{k: v for k, v in one.items() if v}}
+        for replica, one in {**dict.fromkeys(r.value for r in Replica), **replicas}.items()
+    }
+    return {"startTime": None, "completionTime": None, **written}

@@ -1,0 +1,1 @@
+"""Kinds about nodes: Machine, NodeCheck, NodeRecord, Cluster; keys and faults of nodes."""

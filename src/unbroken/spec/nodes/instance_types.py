@@ -1,0 +1,90 @@
+"""What the machines of an instance type have: CPUs, memory, accelerators, network interfaces.
+
+The table is a file (`operator/data/instance_types.toml`); this reads its text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from unbroken.errors import SpecError
+from unbroken.spec.problems import Report
+from unbroken.spec.schema.fields import Limits
+from unbroken.spec.schema.read import read_record
+
+from .keys import INSTANCE_TYPES
+
+GPU, EFA, NEURON = "nvidia.com/gpu", "vpc.amazonaws.com/efa", "aws.amazon.com/neuron"
+"""Resources of pods, as the device plugins of NVIDIA and AWS name them."""
+SIMILAR_MAX = 3
+
+Count = Annotated[int, Limits(minimum=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceType:
+    """What one machine of the type has."""
+
+    cpu: Annotated[int, Limits(minimum=1)]
+    """Virtual CPUs."""
+    memory_gib: float
+    """Of the whole machine."""
+    gpus: Count = 0
+    gpu: str = ""
+    """Their kind, such as `H100`."""
+    efa: Count = 0
+    """Interfaces of the Elastic Fabric Adapter."""
+    neuron: Count = 0
+    """Trainium or Inferentia devices."""
+
+    @property
+    def memory(self) -> str:
+        """As a Kubernetes quantity."""
+        return f"{round(self.memory_gib * 1024)}Mi"
+
+    @property
+    def resources(self) -> dict[str, str]:
+        """What else pods may ask for, beside the GPUs; as Kubernetes quantities."""
+        found = {EFA: self.efa, NEURON: self.neuron}
+        return {name: str(count) for name, count in found.items() if count}
+
+    @property
+    def capacity(self) -> dict[str, str]:
+        """Everything that a node of the type offers, as Kubernetes quantities."""
+        gpus = {GPU: str(self.gpus)} if self.gpus else {}
+        return {"cpu": str(self.cpu), "memory": self.memory, **gpus, **self.resources}
+
+
+def read_instance_types(text: str) -> dict[str, InstanceType]:
+    """Instance types by name, from the table's text; SpecError with everything wrong in it."""
+    try:
+        decoded = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"instance types: {error}") from error
+    report, found = Report(), {}
+    for name, value in decoded.get("types", {}).items():
+        found[name] = read_record(InstanceType, value, f"types.{name}", report)
+    if report.problems:
+        raise SpecError("instance types: " + "; ".join(str(one) for one in report.problems))
+    return found
+
+
+def instance_type(types: Mapping[str, InstanceType], name: str) -> InstanceType:
+    """The type of a name; SpecError, which names similar ones, where the table has none."""
+    found = types.get(name)
+    if found is not None:
+        return found
+    if f"ml.{name}" in types:
+        raise SpecError(f"instance type {name} is not known; write it as ml.{name}")
+    similar = difflib.get_close_matches(name, types, SIMILAR_MAX)
+    hint = f"; similar: {', '.join(similar)}" if similar else ""
+    raise SpecError(f"it is not known what a machine of instance type {name} has{hint}")
+
+
+def instance_type_labels(name: str) -> dict[str, str]:
+    """Labels of a node of the type; HyperPod writes the type with its `ml.` (reference 2.1)."""
+    return dict.fromkeys(INSTANCE_TYPES, name)

@@ -1,0 +1,93 @@
+"""The Machine: what a provider makes a node of, and what a repair is ordered of.
+
+On the embedded cluster each is a node of processes; the name is that of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated
+
+from unbroken.spec.schema.fields import Limits
+
+Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
+Count = Annotated[int, Limits(minimum=0)]
+
+
+class MachinePhase(Enum):
+    """Where a machine stands."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    """Its node is brought up, its lifecycle script runs."""
+    RUNNING = "Running"
+    REBOOTING = "Rebooting"
+    RESETTING = "Resetting"
+    """Its GPUs."""
+    STOPPING = "Stopping"
+    """Being deleted: processes of it may still live."""
+    FAILED = "Failed"
+    """It cannot come up: see the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineTaint:
+    """A taint of the node from its start."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LifeCycle:
+    """Scripts of the instance group, as `LifeCycleConfig`."""
+
+    source: str = ""
+    """`s3://bucket/prefix`, mapped to a directory by configuration."""
+    on_create: str = ""
+    """File in `source`, run before the node joins, with `SAGEMAKER_...` of the documented names."""
+    on_init_complete: str = ""
+    """File in `source`, run after it has joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpec:
+    """What is wanted."""
+
+    cluster: str = ""
+    """Cluster object that it belongs to; empty: none."""
+    instance_group: str = ""
+    instance_type: str = ""
+    """Such as `ml.p5.48xlarge`: gives its capacity; empty: as the embedded cluster was started."""
+    logical_id: str = ""
+    """Of the place in its group, kept when the machine is replaced."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[MachineTaint, ...] = ()
+    life_cycle: LifeCycle = LifeCycle()
+    boots: Count = 0
+    """Reboots ordered so far: who wants one raises it."""
+    resets: Count = 0
+    """Resets of the GPUs ordered so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineStatus:
+    """What is."""
+
+    phase: MachinePhase = MachinePhase.PENDING
+    message: str = ""
+    boots: Count = 0
+    """Reboots carried out: when it equals the spec's, all have been."""
+    resets: Count = 0
+    index: Count | None = None
+    """Which addresses of this host it has; embedded only."""
+    boot_id: str = ""
+    started_at: Time | None = None
+    """When it last came up."""
+    life_cycle: str = ""
+    """Empty, Skipped, Running, Succeeded or Failed: of the newest script."""
+    life_cycle_log: str = ""
+    """File with its output."""

@@ -1,0 +1,113 @@
+"""The NodeRecord: what is held against a node, over all jobs, and what was done about it.
+
+One for each node, with its name; it outlives jobs, and a machine that was replaced.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from unbroken.spec.schema.fields import Limits
+
+from .keys import Action
+
+Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
+HISTORY_MAX = 20
+BLAME_MAX = 50
+
+
+class BlameKind(Enum):
+    """Who holds something against the node."""
+
+    FAULT = "fault"
+    """The node's daemon saw a fault."""
+    INCIDENT = "incident"
+    """A job's incident names the node as culprit."""
+    CHECK = "check"
+    """A check failed."""
+    LOST = "lost"
+    """The node went silent."""
+    RELAPSE = "relapse"
+    """A fault within the probation after a repair."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlameEntry:
+    """One thing held against a node."""
+
+    at: Time
+    kind: BlameKind
+    source: str
+    """Reason of the fault, `NAMESPACE/INCIDENT`, or name of the check."""
+    text: str
+    """The evidence, in a line."""
+    weight: float
+    """Points when it was new; they decay."""
+
+
+class RepairState(Enum):
+    """Where a repair stands, in order."""
+
+    WAITING = "Waiting"
+    """For its turn, for permission or for a person: `message` says for what."""
+    DRAINING = "Draining"
+    """Jobs are moving off."""
+    ACTING = "Acting"
+    """Ordered of the provider."""
+    CHECKING = "Checking"
+    """The node is back and is being tested."""
+    DONE = "Done"
+    FAILED = "Failed"
+    """The next rung, or a person, follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRecord:
+    """One repair.  Times: seconds since the epoch, None: not reached."""
+
+    action: Action
+    reason: str
+    """Why, in a line."""
+    asked_by: str
+    """`daemon`, `label`, `annotation`, `check`, `lost`, or who else."""
+    state: RepairState
+    began_at: Time
+    """When the need was seen."""
+    fault: str = ""
+    """Reason of the fault (`fault-reasons`), by which repeats are known."""
+    message: str = ""
+    tries: int = 0
+    withdrawn_at: Time | None = None
+    """When it was taken out of service: jobs have a bounded time from then on to move off."""
+    acted_at: Time | None = None
+    returned_at: Time | None = None
+    """When the node, or the one in its place, was Ready again."""
+    ended_at: Time | None = None
+    check: str = ""
+    """NodeCheck that tests the node."""
+    replacement: str = ""
+    """Node that took its place; empty: the same, or not known."""
+    boot_id: str = ""
+    """Of the node when the repair was ordered."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecordSpec:
+    """All that is kept of a node."""
+
+    blame: tuple[BlameEntry, ...] = ()
+    """Oldest first, at most BLAME_MAX."""
+    repair: RepairRecord | None = None
+    """The one under way."""
+    history: tuple[RepairRecord, ...] = ()
+    """Ended ones, oldest first, at most HISTORY_MAX."""
+    quarantined_at: Time | None = None
+    """Since when the node takes no pods until `unbroken nodes clear`; None: it does."""
+    quarantine_reason: str = ""
+    probation_until: Time | None = None
+    """A fault before that counts as the last repair's failure."""
+    cleared_at: Time | None = None
+    cleared_by: str = ""
+    """Of the latest appeal that was granted, with its reason."""

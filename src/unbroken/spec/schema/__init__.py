@@ -1,0 +1,1 @@
+"""Fields of values as data: reader, writer, and CustomResourceDefinitions made of them."""

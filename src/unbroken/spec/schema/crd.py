@@ -1,0 +1,344 @@
+"""The CustomResourceDefinitions, made from the dataclasses.
+
+The schema is exact where reading is lenient: the API stores what stock clients can read.  Rules in
+CEL are for Kubernetes 1.25 and later; what no schema can say is `parse`'s, at admission or later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from unbroken import __version__
+from unbroken.spec.job import incident as incidents
+from unbroken.spec.job import types as jobs
+from unbroken.spec.job.codec import OTHER, SECONDS
+from unbroken.spec.job.descriptions import DESCRIPTIONS, INCIDENT, JOB
+from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.rules import NO_ELASTIC
+from unbroken.spec.job.types import ElasticPolicy, JobSpec, JobStatus, ReplicaSpec, RunPolicy
+from unbroken.spec.nodes.descriptions import KINDS, NODE_DESCRIPTIONS
+from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
+
+from .fields import INT_MAX, Base, Field, Shape, fields_of
+
+Schema = dict[str, Any]
+OPEN: Schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+STRING: Schema = {"type": "string"}
+STRINGS: Schema = {"type": "object", "additionalProperties": STRING}
+TEXTS = {**DESCRIPTIONS, **NODE_DESCRIPTIONS}
+NO_DEFAULT = ("fault_on_match",)
+"""sagemaker-hyperpod 3.12 cannot list jobs that have the key, whatever its value."""
+
+
+def _object(properties: Schema, required: Iterable[str] = ()) -> Schema:
+    needed = list(required)
+    return {
+        "type": "object",
+        **({"required": needed} if needed else {}),
+        "properties": properties,
+    }
+
+
+TEMPLATE: Schema = {
+    **OPEN,
+    "required": ["spec"],
+    "properties": {
+        "metadata": OPEN,
+        "spec": {
+            **OPEN,
+            "required": ["containers"],
+            "properties": {
+                "containers": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {**OPEN, "required": ["name"], "properties": {"name": STRING}},
+                }
+            },
+        },
+    },
+}
+REFERENCE_KEYS = ("apiVersion", "fieldPath", "kind", "name", "namespace", "resourceVersion", "uid")
+REFERENCE = _object(dict.fromkeys(REFERENCE_KEYS, STRING))
+REFERENCES: Schema = {"type": "array", "items": REFERENCE}
+TIME: Schema = {"type": "string", "format": "date-time"}
+PLAIN = {
+    Base.TIME: TIME,
+    Base.BOOLEAN: {"type": "boolean"},
+    Base.OBJECT: OPEN,
+    Base.STRINGS: STRINGS,
+}
+OTHERS: Schema = {
+    "managerPods": REFERENCE,
+    "podManagerStatuses": REFERENCES,
+    "podSetInfos": {
+        "type": "array",
+        "items": _object(
+            {
+                "annotations": STRINGS,
+                "labels": STRINGS,
+                "nodeSelector": STRINGS,
+                "tolerations": {"type": "array", "items": OPEN},
+            }
+        ),
+    },
+    "podSets": {
+        "type": "array",
+        "items": _object(
+            {
+                "count": {"type": "integer"},
+                "minCount": {"type": "integer"},
+                "name": STRING,
+                "template": OPEN,
+            },
+            ["template"],
+        ),
+    },
+    "elasticScalingStatus": _object(
+        {
+            "targetReplicas": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "lastUpdated": TIME,
+            "lastScalingTime": TIME,
+            "lastRestartTime": TIME,
+            "podsScaled": {"type": "boolean"},
+            "isFaultyPodScaleDown": {"type": "boolean"},
+            "consecutiveScalingFailures": {"type": "integer"},
+        }
+    ),
+    "elasticWorkloadRef": STRINGS,
+}
+"""What others may write into a job's status (sagemaker-hyperpod 3.12)."""
+
+RULES: dict[type, list[dict[str, str]]] = {
+    JobSpec: [
+        {
+            "rule": "!has(self.elasticPolicy)",
+            "message": f"{NO_ELASTIC}spec.elasticPolicy and maxReplicas",
+        },
+        {
+            "rule": "self.replicaSpecs.exists(r, r.replicas > 0)",
+            "message": "at least one replica must train: set replicas",
+        },
+    ],
+    ReplicaSpec: [
+        {
+            "rule": "!has(self.maxReplicas) || self.maxReplicas == self.replicas",
+            "message": f"{NO_ELASTIC}maxReplicas, or set it to replicas",
+        }
+    ],
+    ElasticPolicy: [
+        {
+            "rule": "!(has(self.replicaIncrementStep) && has(self.replicaDiscreteValues))",
+            "message": "replicaIncrementStep and replicaDiscreteValues exclude each other",
+        }
+    ],
+    RunPolicy: [
+        {
+            "rule": "!has(self.workloadMode) || self.workloadMode == ''",
+            "message": f"{NO_ELASTIC}workloadMode",
+        }
+    ],
+}
+
+
+MADE_BY = "unbroken.dev/version"
+"""Annotation of a definition: the version of this project that it is of."""
+
+
+def definitions() -> tuple[dict[str, Any], ...]:
+    """All definitions that the operator needs."""
+    return job_definition(), incident_definition(), *map(own_definition, OWN_KINDS)
+
+
+def job_definition() -> dict[str, Any]:
+    """The CustomResourceDefinition of HyperPodPyTorchJob."""
+    status = _record(JobStatus, has_defaults=False)
+    del status["properties"][OTHER]
+    status["properties"].update(OTHERS)
+    columns = [
+        # core/job/record/conditions keeps the true one last: a path cannot name the last that is
+        # true.
+        _column("State", ".status.conditions[-1:].type", "The state it is in."),
+        _column(
+            "Ready",
+            '.status.conditions[?(@.type=="PodsRunning")].message',
+            "Pods that run, of those that train.",
+        ),
+        _column("Spares", ".spec.replicaSpecs[*].spares", "Pods that wait.", "integer"),
+        _column("Restarts", ".status.restartCount", "Restarts so far.", "integer"),
+        _column(
+            "Last fault",
+            '.status.conditions[?(@.type=="Faulted")].reason',
+            "Class of the latest fault.",
+        ),
+        AGE,
+    ]
+    names = ("hyperpodpytorchjob", jobs.PLURAL, jobs.KIND, ["hpj"])
+    spec = _record(JobSpec)
+    content = _object({"spec": spec, "status": status}, ["spec"])
+    return _definition(jobs.GROUP, names, {"description": JOB, **content}, columns, has_status=True)
+
+
+def incident_definition() -> dict[str, Any]:
+    """The CustomResourceDefinition of Incident."""
+    spec = _record(Incident, has_defaults=False)
+    cost = "Seconds from the fault to the next progress, or to the end; absent: still open."
+    spec["properties"][SECONDS] = {"type": "number", "description": cost}
+    columns = [
+        _column("Fault", ".spec.culprit.fault", "Class of the fault."),
+        _column("Pod", ".spec.culprit.pod", "The pod that failed first."),
+        _column("Rank", ".spec.culprit.rank", "The rank that failed first.", "integer"),
+        _column("Remedy", ".spec.remedy", "What was done."),
+        _column("Seconds", f".spec.{SECONDS}", "Time lost.", "number"),
+        _column("Outcome", ".spec.outcome", "How it ended."),
+        AGE,
+    ]
+    names = ("incident", incidents.PLURAL, incidents.KIND, ["inc"])
+    content = {"description": INCIDENT, **_object({"spec": spec}, ["spec"])}
+    return _definition(incidents.GROUP, names, content, columns, has_status=False)
+
+
+def own_definition(kind: OwnKind[Any, Any]) -> dict[str, Any]:
+    """The CustomResourceDefinition of a kind about nodes."""
+    parts = {"spec": _record(kind.spec, has_defaults=False)}
+    if kind.status is not None:
+        parts["status"] = _record(kind.status, has_defaults=False)
+    content = {"description": KINDS[kind.kind], **_object(parts, ["spec"])}
+    names = (kind.kind.lower(), kind.plural, kind.kind, [kind.short])
+    columns = [*COLUMNS[kind.kind], AGE]
+    has_status = kind.status is not None
+    made = _definition(incidents.GROUP, names, content, columns, has_status=has_status)
+    made["spec"]["scope"] = "Cluster"
+    return made
+
+
+def _column(name: str, path: str, text: str, kind: str = "string") -> dict[str, Any]:
+    return {"name": name, "type": kind, "description": text, "jsonPath": path}
+
+
+AGE = _column("Age", ".metadata.creationTimestamp", "Time since it was created.", "date")
+COLUMNS: Mapping[str, list[dict[str, Any]]] = {
+    CLUSTER.kind: [
+        _column("Status", ".status.phase", "As of the cluster API."),
+        _column("Recovery", ".spec.nodeRecovery", "Whether nodes are repaired."),
+    ],
+    MACHINE.kind: [
+        _column("Phase", ".status.phase", "Where it stands."),
+        _column("Type", ".spec.instanceType", "Instance type."),
+        _column("Cluster", ".spec.cluster", "Cluster that it belongs to."),
+        _column("Group", ".spec.instanceGroup", "Instance group."),
+        _column("Boots", ".status.boots", "Reboots carried out.", "integer"),
+        _column("Resets", ".status.resets", "Resets of its GPUs carried out.", "integer"),
+        _column("Message", ".status.message", "What it waits for, or why it failed."),
+    ],
+    NODE_CHECK.kind: [
+        _column("Phase", ".status.phase", "Where it stands."),
+        _column("Done", ".status.done", "Tests so far.", "integer"),
+        _column("Of", ".status.total", "Tests in all.", "integer"),
+        _column("Faulty", ".status.faulty", "Nodes found at fault."),
+        _column("Message", ".status.message", "What was found."),
+    ],
+    NODE_RECORD.kind: [
+        _column("Repair", ".spec.repair.action", "The repair under way."),
+        _column("State", ".spec.repair.state", "Where it stands."),
+        _column("Quarantined", ".spec.quarantinedAt", "Since when.", "date"),
+        _column("Message", ".spec.repair.message", "What it waits for."),
+    ],
+}
+
+
+def _definition(
+    group: str,
+    names: tuple[str, str, str, list[str]],
+    schema: Schema,
+    columns: list[dict[str, Any]],
+    *,
+    has_status: bool,
+) -> dict[str, Any]:
+    singular, plural, kind, short = names
+    version = {
+        "name": jobs.VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        **({"subresources": {"status": {}}} if has_status else {}),
+        "additionalPrinterColumns": columns,
+    }
+    named = {"singular": singular, "plural": plural, "kind": kind, "listKind": f"{kind}List"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{group}", "annotations": {MADE_BY: __version__}},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced",
+            "names": {**named, **({"shortNames": short} if short else {})},
+            "versions": [version],
+        },
+    }
+
+
+def _record(record: type, *, has_defaults: bool = True) -> Schema:
+    """Schema of one of our dataclasses."""
+    texts = TEXTS[record.__name__]
+    properties = {}
+    for field in fields_of(record):
+        found = _schema(field.shape, has_defaults)
+        if field.name == "template" and record is ReplicaSpec:
+            found = dict(TEMPLATE)
+        if has_defaults and field.name not in NO_DEFAULT:
+            found |= _default(field)
+        if field.name in texts:
+            found["description"] = texts[field.name]
+        properties[field.key] = found
+    required = [field.key for field in fields_of(record) if field.default is None]
+    rules = {"x-kubernetes-validations": RULES[record]} if record in RULES else {}
+    return {**_object(properties, required), **rules}
+
+
+def _default(field: Field) -> Schema:
+    """The default of a scalar; records and lists have none to show."""
+    value = field.default() if field.default is not None else None
+    if value is None or field.shape.base in (Base.RECORD, Base.LIST, Base.OBJECT):
+        return {}
+    return {"default": value.value if field.shape.base is Base.ENUM else value}
+
+
+def _schema(shape: Shape, has_defaults: bool) -> Schema:
+    match shape.base:
+        case Base.RECORD:
+            return _record(shape.of, has_defaults=has_defaults)
+        case Base.ENUM:
+            return {"type": "string", "enum": [member.value for member in shape.of]}
+        case Base.INTEGER | Base.NUMBER:
+            return _number(shape)
+        case Base.LIST:
+            assert shape.item is not None
+            found = {"type": "array", "items": _schema(shape.item, has_defaults)}
+            if shape.item.of is ReplicaSpec:
+                found |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+            return {**found, **_bounds(shape, "Items")}
+        case Base.STRING if shape.limits.is_int_or_string:
+            return {"x-kubernetes-int-or-string": True}
+        case Base.STRING:
+            choices = list(shape.limits.choices)
+            return {**STRING, **({"enum": choices} if choices else {}), **_bounds(shape, "Length")}
+        case _:
+            return dict(PLAIN[shape.base])
+
+
+def _number(shape: Shape) -> Schema:
+    found: Schema = {"type": shape.base.value}
+    if shape.base is Base.INTEGER:
+        found["format"] = "int32" if shape.limits.maximum == INT_MAX else "int64"
+    if shape.limits.minimum is not None:
+        found["minimum"] = shape.limits.minimum
+    return found
+
+
+def _bounds(shape: Shape, of: str) -> Schema:
+    least, most = shape.limits.min_length, shape.limits.max_length
+    return {
+        **({f"min{of}": least} if least else {}),
+        **({f"max{of}": most} if most is not None else {}),
+    }
