@@ -21,7 +21,8 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.operator import definitions
 from unbroken.operator.jobs.pods import JobIdentity
-from unbroken.operator.nodes.repair import COMPONENT, NodeRepair, RepairOptions, provider_of
+from unbroken.operator.nodes.providers import provider_of
+from unbroken.operator.nodes.repair import COMPONENT, NodeRepair, RepairOptions
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.nodes.check import CheckKind
 from unbroken.spec.nodes.cluster import ClusterSpec
@@ -309,9 +310,9 @@ def test_incidents_of_a_job_are_held_against_the_culprits_node_once(fleet: Any) 
 def test_provider_that_is_unknown_or_lacks_its_command_is_refused(cluster: Cluster) -> None:
     client = connect(cluster.kubeconfig)
     with pytest.raises(SpecError, match="there are: machines, cluster-api"):
-        provider_of(client, RepairOptions("aws"))
+        provider_of(client, "aws")
     with pytest.raises(SpecError, match="--node-command"):
-        provider_of(client, RepairOptions("command"))
-    assert provider_of(client, RepairOptions("none")).supports == frozenset()
-    assert Action.REPLACE in provider_of(client, RepairOptions("karpenter")).supports
+        provider_of(client, "command")
+    assert provider_of(client, "none").supports == frozenset()
+    assert Action.REPLACE in provider_of(client, "karpenter").supports
     asyncio.run(client.close())

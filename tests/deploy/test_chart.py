@@ -29,6 +29,8 @@ from deploy.charts import (
 from unbroken import __version__
 from unbroken.cli.main import app
 from unbroken.observe.server import HEALTH_PATH
+from unbroken.operator.nodes.providers import PROVIDERS
+from unbroken.spec.nodes.keys import NodeProvider
 from unbroken.spec.schema.crd import definitions
 
 ROOT = Path(__file__).parents[2]
@@ -101,6 +103,12 @@ def test_every_value_is_described_and_has_a_default() -> None:
     described = {path: one for path, one in leaves(schema) if path != "global"}
     assert set(described) == set(defaults(values, set(described)))
     assert all(described.values())
+
+
+def test_the_chart_offers_the_node_providers_that_the_operator_has() -> None:
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    offered = schema["properties"]["nodes"]["properties"]["provider"]["enum"]
+    assert sorted(offered) == sorted(NodeProvider) == sorted(PROVIDERS)
 
 
 def leaves(schema: Object, path: str = "") -> Iterator[tuple[str, str]]:

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
-
-class Recovery(StrEnum):
-    """`NodeRecovery`, of nodes whose cluster does not say."""
-
-    AUTOMATIC = "Automatic"
-    NONE = "None"
-
-
-class NodeProvider(StrEnum):
-    """As `operator.nodes.repair.PROVIDERS`, which takes long to load."""
-
-    MACHINES = "machines"
-    CLUSTER_API = "cluster-api"
-    KARPENTER = "karpenter"
-    COMMAND = "command"
-    NONE = "none"
-
+from unbroken.spec.nodes.keys import NodeProvider, Recovery
 
 NodeRecovery = Annotated[
     Recovery | None,

@@ -55,18 +55,10 @@ from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
 from unbroken.operator.kinds import ClusterObject, NodeCheckObject, NodeRecordObject
 from unbroken.spec.job.incident import Incident
-from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Recovery
+from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, NodeProvider, Recovery
 from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
 
-from .providers import (
-    ClusterApiProvider,
-    CommandProvider,
-    KarpenterProvider,
-    MachinesProvider,
-    NoProvider,
-    Provider,
-    parse_command,
-)
+from .providers import PROVIDERS, parse_command, provider_of
 from .repair_views import check_seen, is_of_a_job, record_patch, repair_node
 
 log = logging.getLogger(__name__)
@@ -80,37 +72,16 @@ CALLS_MAX = 32
 TICK_RETRY_SECONDS = 5.0
 MACHINE_ASK_SECONDS = 1.0
 """Between two looks at a Machine: they boot in moments, and are read from the API server."""
-PROVIDERS = ("machines", "cluster-api", "karpenter", "command", "none")
 
 
 @dataclass(frozen=True, slots=True)
 class RepairOptions:
     """What the repairer is told by whoever starts it."""
 
-    provider: str = "none"
-    """One of PROVIDERS."""
+    provider: str = NodeProvider.NONE
     command: tuple[str, ...] = ()
     """Words of the provider `command`."""
     settings: RepairSettings = field(default_factory=RepairSettings)
-
-
-def provider_of(client: KubeClient, options: RepairOptions) -> Provider:
-    """The provider that is meant; SpecError where it cannot be had."""
-    match options.provider:
-        case "machines":
-            return MachinesProvider(client)
-        case "cluster-api":
-            return ClusterApiProvider(client)
-        case "karpenter":
-            return KarpenterProvider(client)
-        case "command" if options.command:
-            return CommandProvider(client, options.command)
-        case "command":
-            raise SpecError("the node provider `command` needs --node-command")
-        case "none":
-            return NoProvider()
-        case other:
-            raise SpecError(f"no node provider {other}; there are: {', '.join(PROVIDERS)}")
 
 
 def options_of(
@@ -121,10 +92,10 @@ def options_of(
         raise SpecError(f"no node provider {provider}; there are: {', '.join(PROVIDERS)}")
     if recovery not in (one.value for one in Recovery):
         raise SpecError(f"--node-recovery {recovery}: write Automatic or None")
-    if provider == "command" and not command:
+    if provider == NodeProvider.COMMAND and not command:
         raise SpecError("--node-provider command: say which with --node-command")
     settings = RepairSettings(recovery=Recovery(recovery), share=share, is_dry_run=is_dry_run)
-    if provider == "machines":
+    if provider == NodeProvider.MACHINES:
         settings = replace(settings, ask_seconds=MACHINE_ASK_SECONDS)
     return RepairOptions(provider, parse_command(command) if command else (), settings)
 
@@ -142,7 +113,7 @@ class NodeRepair:
         self._client = client
         self._informers = informers
         self._recorder = recorder
-        self._provider = provider_of(client, options)
+        self._provider = provider_of(client, options.provider, options.command)
         settings = replace(
             options.settings, provider=self._provider.name, supports=self._provider.supports
         )

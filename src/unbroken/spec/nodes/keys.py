@@ -7,7 +7,7 @@ have the plurals: those are written, both are read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, StrEnum
 
 PREFIX = "sagemaker.amazonaws.com/"
 HEALTH = PREFIX + "node-health-status"
@@ -78,12 +78,22 @@ class Action(Enum):
     REPLACE = "replace"
 
 
-class Recovery(Enum):
+class Recovery(StrEnum):
     """Who repairs (`NodeRecovery` of a cluster)."""
 
     AUTOMATIC = "Automatic"
     NONE = "None"
     """Nothing is touched: labels, taints and events only; a repair that a person orders is made."""
+
+
+class NodeProvider(StrEnum):
+    """Who resets, reboots and replaces the machines of nodes: names of `--node-provider`."""
+
+    MACHINES = "machines"
+    CLUSTER_API = "cluster-api"
+    KARPENTER = "karpenter"
+    COMMAND = "command"
+    NONE = "none"
 
 
 def health_of(labels: Mapping[str, str]) -> str:

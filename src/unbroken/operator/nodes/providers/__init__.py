@@ -6,6 +6,12 @@ of who asks: it knows orders again by their identity.  It alone says when a mach
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
+from unbroken.errors import SpecError
+from unbroken.kube.client import KubeClient
+from unbroken.spec.nodes.keys import NodeProvider
+
 from .base import ORDER, Provider
 from .cluster_api import ClusterApiProvider
 from .command import CommandProvider, parse_command
@@ -22,4 +28,31 @@ __all__ = [
     "NoProvider",
     "Provider",
     "parse_command",
+    "provider_of",
 ]
+
+
+def _command(client: KubeClient, command: Sequence[str]) -> Provider:
+    if not command:
+        raise SpecError("the node provider `command` needs --node-command")
+    return CommandProvider(client, command)
+
+
+PROVIDERS: Mapping[NodeProvider, Callable[[KubeClient, Sequence[str]], Provider]] = {
+    NodeProvider.MACHINES: lambda client, _: MachinesProvider(client),
+    NodeProvider.CLUSTER_API: lambda client, _: ClusterApiProvider(client),
+    NodeProvider.KARPENTER: lambda client, _: KarpenterProvider(client),
+    NodeProvider.COMMAND: _command,
+    NodeProvider.NONE: lambda client, _: NoProvider(),
+}
+
+
+def provider_of(client: KubeClient, name: str, command: Sequence[str] = ()) -> Provider:
+    """Return the provider of this name.
+
+    `command`: the words of the provider `command`.  Raises SpecError for a name that there is not,
+    and where the words are missing.
+    """
+    if name not in PROVIDERS:
+        raise SpecError(f"no node provider {name}; there are: {', '.join(PROVIDERS)}")
+    return PROVIDERS[NodeProvider(name)](client, command)
