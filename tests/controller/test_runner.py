@@ -49,7 +49,12 @@ from unbroken.kube.events import EventRecorder
 from unbroken.operator import definitions
 from unbroken.operator.jobs.pods import job_identity
 from unbroken.operator.jobs.requests import JobRequests, status_patch
-from unbroken.operator.jobs.runner import JobRunner, Surroundings
+from unbroken.operator.jobs.runner import (
+    EVENTS_AFTER_SECONDS,
+    SECRET_SECONDS,
+    JobRunner,
+    Surroundings,
+)
 from unbroken.operator.jobs.views import OUT_OF_SERVICE
 from unbroken.operator.jobs.writer import JobWriter
 from unbroken.spec.job.codec import incident_from
@@ -177,6 +182,42 @@ def test_reports_that_wait_are_taken_together_with_what_follows_them(scripted: A
             assert script.together == [3, 1, 1]
 
     asyncio.run(check())
+
+
+class PauseLoop(asyncio.SelectorEventLoop):
+    """A real event loop that notes the length of each pause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    def call_at(self, when: float, callback: Any, *given: Any, **options: Any) -> Any:
+        """Note a timer, and set it."""
+        if callback.__name__ == "_set_result_unless_cancelled":  # that of `asyncio.sleep`
+            self.pauses.append(round(when - self.time(), 1))
+        return super().call_at(when, callback, *given, **options)
+
+
+def test_only_pods_that_wait_for_a_node_wake_their_job(scripted: Any) -> None:
+    loop = PauseLoop()
+
+    async def check() -> None:
+        async with scripted() as (_, script):
+            script.due = steady_clock()() + 1000
+            script.runner.tell(PodGone(PodName("lm-pods-7"), PodUid("u")))
+            await script.until(PodGone)
+            assert not {EVENTS_AFTER_SECONDS, SECRET_SECONDS} & set(loop.pauses)
+            script.due, script.orders = None, [CREATE]
+            script.runner.tell(PodGone(PodName("lm-pods-8"), PodUid("u8")))
+            seen = await script.until(PodSeen)
+            placed = replace(seen.pod, node=NodeName("n1"))
+            script.runner.tell(PodSeen(placed))
+            await script.told.until(lambda told: PodSeen(placed) in told)
+            await pause(0)
+            assert {EVENTS_AFTER_SECONDS, SECRET_SECONDS} <= set(loop.pauses)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(check())
 
 
 def test_a_pod_that_can_never_be_is_refused_for_good(scripted: Any) -> None:

@@ -158,6 +158,8 @@ class JobRunner:
         self._mounting: dict[PodUid, float] = {}
         """Pods on a node that do not run yet, and when their events are to be read: the kubelet may
         wait for a volume, which it says only in an event."""
+        self._is_mounting = asyncio.Event()
+        """Set while `_mounting` has a pod: nothing wakes for a job whose pods all run."""
         self._links: AgentLinks | None = None
         self._memory = AgentMemory(lambda: self._seen.spec if self._seen else None)
 
@@ -245,6 +247,7 @@ class JobRunner:
     async def _keep_secret(self) -> None:
         """Make the Secret again should somebody delete it while a kubelet waits for it."""
         while True:
+            await self._is_mounting.wait()
             await pause(SECRET_SECONDS)
             try:
                 if self._mounting:
@@ -255,19 +258,35 @@ class JobRunner:
     async def _read_events(self) -> None:
         """Read what nodes say of pods that they have not started: one pod at a time."""
         while True:
+            await self._is_mounting.wait()
+            uid = min(self._mounting, key=self._mounting.__getitem__)
+            early = self._mounting[uid] - self._around.clock()
+            if early > 0:
+                await pause(early)
+                continue
+            self._mounting[uid] = self._around.clock() + EVENTS_SECONDS
+            await self._read_events_of(uid)
             await pause(EVENTS_AFTER_SECONDS)
-            now = self._around.clock()
-            uid = min(self._mounting, key=self._mounting.__getitem__, default=None)
-            if uid is None or now < self._mounting[uid]:
-                continue
-            self._mounting[uid] = now + EVENTS_SECONDS
-            try:
-                found = newest_warning(await self._requests.warnings(uid))
-            except UnbrokenError as error:
-                log.warning('job=%s read=events failed="%s"', self.title, error)
-                continue
+
+    async def _read_events_of(self, uid: PodUid) -> None:
+        try:
+            found = newest_warning(await self._requests.warnings(uid))
+        except UnbrokenError as error:
+            log.warning('job=%s read=events failed="%s"', self.title, error)
+        else:
             if found is not None:
                 self.tell(PodHeld(uid, *found))
+
+    def _mounts(self, uid: PodUid) -> None:
+        """Watch a pod that a node has, until it runs."""
+        self._mounting.setdefault(uid, self._around.clock() + EVENTS_AFTER_SECONDS)
+        self._is_mounting.set()
+
+    def _mounted(self, uid: PodUid) -> None:
+        """Stop watching a pod that runs, or is gone."""
+        self._mounting.pop(uid, None)
+        if not self._mounting:
+            self._is_mounting.clear()
 
     async def _next(self) -> Event:
         if not self._inbox.empty():
@@ -298,7 +317,7 @@ class JobRunner:
             case PodSeen(view):
                 self._pod_seen(view, links)
             case PodGone(_, uid):
-                self._mounting.pop(uid, None)
+                self._mounted(uid)
                 links.drop(uid)
             case NodeSeen(node):
                 self._judge(node)
@@ -325,9 +344,9 @@ class JobRunner:
     def _pod_seen(self, pod: PodView, links: AgentLinks) -> None:
         is_mounting = pod.phase is PodPhase.PENDING and pod.node is not None
         if is_mounting:
-            self._mounting.setdefault(pod.uid, self._around.clock() + EVENTS_AFTER_SECONDS)
+            self._mounts(pod.uid)
         else:
-            self._mounting.pop(pod.uid, None)
+            self._mounted(pod.uid)
         place = self._places[pod.uid]
         if place.secret == self._secret:
             links.follow(pod, place)
