@@ -2,7 +2,7 @@
 
 Nothing here guesses: what cannot be decided from the pattern alone (whether one pattern takes all
 that another takes; whether a look-around can hold) is not told.  Logs tell more:
-`log_rule_evidence`.
+`rule_evidence`.
 """
 
 from __future__ import annotations

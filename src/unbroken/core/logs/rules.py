@@ -3,10 +3,10 @@
 One `LogRules` serves one node for one attempt.  The fields mean what HyperPod's documentation and
 its agent 1.1.3 say, with these differences:
 
-- Lines of every rank count, of stdout and stderr; `log_rule_config` says who *must* log.
+- Lines of every rank count, of stdout and stderr; `rule_config` says who *must* log.
 - Violations come at their deadline.  A line that was written in time but read late still counts:
   only a tick finds a hang, and a driver must hand over everything that can be read before it.
-- Values: see `log_values`.
+- Values: see `values`.
 - When the rank that matched last ends well, the rule rests until another matches.
 
 A line's matches count before it stops rules.  FAULTED stays for the attempt; HANGING and SLOW end

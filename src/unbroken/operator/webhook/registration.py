@@ -1,7 +1,7 @@
 """The webhook that the API server asks before it stores a job: its server and its registration.
 
 Every operator serves it, not only the one that leads: it decides by the job alone.  The server is
-`webhook_server`, a process of its own.  The API server is told a path with a secret, so that it
+`server`, a process of its own.  The API server is told a path with a secret, so that it
 alone can ask.  Of a pod template the API server itself is asked, by creating the pod as a dry run,
 if the user might create it, too.  An operator that is away
 delays nobody's job (`failurePolicy: Ignore`): what the webhook would have refused, the operator

@@ -1,6 +1,6 @@
 """Log rules that the job keeps as a whole (`some`): whether they hang, by what every node says.
 
-Counts are kept, so that a report costs the same in a job of any size; `log_rule_events` says in one
+Counts are kept, so that a report costs the same in a job of any size; `core.logs.rule_events` says in one
 function what they amount to.
 """
 
