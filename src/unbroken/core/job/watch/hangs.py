@@ -1,7 +1,7 @@
 """Log rules that the job keeps as a whole (`some`): whether they hang, by what every node says.
 
-Counts are kept, so that a report costs the same in a job of any size; `core.logs.rule_events` says in one
-function what they amount to.
+Counts are kept, so that a report costs the same in a job of any size. One function of
+`core.logs.rule_events` says what they amount to.
 """
 
 from __future__ import annotations
