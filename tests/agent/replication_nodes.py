@@ -26,7 +26,7 @@ from worker.kill_points import kill_at
 STEPS = 3
 """Bursts."""
 PLACE = os.path.dirname(unbroken.__file__)
-COUNTED = ("agent/replication/replication", "agent_http/snapshots", "core/snapshots/replication")
+COUNTED = ("agent/replication/", "agent_http/snapshots", "core/snapshots/replication")
 Point = tuple[int, int]
 
 
