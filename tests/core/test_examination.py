@@ -356,3 +356,41 @@ def test_a_job_without_steps_makes_progress_with_its_first_output() -> None:
     job.run("24 runs w-0 1 output=24")
     found = job.incidents[1]
     assert (found.step, found.progress_before, found.progress_at) == (None, 20, 24)
+
+
+def stopped_after(job: WatchedJob, attempt: int, since: float, step: int) -> float:
+    """Let both ranks be silent in the same place; the silence after which the job is stopped."""
+    for at, alarmed in ((since, False), (since + 20, True)):
+        for rank, pod in enumerate(("w-0", "w-1")):
+            watch = ill(rank, SILENT, since) if alarmed else well(rank, since)
+            job.tell(pod, at, replace(watch, step=step), attempt=attempt)
+    at = since + 21
+    while not (said := job.answer("w-0", at, looked(0)) + job.answer("w-1", at, looked(1))):
+        due = job.job.deadline()
+        assert due is not None
+        at = due + 1
+        job.tick(due)
+    assert "stop w-0" in said
+    return at - since
+
+
+def restarted(job: WatchedJob, attempt: int, at: float) -> None:
+    for pod in ("w-0", "w-1"):
+        job.run(f"{at} ready {pod} {attempt}")
+    job.run_ordered(at + 1)
+
+
+def test_a_pause_that_comes_again_after_each_restart_is_given_twice_the_time() -> None:
+    job = WatchedJob()
+    seconds = []
+    for attempt, since in enumerate((10, 500, 1200)):
+        seconds.append(stopped_after(job, attempt, since, step=10))
+        restarted(job, attempt, since + seconds[-1] + 5)
+    assert seconds == [61, 121, 241]
+
+
+def test_a_silence_after_another_step_is_no_pause_that_comes_again() -> None:
+    job = WatchedJob()
+    assert stopped_after(job, 0, 10, step=10) == 61
+    restarted(job, 0, 75)
+    assert stopped_after(job, 1, 200, step=77) == 61

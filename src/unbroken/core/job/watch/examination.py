@@ -36,9 +36,12 @@ from unbroken.wire.observation import (
 )
 
 from .origins import Place
+from .progress import before
 from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
 from .standing import Standing, is_unread, stand
 
+DOUBLINGS_MAX = 6
+"""Of the silence that is given where nobody is named: 64 minutes at last (judgement)."""
 EXAMINE_SECONDS = 4.0
 """For the agents to look at their ranks."""
 GRACE_SECONDS = 0.5
@@ -304,9 +307,25 @@ class Examination:
 
     def _patience(self, stall: Stall, what: Blame) -> float:
         """Until when it may still come to an end by itself; 0: who is to blame is seen."""
-        if what.is_spinning:
-            return self._stalls.patience(stall, SPIN_SECONDS)
-        return 0.0 if what.ranks else self._stalls.patience(stall, NOBODY_SECONDS)
+        if what.ranks and not what.is_spinning:
+            return 0.0
+        seconds = SPIN_SECONDS if what.is_spinning else NOBODY_SECONDS
+        return self._stalls.patience(stall, seconds * 2 ** self._restarts_in_vain(stall))
+
+    def _restarts_in_vain(self, stall: Stall) -> int:
+        """Restarts in a row, at most DOUBLINGS_MAX, for such a silence after the same step.
+
+        A pause of the script comes again after each restart, and longer silences must be allowed
+        until it fits: nobody was named, so that it may never have been a hang."""
+        state = self._state
+        step = before(state.watched, stall.since)["step"]
+        count = 0
+        for _, one in sorted(state.incidents.closed.items(), reverse=True):
+            is_silence = one.culprit.fault in (signals.STALLED, signals.SPINNING)
+            if not is_silence or one.culprit.rank is not None or one.step != step:
+                break
+            count += 1
+        return min(count, DOUBLINGS_MAX)
 
     def _findings(self, case: _Case, what: Blame, now: float) -> list[Signal]:
         """The faults that are left after the look."""
