@@ -349,6 +349,32 @@ async def post_text(client: KubeClient, path: str, text: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_job_of_thousands_of_pods_does_not_delay_another(place: Any) -> None:
+    """The pods of the other are made before most of the thousands."""
+    many = 3000
+
+    async def check() -> None:
+        async with place() as at, at.operator():
+            huge = job("huge")
+            huge["spec"]["replicaSpecs"][0]["replicas"] = many
+            await at.post("hyperpodpytorchjobs", huge)
+            await at.until("pods", lambda listed: len(of(listed, "huge")) >= 100)
+            await at.post("hyperpodpytorchjobs", job("honest"))
+            listed = await at.until("pods", lambda listed: len(of(listed, "honest")) == 2)
+            assert len(of(listed, "huge")) < many / 2
+            await at.delete("hyperpodpytorchjobs/huge")
+
+    def of(listed: Object, name: str) -> list[Object]:
+        return [
+            one
+            for one in listed["items"]
+            if any(owner["name"] == name for owner in one["metadata"].get("ownerReferences", ()))
+        ]
+
+    asyncio.run(check())
+
+
+@pytest.mark.slow
 @settings(
     max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

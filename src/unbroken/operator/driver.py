@@ -36,6 +36,7 @@ from .nodes import repair as node_repair
 COMPONENT = "hyperpod-pytorch-job-controller"
 """Reporter of the events of jobs (as upstream's)."""
 ORDERS_MAX = 64
+"""Orders of all jobs that are under way at a time; `runner.ORDERS_OF_JOB_MAX` bounds one job's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,9 @@ log = logging.getLogger(__name__)
 
 FINAL = frozenset({400, 422})
 """Refusals of an object that no waiting makes good."""
+ORDERS_OF_JOB_MAX = 16
+"""Orders of one job that are under way at a time: a job of thousands of pods leaves most of the
+operator's slots to others."""
 TOGETHER_MAX = 200
 """Reports that are taken at once: a few milliseconds of work."""
 EVENTS_AFTER_SECONDS = 3.0
@@ -139,6 +142,7 @@ class JobRunner:
         """Events so far, and those of them that the machine knows."""
         self._tasks = asyncio.TaskGroup()
         self._under_way: set[Hashable] = set()
+        self._slots = asyncio.Semaphore(ORDERS_OF_JOB_MAX)
         self._places: dict[PodUid, AgentPlace] = {}
         self._gone: set[PodUid] = set()
         self._unusable: set[NodeName] = set()
@@ -441,12 +445,13 @@ class JobRunner:
         try:
             if is_after_write:
                 await self._writer.status_stored()
-            async with self._around.slots:
+            async with self._slots, self._around.slots:
                 await work
         except UnbrokenError as error:
             # The machine orders it again while it matters.
             log.warning('job=%s order=%s failed="%s"', self.title, key, error)
         finally:
+            work.close()  # it has not begun, if this task was ended while it waited
             self._under_way.discard(key)
 
     async def _delete(self, order: DeletePod) -> None:
