@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import sys
@@ -17,6 +18,8 @@ PLACE = os.path.dirname(unbroken.worker.__file__)
 def kill_at(point: int, *prefixes: str, place: str = PLACE) -> None:
     """Count from now on, in `unbroken/worker/PREFIX*.py`, and in threads that begin after this."""
     counted = tuple(f"{place}/{prefix}" for prefix in prefixes)
+    lost = [prefix for prefix in counted if not glob.glob(f"{prefix}*.py")]
+    assert not lost, f"no module begins with {lost}"
     left = [point]
 
     def lines(_frame: FrameType, event: str, _value: Any) -> Any:

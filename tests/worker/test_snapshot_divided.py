@@ -233,7 +233,7 @@ def test_what_is_overwritten_while_it_is_read_is_not_taken(
 def killed(rank: int, socks: Sequence[socket.socket], place: Path, victim: int, point: int) -> Any:
     """Restore, of which one rank does not see the end."""
     if rank == victim:
-        kill_at(point, "snapshot_restore", "snapshot_div", "snapshot_exchange")
+        kill_at(point, "snapshot/restore", "snapshot/div", "snapshot/exchange")
     return restore(rank, socks, place, "memory", further=0)
 
 

@@ -78,7 +78,7 @@ def saving(sock: socket.socket, point: int, grows: bool, told: int) -> None:
         kept.snapshot.save(step)
     kept.snapshot.flush()
     kept.snapshot._sealer.close()  # a new thread is counted too; the slots stay
-    kill_at(point, "snapshot")
+    kill_at(point, "snapshot/")
     kept.fill(2)
     kept.snapshot.save(2)
     os.write(told, b"2")
@@ -88,7 +88,7 @@ def saving(sock: socket.socket, point: int, grows: bool, told: int) -> None:
 def restoring(sock: socket.socket, point: int) -> None:
     """Restore until killed."""
     kept = State(opened(sock))
-    kill_at(point, "snapshot")
+    kill_at(point, "snapshot/")
     assert kept.restored() == 1
 
 
