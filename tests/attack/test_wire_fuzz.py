@@ -104,8 +104,8 @@ def evidence(nproc: int) -> Evidence:
     frames = tuple(f"step_{i} (/opt/train/model.py:{i})" for i in range(30))
     threads = tuple(ThreadStack(f"t{i}", i == 0, frames) for i in range(10))
     ranks = tuple(
-        RankEvidence(i, 100 + i, "S", "futex_wait", 5.0, 0.1, 10, True, 1.7e9, "loss=3.5", "train",
-                     3, 1.7e9, threads, (Collective("0", 5, "all_reduce", "started"),))
+        RankEvidence(i, 100 + i, "S", "futex_wait", 5.0, 0.1, 0.2, 10, True, 1.7e9, "loss=3.5",
+                     "train", 3, 1.7e9, threads, (Collective("0", 5, "all_reduce", "started"),))
         for i in range(nproc)
     )  # fmt: skip
     return Evidence(1, 3, "a", 1.7e9, ranks)

@@ -122,6 +122,17 @@ def test_what_a_command_leaves_behind_ends_with_it(call: Call, tmp_path: Path) -
     assert not is_alive(int((tmp_path / "child").read_text()))
 
 
+def test_what_becomes_another_program_all_the_time_ends_with_it(call: Call, tmp_path: Path) -> None:
+    # While it does, /proc shows no environment of it.
+    (tmp_path / "again").write_text("exec sh again")
+    script = "setsid sh -c 'echo $$ > child; exec sh again' & "
+    script += "while [ ! -s child ]; do :; done; exit 0"
+    for _ in range(30):
+        assert call(script).answer is Answer.DONE
+        assert not is_alive(int((tmp_path / "child").read_text()))
+        (tmp_path / "child").unlink()
+
+
 def test_output_without_end_is_not_kept(call: Call) -> None:
     found = call("head -c 30000000 /dev/zero | tr '\\0' x; echo; echo replacement=node-9")
     assert found == Standing(Answer.DONE, replacement="node-9")

@@ -17,6 +17,7 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, Order, Standing
@@ -30,6 +31,8 @@ STILL_WORKING = 75
 LIMIT_SECONDS = 300.0
 """A call that takes longer is killed, with all that it has started; it may answer 75 instead."""
 OUTPUT_BYTES = 65536
+KILL_AGAIN_SECONDS = 0.2
+"""From one search for what a command has left behind to the next."""
 PASSES_MAX = 100
 """Through the processes; one that the kernel holds in a system call outlives SIGKILL."""
 TEXT_MAX = 300
@@ -109,13 +112,22 @@ class CommandProvider:
             finally:
                 # Whatever it left behind would act on a node that may be another by then, and
                 # hold its output open.
-                await asyncio.to_thread(_kill_marked, mark)
-                await process.wait()
+                await _end_all(mark, {tasks.create_task(process.wait()), out, err})
         if is_late:
             text = f"{words[0]} has not ended within {self._limit_seconds:.0f} s and was killed"
             return Standing(Answer.FAILED, text)
         code = process.returncode or 0
         return _answer(words[0], code, _last_line(out.result()), _last_line(err.result()))
+
+
+async def _end_all(mark: str, output: set[asyncio.Task[Any]]) -> None:
+    """Kill what carries the mark until `output`, which reads what it writes, has come to its end.
+
+    Once is not enough: while a process turns into another program, /proc shows no environment.
+    """
+    while output:
+        await asyncio.to_thread(_kill_marked, mark)
+        _, output = await asyncio.wait(output, timeout=KILL_AGAIN_SECONDS)
 
 
 async def _is_late(process: asyncio.subprocess.Process, limit_seconds: float) -> bool:
