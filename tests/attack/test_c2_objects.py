@@ -349,6 +349,25 @@ async def post_text(client: KubeClient, path: str, text: str) -> None:
 
 
 @pytest.mark.slow
+def test_a_job_of_more_pods_than_memory_fails_alone(place: Any) -> None:
+    async def check() -> None:
+        async with place() as at, at.operator():
+            vast = job("vast")
+            vast["spec"]["replicaSpecs"][0]["replicas"] = 2_000_000_000
+            await at.post("hyperpodpytorchjobs", vast)
+            await at.post("hyperpodpytorchjobs", job("honest"))
+            await at.until("pods", lambda listed: len(listed["items"]) == 2)
+            found = await at.until("hyperpodpytorchjobs/vast", failed)
+            assert "at most 50000 pods" in failed(found)[0]["message"]
+
+    def failed(found: Object) -> list[Object]:
+        conditions = found.get("status", {}).get("conditions", [])
+        return [one for one in conditions if (one["type"], one["status"]) == ("Failed", "True")]
+
+    asyncio.run(check())
+
+
+@pytest.mark.slow
 def test_a_job_of_thousands_of_pods_does_not_delay_another(place: Any) -> None:
     """The pods of the other are made before most of the thousands."""
     many = 3000

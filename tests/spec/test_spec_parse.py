@@ -162,6 +162,10 @@ REFUSED = [
         ("spec.replicaSpecs: Invalid value: 0: at least one replica must train: set replicas"),
     ),
     (
+        changed(f"{REPLICA}/replicas", 50_001),
+        ("spec.replicaSpecs: Invalid value: 50001: a job has at most 50000 pods, spares included"),
+    ),
+    (
         changed(f"{REPLICA}/replicas", -1),
         ("spec.replicaSpecs[0].replicas: Invalid value: -1: must be greater than or equal to 0"),
     ),

@@ -52,6 +52,10 @@ TEMPLATE = {"spec": {"containers": [{"name": "pytorch"}]}}
             "spec.pytorchReplicaSpecs.Master.replicas: Invalid value: 2: there is one master",
         ),
         (
+            {"pytorchReplicaSpecs": {"Worker": {"replicas": 50_001, "template": TEMPLATE}}},
+            "spec.pytorchReplicaSpecs: Invalid value: 50001: a job has at most 50000 pods",
+        ),
+        (
             {"pytorchReplicaSpecs": {"Worker": {"template": {"spec": {"containers": []}}}}},
             "spec.pytorchReplicaSpecs.Worker.template.spec.containers: Required value: one of",
         ),

@@ -14,6 +14,9 @@ from .log_rules import check_log_rules
 from .template_kinds import check_kinds
 from .types import ElasticPolicy, JobSpec, ReplicaSpec, RunPolicy
 
+PODS_MAX = 50_000
+"""Of a job, spares included: four times the largest job that is tested.  The operator keeps some
+30 kB of each pod, and its memory must not depend on what a user writes (judgement)."""
 PORT_MAX, PORT_DIGITS_MAX = 65_535, 5
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_LENGTH = 63
@@ -45,6 +48,10 @@ def check_spec(spec: JobSpec, report: Report) -> JobSpec:
     if spec.nnodes == 0 and not report.has_below("spec.replicaSpecs"):
         why = "at least one replica must train: set replicas"
         report.invalid("spec.replicaSpecs", spec.nnodes, why)
+    pods = sum(replica.replicas + replica.spares for replica in spec.replica_specs)
+    if pods > PODS_MAX:
+        why = f"a job has at most {PODS_MAX} pods, spares included"
+        report.invalid("spec.replicaSpecs", pods, why)
     if spec.elastic_policy is not None:
         _check_elastic(spec.elastic_policy, report)
         report.forbidden("spec.elasticPolicy", f"{NO_ELASTIC}spec.elasticPolicy and maxReplicas")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Final
 
+from unbroken.spec.job.rules import PODS_MAX
 from unbroken.spec.job.template_kinds import check_kinds
 from unbroken.spec.problems import Problem, Report, below
 from unbroken.spec.schema.fields import INT_MAX, Limits
@@ -197,6 +198,9 @@ def _check_replicas(spec: PyTorchJobSpec, report: Report) -> None:
     if master is not None and master.replicas > 1:
         # `validatePyTorchReplicaSpecs` of the training operator's webhook.
         report.invalid(f"{place}.Master.replicas", master.replicas, "there is one master at most")
+    pods = sum(one.replicas for one in replicas.values())
+    if pods > PODS_MAX:
+        report.invalid(place, pods, f"a job has at most {PODS_MAX} pods")
     for replica, one in replicas.items():
         where = f"{place}.{replica.value}.template.spec.containers"
         pod = one.template.get("spec")
