@@ -140,6 +140,16 @@ def test_who_left_may_be_told_after_who_misses_it() -> None:
     assert script.incidents[1].culprit.fault == "EarlyExit"
 
 
+def test_who_left_is_the_cause_also_where_another_rank_of_its_node_misses_it() -> None:
+    script = running(3)
+    script.run("""
+        10 failed w-1 0 rank=1 kind=PeerLost at=10
+        10.1 failed w-2 0 rank=3 kind=PeerLost at=10 left=2
+    """)
+    assert script.incidents[1].culprit.fault == "EarlyExit"
+    assert (script.incidents[1].culprit.pod, script.incidents[1].culprit.rank) == ("j-w-2", 2)
+
+
 def test_who_ended_well_is_not_blamed_for_what_others_did() -> None:
     script = running(3)
     script.run("""

@@ -106,10 +106,11 @@ class Recovery:
         incident = self._state.incidents.open
         if incident is None or member.attempt_of(report) != incident.attempt:
             return []
-        if report.faults or report.state is AgentState.FAULTED:
-            return signals.of_workers(member, report, now)
         is_missing = incident.culprit.fault == PEER_LOST
-        return signals.of_leavers(member, report, now) if is_missing else []
+        found = signals.of_leavers(member, report, now) if is_missing else []
+        if report.faults or report.state is AgentState.FAULTED:
+            found += signals.of_workers(member, report, now)
+        return found
 
     def _leavers(self, found: Sequence[Signal], attempt: int, now: float) -> list[Signal]:
         """Who was missed, of those that ended well, where somebody misses a peer."""
