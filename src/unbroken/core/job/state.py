@@ -14,6 +14,7 @@ from unbroken.core.job.record.timeline import settle
 from unbroken.core.job.recovery.incidents import Incidents
 from unbroken.core.job.watch.progress import Watched
 from unbroken.core.snapshots.buddies import Buddies
+from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import (
     FaultyPods,
@@ -159,13 +160,14 @@ class JobState:
         incident = self.incidents.open
         if incident is None or self.options.in_process is Switch.OFF:
             return PROCESS_RESTART
+        before = [one for one in self.closed_incidents() if one.attempt < incident.attempt]
+        return ladder.restart_mode(incident, before[-1] if before else None)
+
+    def closed_incidents(self) -> list[Incident]:
+        """Return the closed incidents of this life of the job, in order of number."""
         start = self.status.start_time or 0.0
-        before = [
-            one
-            for one in self.incidents.closed.values()
-            if one.detected_at >= start and one.attempt < incident.attempt
-        ]
-        return ladder.restart_mode(incident, max(before, key=lambda o: o.number, default=None))
+        closed = self.incidents.closed
+        return [closed[n] for n in sorted(closed) if closed[n].detected_at >= start]
 
     def close_incident(self, outcome: str, now: float) -> None:
         """End the open incident, if there is one."""

@@ -285,7 +285,7 @@ class Recovery:
 
         Steps from before a restart that a person asked for do not count: the script may be another.
         """
-        state, earlier = self._state, self._closed()
+        state, earlier = self._state, self._state.closed_incidents()
         asked = [n for n, one in enumerate(earlier) if one.culprit.fault == RESTART_REQUESTED]
         running = (c for c in state.status.conditions if c.type == Standing.RUNNING.value)
         since = next((c.last_transition_time for c in running if c.status == "True"), now)
@@ -293,17 +293,12 @@ class Recovery:
         ran = (was["progress_before"] or now) - since
         return made(was["step"], found, earlier[asked[-1] + 1 if asked else 0 :], ran)
 
-    def _closed(self) -> list[Incident]:
-        """The closed incidents of this life of the job, in order of number."""
-        start = self._state.status.start_time or 0.0
-        closed = self._state.incidents.closed
-        return [closed[n] for n in sorted(closed) if closed[n].detected_at >= start]
-
     def _repeat(self, found: Sequence[Signal], step: int | None, now: float) -> Repeat | None:
         """Whether the error has come before, in this life of the job."""
         state = self._state
         unusable = {*state.roster.unusable_nodes(), *state.plan.avoid}
-        return repeats.find(found, step, self._closed(), now, state.roster.nodes.keys() - unusable)
+        usable = state.roster.nodes.keys() - unusable
+        return repeats.find(found, step, state.closed_incidents(), now, usable)
 
     def _weigh(
         self, charged: budgets.Charge, found: Sequence[Signal], step: int | None, now: float

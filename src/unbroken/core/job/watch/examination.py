@@ -320,7 +320,7 @@ class Examination:
         state = self._state
         step = before(state.watched, stall.since)["step"]
         count = 0
-        for _, one in sorted(state.incidents.closed.items(), reverse=True):
+        for one in reversed(state.closed_incidents()):
             is_silence = one.culprit.fault in (signals.STALLED, signals.SPINNING)
             if not is_silence or one.culprit.rank is not None or one.step != step:
                 break
