@@ -292,10 +292,9 @@ class Checkers:
     def _is_lost(self, attempt: int) -> bool:
         """Whether nobody can know of this attempt or a later one: the operators that ordered them
         died before they wrote it, and so did every agent that had heard of one."""
-        orderers = {self._ordered_in.get(n) for n in range(attempt, self.newest + 1)}
         is_told = attempt == self._found_count and self._has_found_start
         is_written = attempt < self._found_count or is_told
-        is_known = is_written or self.generation in orderers
+        is_known = is_written or self._is_ours(attempt)
         if is_known or self._truth.is_stock:
             return False
         heard = [
@@ -309,10 +308,13 @@ class Checkers:
     def is_untold(self, attempt: int) -> bool:
         """Whether the present operator was told nothing of this attempt or a later one: others
         ordered them and died before they wrote it, and no agent has named one since."""
-        is_own = self.generation in (
-            self._ordered_in.get(n) for n in range(attempt, self.newest + 1)
-        )
-        return not is_own and max(self._found_count, self.hearing.newest) < attempt
+        known = max(self._found_count, self.hearing.newest)
+        return not self._is_ours(attempt) and known < attempt
+
+    def _is_ours(self, attempt: int) -> bool:
+        """Whether the present operator ordered this attempt or a later one."""
+        numbers = range(attempt, self.newest + 1)
+        return any(self._ordered_in.get(number) == self.generation for number in numbers)
 
     def _use_again(self, attempt: int) -> None:
         """Take this attempt for a new one, and forget those of its number and of later ones."""
