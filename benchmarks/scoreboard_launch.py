@@ -57,7 +57,7 @@ class Launcher:
     settings: ClassVar[str]
     """What was set beside its defaults, for people."""
     mode: ClassVar[str] = "told"
-    """What the script shows: `told`, `output` or `silence`."""
+    """Signs that the script gives: `told`, `output` or `silence`."""
     agent_mebibytes: ClassVar[int] = 300
     """Memory of an agent and its two plain workers, and 200 more; in a trial of too little."""
 

@@ -97,7 +97,7 @@ class Plan:
     jitter_seconds: float
     last_step: int
     mode: str = "told"
-    """What the script shows: `told`, `output` or `silence`."""
+    """Signs that the script gives: `told`, `output` or `silence`."""
 
     def to_json(self) -> str:
         """For the environment of the workers."""

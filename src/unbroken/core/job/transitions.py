@@ -21,7 +21,7 @@ class Phase(Enum):
     TRAINING = "Training"
     """An attempt starts or runs."""
     ENDING = "Ending"
-    """What runs is being stopped, for good or for a suspension."""
+    """Running workers are being stopped, for good or for a suspension."""
     SUSPENDED = "Suspended"
     ENDED = "Ended"
     DELETED = "Deleted"
@@ -42,7 +42,7 @@ TRANSITIONS = (
     Transition(Phase.UNKNOWN, Phase.ADOPTING, "pods of the job exist"),
     Transition(Phase.UNKNOWN, Phase.ENDING, "the job is suspended"),
     Transition(Phase.UNKNOWN, Phase.ENDED, "the status says so, or no replica is wanted"),
-    Transition(Phase.ADOPTING, Phase.TRAINING, "an attempt runs, or what is left of it is stopped"),
+    Transition(Phase.ADOPTING, Phase.TRAINING, "an attempt runs, or its last workers are stopped"),
     Transition(Phase.ADOPTING, Phase.PREPARING, "no attempt was started"),
     Transition(Phase.ADOPTING, Phase.ENDING, "the job is suspended, or had failed"),
     Transition(Phase.PREPARING, Phase.PREPARING, "a pod fails before the start"),

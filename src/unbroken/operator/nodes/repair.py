@@ -58,7 +58,7 @@ from unbroken.spec.job.incident import Incident
 from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, NodeProvider, Recovery
 from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
 
-from .providers import PROVIDERS, parse_command, provider_of
+from .providers import parse_command, provider_name, provider_of
 from .repair_views import check_seen, is_of_a_job, record_patch, repair_node
 
 log = logging.getLogger(__name__)
@@ -88,16 +88,15 @@ def options_of(
     recovery: str, provider: str, command: str, share: float, is_dry_run: bool
 ) -> RepairOptions:
     """Options as a person writes them; SpecError for what cannot be."""
-    if provider not in PROVIDERS:
-        raise SpecError(f"no node provider {provider}; there are: {', '.join(PROVIDERS)}")
+    name = provider_name(provider)
     if recovery not in (one.value for one in Recovery):
         raise SpecError(f"--node-recovery {recovery}: write Automatic or None")
-    if provider == NodeProvider.COMMAND and not command:
+    if name is NodeProvider.COMMAND and not command:
         raise SpecError("--node-provider command: say which with --node-command")
     settings = RepairSettings(recovery=Recovery(recovery), share=share, is_dry_run=is_dry_run)
-    if provider == NodeProvider.MACHINES:
+    if name is NodeProvider.MACHINES:
         settings = replace(settings, ask_seconds=MACHINE_ASK_SECONDS)
-    return RepairOptions(provider, parse_command(command) if command else (), settings)
+    return RepairOptions(name, parse_command(command) if command else (), settings)
 
 
 class NodeRepair:

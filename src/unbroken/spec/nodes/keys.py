@@ -87,7 +87,7 @@ class Recovery(StrEnum):
 
 
 class NodeProvider(StrEnum):
-    """Who resets, reboots and replaces the machines of nodes: names of `--node-provider`."""
+    """Providers that reset, reboot and replace the machines of nodes (`--node-provider`)."""
 
     MACHINES = "machines"
     CLUSTER_API = "cluster-api"

@@ -1,4 +1,4 @@
-"""Who resets, reboots and replaces machines: one small interface, and what stands behind it.
+"""Providers reset, reboot and replace machines: one small interface, and its implementations.
 
 A provider is asked for an order any number of times and carries it out once, also after a restart
 of who asks: it knows orders again by their identity.  It alone says when a machine is gone.
@@ -28,6 +28,7 @@ __all__ = [
     "NoProvider",
     "Provider",
     "parse_command",
+    "provider_name",
     "provider_of",
 ]
 
@@ -47,12 +48,19 @@ PROVIDERS: Mapping[NodeProvider, Callable[[KubeClient, Sequence[str]], Provider]
 }
 
 
+def provider_name(text: str) -> NodeProvider:
+    """Read the name of a provider.  Raises SpecError for a name that there is not."""
+    try:
+        return NodeProvider(text)
+    except ValueError:
+        known = ", ".join(PROVIDERS)
+        raise SpecError(f"no node provider {text}; there are: {known}") from None
+
+
 def provider_of(client: KubeClient, name: str, command: Sequence[str] = ()) -> Provider:
     """Return the provider of this name.
 
     `command`: the words of the provider `command`.  Raises SpecError for a name that there is not,
     and where the words are missing.
     """
-    if name not in PROVIDERS:
-        raise SpecError(f"no node provider {name}; there are: {', '.join(PROVIDERS)}")
-    return PROVIDERS[NodeProvider(name)](client, command)
+    return PROVIDERS[provider_name(name)](client, command)
