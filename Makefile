@@ -20,9 +20,11 @@ demo: setup
 demo-kube: setup
 	@$(BIN)/python examples/demo_kube.py
 
-# What CI runs: static checks, then every test.
+# What CI runs: static checks, then every test. A test process that crashes ends the run: a new one would
+# only repeat the test that crashed it.
 test: check
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not heavy"
+	@$(BIN)/python -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder \
+	    -m "not heavy"
 
 # What takes both cores for long: the recovery benchmark, storms of faults.
 e2e: setup

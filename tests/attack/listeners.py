@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import socket
 import ssl
 import threading
@@ -305,22 +306,28 @@ class Recorder(threading.Thread):
             client = self._tls.wrap_socket(plain, server_side=True) if self._tls else plain
             stack.enter_context(client)
             server = stack.enter_context(self._siege.connect())
-            server.settimeout(None)
-            back = threading.Thread(target=self._pipe, args=(server, client), daemon=True)
-            back.start()
-            while chunk := client.recv(1 << 20):
-                self.requests.append(chunk)
-                server.sendall(chunk)
-            socket.socket.shutdown(server, socket.SHUT_RDWR)
-            back.join()
+            # One thread for both ways: two threads in one SSLSocket can crash the interpreter.
+            ready: list[socket.socket] = [client, server]
+            while ready:
+                for source in ready:
+                    while chunk := _receive(source):
+                        if source is client:
+                            self.requests.append(chunk)
+                        (server if source is client else client).sendall(chunk)
+                    if chunk is not None:
+                        return
+                ready, _, _ = select.select([client, server], [], [])
 
-    def _pipe(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while chunk := source.recv(1 << 20):
-                target.sendall(chunk)
-        with contextlib.suppress(OSError):
-            # The client learns that the server has closed the connection.
-            socket.socket.shutdown(target, socket.SHUT_RDWR)
+
+def _receive(source: socket.socket) -> bytes | None:
+    """Read what has arrived: empty at the end of the stream, None if nothing whole is there yet."""
+    source.settimeout(0)
+    try:
+        return source.recv(1 << 20)
+    except (BlockingIOError, ssl.SSLWantReadError):
+        return None
+    finally:
+        source.settimeout(None)
 
 
 def besiege(siege: Siege, recorded: Sequence[bytes]) -> None:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apiservers import Cluster
+from apiservers import Cluster, free_port
 from attack.listeners import DIGITS, Recorder, Siege, besiege, fuzzed, requests
 from attack.raw_calls import signed
 from cli_calls import UNBROKEN, read_until
@@ -109,7 +109,7 @@ def programs(
     with (
         running_api(cluster),
         _running(
-            *(*UNBROKEN, "cluster-api", "--port", "18434", "--credentials", str(keys)),
+            *(*UNBROKEN, "cluster-api", "--port", str(free_port()), "--credentials", str(keys)),
             *("--kubeconfig", str(cluster.kubeconfig)),
         ) as server,
     ):
