@@ -212,10 +212,12 @@ class Operator:
         self.evidence.append(evidence)
         self.news.set()
 
-    async def examine(self, attempt: int = 0, seconds: float = 20.0) -> Evidence:
+    async def examine(
+        self, attempt: int = 0, seconds: float = 20.0, samples_per_second: int = 0
+    ) -> Evidence:
         """Ask what the ranks do, and wait for the answer."""
         request = len(self.evidence) + 1
-        self.collect(CollectCommand(request, attempt, seconds))
+        self.collect(CollectCommand(request, attempt, seconds, samples_per_second))
         await self.until(lambda: any(one.request == request for one in self.evidence))
         return self.evidence[-1]
 

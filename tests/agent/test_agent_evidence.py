@@ -496,3 +496,49 @@ def test_an_agent_without_a_link_is_not_asked(tmp_path: Path) -> None:
                 assert operator.evidence == []
 
     asyncio.run(story())
+
+
+IN_STEP = """
+import os, socket, sys, time
+rank = int(os.environ["LOCAL_RANK"])
+address = "peer.sock"
+if rank == 0:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("new.sock"); listener.listen()
+    os.rename("new.sock", address)
+    peer, _ = listener.accept()
+else:
+    peer = socket.socket(socket.AF_UNIX)
+    while peer.connect_ex(address): time.sleep(0.01)
+def barrier():
+    peer.send(b"x")
+    peer.recv(1)
+os.write(1, b"up\\n")
+while True:
+    time.sleep(0.2 if rank == int(sys.argv[1]) else 0.1)
+    barrier()
+"""
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_samples_show_which_of_two_ranks_the_other_waits_for(tmp_path: Path, slow: int) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        evidence = await operator.examine(seconds=8.0, samples_per_second=5)
+        assert [one.rank for one in evidence.ranks] == [0, 1]
+        counts = [(one.samples, one.waiting) for one in evidence.ranks]
+        (samples, waiting), (_, other) = counts[slow], counts[1 - slow]
+        assert samples >= 10, evidence
+        assert waiting * 3 < other, evidence
+        assert not any(one.threads for one in evidence.ranks)
+
+    tell(tmp_path, story, program(tmp_path, IN_STEP), str(slow))
+
+
+def test_sampling_ends_with_the_workers(tmp_path: Path) -> None:
+    async def story(agent: Running, operator: Operator) -> None:
+        operator.collect(CollectCommand(1, 0, 60.0, 5))
+        operator.send(stop(0))
+        await operator.until(lambda: bool(operator.evidence))
+        assert {one.rank for one in operator.evidence[0].ranks} <= {0, 1}
+
+    tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "sleeping")

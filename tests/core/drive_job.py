@@ -318,8 +318,8 @@ def show(effect: Effect, asked: str) -> list[str]:
             return [f"stop {_name(pod)} {command.attempt}{mode if is_asked else ''}"]
         case WarmWorkers(pod, command):
             return [f"warm {_name(pod)} by={'/'.join(command.peers)}"]
-        case CollectEvidence(pod, _):
-            return [f"look {_name(pod)}"]
+        case CollectEvidence(pod, command):
+            return [f"{'sample' if command.samples_per_second else 'look'} {_name(pod)}"]
         case CreatePod(name, _, _, avoid):
             away = f" avoid={'/'.join(sorted(avoid))}" if avoid else ""
             return [f"create {name[2:]}{away}"]

@@ -7,7 +7,8 @@ from dataclasses import replace
 from core.drive_job import Script
 from core.drive_watch import IN_DATA, WatchedJob, ill, looked, shown, well
 from unbroken.core.job.events import AgentReported, CollectEvidence, EvidenceReceived, PodUid
-from unbroken.core.job.watch.examination import DISMISSED, EXAMINE_SECONDS, GRACE_SECONDS, is_hang
+from unbroken.core.job.watch.examination import DISMISSED, EXAMINE_SECONDS, is_hang
+from unbroken.core.job.watch.questions import GRACE_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView, WorkerFault
 from unbroken.wire.observation import Evidence

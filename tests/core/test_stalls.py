@@ -9,7 +9,9 @@ import pytest
 from core.drive_job import Script
 from core.drive_watch import WatchedJob, alarm, ill, well
 from unbroken.core.job.events import AgentReported, CollectEvidence, PodUid
+from unbroken.core.job.watch.questions import GRACE_SECONDS
 from unbroken.core.job.watch.stalls import COMPARE_SECONDS
+from unbroken.core.job.watch.stragglers import SURVEY_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.observation import RankWatch
 
@@ -124,8 +126,9 @@ def test_a_job_in_which_all_steps_are_slower_is_told_and_not_restarted() -> None
     job = WatchedJob(modes="slow=act")
     job.tell("w-0", 20, well(0, 20))
     job.tell("w-1", 20, ill(1, Detector.SLOW, 18))
-    assert job.tick(20 + COMPARE_SECONDS) == ""
+    assert job.tick(20 + COMPARE_SECONDS) == "sample w-0, sample w-1"
     job.tell("w-0", 25, ill(0, Detector.SLOW, 18))
+    assert job.tick(22 + SURVEY_SECONDS + GRACE_SECONDS) == ""
     assert job.told("SlowSteps") == ["all ranks: it is slow; no rank differs from the others"]
     assert job.incidents == {}
 

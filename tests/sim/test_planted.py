@@ -21,7 +21,7 @@ from unbroken.core.job.record import receipts, samples
 from unbroken.core.job.recovery import budgets, incidents, ladder, recovery
 from unbroken.core.job.roster import Member, Roster
 from unbroken.core.job.state import JobState
-from unbroken.core.job.watch import examination, stalls
+from unbroken.core.job.watch import examination, questions, stalls
 from unbroken.core.snapshots import buddies
 from unbroken.sim.world import run
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
@@ -375,7 +375,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a look that not everybody answers has no end")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(examination, "GRACE_SECONDS", 1e6)
+    patch.setattr(questions, "GRACE_SECONDS", 1e6)
 
 
 @planted("a new operator does not hear the alarms that stand")

@@ -54,6 +54,7 @@ from unbroken.wire.agent import (
     Command,
     StartCommand,
     WarmCommand,
+    WorkerReport,
 )
 from unbroken.wire.agent_bodies import Status
 from unbroken.wire.ipc import VARIABLE as SOCKET_VARIABLE
@@ -64,6 +65,7 @@ from .workers import facts
 
 if TYPE_CHECKING:
     from unbroken.agent.evidence.examine import Examination
+    from unbroken.agent.evidence.samples import Sampling
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +151,7 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._learning: asyncio.Task[None] | None = None
         self._examination: Examination | None = None
+        self._sampling: Sampling | None = None
         """The newest; who asks while it goes on is told what it finds."""
         self._tasks: set[asyncio.Task[None]] = set()
         """Examinations, and answers that are waited for."""
@@ -202,11 +205,12 @@ class Driver:
         """Look at the workers of an attempt, and answer within the command's time."""
         from unbroken.agent.evidence.examine import Examination  # asked for in trouble only
 
-        report = self._machine.report()
+        if command.samples_per_second:
+            self._keep(self._sample(command, answer))
+            return
         current = self._examination
         if current is None or current.is_over or current.attempt != command.attempt:
-            alive = [one for one in report.workers if one.state == "running"]
-            workers = alive if report.attempt == command.attempt else []
+            workers = self._running(command.attempt)
             current = self._examination = Examination(
                 command.attempt, workers, command.seconds, self._processes.last_output
             )
@@ -220,6 +224,25 @@ class Driver:
         report = self._machine.report()
         ranks = examination.evidence(report.watch if report.attempt == command.attempt else ())
         answer(Evidence(command.request, command.attempt, report.agent_id, self._now(), ranks))
+
+    async def _sample(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
+        from unbroken.agent.evidence.samples import Sampling  # asked for in trouble only
+
+        if self._sampling is not None:
+            self._sampling.stop()
+        sampling = self._sampling = Sampling(
+            self._running(command.attempt), command.seconds, command.samples_per_second
+        )
+        ranks = await sampling.run()
+        agent_id = self._machine.report().agent_id
+        answer(Evidence(command.request, command.attempt, agent_id, self._now(), ranks))
+
+    def _running(self, attempt: int) -> list[WorkerReport]:
+        """The workers of an attempt that run."""
+        report = self._machine.report()
+        if report.attempt != attempt:
+            return []
+        return [one for one in report.workers if one.state == "running"]
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -257,6 +280,8 @@ class Driver:
         """The workers are ended: let nobody look at them, and answer with what was seen."""
         if self._examination is not None:
             self._examination.stop()
+        if self._sampling is not None:
+            self._sampling.stop()
 
     def report(self) -> AgentReport:
         """How the agent stands."""

@@ -87,6 +87,9 @@ class CollectCommand:
     attempt: int
     seconds: float
     """The answer is sent within this time, with what there is by then."""
+    samples_per_second: int = 0
+    """Stacks to read of each rank, for nearly all of `seconds`; the answer then counts those in
+    which the rank waited for its peers, and has no stacks.  0: two looks, with stacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,10 @@ class RankEvidence:
     collectives: tuple[Collective, ...] = ()
     note: str = ""
     """Why something is missing."""
+    samples: int = 0
+    """Stacks that were read for a command with `samples_per_second`."""
+    waiting: int = 0
+    """Samples in which the main thread waited for its peers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ ALARMS_MAX = 16
 RANKS_MAX = 1024
 COLLECTIVES_MAX = 64
 COLLECT_SECONDS_MAX = 60.0
+SAMPLES_PER_SECOND_MAX = 10
 EVIDENCE = "evidence"
 """Type of its frame."""
 
@@ -71,7 +72,10 @@ def collect_from(value: Mapping[str, Any]) -> CollectCommand:
     if seconds is None or seconds < 0:
         raise take.wrong("seconds", "not a length of time")
     return CollectCommand(
-        take.number("request"), take.number("attempt"), min(seconds, COLLECT_SECONDS_MAX)
+        take.number("request"),
+        take.number("attempt"),
+        min(seconds, COLLECT_SECONDS_MAX),
+        min(take.count("samples_per_second") or 0, SAMPLES_PER_SECOND_MAX),
     )
 
 
@@ -141,6 +145,8 @@ def _rank(item: Taker) -> RankEvidence:
         threads=tuple(_thread(each) for each in item.items("threads", THREADS_MAX)),
         collectives=tuple(_collective(each) for each in item.items("collectives", COLLECTIVES_MAX)),
         note=item.optional_text("note") or "",
+        samples=item.count("samples") or 0,
+        waiting=item.count("waiting") or 0,
     )
 
 

@@ -272,6 +272,11 @@ def pending(one: RankEvidence) -> tuple[Collective, ...]:
     return tuple(c for c in one.collectives if c.state in ("scheduled", "started"))
 
 
+def is_backward(frames: tuple[str, ...]) -> bool:
+    """Whether the thread is in the backward pass, or waits for it."""
+    return any(_BACKWARD.search(frame) for frame in frames)
+
+
 def telling_frames(one: RankEvidence) -> tuple[str, ...]:
     """Frames of the thread that explains what the rank does: the one that holds the GIL while the
     main thread waits for the GIL, else the main thread."""
@@ -350,7 +355,7 @@ def _of_pipe(one: RankEvidence, frames: tuple[str, ...]) -> Doing | None:
 
 def _of_backward(one: RankEvidence, frames: tuple[str, ...]) -> Doing | None:
     """In the backward pass the hooks, and so the wait, may be on another thread."""
-    if not any(_BACKWARD.search(frame) for frame in frames):
+    if not is_backward(frames):
         return None
     for thread in one.threads[1:]:
         found = _of_stack(thread.frames)

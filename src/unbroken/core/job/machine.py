@@ -20,6 +20,7 @@ from unbroken.core.job.recovery.recovery import Recovery
 from unbroken.core.job.watch.examination import Examination, is_hang
 from unbroken.core.job.watch.hangs import Hangs
 from unbroken.core.job.watch.stalls import Stalls
+from unbroken.core.job.watch.stragglers import Stragglers
 from unbroken.spec.job.incident import Signal
 from unbroken.spec.job.types import JobSpec, JobStatus, Switch
 from unbroken.wire.agent import IN_PROCESS_RESTART, AgentReport, AgentState, FaultKind
@@ -90,6 +91,7 @@ class Job:
         self._waits = Waits(self.state)
         self._examination = Examination(self.state, self._recovery, self._stalls)
         self._recovery.interrupted = self._examination.interrupted
+        self._stragglers = Stragglers(self.state, self._stalls)
         self._is_synced = False
         self._last_asked: float | None = None
         self._is_asked = False
@@ -137,6 +139,7 @@ class Job:
                 self._receipts.adopt(now)
             self._follow_request(now)
             self._recovery.fault(self._stalls.faults(now), now)
+            self._recovery.fault(self._stragglers.advance(now), now)
             self._examination.go_on(now)
             self._pass_time(now)
             if self._too_large and state.phase in _LIVE:
@@ -166,6 +169,7 @@ class Job:
             self._adoption.deadline(),
             self._life.deadline(),
             self._examination.deadline(),
+            self._stragglers.deadline(),
             self._stalls.deadline(),
             self._receipts.deadline(),
             self._spares.deadline(),
@@ -210,7 +214,9 @@ class Job:
             case AgentLost(pod, why):
                 self._agent_lost(pod, why, now)
             case EvidenceReceived(pod, evidence):
-                self._examination.take(pod, evidence)
+                for question in (self._examination.question, self._stragglers.question):
+                    if question is not None:
+                        question.take(pod, evidence)
             case AgentsTooLarge():
                 self._too_large = _too_large_text(event, self.state.roster.members.get)
 

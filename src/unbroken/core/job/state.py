@@ -82,6 +82,8 @@ class JobState:
         """Why pods do not come up, by name."""
         self.standing = standing(status.conditions)
         self.has_run = any(c.type == Standing.RUNNING.value for c in status.conditions)
+        self.questions = 0
+        """Number of the newest question to the agents (`core.job.watch.questions`)."""
         self.has_changed = False
         """Whether something happened that may let a waiting job go on."""
         self.commands: list[Effect] = []

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from unbroken.core.diagnosis.doings import telling_frames
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame
 from unbroken.core.job.deadlines import earliest
-from unbroken.core.job.events import CollectEvidence, PodUid
 from unbroken.core.job.gang import Stage
 from unbroken.core.job.recovery import signals
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.recovery import Details, Recovery
-from unbroken.core.job.roster import Member, is_stock
+from unbroken.core.job.roster import Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
 from unbroken.core.watchdog.late import START_SECONDS
@@ -29,14 +28,13 @@ from unbroken.wire.agent import AgentReport, FaultKind
 from unbroken.wire.observation import (
     Alarm,
     Bound,
-    CollectCommand,
-    Evidence,
     RankEvidence,
     RankWatch,
 )
 
 from .origins import Place
 from .progress import before
+from .questions import Question, ask
 from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
 from .standing import Standing, is_unread, stand
 
@@ -44,8 +42,6 @@ DOUBLINGS_MAX = 6
 """Of the silence that is given where nobody is named: 64 minutes at last (judgement)."""
 EXAMINE_SECONDS = 4.0
 """For the agents to look at their ranks."""
-GRACE_SECONDS = 0.5
-"""For their answers to come."""
 SPIN_LOOKS = 3
 """Looks in a row at which a rank has to compute in one place: an evaluation may be seen twice in
 the same functions by chance."""
@@ -71,15 +67,11 @@ _STUCK = ("D", "")
 class _Case:
     """What is suspected, and what is known of it."""
 
-    request: int
-    attempt: int
+    question: Question
     found_at: float
-    by: float
-    awaited: set[PodUid]
     suspected: dict[tuple[Detector, Place], float]
     """Alarms of ranks that stood when it was asked, by when they began: a look says nothing of
     one that came later."""
-    evidence: dict[PodUid, Evidence] = field(default_factory=dict)
     rules: list[Signal] = field(default_factory=list)
     """Log rules that the job breaks: they are faults, whatever the evidence says."""
 
@@ -92,7 +84,6 @@ class Examination:
         self._recovery = recovery
         self._stalls = stalls
         self._case: _Case | None = None
-        self._requests = 0
         self._look_at: float | None = None
         """When a silence that was dismissed is looked at again."""
         self._is_told = False
@@ -113,7 +104,7 @@ class Examination:
         if self._state.phase is not Phase.TRAINING:
             return None
         if self._case is not None:
-            return self._case.by
+            return self._case.question.by
         look_at = self._look_at if self._is_silence_due(float("inf")) else None
         late_at = self._late_at if self._is_late_due(float("inf")) else None
         return earliest(look_at, late_at)
@@ -129,13 +120,10 @@ class Examination:
         known = {(one.pod, one.rank, one.text) for one in case.rules}
         case.rules += [one for one in found if (one.pod, one.rank, one.text) not in known]
 
-    def take(self, uid: PodUid, evidence: Evidence) -> None:
-        """Take an agent's answer; one to another question is none."""
-        case = self._case
-        is_ours = case is not None and evidence.request == case.request
-        if case is not None and is_ours and evidence.attempt == case.attempt:
-            case.evidence.setdefault(uid, evidence)
-            case.awaited.discard(uid)
+    @property
+    def question(self) -> Question | None:
+        """The look that is being made."""
+        return self._case.question if self._case is not None else None
 
     def go_on(self, now: float) -> None:
         """Begin a look where there is a reason; end one that is complete, or overdue."""
@@ -155,10 +143,7 @@ class Examination:
         case = self._case
         if case is None:
             return
-        members = self._state.roster.members
-        gone = [uid for uid in case.awaited if uid not in members or members[uid].lost_why]
-        case.awaited.difference_update(gone)
-        if not case.awaited or now >= case.by:
+        if case.question.is_over(self._state, now):
             self._conclude(case, now)
             if self._is_running() and self._suspects():
                 self._begin(now)
@@ -201,22 +186,9 @@ class Examination:
 
     def _begin(self, now: float) -> _Case:
         """Ask everybody."""
-        state = self._state
-        # An earlier operator may have asked too; its questions are others.
-        self._requests = max(self._requests + 1, int(now * 1000))
-        asked = [uid for uid in state.gang.ranks if self._can_answer(uid)]
-        command = CollectCommand(self._requests, state.attempt, self._seconds)
-        state.commands += [CollectEvidence(uid, command) for uid in sorted(asked)]
-        by = now + self._seconds + GRACE_SECONDS
         suspected = {(one, place): alarm.since for one, place, alarm in self._suspects()}
-        self._case = _Case(self._requests, state.attempt, now, by, set(asked), suspected)
+        self._case = _Case(ask(self._state, self._seconds, now), now, suspected)
         return self._case
-
-    def _can_answer(self, uid: PodUid) -> bool:
-        member = self._state.roster.members.get(uid)
-        if member is None or member.report is None or member.lost_why:
-            return False
-        return uid not in self._state.gang.completed and not is_stock(member.report)
 
     def _conclude(self, case: _Case, now: float) -> None:
         """Say what the look has shown."""
@@ -232,7 +204,7 @@ class Examination:
         if certain is not None and not found:
             self._stalls.confirm()
             since = max(one.late_since or now for one in self._stalls.late.values())
-            found = self._of_silence(since, what, _looks(case), now)
+            found = self._of_silence(since, what, case.question.ranks(), now)
         if found:
             self._recovery.fault(found, now, self._details(case, what, now))
             return
@@ -249,9 +221,9 @@ class Examination:
 
     def _measure(self, case: _Case, now: float) -> None:
         """Compare the look with the one before, and say when the next is due."""
-        looks = list(_looks(case).values())
+        looks = list(case.question.ranks().values())
         world = self._state.nnodes * self._nproc()
-        is_whole = not case.awaited and not any(map(is_unread, looks))
+        is_whole = not case.question.awaited and not any(map(is_unread, looks))
         before, asked = self._standing, self._seconds
         self._standing = standing = stand(before, looks, world)
         self._seconds = EXAMINE_SECONDS if standing is None else CONFIRM_SECONDS
@@ -329,7 +301,7 @@ class Examination:
 
     def _findings(self, case: _Case, what: Blame, now: float) -> list[Signal]:
         """The faults that are left after the look."""
-        looks = _looks(case)
+        looks = case.question.ranks()
         found = self._confirmed(case, looks, now)
         found += [self._of_rule(one, what, looks) for one in case.rules]
         stall = self._stalls.stall
@@ -408,11 +380,11 @@ class Examination:
         return max((r.nproc or 1 for r in reports if r is not None), default=1)
 
     def _blame(self, case: _Case, now: float) -> Blame:
-        ranks = list(_looks(case).values())
+        ranks = list(case.question.ranks().values())
         return blame(ranks, now, self._state.nnodes * self._nproc())
 
     def _details(self, case: _Case, what: Blame, now: float) -> Details:
-        if not case.evidence:
+        if not case.question.answers:
             return Details(detected_at=case.found_at)
         return Details(
             detected_at=case.found_at,
@@ -447,11 +419,6 @@ def _may_stand(watch: RankWatch | None, now: float) -> bool:
         return watch.bound == Bound.WORK.value
     is_silent = watch.step is None and watch.phase in ("", STARTUP)
     return is_silent or now - (watch.sign_at or now) >= START_SECONDS
-
-
-def _looks(case: _Case) -> dict[int, RankEvidence]:
-    """What was seen, by rank."""
-    return {one.rank: one for told in case.evidence.values() for one in told.ranks}
 
 
 def _seen(seen: RankEvidence | None) -> tuple[str, ...]:

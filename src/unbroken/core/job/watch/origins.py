@@ -3,7 +3,7 @@ within moments, and the first report that arrives says nothing of that."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 
@@ -72,4 +72,9 @@ def slowest(alarms: Mapping[Place, Alarm], watch: Mapping[Place, RankWatch]) -> 
 
 
 def _named(places: Collection[Place]) -> str:
-    return name_ranks(sorted(rank for _, rank in places))
+    return named(rank for _, rank in places)
+
+
+def named(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-2,5`."""
+    return name_ranks(sorted(ranks))

@@ -8,7 +8,7 @@ show nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from unbroken.core.job.deadlines import earliest as first_of
@@ -24,7 +24,7 @@ from unbroken.spec.job.ledger import Record
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.observation import Alarm, RankWatch
 
-from .origins import Origin, Place, earliest, slowest
+from .origins import Origin, Place, earliest, named, slowest
 
 EVENTS_MAX = 5
 """Of a detector in one attempt; more of the same says nothing new."""
@@ -42,6 +42,7 @@ COMPARED = (Detector.NAN, Detector.SPIKE, Detector.SLOW)
 """Ranks that train in step have them within moments of each other, wherever they began."""
 COMPARE_SECONDS = 2.0
 """For the alarms of the other ranks to come."""
+UNPLACED = "it ended before a rank was found to differ"
 EXAMINED = (Detector.STOPPED, Detector.STUCK)
 """Detectors of one rank that a look can confirm."""
 _NAMES = {one.value: one for one in Detector}
@@ -84,6 +85,8 @@ class Stalls:
         self._due: dict[Detector, float] = {}
         """When it is judged where an episode began."""
         self._faults: list[Signal] = []
+        self.unplaced: Origin | None = None
+        """Slowness that all ranks have alike, until a survey has shown who causes it."""
         self.stall: Stall | None = None
         self.late: dict[Place, RankWatch] = {}
         """Ranks that show nothing for longer than they usually do: worth a look."""
@@ -134,6 +137,7 @@ class Stalls:
             return
         for detector in list(self._due):
             self._decide(detector, float("inf"))
+        self.place_slowness((), UNPLACED, float("inf"))
         attempt, fault = state.broken
         if attempt == self._attempt and fault not in UNCHARGED:
             for detector in list(self._episodes):
@@ -265,11 +269,35 @@ class Stalls:
         is_slow = detector is Detector.SLOW
         watch = {(uid, w.rank): w for uid, told in self._told.items() for w in told.watch}
         origin = (slowest if is_slow else earliest)(self._alarmed[detector], watch)
+        is_off = self.mode(detector) is Mode.OFF
+        if is_slow and not origin.places and self._standing[detector] and not is_off:
+            self.unplaced = origin
+        else:
+            self._faults += self._tell_origin(detector, origin, now)
+
+    def place_slowness(self, ranks: Collection[int], why: str, now: float) -> list[Signal]:
+        """Say which ranks make all of them slow, none if nobody differs; return the faults."""
+        origin, self.unplaced = self.unplaced, None
+        if origin is None:
+            return []
+        places = tuple(
+            (uid, one.rank)
+            for uid, told in self._told.items()
+            for one in told.watch
+            if one.rank in ranks
+        )
+        who = named(ranks) if places else origin.who
+        told = replace(origin, places=places, who=who, text=f"{origin.alarm.why}; {why}")
+        return self._tell_origin(Detector.SLOW, told, now)
+
+    def _tell_origin(self, detector: Detector, origin: Origin, now: float) -> list[Signal]:
+        """The fault, if it may act; else a warning."""
         mode, stands = self.mode(detector), bool(self._standing[detector])
-        if mode is Mode.ACT and stands and (origin.places or not is_slow):
-            self._faults.append(self._origin_signal(detector, origin, now))
-        elif mode is Mode.WARN or (mode is Mode.ACT and stands):
+        if mode is Mode.ACT and stands and (origin.places or detector is not Detector.SLOW):
+            return [self._origin_signal(detector, origin, now)]
+        if mode is Mode.WARN or (mode is Mode.ACT and stands):
             self._warn(detector, f"{origin.who}: {origin.text}")
+        return []
 
     def _origin_signal(self, detector: Detector, origin: Origin, now: float) -> Signal:
         alarm = replace(origin.alarm, why=origin.text)
@@ -311,6 +339,8 @@ class Stalls:
             return
         if detector in self._due:
             self._decide(detector, float("inf"))
+        if detector is Detector.SLOW:
+            self.place_slowness((), UNPLACED, float("inf"))
         if detector in COMPARED:
             self._alarmed[detector].clear()
         self._episodes.discard(detector)
@@ -335,7 +365,7 @@ class Stalls:
         for alarmed in self._alarmed.values():
             alarmed.clear()
         self._faults.clear()
-        self.stall = None
+        self.unplaced = self.stall = None
 
 
 def _told(watch: tuple[RankWatch, ...]) -> _Told:
