@@ -27,10 +27,16 @@ REST_SECONDS = 20.0
 
 
 @contextmanager
-def agent(directory: Path, nproc: int) -> Iterator[tuple[subprocess.Popen[bytes], int, float]]:
-    """An agent, its port, and the seconds from its exec until it listens."""
-    script = directory / "worker.py"
-    script.write_text(WORKER)
+def agent(
+    directory: Path, nproc: int, script: Path | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], int, float]]:
+    """An agent, its port, and the seconds from its exec until it listens.
+
+    Its workers run the script; None: one that waits.
+    """
+    if script is None:
+        script = directory / "worker.py"
+        script.write_text(WORKER)
     began = time.monotonic()
     process = subprocess.Popen(
         [
