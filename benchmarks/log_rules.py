@@ -26,7 +26,7 @@ from typing import Any
 
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.core.logs.rule_config import CompiledRule, read_rules
-from unbroken.core.logs.rule_events import Lines, Started
+from unbroken.core.logs.rule_events import Lines, LogStarted
 from unbroken.core.logs.rules import LogRules
 from unbroken.spec.problems import Report
 
@@ -78,7 +78,7 @@ def traffic(name: str, count: int) -> bytes:
 def judged(compiled: tuple[CompiledRule, ...], data: bytes) -> None:
     """The agent's way."""
     machine, assembler = LogRules(compiled, [0]), LineAssembler()
-    machine.step(Started(), 0.0)
+    machine.step(LogStarted(), 0.0)
     for start in range(0, len(data), READ_BYTES):
         lines = assembler.feed(data[start : start + READ_BYTES])
         machine.step(Lines(0, "stdout", lines), 1.0)

@@ -26,7 +26,7 @@ from log_rules import MATCH, QUIET, READ_BYTES, rules
 from train_step import BATCH, WIDTH
 
 from unbroken.core.logs.lines import LineAssembler
-from unbroken.core.logs.rule_events import Lines, Started
+from unbroken.core.logs.rule_events import Lines, LogStarted
 from unbroken.core.logs.rules import LogRules
 
 RULE_COUNT = 10
@@ -39,7 +39,7 @@ def read_as_agent(rule_count: int) -> None:
     machine = LogRules(rules(rule_count), [0]) if rule_count else None
     assembler = LineAssembler()
     if machine:
-        machine.step(Started(), 0.0)
+        machine.step(LogStarted(), 0.0)
     start = time.process_time()
     while chunk := os.read(0, READ_BYTES):
         if machine:

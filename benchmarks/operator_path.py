@@ -20,8 +20,8 @@ from pathlib import Path
 from unbroken.agent_http.reports import read_answer
 from unbroken.core.job.events import (
     AgentReported,
-    Effect,
-    Event,
+    JobEffect,
+    JobEvent,
     JobSeen,
     PodName,
     PodPhase,
@@ -32,7 +32,7 @@ from unbroken.core.job.events import (
     StopWorkers,
     Synced,
 )
-from unbroken.core.job.gang import Stage
+from unbroken.core.job.gang import GangStage
 from unbroken.core.job.machine import Job
 from unbroken.spec.job.types import JobSpec, JobStatus, ReplicaSpec, RunPolicy
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, WorkerFault, WorkerReport
@@ -71,7 +71,7 @@ class Cluster:
             self._give(PodSeen(PodView(name, uid, "w", i, phase, address=address)))
         self.attempt = 0
 
-    def _give(self, event: Event) -> list[Effect]:
+    def _give(self, event: JobEvent) -> list[JobEffect]:
         self.now += 1e-6
         return self.job.step(event, self.now)
 
@@ -124,7 +124,7 @@ def first_start(cluster: Cluster) -> None:
     sent = run_all(cluster, cluster.frames(lambda _, idle: idle))
     assert len(sent) == len(cluster.pods)
     run_all(cluster, cluster.reports(AgentState.RUNNING))
-    assert cluster.job.state.gang.stage is Stage.RUNNING
+    assert cluster.job.state.gang.stage is GangStage.RUNNING
 
 
 def run_all(cluster: Cluster, frames: Iterable[str]) -> list[str]:
@@ -158,7 +158,7 @@ def recover(cluster: Cluster) -> dict[str, float]:
     cluster.attempt += 1
     started = cluster.reports(AgentState.RUNNING)
     found["running"] = timed(lambda: run_all(cluster, started))
-    assert cluster.job.state.gang.stage is Stage.RUNNING
+    assert cluster.job.state.gang.stage is GangStage.RUNNING
     return found
 
 

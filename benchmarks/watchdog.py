@@ -25,7 +25,16 @@ from random import Random
 import watchdog_traces as traces
 from watchdog_traces import IDLE, RANKS, SPIN, STOPPED, STUCK, Doing, Piece, World
 
-from unbroken.core.watchdog.events import Ended, Halted, Sample, Sampled, Started, Tick, Told, Wrote
+from unbroken.core.tick import Tick
+from unbroken.core.watchdog.events import (
+    Ended,
+    Halted,
+    PageRead,
+    RankStarted,
+    Sample,
+    Sampled,
+    Wrote,
+)
 from unbroken.core.watchdog.machine import Watchdog
 from unbroken.spec.job.detectors import DEFAULTS
 from unbroken.wire.observation import RankWatch
@@ -71,9 +80,9 @@ class Side:
         page |= {"visit_calls": _int(page["visit_calls"]) + 1, "metrics": {"loss": loss}}
         page["bad_calls"] = _int(page["bad_calls"]) + (not math.isfinite(loss))
 
-    def events(self, is_deep: bool) -> Iterator[Told | Wrote | Sampled]:
+    def events(self, is_deep: bool) -> Iterator[PageRead | Wrote | Sampled]:
         """For one look."""
-        yield Told(self.rank, Page(**self.page))  # type: ignore[arg-type]
+        yield PageRead(self.rank, Page(**self.page))  # type: ignore[arg-type]
         if self.wrote:
             times = [self._wrote_at or self.wrote[0], *self.wrote]
             gaps = [after - before for before, after in itertools.pairwise(times)]
@@ -111,7 +120,7 @@ class Replay:
         self._open_job: set[str] = set()
         self._turns = -1
         for rank in range(RANKS):
-            self.dog.step(Started(rank), 0.0)
+            self.dog.step(RankStarted(rank), 0.0)
 
     def run(self, fault_at: float = math.inf) -> Found:
         """To the end of the trace.  Alarms after the fault are none that are false."""

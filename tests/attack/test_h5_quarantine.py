@@ -89,7 +89,7 @@ def test_a_namespace_reaches_half_the_limit_even_beside_a_real_fault() -> None:
         record = blame.add_incident(record, entry(f"team/lm{number}-1", NOW), NOW)
     assert record.blame[-1].weight == blame.INCIDENT_POINTS
     assert blame.score(record, NOW) <= MOST + real.weight < blame.LIMIT
-    shown = blame.counted(record, NOW)
+    shown = blame.points_at(record, NOW)
     assert sum(shown) == pytest.approx(blame.score(record, NOW))
     assert len(shown) == len(record.blame)
 
@@ -123,7 +123,7 @@ def test_whatever_one_namespace_does_it_reaches_half_the_limit(
     for (space, name, number), after, fault in sorted(told, key=lambda one: one[1]):
         one = entry(f"{space}/lm{name}-{number}", NOW + after, fault)
         record = blame.add_incident(record, one, NOW + after)
-        held = zip(record.blame, blame.counted(record, NOW + after), strict=True)
+        held = zip(record.blame, blame.points_at(record, NOW + after), strict=True)
         by_space: dict[str, float] = {}
         for known, points in held:
             if known.kind is BlameKind.INCIDENT:

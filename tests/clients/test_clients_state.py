@@ -14,7 +14,7 @@ from apiclient import Api
 from samples import define
 from unbroken import local as embedded
 from unbroken.cli.job.views import state
-from unbroken.core.job.record.conditions import Standing, advance
+from unbroken.core.job.record.conditions import ConditionType, advance
 from unbroken.local.kubeflow.decisions.pytorchjob import with_condition
 from unbroken.spec.job.codec import job_status_to
 from unbroken.spec.job.types import Condition, JobStatus
@@ -26,9 +26,9 @@ DEFINITION = Path(embedded.__file__).parent / "kubeflow/definition.yaml"
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
 OTHERS = "kubeflow.org/v1:pytorchjobs"
 PATHS = [
-    (Standing.CREATED, *rest)
+    (ConditionType.CREATED, *rest)
     for size in (0, 1, 2)
-    for rest in itertools.product(Standing, repeat=size)
+    for rest in itertools.product(ConditionType, repeat=size)
 ]
 """All ways of up to two steps from the first state, among them a job that is resumed."""
 TEMPLATE = {"spec": {"containers": [{"name": "pytorch", "image": "any"}]}}

@@ -15,7 +15,7 @@ from hyp_program import Hyp, NotInstalledError, installed
 from apiclient import Api
 from apiservers import embedded_cluster
 from samples import define
-from unbroken.core.job.record.conditions import Standing, advance
+from unbroken.core.job.record.conditions import ConditionType, advance
 from unbroken.spec.job.codec import job_status_to
 from unbroken.spec.job.types import Condition, FaultyPods, JobStatus, RestartStatus
 from unbroken.spec.schema.crd import job_definition
@@ -26,18 +26,33 @@ JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
 T0 = 1795244800.0
 LIVES = {
     "fresh": (),
-    "created": (Standing.CREATED,),
-    "starting": (Standing.CREATED, Standing.PODS_RUNNING),
-    "running": (Standing.CREATED, Standing.PODS_RUNNING, Standing.RUNNING),
-    "faulted": (Standing.CREATED, Standing.PODS_RUNNING, Standing.RUNNING, Standing.FAULTED),
-    "recovered": (
-        *(Standing.CREATED, Standing.PODS_RUNNING, Standing.RUNNING),
-        *(Standing.FAULTED, Standing.RUNNING),
+    "created": (ConditionType.CREATED,),
+    "starting": (ConditionType.CREATED, ConditionType.PODS_RUNNING),
+    "running": (ConditionType.CREATED, ConditionType.PODS_RUNNING, ConditionType.RUNNING),
+    "faulted": (
+        ConditionType.CREATED,
+        ConditionType.PODS_RUNNING,
+        ConditionType.RUNNING,
+        ConditionType.FAULTED,
     ),
-    "suspended": (Standing.CREATED, Standing.PODS_RUNNING, Standing.SUSPENDED),
-    "resumed": (Standing.CREATED, Standing.RUNNING, Standing.SUSPENDED, Standing.CREATED),
-    "completed": (Standing.CREATED, Standing.PODS_RUNNING, Standing.RUNNING, Standing.COMPLETED),
-    "failed": (Standing.CREATED, Standing.FAULTED, Standing.FAILED),
+    "recovered": (
+        *(ConditionType.CREATED, ConditionType.PODS_RUNNING, ConditionType.RUNNING),
+        *(ConditionType.FAULTED, ConditionType.RUNNING),
+    ),
+    "suspended": (ConditionType.CREATED, ConditionType.PODS_RUNNING, ConditionType.SUSPENDED),
+    "resumed": (
+        ConditionType.CREATED,
+        ConditionType.RUNNING,
+        ConditionType.SUSPENDED,
+        ConditionType.CREATED,
+    ),
+    "completed": (
+        ConditionType.CREATED,
+        ConditionType.PODS_RUNNING,
+        ConditionType.RUNNING,
+        ConditionType.COMPLETED,
+    ),
+    "failed": (ConditionType.CREATED, ConditionType.FAULTED, ConditionType.FAILED),
 }
 """Where each job has stood, in order."""
 REFERENCE = {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "default", "uid": "u"}
@@ -52,7 +67,7 @@ OTHERS = {
 }
 
 
-def conditions(standings: tuple[Standing, ...]) -> tuple[Condition, ...]:
+def conditions(standings: tuple[ConditionType, ...]) -> tuple[Condition, ...]:
     """What the operator has written by the last of them."""
     found: tuple[Condition, ...] = ()
     for number, standing in enumerate(standings):

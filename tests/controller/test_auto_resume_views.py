@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.auto_resume import NodeState, PodState, Readiness, Record
+from unbroken.core.auto_resume import PodNode, PodState, Readiness, Record
 from unbroken.operator.resume.views import (
     COUNT,
     PODS,
@@ -21,7 +21,7 @@ from unbroken.operator.resume.views import (
 )
 
 
-def node(**parts: object) -> NodeState:
+def node(**parts: object) -> PodNode:
     """Of an object with these parts."""
     return node_state(msgspec.convert({"metadata": {"name": "n"}, **parts}, Node, builtin_types=[]))
 
@@ -32,7 +32,7 @@ READY = {"type": "Ready", "status": "True"}
 def test_a_node_is_what_its_conditions_and_labels_say() -> None:
     at = "2026-01-31T12:00:00Z"
     down = {"type": "Ready", "status": "False", "lastTransitionTime": at}
-    assert node(status={"conditions": [READY]}) == NodeState("n")
+    assert node(status={"conditions": [READY]}) == PodNode("n")
     assert node().readiness is Readiness.SILENT, "one that has never said anything"
     assert (
         node(status={"conditions": [{**down, "status": "Unknown"}]}).readiness is Readiness.SILENT

@@ -12,7 +12,7 @@ from aiohttp import WSMsgType, web
 
 from apiservers import Cluster
 from unbroken.agent_http.client import AgentLink
-from unbroken.core.nodes.repair.events import Answer, Order
+from unbroken.core.nodes.repair.events import Answer, RepairOrder
 from unbroken.errors import WorldError
 from unbroken.kube.client import connect
 from unbroken.kube.mandate import Mandate
@@ -112,7 +112,7 @@ def test_a_command_of_the_users_is_not_called_without_leave(
     clusters: Callable[[str], Cluster], tmp_path: Path
 ) -> None:
     called = tmp_path / "called"
-    order = Order("absent", Action.REPLACE, "boot", "o")
+    order = RepairOrder("absent", Action.REPLACE, "boot", "o")
 
     async def check() -> None:
         async with connect(clusters("embedded").kubeconfig) as client:

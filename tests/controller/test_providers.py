@@ -14,7 +14,7 @@ import pytest
 
 from apiservers import Cluster
 from controller.plain import Object, PlainRequests
-from unbroken.core.nodes.repair.events import Answer, Order
+from unbroken.core.nodes.repair.events import Answer, RepairOrder
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.operator import definitions
@@ -128,9 +128,9 @@ def opened(cluster: Cluster) -> Any:
     return api
 
 
-def order(api: Api, action: Action, identity: str = "o-1", boot_id: str = "boot-1") -> Order:
+def order(api: Api, action: Action, identity: str = "o-1", boot_id: str = "boot-1") -> RepairOrder:
     """An order about the node."""
-    return Order(api.node, action, boot_id, f"{api.node}-{identity}")
+    return RepairOrder(api.node, action, boot_id, f"{api.node}-{identity}")
 
 
 async def make(api: Api, path: str, kind: str, status: Object) -> str:

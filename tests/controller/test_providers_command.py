@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from apiservers import Cluster
-from unbroken.core.nodes.repair.events import Answer, Order, Standing
+from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.operator.nodes.providers import CommandProvider
 from unbroken.operator.nodes.providers.command import parse_command
 from unbroken.spec.nodes.keys import Action
 
-ORDER = Order("node-of-no-cluster", Action.REBOOT, "boot-1", "o-1")
-Call = Callable[..., Standing]
+ORDER = RepairOrder("node-of-no-cluster", Action.REBOOT, "boot-1", "o-1")
+Call = Callable[..., OrderStatus]
 
 
 @pytest.fixture
@@ -28,12 +28,14 @@ def call(clusters: Callable[[str], Cluster], tmp_path: Path) -> Call:
     """Runs a shell script as the command, in a folder of the test's own."""
     cluster = clusters("embedded")
 
-    def run(script: str, *words: str, limit: float = 30.0, order: Order = ORDER) -> Standing:
+    def run(
+        script: str, *words: str, limit: float = 30.0, order: RepairOrder = ORDER
+    ) -> OrderStatus:
         file = tmp_path / "repair.sh"
         file.write_text(f"#!/bin/sh\ncd {tmp_path}\n{script}\n")
         file.chmod(0o755)
 
-        async def act(client: KubeClient) -> Standing:
+        async def act(client: KubeClient) -> OrderStatus:
             return await CommandProvider(client, (str(file), *words), limit).standing(order)
 
         return with_client(cluster, act)
@@ -42,11 +44,11 @@ def call(clusters: Callable[[str], Cluster], tmp_path: Path) -> Call:
 
 
 def with_client(
-    cluster: Cluster, act: Callable[[KubeClient], Coroutine[Any, Any, Standing]]
-) -> Standing:
+    cluster: Cluster, act: Callable[[KubeClient], Coroutine[Any, Any, OrderStatus]]
+) -> OrderStatus:
     """Act with a connection."""
 
-    async def run() -> Standing:
+    async def run() -> OrderStatus:
         async with connect(cluster.kubeconfig) as client:
             return await act(client)
 
@@ -73,14 +75,14 @@ def lives_on(pid: int) -> bool:
 def test_command_is_told_what_to_do_in_words_and_environment(call: Call, tmp_path: Path) -> None:
     said = 'echo "$NODE $ACTION $BOOT_ID $ORDER_ID|$PROVIDER_ID|$*" > said'
     found = call(said, "--host={node}", "{action}")
-    assert found == Standing(Answer.DONE)
+    assert found == OrderStatus(Answer.DONE)
     told = (tmp_path / "said").read_text().strip()
     assert told == "node-of-no-cluster reboot boot-1 o-1||--host=node-of-no-cluster reboot"
 
 
 def test_replacement_may_be_named(call: Call) -> None:
     found = call("echo working; echo replacement=node-9")
-    assert found == Standing(Answer.DONE, replacement="node-9")
+    assert found == OrderStatus(Answer.DONE, replacement="node-9")
 
 
 def test_75_is_asked_again(call: Call) -> None:
@@ -106,7 +108,7 @@ def test_failure_is_told_with_the_last_line_of_the_errors(
 
 
 def test_command_that_cannot_be_started_says_so(clusters: Callable[[str], Cluster]) -> None:
-    async def act(client: KubeClient) -> Standing:
+    async def act(client: KubeClient) -> OrderStatus:
         return await CommandProvider(client, ("/no/such/command",)).standing(ORDER)
 
     found = with_client(clusters("embedded"), act)
@@ -145,7 +147,7 @@ def test_what_becomes_another_program_all_the_time_ends_with_it(call: Call, tmp_
 
 def test_output_without_end_is_not_kept(call: Call) -> None:
     found = call("head -c 30000000 /dev/zero | tr '\\0' x; echo; echo replacement=node-9")
-    assert found == Standing(Answer.DONE, replacement="node-9")
+    assert found == OrderStatus(Answer.DONE, replacement="node-9")
 
 
 @pytest.mark.parametrize("text", ["", "run {", "run {nodes}", "run {0}", "run 'x"])

@@ -25,10 +25,10 @@ from unbroken.core.job.events import (
     DeleteIncident,
     DeleteJob,
     DeletePod,
-    Effect,
-    Event,
     FenceNode,
     FenceProven,
+    JobEffect,
+    JobEvent,
     JobSeen,
     NodeName,
     PodGone,
@@ -38,11 +38,11 @@ from unbroken.core.job.events import (
     PodUid,
     ProveFence,
     RecordEvent,
-    Tick,
     WriteIncident,
     WriteLedger,
     WriteStatus,
 )
+from unbroken.core.tick import Tick
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause, steady_clock
 from unbroken.kube.events import EventRecorder
@@ -73,16 +73,16 @@ class Script:
     """Orders what it was given last, and keeps what it is told."""
 
     def __init__(self) -> None:
-        self.told: Watcher[Event] = Watcher()
-        self.orders: list[Effect] = []
+        self.told: Watcher[JobEvent] = Watcher()
+        self.orders: list[JobEffect] = []
         self.runner: JobRunner
-        self.order: list[type[Event]] = []
+        self.order: list[type[JobEvent]] = []
         """Of all that came, ticks too."""
         self.together: list[int] = []
         """How many came with each call."""
         self.due: float | None = None
 
-    def steps(self, events: Sequence[Event], now: float) -> list[Effect]:
+    def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
         """Keep the events; give the orders out."""
         self.order += map(type, events)
         self.together.append(len(events))
@@ -96,7 +96,7 @@ class Script:
         """At once, as the test may have new orders, unless it says when."""
         return self.due or 0.05 + steady_clock()()
 
-    async def until(self, kind: type[Event]) -> Any:
+    async def until(self, kind: type[JobEvent]) -> Any:
         """The first event of a kind."""
         await self.told.until(lambda told: any(isinstance(one, kind) for one in told))
         return next(one for one in self.told.seen if isinstance(one, kind))

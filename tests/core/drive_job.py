@@ -15,11 +15,11 @@ from unbroken.core.job.events import (
     CreatePod,
     DeleteJob,
     DeletePod,
-    Effect,
-    Event,
     FenceNode,
     FenceProven,
     IncidentSeen,
+    JobEffect,
+    JobEvent,
     JobSeen,
     NodeGone,
     NodeName,
@@ -37,13 +37,13 @@ from unbroken.core.job.events import (
     StartWorkers,
     StopWorkers,
     Synced,
-    Tick,
     WarmWorkers,
     WriteIncident,
     WriteStatus,
 )
 from unbroken.core.job.kueue import Gate, Hold
 from unbroken.core.job.machine import Job
+from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.types import (
     Condition,
@@ -76,14 +76,14 @@ class Script:
     def __init__(self, given: JobSpec | None = None, status: JobStatus | None = None) -> None:
         self.job = Job("j", status or JobStatus())
         self.spec = given or spec()
-        self.effects: list[Effect] = []
+        self.effects: list[JobEffect] = []
         """All so far."""
         self.views: dict[str, PodView] = {}
         self.agents: dict[str, AgentReport] = {}
         self.nodes: dict[str, NodeView] = {}
         self.gate: Gate = None
 
-    def give(self, event: Event, now: float) -> list[Effect]:
+    def give(self, event: JobEvent, now: float) -> list[JobEffect]:
         """One step; its effects."""
         effects = self.job.step(event, now)
         self.effects += effects
@@ -163,12 +163,12 @@ class Script:
         """The last condition that is true."""
         return [c for c in self.status.conditions if c.status == "True"][-1]
 
-    def event(self, line: str) -> Event:
+    def event(self, line: str) -> JobEvent:
         """The event of a line that has no time."""
         name, *words = line.split()
         return self._event(name, words)
 
-    def _event(self, name: str, words: list[str]) -> Event:
+    def _event(self, name: str, words: list[str]) -> JobEvent:
         options = dict(word.split("=", 1) for word in words if "=" in word)
         words = [word for word in words if "=" not in word]
         match name:
@@ -191,7 +191,7 @@ class Script:
             case _:
                 return AgentReported(self._uid(words), self._report(name, words, options))
 
-    def _pod_event(self, name: str, words: list[str], options: dict[str, str]) -> Event:
+    def _pod_event(self, name: str, words: list[str], options: dict[str, str]) -> JobEvent:
         if name == "pod":
             return PodSeen(self._pod(words, options))
         pod = PodName(f"j-{words[0]}")
@@ -307,7 +307,7 @@ class Script:
         return report
 
 
-def show(effect: Effect, asked: str) -> list[str]:
+def show(effect: JobEffect, asked: str) -> list[str]:
     """The order in words; one of status and the like only where `asked` has such a word."""
     match effect:
         case StartWorkers(pod, command):
@@ -335,7 +335,7 @@ def show(effect: Effect, asked: str) -> list[str]:
             return [word for word in _record(effect) if word.split()[0] in asked]
 
 
-def _record(effect: Effect) -> list[str]:
+def _record(effect: JobEffect) -> list[str]:
     match effect:
         case WriteStatus(status):
             true = [c.type for c in status.conditions if c.status == "True"]

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from unbroken.core.nodes.health import (
-    Effect,
-    Event,
     GpusSampled,
+    HealthEffect,
+    HealthEvent,
     LineRead,
     LogFault,
     LookAtGpus,
     NodeHealth,
-    NodeSeen,
-    RecordEvent,
-    Tick,
+    OwnNodeSeen,
+    RecordNodeEvent,
     WriteConditions,
     WriteFailed,
     WriteNode,
@@ -26,6 +25,7 @@ from unbroken.core.nodes.health_object import node_state
 from unbroken.core.nodes.kernel_log import KernelLine
 from unbroken.core.nodes.signals import GpuSample
 from unbroken.core.nodes.signals_table import SignTable
+from unbroken.core.tick import Tick
 from unbroken.local.apiserver.write.patch import merge_patch
 from unbroken.nodes.tables import read_table
 from unbroken.spec.nodes.keys import FAULT_DETAILS, HEALTH, VERIFIED
@@ -53,7 +53,7 @@ class Bench:
         """What the kernel has said; a cursor is how much of it was read."""
         self.kill_at: int | None = None
         """Number of the moment, two for each write, at which the daemon is killed."""
-        self.told: list[Effect] = []
+        self.told: list[HealthEffect] = []
         self.order: list[str] = []
         """What was written, of each write that was ordered."""
         self.node: Object = {
@@ -68,7 +68,7 @@ class Bench:
 
     def see(self) -> None:
         """The daemon's informer tells."""
-        self.step(NodeSeen(node_state(self.node)))
+        self.step(OwnNodeSeen(node_state(self.node)))
 
     def change(self, patch: Object, *, is_seen: bool = True) -> None:
         """Somebody else changes the node."""
@@ -115,14 +115,14 @@ class Bench:
         self.now = until
         self.step(Tick())
 
-    def step(self, event: Event) -> None:
+    def step(self, event: HealthEvent) -> None:
         """Give the machine an event, and carry out what it orders."""
         try:
             self._step(event)
         except KilledError:
             self.restart()
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: HealthEvent) -> None:
         waiting = self.health.step(event, self.now)
         while waiting:
             effect, *waiting = waiting
@@ -130,12 +130,12 @@ class Bench:
                 case WriteNode(patch) | WriteConditions(patch):
                     self.order.append("node" if isinstance(effect, WriteNode) else "conditions")
                     waiting += self.health.step(self._write(patch), self.now)
-                case RecordEvent() | LogFault():
+                case RecordNodeEvent() | LogFault():
                     self.told.append(effect)
                 case LookAtGpus() if not self.is_nvml_hung:
                     waiting += self.health.step(GpusSampled(self.nvml, self.now), self.now)
 
-    def _write(self, patch: Mapping[str, Any]) -> Event:
+    def _write(self, patch: Mapping[str, Any]) -> HealthEvent:
         version = patch.get("metadata", {}).get("resourceVersion")
         self._pass_by()
         if self.is_down or version not in (None, str(self.version)):
@@ -199,4 +199,4 @@ class Bench:
     @property
     def events(self) -> list[str]:
         """Reasons of the events so far."""
-        return [one.reason for one in self.told if isinstance(one, RecordEvent)]
+        return [one.reason for one in self.told if isinstance(one, RecordNodeEvent)]

@@ -19,10 +19,8 @@ from unbroken.core.nodes.repair.events import (
     DropRecord,
     MakeCheck,
     NodeFault,
-    NodeGone,
-    NodeSeen,
-    Order,
     OrderRepair,
+    OrderStatus,
     PatchNode,
     PodsSeen,
     ProviderAnswered,
@@ -31,14 +29,16 @@ from unbroken.core.nodes.repair.events import (
     RepairEffect,
     RepairEvent,
     RepairNode,
+    RepairNodeGone,
+    RepairNodeSeen,
+    RepairOrder,
     RepairSettings,
-    Standing,
-    Synced,
+    RepairSynced,
     TellNode,
-    Tick,
     WriteRecord,
 )
 from unbroken.core.nodes.repair.machine import Repairer
+from unbroken.core.tick import Tick
 from unbroken.spec.nodes.check import CheckPhase
 from unbroken.spec.nodes.keys import (
     HEALTH,
@@ -69,7 +69,7 @@ class World:
 
     settings: RepairSettings = field(default_factory=RepairSettings)
     now: float = BEGIN
-    outcome: Callable[[Order], str] = lambda order: "done"
+    outcome: Callable[[RepairOrder], str] = lambda order: "done"
     check: Callable[[str], CheckPhase] = lambda node: CheckPhase.PASSED
     nodes: dict[str, RepairNode] = field(default_factory=dict)
     records: dict[str, NodeRecordSpec] = field(default_factory=dict)
@@ -104,25 +104,25 @@ class World:
         """A node is so now; its news is on its way."""
         node = replace(node, cluster="c")
         self.nodes[node.name] = node
-        self.events.append(NodeSeen(node))
+        self.events.append(RepairNodeSeen(node))
 
     def remove(self, name: str) -> None:
         """A node's object is deleted."""
         self.nodes.pop(name, None)
-        self.events.append(NodeGone(name))
+        self.events.append(RepairNodeGone(name))
 
     def start(self) -> None:
         """A repairer, new or after another, is told all that there is."""
         self.repairer = Repairer(self.settings)
         self.todo.clear()
         self.events.clear()
-        listed: list[RepairEvent] = [NodeSeen(node) for node in self.nodes.values()]
+        listed: list[RepairEvent] = [RepairNodeSeen(node) for node in self.nodes.values()]
         listed += [RecordSeen(name, record) for name, record in self.records.items()]
         listed += [PodsSeen(name, pods) for name, pods in self.pods.items()]
         listed += self.checks.values()
         if self.recovery is not None:
             listed.append(ClusterSeen("c", self.recovery))
-        for event in (*listed, Synced()):
+        for event in (*listed, RepairSynced()):
             self.tell(event)
 
     def tell(self, event: RepairEvent) -> list[RepairEffect]:
@@ -255,7 +255,7 @@ class World:
             node = replace(node, verified=verified, faults=(), fault_reason="", advice="")
         self.change(node)
 
-    def _execute(self, order: Order) -> Standing:
+    def _execute(self, order: RepairOrder) -> OrderStatus:
         """One of: done, failed, unsupported, gone, `never` (it does not come back), `stuck`, or
         `late`: what takes the place is known, and not there."""
         is_new = order.id not in self.orders
@@ -263,20 +263,20 @@ class World:
         if outcome in ("failed", "unsupported"):
             if is_new and outcome == "failed":
                 self.executions.append(Execution(order.node, order.action, order.boot_id, True))
-            return Standing(Answer(outcome), f"the provider says {outcome}")
+            return OrderStatus(Answer(outcome), f"the provider says {outcome}")
         if outcome == "stuck":
-            return Standing(Answer.WORKING, "still at it")
+            return OrderStatus(Answer.WORKING, "still at it")
         if outcome == "late":
-            return Standing(Answer.WORKING, "it is being made", f"{order.node}-x")
+            return OrderStatus(Answer.WORKING, "it is being made", f"{order.node}-x")
         replacement = f"{order.node}-x" if order.action is Action.REPLACE else ""
         if is_new:
             self.executions.append(Execution(order.node, order.action, order.boot_id, False))
             self._happen(order, outcome, replacement)
         if outcome == "gone":
-            return Standing(Answer.GONE, "nothing of it runs")
-        return Standing(Answer.DONE, replacement=replacement)
+            return OrderStatus(Answer.GONE, "nothing of it runs")
+        return OrderStatus(Answer.DONE, replacement=replacement)
 
-    def _happen(self, order: Order, outcome: str, replacement: str) -> None:
+    def _happen(self, order: RepairOrder, outcome: str, replacement: str) -> None:
         node = self.nodes.get(order.node)
         if order.action is Action.REPLACE:
             self.remove(order.node)
@@ -290,7 +290,7 @@ class World:
                 replace(node, is_ready=True, is_silent=False, ready_at=self.now, boot_id=boot)
             )
 
-    def _joined(self, order: Order, name: str) -> RepairNode:
+    def _joined(self, order: RepairOrder, name: str) -> RepairNode:
         """As the provider of Machines has it join."""
         found = RepairNode(name, True, self.now, boot_id=self._boot())
         if not (order.is_tested and self.joins_held_back):
@@ -332,7 +332,7 @@ def world(count: int = 5, **given: object) -> World:
     return found
 
 
-def outcomes(words: Iterable[str]) -> Callable[[Order], str]:
+def outcomes(words: Iterable[str]) -> Callable[[RepairOrder], str]:
     """Orders end so, one after another; the last word stays."""
     left = list(words)
     return lambda order: left.pop(0) if len(left) > 1 else left[0]

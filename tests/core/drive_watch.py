@@ -8,14 +8,14 @@ from core.drive_job import Script, show, spec
 from unbroken.core.job.events import (
     AgentReported,
     CollectEvidence,
-    Effect,
     EvidenceReceived,
+    JobEffect,
     JobSeen,
     PodUid,
     RecordEvent,
-    Tick,
     WriteLedger,
 )
+from unbroken.core.tick import Tick
 from unbroken.spec.job.detectors import Detector, read_detectors
 from unbroken.spec.job.ledger import Ledger
 from unbroken.wire.observation import Alarm, Evidence, RankEvidence, RankWatch, ThreadStack
@@ -94,6 +94,6 @@ class WatchedJob(Script):
         return [e.message for e in events if e.reason == reason]
 
 
-def shown(effects: list[Effect]) -> str:
+def shown(effects: list[JobEffect]) -> str:
     """The orders to agents and of incidents, in words."""
     return ", ".join(word for effect in effects for word in show(effect, "incident"))

@@ -6,7 +6,15 @@ import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from unbroken.core.watchdog.events import Ended, Event, Sampled, Started, Tick, Told, Wrote
+from unbroken.core.tick import Tick
+from unbroken.core.watchdog.events import (
+    Ended,
+    PageRead,
+    RankStarted,
+    Sampled,
+    WatchdogEvent,
+    Wrote,
+)
 from unbroken.core.watchdog.machine import Watchdog
 from unbroken.spec.job.detectors import DEFAULTS, Detector, Mode
 from unbroken.wire.worker import Page
@@ -35,7 +43,7 @@ class Drive:
         self._writes: list[float] = []
         self._wrote_at = START
         for rank in range(ranks):
-            self.give(Started(rank))
+            self.give(RankStarted(rank))
 
     def restart(self) -> None:
         """Another attempt, in which the rank's worker begins anew."""
@@ -47,7 +55,7 @@ class Drive:
         self._open, self.raised = set(), []
         self._wrote_at = self.now
         for rank in ranks:
-            self.give(Started(rank))
+            self.give(RankStarted(rank))
 
     @property
     def alarms(self) -> set[str]:
@@ -57,7 +65,7 @@ class Drive:
     def allowed(self) -> float | None:
         return self.dog.views()[0].allowed_seconds
 
-    def give(self, event: Event) -> None:
+    def give(self, event: WatchdogEvent) -> None:
         """To the machine, and what it asks for then."""
         for effect in self.dog.step(event, self.now):
             assert effect.ranks
@@ -131,7 +139,7 @@ class Drive:
 
     def _look(self, is_deep: bool) -> None:
         self.looks += 1
-        self.give(Told(0, self.page))
+        self.give(PageRead(0, self.page))
         if self._writes:
             times = [self._wrote_at, *self._writes]
             gap = max(after - before for before, after in itertools.pairwise(times))

@@ -6,24 +6,24 @@ from dataclasses import replace
 
 from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.machine import (
+    AgentEffect,
+    AgentEvent,
     Arrived,
     Commanded,
     Disconnected,
-    Effect,
-    Event,
     Exit,
     KillAll,
     NothingLives,
     OfferPort,
     Prepared,
+    ProgramStage,
     Publish,
     Recall,
     Registered,
-    Release,
+    ReleaseWorkers,
     Settings,
     SignalWorkers,
     Spawn,
-    Stage,
     StageStarted,
     WorkerEnded,
     Workers,
@@ -37,33 +37,33 @@ from unbroken.wire.agent import (
 SETTINGS = Settings("agent", nproc=2)
 THEIRS = replace(SETTINGS, is_inprocess=True, arrive_seconds=60.0)
 KILLED, CRASHED, DONE = WorkerEnd(signal=9), WorkerEnd(exit_code=1), WorkerEnd(exit_code=0)
-Step = tuple[Event, str]
+Step = tuple[AgentEvent, str]
 
 
-def start(attempt: int, rank: int = 0) -> Event:
+def start(attempt: int, rank: int = 0) -> AgentEvent:
     """Of one of two nodes."""
     return Commanded(StartCommand(attempt, rank, 2, "10.0.0.1", 2000 + attempt))
 
 
-def keep(attempt: int | None = 0) -> Event:
+def keep(attempt: int | None = 0) -> AgentEvent:
     return Commanded(StopCommand(attempt, restart_mode=IN_PROCESS_RESTART))
 
 
-def stop(attempt: int | None = 0, mode: str = "process_level_restart") -> Event:
+def stop(attempt: int | None = 0, mode: str = "process_level_restart") -> AgentEvent:
     return Commanded(StopCommand(attempt, restart_mode=mode))
 
 
-def started(attempt: int, **pids: int) -> Event:
+def started(attempt: int, **pids: int) -> AgentEvent:
     """Processes by local rank: `_0=100`."""
     ranks = tuple(int(name[1:]) for name in pids)
-    return StageStarted(attempt, Stage.TRAIN, tuple(pids.values()), ranks)
+    return StageStarted(attempt, ProgramStage.TRAIN, tuple(pids.values()), ranks)
 
 
-def ended(local_rank: int, pid: int, end: WorkerEnd = KILLED, attempt: int = 0) -> Event:
-    return WorkerEnded(attempt, Stage.TRAIN, local_rank, end, pid=pid)
+def ended(local_rank: int, pid: int, end: WorkerEnd = KILLED, attempt: int = 0) -> AgentEvent:
+    return WorkerEnded(attempt, ProgramStage.TRAIN, local_rank, end, pid=pid)
 
 
-def short(effect: Effect) -> str:
+def short(effect: AgentEffect) -> str:
     match effect:
         case Spawn(stage, command, kept):
             return f"spawn {stage.value} {command.attempt}" + _but(kept)
@@ -73,7 +73,7 @@ def short(effect: Effect) -> str:
             return "kill" + _but(kept)
         case Recall(ranks, attempt):
             return f"recall {_list(ranks)} of {attempt}"
-        case Release(ranks, command):
+        case ReleaseWorkers(ranks, command):
             return f"release {_list(ranks)} into {command.attempt}"
         case OfferPort():
             return "port"

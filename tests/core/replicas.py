@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from unbroken.core.snapshots.replication import Agreement, Arrival, Decision, Item, Rounds
+from unbroken.core.snapshots.replication import Agreement, Arrival, Item, NextRound, Rounds
 
 NAME = "state"
 REST_SECONDS = 200.0
@@ -67,7 +67,7 @@ class World:
             node.rounds.nproc = 2
         self.agreement = Agreement(nodes)
         self.waiting: dict[int, int] = {}
-        self.decisions: list[Decision] = []
+        self.decisions: list[NextRound] = []
         self.ends = float("inf")
 
     def after(self, seconds: float, call: Callable[..., None], *values: object) -> None:
@@ -157,7 +157,7 @@ class World:
                 delay = self.around(self.speeds.message)
                 self.after(delay, self._hear, self.nodes[index], asked, decision)
 
-    def _hear(self, node: Node, asked: int, decision: Decision) -> None:
+    def _hear(self, node: Node, asked: int, decision: NextRound) -> None:
         if node.told is None or node.asked != asked:
             return
         node.told = None

@@ -17,15 +17,15 @@ from unbroken.core.auto_resume import (
     WINDOW_SECONDS,
     AskForFence,
     AutoResume,
-    DeletePod,
-    Effect,
-    NodeState,
+    DeleteResumedPod,
     Picture,
+    PodNode,
     PodState,
     Readiness,
     Record,
+    ResumeEffect,
     Say,
-    WriteRecord,
+    WriteResumeRecord,
 )
 from unbroken.spec.kubeflow.pytorchjob import Resume
 
@@ -33,7 +33,7 @@ PODS = (
     PodState("lm-worker-0", "u0", "n0", "Running"),
     PodState("lm-worker-1", "u1", "n1", "Running"),
 )
-NODES = {"n0": NodeState("n0"), "n1": NodeState("n1")}
+NODES = {"n0": PodNode("n0"), "n1": PodNode("n1")}
 WELL = Picture("lm", "7", Resume(True, 2), pods=PODS, nodes=NODES)
 
 
@@ -47,7 +47,7 @@ def with_pod(**changes: object) -> Picture:
     return replace(WELL, pods=(PODS[0], replace(PODS[1], **changes)))  # type: ignore[arg-type]
 
 
-def decided(seen: Picture, now: float = 100.0) -> list[Effect]:
+def decided(seen: Picture, now: float = 100.0) -> list[ResumeEffect]:
     """What is done about a picture that stays as it is for the window."""
     machine = AutoResume()
     assert machine.step(seen, now) == []
@@ -55,9 +55,9 @@ def decided(seen: Picture, now: float = 100.0) -> list[Effect]:
     return machine.step(seen, now + WINDOW_SECONDS)
 
 
-def deletions(effects: Iterable[Effect]) -> list[DeletePod]:
+def deletions(effects: Iterable[ResumeEffect]) -> list[DeleteResumedPod]:
     """The pods that are to go."""
-    return [effect for effect in effects if isinstance(effect, DeletePod)]
+    return [effect for effect in effects if isinstance(effect, DeleteResumedPod)]
 
 
 LOST = [
@@ -76,7 +76,7 @@ LOST = [
 @pytest.mark.parametrize(("seen", "cause"), LOST, ids=[cause for _, cause in LOST])
 def test_whatever_is_lost_restarts_all_pods_together(seen: Picture, cause: str) -> None:
     write, say = decided(seen)
-    assert isinstance(write, WriteRecord)
+    assert isinstance(write, WriteResumeRecord)
     assert isinstance(say, Say)
     assert (write.version, write.record.count) == ("7", 1)
     assert write.record.pods == {"u0", "u1"}
@@ -128,7 +128,7 @@ def test_the_node_is_blamed_and_not_its_first_pod() -> None:
     pods = (PODS[0], replace(PODS[1], phase="Unknown"))
     seen = replace(with_node("n1", readiness=Readiness.SILENT), pods=pods)
     write, _ = machine.step(seen, 102.0)
-    assert isinstance(write, WriteRecord)
+    assert isinstance(write, WriteResumeRecord)
     assert write.record.fault == "node n1 does not answer (pods lm-worker-1)"
 
 
@@ -141,14 +141,17 @@ def recorded(seen: Picture) -> Picture:
 def test_nothing_is_deleted_before_the_record_is_there() -> None:
     assert not deletions(decided(LOST[0][0]))
     orders = deletions(AutoResume().step(recorded(LOST[0][0]), 103.0))
-    assert orders == [DeletePod("lm-worker-0", "u0", "n0"), DeletePod("lm-worker-1", "u1", "n1")]
+    assert orders == [
+        DeleteResumedPod("lm-worker-0", "u0", "n0"),
+        DeleteResumedPod("lm-worker-1", "u1", "n1"),
+    ]
 
 
 def test_a_new_program_carries_on_and_counts_nothing_twice() -> None:
     seen = recorded(LOST[1][0])
     for machine in (AutoResume(), AutoResume()):
         effects = machine.step(seen, 200.0) + machine.step(seen, 210.0)
-        assert not any(isinstance(effect, WriteRecord | Say) for effect in effects)
+        assert not any(isinstance(effect, WriteResumeRecord | Say) for effect in effects)
         assert {order.uid for order in deletions(effects)} == {"u0", "u1"}
 
 
@@ -165,9 +168,9 @@ def test_a_pod_on_a_silent_node_goes_by_force_only_after_the_fence() -> None:
     assert machine.step(seen, 300.0) == [], "it was asked for, and nothing is proven"
 
     fenced = replace(seen, nodes={**NODES, "n1": replace(silent, is_fenced=True)})
-    assert machine.step(fenced, 301.0) == [DeletePod("lm-worker-1", "u1", "n1", force=True)]
+    assert machine.step(fenced, 301.0) == [DeleteResumedPod("lm-worker-1", "u1", "n1", force=True)]
     gone = replace(seen, nodes={"n0": NODES["n0"]})
-    assert machine.step(gone, 302.0) == [DeletePod("lm-worker-1", "u1", "n1", force=True)]
+    assert machine.step(gone, 302.0) == [DeleteResumedPod("lm-worker-1", "u1", "n1", force=True)]
 
 
 def test_a_pod_that_does_not_end_on_a_ready_node_needs_a_fence_too() -> None:
@@ -191,7 +194,7 @@ def test_after_the_last_restart_it_is_said_once_and_nothing_more() -> None:
     record = Record(2, "a fault", 50.0, frozenset({"old"}))
     seen = replace(LOST[0][0], record=record)
     write, say = decided(seen)
-    assert isinstance(write, WriteRecord)
+    assert isinstance(write, WriteResumeRecord)
     assert write.record == replace(record, exhausted=write.record.exhausted)
     assert isinstance(say, Say)
     assert say.reason == EXHAUSTED
@@ -204,7 +207,7 @@ def test_after_the_last_restart_it_is_said_once_and_nothing_more() -> None:
 def test_a_pod_that_is_put_on_the_unhealthy_node_again_is_not_moved_again() -> None:
     """A node that only has the label takes pods: each retry would end there."""
     write, _ = decided(LOST[0][0])
-    assert isinstance(write, WriteRecord)
+    assert isinstance(write, WriteResumeRecord)
     assert write.record.nodes == {"n1"}
     new = (replace(PODS[0], uid="u2"), replace(PODS[1], uid="u3"))
     again = replace(LOST[0][0], record=write.record, pods=new)
@@ -218,7 +221,7 @@ def test_a_pod_that_is_put_on_the_unhealthy_node_again_is_not_moved_again() -> N
     silent = replace(NODES["n1"], trouble="x", readiness=Readiness.SILENT)
     lost = replace(again, nodes={**NODES, "n1": silent})
     machine.step(lost, 140.0)
-    assert isinstance(machine.step(lost, 142.0)[0], WriteRecord), "it is lost all the same"
+    assert isinstance(machine.step(lost, 142.0)[0], WriteResumeRecord), "it is lost all the same"
 
 
 def test_a_node_that_was_well_in_between_counts_anew() -> None:
@@ -227,13 +230,13 @@ def test_a_node_that_was_well_in_between_counts_anew() -> None:
     assert machine.step(replace(WELL, record=record), 100.0) == []
     ill = replace(LOST[0][0], record=record)
     assert machine.step(ill, 110.0) == []
-    assert isinstance(machine.step(ill, 112.0)[0], WriteRecord)
+    assert isinstance(machine.step(ill, 112.0)[0], WriteResumeRecord)
 
 
 def test_a_raised_limit_is_taken() -> None:
     record = Record(2, "a fault", 50.0, frozenset({"old"}), exhausted="another")
     write, _ = decided(replace(LOST[0][0], record=record, resume=Resume(True, 3)))
-    assert isinstance(write, WriteRecord)
+    assert isinstance(write, WriteResumeRecord)
     assert (write.record.count, write.record.exhausted) == (3, "")
 
 

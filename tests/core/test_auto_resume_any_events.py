@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from unbroken.core.auto_resume import (
     AskForFence,
     AutoResume,
-    DeletePod,
-    NodeState,
+    DeleteResumedPod,
     Picture,
+    PodNode,
     PodState,
     Readiness,
     Record,
     Say,
-    WriteRecord,
+    WriteResumeRecord,
 )
 from unbroken.spec.kubeflow.pytorchjob import Resume
 
@@ -41,18 +41,18 @@ class World:
     now: float = 100.0
     version: int = 1
     record: Record = field(default_factory=Record)
-    nodes: dict[str, NodeState] = field(default_factory=dict)
+    nodes: dict[str, PodNode] = field(default_factory=dict)
     pods: dict[str, PodState] = field(default_factory=dict)
     """By uid."""
     uids: int = 0
     told_pods: dict[str, PodState] = field(default_factory=dict)
-    told_nodes: dict[str, NodeState] = field(default_factory=dict)
+    told_nodes: dict[str, PodNode] = field(default_factory=dict)
     told_job: tuple[int, Record] = (1, Record())
     restarts: int = 0
     machine: AutoResume = field(default_factory=AutoResume)
 
     def __post_init__(self) -> None:
-        self.nodes = {f"n{index}": NodeState(f"n{index}") for index in range(RANKS + 2)}
+        self.nodes = {f"n{index}": PodNode(f"n{index}") for index in range(RANKS + 2)}
         self.run_job()
         self.tell(lost=0.0)
 
@@ -106,7 +106,7 @@ class World:
             node = self.nodes.get(name)
             if node is None or node.is_fenced:
                 self.pods = {u: p for u, p in self.pods.items() if p.node != name}
-            self.nodes[name] = NodeState(name)
+            self.nodes[name] = PodNode(name)
 
     # --- the program
 
@@ -145,13 +145,13 @@ class World:
     def carry_out(self, effect: object) -> bool:
         """One act, as the API takes it; False: what follows it is left undone."""
         match effect:
-            case WriteRecord(record, version):
+            case WriteResumeRecord(record, version):
                 if version != str(self.version):
                     return False
                 self.restarts += record.count > self.record.count
                 assert record.count - self.record.count in (0, 1)
                 self.record, self.version = record, self.version + 1
-            case DeletePod(_, uid, node, force):
+            case DeleteResumedPod(_, uid, node, force):
                 self.delete(uid, node, force)
             case AskForFence(node, _):
                 if node in self.nodes:

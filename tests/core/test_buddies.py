@@ -20,14 +20,14 @@ from unbroken.core.job.events import (
     StartWorkers,
 )
 from unbroken.core.job.roster import Roster
-from unbroken.core.snapshots.buddies import Buddies, Copies, Cost, Place, assign, cost
+from unbroken.core.snapshots.buddies import Buddies, Copies, Cost, NodePlace, assign, cost
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.agent_bodies import HOLDERS_MAX
 
 
-def placed(*hosts: str) -> dict[int, Place]:
+def placed(*hosts: str) -> dict[int, NodePlace]:
     """Node ranks on hosts, each named `zone/rack/host`."""
-    return {rank: Place(text, tuple(text.split("/")[:-1])) for rank, text in enumerate(hosts)}
+    return {rank: NodePlace(text, tuple(text.split("/")[:-1])) for rank, text in enumerate(hosts)}
 
 
 hosts = st.builds(
@@ -37,7 +37,9 @@ jobs = st.lists(hosts, min_size=2, max_size=24).map(lambda names: placed(*names)
 
 
 @given(jobs)
-def test_a_buddy_is_another_rank_on_another_host_if_there_is_one(places: dict[int, Place]) -> None:
+def test_a_buddy_is_another_rank_on_another_host_if_there_is_one(
+    places: dict[int, NodePlace],
+) -> None:
     found = assign(places, {})
     assert found.keys() == places.keys()
     assert all(one != other for one, other in found.items())
@@ -46,7 +48,7 @@ def test_a_buddy_is_another_rank_on_another_host_if_there_is_one(places: dict[in
 
 
 @given(jobs)
-def test_nobody_is_the_buddy_of_more_than_must_be(places: dict[int, Place]) -> None:
+def test_nobody_is_the_buddy_of_more_than_must_be(places: dict[int, NodePlace]) -> None:
     largest = max(Counter(place.host for place in places.values()).values())
     others = len(places) - largest
     least = -(-largest // others) if others else 1
@@ -54,7 +56,7 @@ def test_nobody_is_the_buddy_of_more_than_must_be(places: dict[int, Place]) -> N
 
 
 @given(st.lists(hosts, min_size=2, max_size=6).map(lambda names: placed(*names)))
-def test_no_balanced_choice_shares_fewer_racks(places: dict[int, Place]) -> None:
+def test_no_balanced_choice_shares_fewer_racks(places: dict[int, NodePlace]) -> None:
     found = cost(places, assign(places, {}))
     every = [cost(places, dict(zip(places, p, strict=True))) for p in permutations(places)]
     fit = [one for one in every if one.hosts == 0]
@@ -64,11 +66,11 @@ def test_no_balanced_choice_shares_fewer_racks(places: dict[int, Place]) -> None
 
 @given(jobs, st.data())
 def test_who_stays_keeps_the_buddy_where_one_node_is_replaced_in_its_rack(
-    places: dict[int, Place], data: st.DataObject
+    places: dict[int, NodePlace], data: st.DataObject
 ) -> None:
     before = assign(places, {})
     rank = data.draw(st.sampled_from(sorted(places)))
-    after = {**places, rank: Place("new", places[rank].rack)}
+    after = {**places, rank: NodePlace("new", places[rank].rack)}
     found = assign(after, before)
     assert cost(after, found) <= cost(after, assign(after, {}))
     if cost(after, before) <= cost(after, assign(after, {})):
@@ -77,7 +79,7 @@ def test_who_stays_keeps_the_buddy_where_one_node_is_replaced_in_its_rack(
 
 @given(jobs, jobs)
 def test_what_was_chosen_elsewhere_makes_no_choice_worse(
-    places: dict[int, Place], others: dict[int, Place]
+    places: dict[int, NodePlace], others: dict[int, NodePlace]
 ) -> None:
     found = assign(places, assign(others, {}))
     assert cost(places, found) <= cost(places, assign(places, {}))
@@ -87,7 +89,7 @@ def test_what_was_chosen_elsewhere_makes_no_choice_worse(
 def test_one_that_comes_too_near_costs_few_changes() -> None:
     places = placed(*(f"rack-{i}/{i}" for i in range(8)))
     before = assign(places, {})
-    near = {**places, 0: Place("0", places[before[0]].rack)}
+    near = {**places, 0: NodePlace("0", places[before[0]].rack)}
     found = assign(near, before)
     assert cost(near, found).racks == 0
     # It and its buddy are each other's: both need another one, whose own they exchange.
@@ -114,7 +116,7 @@ def test_what_a_choice_costs(names: list[str], expected: Cost) -> None:
 def test_a_thousand_nodes_are_chosen_for_in_no_time_even_if_all_racks_change() -> None:
     places = placed(*(f"rack-{i // 16}/{i}" for i in range(1000)))
     before = assign(places, {})
-    moved = {rank: Place(place.host, ("one",)) for rank, place in places.items()}
+    moved = {rank: NodePlace(place.host, ("one",)) for rank, place in places.items()}
     assert assign(moved, before) == before
     assert cost(places, before).racks == 0
 

@@ -15,7 +15,7 @@ from unbroken.core.nodes.checks.limits import (
     LATENCY,
     SUM,
     Fleet,
-    Limits,
+    LinkLimits,
     learn,
     limits_of,
     links,
@@ -23,7 +23,7 @@ from unbroken.core.nodes.checks.limits import (
     speeds_shown,
 )
 from unbroken.core.nodes.checks.limits import Measured as Seen
-from unbroken.core.nodes.checks.plan import Edge, Link
+from unbroken.core.nodes.checks.plan import Link, NodePair
 from unbroken.core.nodes.checks.plan_steps import next_steps
 from unbroken.core.nodes.checks.verdict import Conclusion, conclude, faults_of
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
@@ -33,7 +33,7 @@ BIG, SMALL = "ml.p5.48xlarge", "ml.c5.2xlarge"
 USUAL = {BIG: 40.0, SMALL: 1.0}
 
 
-def met(pair: Edge, speed: float) -> list[CheckResult]:
+def met(pair: NodePair, speed: float) -> list[CheckResult]:
     """What two nodes say of their meeting."""
     tests = ((SUM, None), (BANDWIDTH, speed), (LATENCY, 100.0))
     return [
@@ -152,6 +152,6 @@ def test_a_busy_machines_latency_is_no_fault() -> None:
 
 
 def test_a_pair_says_of_each_node_what_it_can_say() -> None:
-    limits = Limits({"a": SMALL, "b": BIG}, {BIG: 20.0}, None)
+    limits = LinkLimits({"a": SMALL, "b": BIG}, {BIG: 20.0}, None)
     said = links(measured_pairs(met(("a", "b"), 1.0)), limits)
     assert said == {("a", "b"): Link.GOOD, ("b", "a"): Link.UNKNOWN}

@@ -8,16 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.nodes.checks.plan import Edge, Link, Verdict, edge, judge, next_pairs
+from unbroken.core.nodes.checks.plan import (
+    Link,
+    NodePair,
+    PairsVerdict,
+    edge,
+    judge_pairs,
+    next_pairs,
+)
 
 ROUNDS_MAX = 60
 
 
 def play(
-    nodes: Collection[str], link: Callable[[Edge], Link], types: Mapping[str, str] | None = None
-) -> tuple[Verdict, list[list[Edge]]]:
+    nodes: Collection[str], link: Callable[[NodePair], Link], types: Mapping[str, str] | None = None
+) -> tuple[PairsVerdict, list[list[NodePair]]]:
     """Test what is planned until nothing is; who was found, and the rounds."""
-    tested: dict[Edge, Link] = {}
+    tested: dict[NodePair, Link] = {}
     rounds = []
     while pairs := next_pairs(nodes, tested, types):
         met = [node for pair in pairs for node in pair]
@@ -26,10 +33,10 @@ def play(
         tested |= {both: link(pair) for pair in pairs for both in (pair, pair[::-1])}
         rounds.append(pairs)
         assert len(rounds) < ROUNDS_MAX
-    return judge(nodes, tested), rounds
+    return judge_pairs(nodes, tested), rounds
 
 
-def spoiled_by(bad: Collection[str]) -> Callable[[Edge], Link]:
+def spoiled_by(bad: Collection[str]) -> Callable[[NodePair], Link]:
     return lambda pair: Link.BAD if set(pair) & set(bad) else Link.GOOD
 
 
@@ -42,7 +49,7 @@ def test_any_bad_set_below_half_is_named_exactly(count: int, data: st.DataObject
     nodes = named(count)
     bad = data.draw(st.sets(st.sampled_from(nodes), max_size=(count - 1) // 2))
     verdict, _ = play(nodes, spoiled_by(bad))
-    assert verdict == Verdict(frozenset(nodes) - bad, frozenset(bad), frozenset())
+    assert verdict == PairsVerdict(frozenset(nodes) - bad, frozenset(bad), frozenset())
 
 
 @given(st.integers(1, 25), st.data())
@@ -51,7 +58,7 @@ def test_no_good_node_is_named_however_many_are_bad(count: int, data: st.DataObj
     bad = data.draw(st.sets(st.sampled_from(nodes)))
     lost = data.draw(st.sets(st.sampled_from(nodes), max_size=3))
 
-    def link(pair: Edge) -> Link:
+    def link(pair: NodePair) -> Link:
         return Link.UNKNOWN if set(pair) & lost else spoiled_by(bad)(pair)
 
     verdict, _ = play(nodes, link)
@@ -79,7 +86,7 @@ def test_instance_types_change_nothing_of_who_is_named(
     types = dict(zip(nodes, kinds, strict=True))
     bad = data.draw(st.sets(st.sampled_from(nodes), max_size=(len(nodes) - 1) // 2))
     verdict, _ = play(nodes, spoiled_by(bad), types)
-    assert verdict == Verdict(frozenset(nodes) - bad, frozenset(bad), frozenset())
+    assert verdict == PairsVerdict(frozenset(nodes) - bad, frozenset(bad), frozenset())
 
 
 @given(st.lists(st.sampled_from("ABC"), min_size=2, max_size=15))
@@ -96,7 +103,7 @@ def test_nodes_meet_those_of_their_own_type_where_there_is_another(kinds: list[s
 
 def test_two_nodes_of_which_one_is_bad_name_nobody() -> None:
     verdict, rounds = play(["a", "b"], spoiled_by(["b"]))
-    assert verdict == Verdict(frozenset(), frozenset(), frozenset({"a", "b"}))
+    assert verdict == PairsVerdict(frozenset(), frozenset(), frozenset({"a", "b"}))
     assert rounds == [[("a", "b")]]
 
 
@@ -108,7 +115,7 @@ def test_one_node_alone_meets_nobody() -> None:
 def test_a_link_that_fails_between_two_good_nodes_names_neither() -> None:
     broken = edge("node-00", "node-01")
     verdict, _ = play(named(4), lambda pair: Link.BAD if pair == broken else Link.GOOD)
-    assert verdict == Verdict(frozenset(named(4)), frozenset(), frozenset())
+    assert verdict == PairsVerdict(frozenset(named(4)), frozenset(), frozenset())
 
 
 @pytest.mark.parametrize("count", [4, 5, 9])

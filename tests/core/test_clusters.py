@@ -7,22 +7,22 @@ from typing import Any
 
 from unbroken.core.clusters.draft import (
     CheckView,
+    ClusterDecision,
+    ClusterEffect,
+    ClusterNode,
     Configure,
     CreateCheck,
     CreateMachine,
-    Decision,
     DeleteMachine,
-    Effect,
     LabelNode,
     MachineView,
-    NodeView,
-    Release,
+    ReleaseCluster,
     ReplaceNode,
     Retarget,
     World,
 )
 from unbroken.core.clusters.groups import NodeConfig, node_config, retargeted
-from unbroken.core.clusters.rules import MINIMUM_SECONDS, RETRY_SECONDS, decide
+from unbroken.core.clusters.rules import MINIMUM_SECONDS, RETRY_SECONDS, decide_cluster
 from unbroken.core.clusters.state import (
     EVENTS_MAX,
     CheckRequest,
@@ -76,11 +76,11 @@ class Bench:
     now: float = 1000.0
     is_deleting: bool = False
     machines: dict[str, MachineView] = field(default_factory=dict)
-    nodes: dict[str, NodeView] = field(default_factory=dict)
+    nodes: dict[str, ClusterNode] = field(default_factory=dict)
     checks: dict[str, CheckView] = field(default_factory=dict)
-    effects: tuple[Effect, ...] = ()
+    effects: tuple[ClusterEffect, ...] = ()
 
-    def step(self) -> Decision:
+    def step(self) -> ClusterDecision:
         """Decide once and carry it out; the state goes through JSON, as it does in life."""
         world = World(
             "train",
@@ -92,8 +92,8 @@ class Bench:
             dict(self.nodes),
             list(self.checks.values()),
         )
-        made = decide(world, self.state, self.now)
-        again = decide(world, self.state, self.now)
+        made = decide_cluster(world, self.state, self.now)
+        again = decide_cluster(world, self.state, self.now)
         assert made == again, "a decision depends on nothing else"
         self.state = read_state(write_state(made.state))
         assert self.state == made.state
@@ -102,7 +102,7 @@ class Bench:
             self._do(effect)
         return made
 
-    def _do(self, effect: Effect) -> None:
+    def _do(self, effect: ClusterEffect) -> None:
         match effect:
             case CreateMachine(name, wanted):
                 assert name not in self.machines
@@ -113,7 +113,7 @@ class Bench:
                     created_at=self.now,
                     config=node_config(wanted),
                 )
-                self.nodes[name] = NodeView(
+                self.nodes[name] = ClusterNode(
                     name,
                     health=wanted.labels[HEALTH],
                     deep_check=wanted.labels.get(DEEP_CHECK, ""),
@@ -134,7 +134,7 @@ class Bench:
                 self.machines[name] = replace(self.machines[name], config=wanted)
             case Retarget(targets):
                 self.spec = retargeted(self.spec, targets)
-            case ReplaceNode() | Release():
+            case ReplaceNode() | ReleaseCluster():
                 pass
 
     def rest(self) -> None:
@@ -328,7 +328,7 @@ def test_a_machine_that_somebody_replaces_keeps_its_place() -> None:
     old = next(iter(bench.machines.values()))
     name = "hyperpod-i-00000000000000000"
     bench.machines[name] = MachineView(name, old.logical_id, old.group, created_at=bench.now + 5)
-    bench.nodes[name] = NodeView(name)
+    bench.nodes[name] = ClusterNode(name)
     bench.now += 5
     bench.step()
     assert bench.effects == (DeleteMachine(old.name),)
@@ -490,7 +490,7 @@ def test_software_is_updated_a_batch_at_a_time() -> None:
         del bench.nodes[order.name]
         name = f"hyperpod-i-{number:017x}"
         bench.machines[name] = MachineView(name, old.logical_id, old.group, created_at=bench.now)
-        bench.nodes[name] = NodeView(name)
+        bench.nodes[name] = ClusterNode(name)
         assert not bench.step().effects, "the new one is not up yet"
         bench.come_up()
     bench.rest()
@@ -507,7 +507,7 @@ def test_a_cluster_goes_when_its_last_machine_is_gone() -> None:
     assert all(one.is_deleting for one in bench.machines.values())
     assert not bench.step().effects
     bench.vanish()
-    assert bench.step().effects == (Release(),)
+    assert bench.step().effects == (ReleaseCluster(),)
 
 
 def test_events_are_bounded_and_have_ids_of_their_own() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_clusters import DEEP, Bench, spec
 
-from unbroken.core.clusters.draft import MachineView, NodeView
+from unbroken.core.clusters.draft import ClusterNode, MachineView
 from unbroken.core.clusters.rules import MINIMUM_SECONDS, RETRY_SECONDS
 from unbroken.core.clusters.state import ClusterPhase, GroupPhase, OperationStatus
 from unbroken.spec.nodes.check import CheckPhase
@@ -58,7 +58,7 @@ def _to_machine(bench: Bench, action: str, name: str, number: int) -> None:
                 bench.machines[new] = replace(
                     MachineView(new, machine.logical_id, machine.group), created_at=bench.now + 1
                 )
-                bench.nodes[new] = NodeView(new)
+                bench.nodes[new] = ClusterNode(new)
 
 
 def heal(bench: Bench) -> None:
@@ -108,4 +108,4 @@ def test_any_cluster_can_be_deleted(steps: Steps) -> None:
     assert all(one.is_deleting for one in bench.machines.values())
     bench.vanish()
     bench.step()
-    assert [type(one).__name__ for one in bench.effects] == ["Release"]
+    assert [type(one).__name__ for one in bench.effects] == ["ReleaseCluster"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS, Standing, advance, standing
+from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS, ConditionType, advance, standing
 from unbroken.spec.job.types import Condition
 
-FIRST = advance((), Standing.CREATED, "Created", "m", 1)
+FIRST = advance((), ConditionType.CREATED, "Created", "m", 1)
 
 
 def shown(conditions: tuple[Condition, ...]) -> list[str]:
@@ -17,41 +17,43 @@ def shown(conditions: tuple[Condition, ...]) -> list[str]:
 
 
 def test_each_supersedes_the_one_before_but_created_stays() -> None:
-    conditions = advance(FIRST, Standing.RUNNING, "r", "m", 2)
-    conditions = advance(conditions, Standing.FAULTED, "r", "m", 3)
+    conditions = advance(FIRST, ConditionType.RUNNING, "r", "m", 2)
+    conditions = advance(conditions, ConditionType.FAULTED, "r", "m", 3)
     assert shown(conditions) == ["Created", "(Running)", "Faulted"]
-    conditions = advance(conditions, Standing.RUNNING, "r", "m", 4)
+    conditions = advance(conditions, ConditionType.RUNNING, "r", "m", 4)
     assert shown(conditions) == ["Created", "(Faulted)", "Running"]
     assert [c.last_transition_time for c in conditions] == [1, 4, 4]
 
 
 def test_time_is_that_of_the_transition_not_of_the_message() -> None:
-    conditions = advance(FIRST, Standing.FAULTED, "a", "one", 2)
-    conditions = advance(conditions, Standing.FAULTED, "b", "two", 3)
+    conditions = advance(FIRST, ConditionType.FAULTED, "a", "one", 2)
+    conditions = advance(conditions, ConditionType.FAULTED, "b", "two", 3)
     assert (conditions[-1].reason, conditions[-1].last_transition_time) == ("b", 2)
 
 
 def test_resumed_job_is_created_again_with_its_first_age() -> None:
-    conditions = advance(FIRST, Standing.SUSPENDED, "s", "m", 5)
-    conditions = advance(conditions, Standing.CREATED, "Created", "resumed", 6)
+    conditions = advance(FIRST, ConditionType.SUSPENDED, "s", "m", 5)
+    conditions = advance(conditions, ConditionType.CREATED, "Created", "resumed", 6)
     assert shown(conditions) == ["(Suspended)", "Created"]
     assert (conditions[-1].message, conditions[-1].last_transition_time) == ("resumed", 1)
-    conditions = advance(conditions, Standing.PODS_RUNNING, "r", "m", 7)
+    conditions = advance(conditions, ConditionType.PODS_RUNNING, "r", "m", 7)
     assert shown(conditions) == ["(Suspended)", "Created", "PodsRunning"]
 
 
 def test_standing_is_the_last_true_one_that_is_known() -> None:
     assert standing(()) is None
     others = (Condition("Created", "True"), Condition("Running", "False"), Condition("X", "True"))
-    assert standing(others) is Standing.CREATED
+    assert standing(others) is ConditionType.CREATED
 
 
 def test_long_message_is_cut() -> None:
-    assert len(advance((), Standing.FAILED, "r", "x" * 99999, 1)[0].message) == MESSAGE_CHARACTERS
+    assert (
+        len(advance((), ConditionType.FAILED, "r", "x" * 99999, 1)[0].message) == MESSAGE_CHARACTERS
+    )
 
 
-@given(st.lists(st.sampled_from(Standing), min_size=1, max_size=12))
-def test_what_was_entered_last_is_the_standing(path: list[Standing]) -> None:
+@given(st.lists(st.sampled_from(ConditionType), min_size=1, max_size=12))
+def test_what_was_entered_last_is_the_standing(path: list[ConditionType]) -> None:
     conditions = FIRST
     for at, to in enumerate(path):
         conditions = advance(conditions, to, "r", "m", at)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from unbroken.core.agent.faults import (
     LINE_CHARACTERS,
     LINES_MAX,
-    Place,
     WorkerEnd,
+    WorkerPlace,
     has_failed,
-    judge,
     judge_stopped,
+    name_fault,
     printed_error,
     signal_name,
 )
@@ -62,7 +62,7 @@ def raised(text: str, argument: str = "3") -> tuple[str, ...]:
 
 
 def fault(rank: int = 1, **end: object) -> WorkerFault:
-    return judge(WorkerEnd(**end), Place(1, rank, 77, 5.0, master_port=29877))  # type: ignore[arg-type]
+    return name_fault(WorkerEnd(**end), WorkerPlace(1, rank, 77, 5.0, master_port=29877))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_syntax_errors_have_frames_without_functions() -> None:
 def test_no_output_is_too_strange(lines: list[str], recorded: str, code: int) -> None:
     broken = ["Traceback (most recent call last):", *lines]
     end = WorkerEnd(exit_code=code, lines=tuple(broken), error_file=recorded)
-    found = judge(end, Place(0, 0, 1, 0.0))
+    found = name_fault(end, WorkerPlace(0, 0, 1, 0.0))
     assert len(found.lines) <= LINES_MAX
     assert len(found.message) <= LINE_CHARACTERS
     assert has_failed(end) == (code != 0)
@@ -295,7 +295,7 @@ RAISED = (
 def test_a_stopped_worker_is_blamed_for_what_it_was_dying_of(
     lines: tuple[str, ...], kind: FaultKind | None
 ) -> None:
-    fault = judge_stopped(WorkerEnd(signal=9, lines=lines), Place(0, 0, 1, 1.0))
+    fault = judge_stopped(WorkerEnd(signal=9, lines=lines), WorkerPlace(0, 0, 1, 1.0))
     assert (fault and fault.kind) == kind
     if fault:
         assert (fault.signal, fault.exit_code, fault.message) == (9, None, "ValueError: bad batch")

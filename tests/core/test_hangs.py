@@ -15,10 +15,10 @@ from unbroken.core.job.events import (
     JobSeen,
     PodUid,
     StartWorkers,
-    Tick,
 )
 from unbroken.core.job.watch.hangs import Tally, shared
 from unbroken.core.logs.rule_events import hanging_rules
+from unbroken.core.tick import Tick
 from unbroken.spec.job.log_rule_ranks import Scope, Watch
 from unbroken.spec.job.types import JobOptions, LogRule, RunPolicy
 from unbroken.spec.schema.write import write_record

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.drive_job import Script, spec
 from unbroken.core.job.events import StartWorkers, WriteIncident, WriteStatus
-from unbroken.core.job.gang import Stage
+from unbroken.core.job.gang import GangStage
 from unbroken.core.job.transitions import Phase
 from unbroken.spec.job.incident import Remedy
 from unbroken.spec.job.types import CleanPodPolicy, RestartPolicy, RunPolicy
@@ -136,7 +136,7 @@ def test_ranks_of_one_start_are_whole(lines: list[str]) -> None:
     script.up()
     for number, line in enumerate(lines):
         before = len(script.effects)
-        was_halted = script.job.state.gang.stage is Stage.HALTED
+        was_halted = script.job.state.gang.stage is GangStage.HALTED
         script.run(f"{10 + number} {line}")
         starts = [e for e in script.effects[before:] if isinstance(e, StartWorkers)]
         if was_halted and script.job.phase is Phase.TRAINING:

@@ -8,7 +8,7 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.job.events import RecordEvent, WriteLedger
-from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.record.conditions import ConditionType
 from unbroken.spec.job.types import CleanPodPolicy, RunPolicy
 
 
@@ -255,7 +255,7 @@ def test_created_stays_true_and_gives_the_age() -> None:
     created = script.status.conditions[0]
     assert (created.type, created.status, created.last_transition_time) == ("Created", "True", 0)
     true = [c.type for c in script.status.conditions if c.status == "True"]
-    assert true == ["Created", Standing.RUNNING.value]
+    assert true == ["Created", ConditionType.RUNNING.value]
 
 
 def test_ready_counts_the_pods_that_are_ready_or_train() -> None:

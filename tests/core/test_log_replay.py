@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unbroken.core.logs.origins import Origin, Prefix, Told, origin_of, rank_of, take_off
+from unbroken.core.logs.origins import BareLine, FileOrigin, Prefix, origin_of, rank_of, take_off
 from unbroken.core.logs.recorded import Reading, Recorded, numbered
 from unbroken.core.logs.replay import Replay
 from unbroken.core.logs.rule_sets import RuleSet
@@ -68,32 +68,32 @@ def test_a_time_format_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("path", "origin"),
     [
-        ("logs/none_x/attempt_2/3/stdout.log", Origin(attempt=2, local_rank=3)),
-        ("a/attempt_0/1/stderr.log.gz", Origin(local_rank=1, stream="stderr")),
-        ("node1/attempt_0/1/stdout.log", Origin(node=1, local_rank=1)),
-        ("rank3.log", Origin(rank=3)),
-        ("log_rank_12.txt", Origin(rank=12)),
-        ("job-pods-2.log", Origin(node=2)),
-        ("var/log/pods/ns_job-pods-4_1a-2b/pytorch/0.log", Origin(node=4)),
-        ("train.log", Origin()),
+        ("logs/none_x/attempt_2/3/stdout.log", FileOrigin(attempt=2, local_rank=3)),
+        ("a/attempt_0/1/stderr.log.gz", FileOrigin(local_rank=1, stream="stderr")),
+        ("node1/attempt_0/1/stdout.log", FileOrigin(node=1, local_rank=1)),
+        ("rank3.log", FileOrigin(rank=3)),
+        ("log_rank_12.txt", FileOrigin(rank=12)),
+        ("job-pods-2.log", FileOrigin(node=2)),
+        ("var/log/pods/ns_job-pods-4_1a-2b/pytorch/0.log", FileOrigin(node=4)),
+        ("train.log", FileOrigin()),
     ],
 )
-def test_who_wrote_a_file(path: str, origin: Origin) -> None:
+def test_who_wrote_a_file(path: str, origin: FileOrigin) -> None:
     assert origin_of(path) == origin
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        (b"[default0]:x", Told(b"x", prefixes=((Prefix.LOCAL_RANK, 0),))),
-        (b"[trainer1]: x", Told(b" x", prefixes=((Prefix.LOCAL_RANK, 1),))),
-        (b"[13]: x", Told(b"x", prefixes=((Prefix.RANK, 13),))),
-        (b"[rank3]: E", Told(b"[rank3]: E", prefixes=((Prefix.RANK, 3),))),
-        (b"[job-pods-0]: a", Told(b"[job-pods-0]: a", prefixes=((Prefix.AGENT, 0),))),
-        (b"[2025-06-17 05:51:29] x", Told(b"[2025-06-17 05:51:29] x")),
+        (b"[default0]:x", BareLine(b"x", prefixes=((Prefix.LOCAL_RANK, 0),))),
+        (b"[trainer1]: x", BareLine(b" x", prefixes=((Prefix.LOCAL_RANK, 1),))),
+        (b"[13]: x", BareLine(b"x", prefixes=((Prefix.RANK, 13),))),
+        (b"[rank3]: E", BareLine(b"[rank3]: E", prefixes=((Prefix.RANK, 3),))),
+        (b"[job-pods-0]: a", BareLine(b"[job-pods-0]: a", prefixes=((Prefix.AGENT, 0),))),
+        (b"[2025-06-17 05:51:29] x", BareLine(b"[2025-06-17 05:51:29] x")),
         (
             b"[pod/j-pods-1/main] 2025-06-17T05:51:29.123456789Z [default2]:x",
-            Told(
+            BareLine(
                 b"x",
                 b"2025-06-17T05:51:29.123456789Z ",
                 None,
@@ -102,22 +102,22 @@ def test_who_wrote_a_file(path: str, origin: Origin) -> None:
         ),
         (
             b"2025-06-17T05:51:29.123456789Z stderr F x",
-            Told(b"x", b"2025-06-17T05:51:29.123456789Z stderr F ", "stderr"),
+            BareLine(b"x", b"2025-06-17T05:51:29.123456789Z stderr F ", "stderr"),
         ),
-        (b"2025-06-17 05:51:29,300 x", Told(b"2025-06-17 05:51:29,300 x")),
+        (b"2025-06-17 05:51:29,300 x", BareLine(b"2025-06-17 05:51:29,300 x")),
     ],
 )
-def test_what_tools_put_before_a_line(line: bytes, told: Told) -> None:
+def test_what_tools_put_before_a_line(line: bytes, told: BareLine) -> None:
     assert take_off(line) == told
 
 
 def test_ranks_of_other_nodes_need_their_number() -> None:
     told = take_off(b"[default1]:x")
-    assert rank_of(Origin(node=2), told, 8) == 17
-    assert rank_of(Origin(), told, None) == 1
-    assert rank_of(Origin(rank=5), Told(b"x"), None) == 5
+    assert rank_of(FileOrigin(node=2), told, 8) == 17
+    assert rank_of(FileOrigin(), told, None) == 1
+    assert rank_of(FileOrigin(rank=5), BareLine(b"x"), None) == 5
     with pytest.raises(SpecError, match="--nproc-per-node"):
-        rank_of(Origin(node=2), told, None)
+        rank_of(FileOrigin(node=2), told, None)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])

@@ -14,18 +14,18 @@ import pytest
 
 from unbroken.core.logs.rule_config import read_rules
 from unbroken.core.logs.rule_events import (
-    Effect,
-    Event,
     Lines,
+    LogRuleEffect,
+    LogRuleEvent,
+    LogStarted,
     Paused,
     RankEnded,
     RuleRecovered,
     RuleState,
     RuleViolated,
-    Started,
-    Tick,
 )
 from unbroken.core.logs.rules import LogRules
+from unbroken.core.tick import Tick
 from unbroken.spec.problems import Report
 
 RANKS = (4, 5)
@@ -40,9 +40,9 @@ def machine(*rules: Mapping[str, Any], nnodes: int = 2) -> LogRules:
     return LogRules(compiled, RANKS, nnodes)
 
 
-def run(rules: LogRules, script: str, end: float = END) -> list[Effect]:
+def run(rules: LogRules, script: str, end: float = END) -> list[LogRuleEffect]:
     """Everything that the script leads to, until `end`."""
-    effects: list[Effect] = []
+    effects: list[LogRuleEffect] = []
     for at, event in [*_steps(script), (end, Tick())]:
         while (deadline := rules.deadline()) is not None and deadline < at:
             effects += rules.step(Tick(), deadline)
@@ -50,22 +50,22 @@ def run(rules: LogRules, script: str, end: float = END) -> list[Effect]:
     return effects
 
 
-def _steps(script: str) -> Iterator[tuple[float, Event]]:
+def _steps(script: str) -> Iterator[tuple[float, LogRuleEvent]]:
     for word in script.split():
         at, text = word.split(":", 1)
         yield float(at), _event(text)
 
 
-def _event(text: str) -> Event:
+def _event(text: str) -> LogRuleEvent:
     if text in "+-":
-        return Started() if text == "+" else Paused()
+        return LogStarted() if text == "+" else Paused()
     if text[0] == "=":
         return RankEnded(int(text[1:]))
     stream = "stderr" if text[1] == "!" else "stdout"
     return Lines(int(text[0]), stream, [text[1:].lstrip("!").replace("_", " ").encode()])
 
 
-def told(effects: list[Effect]) -> str:
+def told(effects: list[LogRuleEffect]) -> str:
     """Effects in one line: kind, rule, time and rank of each."""
     words = []
     for effect in effects:
@@ -258,7 +258,7 @@ def test_on_a_single_node_the_job_as_a_whole_is_the_node() -> None:
 
 def test_a_late_tick_still_tells_when_the_hang_came_to_be() -> None:
     rules = machine(START)
-    rules.step(Started(), 0)
+    rules.step(LogStarted(), 0)
     assert [effect.at for effect in rules.step(Tick(), 75)] == [60]
 
 
@@ -327,7 +327,7 @@ def test_a_view_shows_what_was_seen() -> None:
 
 def test_long_lines_are_cut_where_they_are_shown() -> None:
     rules = machine(FAULT)
-    rules.step(Started(), 0)
+    rules.step(LogStarted(), 0)
     (effect,) = rules.step(Lines(4, "stdout", [b"loss" + "é".encode() * 30_000]), 1)
     assert isinstance(effect, RuleViolated)
     assert len(effect.line) == 500
@@ -336,7 +336,7 @@ def test_long_lines_are_cut_where_they_are_shown() -> None:
 
 def test_a_late_tick_tells_the_earliest_hang_first() -> None:
     rules = machine(START, {**START, "expectedStartCutOffInSeconds": 30})
-    rules.step(Started(), 0)
+    rules.step(LogStarted(), 0)
     assert told(rules.step(Tick(), 75)) == "Hang:r1@30 Hang:r0@60"
 
 

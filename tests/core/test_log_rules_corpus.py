@@ -24,8 +24,9 @@ from log_corpus.formats import (
 
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.core.logs.rule_config import read_rules
-from unbroken.core.logs.rule_events import Lines, RuleState, RuleViolated, Started, Tick
+from unbroken.core.logs.rule_events import Lines, LogStarted, RuleState, RuleViolated
 from unbroken.core.logs.rules import LogRules
+from unbroken.core.tick import Tick
 from unbroken.spec.problems import Report
 
 CORPUS = Path(__file__).parent / "log_corpus"
@@ -41,7 +42,7 @@ def findings(
     rules = LogRules(read_rules(entries, report), (0, 1))
     assert report.problems == []
     assemblers: dict[tuple[int, str], LineAssembler] = {}
-    effects = rules.step(Started(), 0.0)
+    effects = rules.step(LogStarted(), 0.0)
 
     def tick(until: float) -> None:
         while (deadline := rules.deadline()) is not None and deadline < until:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from test_log_rules import RANKS, run
 
 from unbroken.core.logs.rule_config import read_rules
-from unbroken.core.logs.rule_events import Lines, RuleViolated, Started, Violation
+from unbroken.core.logs.rule_events import Lines, LogStarted, RuleViolated, Violation
 from unbroken.core.logs.rules import LogRules
 from unbroken.spec.problems import Report
 
@@ -201,7 +201,7 @@ def test_lines_in_one_event_or_in_many_are_the_same(
     one, many = (LogRules(read_rules([rule | metric], Report()), RANKS) for _ in range(2))
     told: list[list[Any]] = [[], []]
     for machine in (one, many):
-        machine.step(Started(), 0)
+        machine.step(LogStarted(), 0)
     for (rank, stream), group in groupby(words, lambda w: (w[0], w[1] == "!")):
         lines = [word[1:].lstrip("!").encode() for word in group]
         told[0] += one.step(Lines(int(rank), str(stream), lines), 0)

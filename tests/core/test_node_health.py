@@ -9,7 +9,7 @@ from drive_node_health import TABLE, Bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unbroken.core.nodes.health import GpusSampled, HostSampled, LineRead, LogFault, NodeGone
+from unbroken.core.nodes.health import GpusSampled, HostSampled, LineRead, LogFault, OwnNodeGone
 from unbroken.core.nodes.health_object import DETAILS_BYTES, DETAILS_MAX, MEMORY, read_memory
 from unbroken.core.nodes.kernel_log import KernelLine
 from unbroken.core.nodes.signals import GpuReading, GpuSample, HostSample
@@ -242,7 +242,7 @@ def test_a_fault_found_while_the_verification_was_on_its_way_is_kept() -> None:
 def test_a_node_made_anew_has_none_of_the_old_faults() -> None:
     bench = Bench()
     bench.xid(79)
-    bench.step(NodeGone())
+    bench.step(OwnNodeGone())
     bench.node = {
         "metadata": {"name": "node-0", "uid": "u-2", "resourceVersion": "1"},
         "spec": {},

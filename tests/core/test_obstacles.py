@@ -11,7 +11,7 @@ from unbroken.core.job.obstacles import (
     LINES_MAX,
     TEXT_CHARACTERS,
     Obstacle,
-    last_lines,
+    container_lines,
     printable,
     split_wait,
     summary,
@@ -173,11 +173,11 @@ def test_messages_are_one_bounded_line_without_controls(text: str, shown: str) -
 
 def test_last_lines_are_few_short_and_without_controls() -> None:
     text = "\n".join(["old", *(f"\x1b[31mline {n}\x1b[0m\u202e" for n in range(LINES_MAX)), ""])
-    assert last_lines(text) == tuple(f"line {n}\\u202e" for n in range(LINES_MAX))
-    assert last_lines('  File "x", line 1\n') == ('  File "x", line 1',)
-    assert max(map(len, last_lines("y" * 100_000))) == LINE_CHARACTERS
-    assert last_lines("") == last_lines("\x00\n \n") == ()
-    assert "hunter2" not in "".join(last_lines("DB_PASSWORD=hunter2"))
+    assert container_lines(text) == tuple(f"line {n}\\u202e" for n in range(LINES_MAX))
+    assert container_lines('  File "x", line 1\n') == ('  File "x", line 1',)
+    assert max(map(len, container_lines("y" * 100_000))) == LINE_CHARACTERS
+    assert container_lines("") == container_lines("\x00\n \n") == ()
+    assert "hunter2" not in "".join(container_lines("DB_PASSWORD=hunter2"))
 
 
 def test_the_summary_names_each_cause_once_and_few_of_them() -> None:

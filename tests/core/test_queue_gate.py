@@ -21,14 +21,14 @@ from unbroken.core.job.kueue import (
     Said,
     Withdraw,
     Workload,
-    decide,
+    decide_gate,
     with_conditions,
 )
-from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.record.conditions import ConditionType
 
 ADMISSION = Admission("wl", {"w": Placement()})
 JOB = QueuedJob("team-a", "s1")
-RUNS = replace(JOB, standing=Standing.RUNNING, is_idle=False)
+RUNS = replace(JOB, standing=ConditionType.RUNNING, is_idle=False)
 YES = Said(True, "R", "text")
 PENDING = Workload("wl", "team-a", "s1")
 ADMITTED = replace(
@@ -45,26 +45,26 @@ def with_said(workload: Workload, **conditions: Said) -> Workload:
 
 
 def test_a_job_waits_until_its_workload_is_admitted() -> None:
-    asked = decide(JOB, None, None)
+    asked = decide_gate(JOB, None, None)
     assert isinstance(asked.gate, Hold)
     assert asked.order == Ask()
-    waits = decide(JOB, PENDING, asked.gate)
+    waits = decide_gate(JOB, PENDING, asked.gate)
     assert waits.order is None
     why = Said(False, "Pending", "insufficient quota for nvidia.com/gpu")
-    told = decide(JOB, with_said(PENDING, QuotaReserved=why), waits.gate)
+    told = decide_gate(JOB, with_said(PENDING, QuotaReserved=why), waits.gate)
     assert told.gate == Hold("Queued", "queue team-a: insufficient quota for nvidia.com/gpu")
-    checks = decide(JOB, with_said(PENDING, QuotaReserved=YES), waits.gate)
+    checks = decide_gate(JOB, with_said(PENDING, QuotaReserved=YES), waits.gate)
     assert isinstance(checks.gate, Hold)
     assert "admission checks" in checks.gate.message
-    assert decide(JOB, ADMITTED, waits.gate).gate == ADMISSION
+    assert decide_gate(JOB, ADMITTED, waits.gate).gate == ADMISSION
 
 
 def test_quota_is_given_back_only_when_nothing_runs() -> None:
     evicted = with_said(ADMITTED, Evicted=Said(True, "Preempted", "by a higher priority"))
-    stop = decide(RUNS, evicted, ADMISSION)
+    stop = decide_gate(RUNS, evicted, ADMISSION)
     assert stop.gate == Hold("Evicted", "queue team-a: Preempted: by a higher priority")
     assert stop.order is None
-    idle = decide(replace(RUNS, is_idle=True), evicted, stop.gate)
+    idle = decide_gate(replace(RUNS, is_idle=True), evicted, stop.gate)
     assert idle.order == GiveBack("Preempted", "by a higher priority", is_requeued=True)
     after = with_conditions(evicted.conditions, idle.order)
     assert not after["QuotaReserved"].is_true
@@ -72,7 +72,7 @@ def test_quota_is_given_back_only_when_nothing_runs() -> None:
     assert not after["PodsReady"].is_true
     assert after["Requeued"].is_true
     given = replace(evicted, conditions=after, has_admission=False)
-    assert decide(replace(RUNS, is_idle=True), given, stop.gate).order is None
+    assert decide_gate(replace(RUNS, is_idle=True), given, stop.gate).order is None
 
 
 @pytest.mark.parametrize(
@@ -90,55 +90,56 @@ def test_only_some_evictions_queue_the_job_again_by_themselves(
     reason: str, waits_until: bool, is_requeued: bool
 ) -> None:
     evicted = replace(with_said(ADMITTED, Evicted=Said(True, reason)), waits_until=waits_until)
-    order = decide(replace(RUNS, is_idle=True), evicted, None).order
+    order = decide_gate(replace(RUNS, is_idle=True), evicted, None).order
     assert order == GiveBack(reason, "", is_requeued)
 
 
 def test_a_deactivated_job_says_how_it_is_queued_again() -> None:
-    gate = decide(JOB, replace(PENDING, is_active=False), None).gate
+    gate = decide_gate(JOB, replace(PENDING, is_active=False), None).gate
     assert isinstance(gate, Hold)
     assert gate.reason == "Deactivated"
     assert "kubectl patch workload wl" in gate.message
     # One that runs stops even before Kueue has evicted it.
-    assert isinstance(decide(RUNS, replace(ADMITTED, is_active=False), ADMISSION).gate, Hold)
+    assert isinstance(decide_gate(RUNS, replace(ADMITTED, is_active=False), ADMISSION).gate, Hold)
 
 
 def test_a_workload_that_was_deleted_stops_the_job_only_once_there_is_a_new_one() -> None:
-    gone = decide(RUNS, None, ADMISSION)
+    gone = decide_gate(RUNS, None, ADMISSION)
     assert gone.gate == ADMISSION
     assert gone.order == Ask()
-    assert isinstance(decide(RUNS, PENDING, ADMISSION).gate, Hold)
+    assert isinstance(decide_gate(RUNS, PENDING, ADMISSION).gate, Hold)
 
 
 def test_a_job_that_ran_before_there_was_a_queue_goes_on() -> None:
     before = replace(RUNS, has_own_pods=True)
-    assert decide(before, None, None).gate is None
-    assert decide(before, None, None).order is None
+    assert decide_gate(before, None, None).gate is None
+    assert decide_gate(before, None, None).order is None
 
 
 def test_a_job_that_its_user_suspends_leaves_the_queue_when_nothing_runs() -> None:
     suspended = replace(RUNS, is_suspended=True)
-    assert decide(suspended, ADMITTED, ADMISSION).order is None
-    left = decide(replace(suspended, is_idle=True), ADMITTED, None)
+    assert decide_gate(suspended, ADMITTED, ADMISSION).order is None
+    left = decide_gate(replace(suspended, is_idle=True), ADMITTED, None)
     assert left.gate is None
     assert isinstance(left.order, Withdraw)
 
 
 def test_a_changed_job_is_queued_anew() -> None:
-    changed = decide(replace(RUNS, shape="s2"), ADMITTED, ADMISSION)
+    changed = decide_gate(replace(RUNS, shape="s2"), ADMITTED, ADMISSION)
     assert isinstance(changed.gate, Hold)
     assert changed.order is None
-    assert isinstance(decide(replace(JOB, shape="s2"), ADMITTED, None).order, Withdraw)
-    assert decide(replace(JOB, queue="team-b"), PENDING, None).order == Move()
+    assert isinstance(decide_gate(replace(JOB, shape="s2"), ADMITTED, None).order, Withdraw)
+    assert decide_gate(replace(JOB, queue="team-b"), PENDING, None).order == Move()
 
 
 @pytest.mark.parametrize(
-    ("standing", "reason"), [(Standing.COMPLETED, "Succeeded"), (Standing.FAILED, "Failed")]
+    ("standing", "reason"),
+    [(ConditionType.COMPLETED, "Succeeded"), (ConditionType.FAILED, "Failed")],
 )
-def test_the_end_of_a_job_is_reported_once(standing: Standing, reason: str) -> None:
+def test_the_end_of_a_job_is_reported_once(standing: ConditionType, reason: str) -> None:
     ended = replace(JOB, standing=standing, message="all done")
-    assert decide(ended, ADMITTED, None).order == Report("Finished", True, reason, "all done")
-    assert decide(ended, with_said(ADMITTED, Finished=YES), None).order is None
+    assert decide_gate(ended, ADMITTED, None).order == Report("Finished", True, reason, "all done")
+    assert decide_gate(ended, with_said(ADMITTED, Finished=YES), None).order is None
 
 
 def test_readiness_is_told_as_kueue_knows_it() -> None:
@@ -146,7 +147,7 @@ def test_readiness_is_told_as_kueue_knows_it() -> None:
     told = []
     for is_ready in (False, False, True, True, False, True):
         job = replace(RUNS, are_pods_ready=is_ready)
-        order = decide(job, new, ADMISSION).order
+        order = decide_gate(job, new, ADMISSION).order
         if isinstance(order, Report):
             told.append((order.is_true, order.reason))
             new = replace(new, conditions=with_conditions(new.conditions, order))
@@ -160,9 +161,9 @@ def test_readiness_is_told_as_kueue_knows_it() -> None:
 
 def test_a_flavor_that_is_missing_holds_a_new_job_and_stops_none() -> None:
     missing = replace(ADMITTED, admission="there is no ResourceFlavor h100")
-    held = decide(JOB, missing, None)
+    held = decide_gate(JOB, missing, None)
     assert held.gate == Hold("Queued", "queue team-a: there is no ResourceFlavor h100")
-    assert decide(RUNS, missing, ADMISSION).gate == ADMISSION
+    assert decide_gate(RUNS, missing, ADMISSION).gate == ADMISSION
 
 
 def test_pods_fill_the_domains_in_the_order_of_their_indexes() -> None:

@@ -12,10 +12,10 @@ from unbroken.core.nodes.repair.events import (
     AskProvider,
     MakeCheck,
     NodeFault,
-    Order,
     OrderRepair,
     PatchNode,
     PodsSeen,
+    RepairOrder,
     WriteRecord,
 )
 from unbroken.spec.nodes.check import CheckPhase
@@ -71,7 +71,7 @@ def test_replacement_is_tested_before_it_takes_pods(joins_held_back: bool) -> No
 
 
 def test_replacement_that_comes_too_late_to_be_tested_is_left_to_a_person() -> None:
-    def outcome(order: Order) -> str:
+    def outcome(order: RepairOrder) -> str:
         return "late" if order.action is Action.REPLACE else "done"
 
     found = world(outcome=outcome, replace_seconds=100.0)

@@ -13,9 +13,9 @@ from unbroken.core.nodes.repair.events import (
     PatchNode,
     PodsSeen,
     RepairSettings,
-    Tick,
     WriteRecord,
 )
+from unbroken.core.tick import Tick
 from unbroken.spec.nodes.check import CheckPhase
 from unbroken.spec.nodes.keys import Action, Health, Recovery
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState

@@ -9,7 +9,7 @@ import pytest
 from core.drive_job import Script, spec
 from unbroken.core.job.events import DeletePod, JobSeen, RecordEvent
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
-from unbroken.core.job.recovery.repeats import FIRST_SECONDS, find
+from unbroken.core.job.recovery.repeats import FIRST_SECONDS, find_repeat
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.types import CleanPodPolicy, JobOptions, RestartPolicy, RunPolicy, SameError
 
@@ -46,7 +46,7 @@ USERS, NODE, TOLD, NEW = "users", "node", "told", "new"
 
 def verdict(found: Signal, before: list[Incident], elsewhere: str = "") -> str:
     """What is made of an error."""
-    repeat = find([found], None, before, 1000, elsewhere)
+    repeat = find_repeat([found], None, before, 1000, elsewhere)
     if repeat is None:
         return NEW
     return USERS if repeat.is_users else f"{NODE} {repeat.suspect}" if repeat.suspect else TOLD
@@ -107,10 +107,10 @@ def test_without_steps_only_what_comes_soon_is_the_same() -> None:
 
 
 def test_many_ranks_of_one_attempt_are_one_occurrence() -> None:
-    assert find([A, B, raised("c")], None, [], 1000) is None
+    assert find_repeat([A, B, raised("c")], None, [], 1000) is None
     (before,) = history(A)
     fanned = [replace(before, signals=(A, B))]
-    repeat = find([A], None, fanned, 1000, "abc")
+    repeat = find_repeat([A], None, fanned, 1000, "abc")
     assert repeat is not None
     assert repeat.is_users
     assert "on nodes a, b:" in repeat.text
@@ -118,8 +118,8 @@ def test_many_ranks_of_one_attempt_are_one_occurrence() -> None:
 
 def test_the_step_of_the_job_counts_where_the_rank_told_none() -> None:
     (before,) = history(raised("b", None))
-    assert find([raised("a", None)], 9, [replace(before, step=9)], 1000) is not None
-    assert find([raised("a", None)], 9, [replace(before, step=8)], 1000) is None
+    assert find_repeat([raised("a", None)], 9, [replace(before, step=9)], 1000) is not None
+    assert find_repeat([raised("a", None)], 9, [replace(before, step=8)], 1000) is None
 
 
 ERROR = "kind=PythonException print=e step=9 lines=Traceback|ValueError:bad text=ValueError:bad"

@@ -11,8 +11,8 @@ from unbroken.core.snapshots.replication import (
     MARGIN_MAX,
     Agreement,
     Arrival,
-    Decision,
     Item,
+    NextRound,
     Rounds,
 )
 
@@ -73,27 +73,27 @@ def arrival(known: int, newest: int, *held: int, **changes: bool) -> Arrival:
 def test_a_round_begins_when_all_have_said_what_they_hold() -> None:
     all_nodes = Agreement(2)
     assert all_nodes.arrive(0, arrival(0, 10)) is None
-    assert all_nodes.arrive(1, arrival(0, 20)) == Decision(1, None, 20)
-    assert all_nodes.arrive(0, arrival(0, 20)) == Decision(1, None, 20), "it had not heard"
+    assert all_nodes.arrive(1, arrival(0, 20)) == NextRound(1, None, 20)
+    assert all_nodes.arrive(0, arrival(0, 20)) == NextRound(1, None, 20), "it had not heard"
     assert all_nodes.arrive(0, arrival(1, 30, 20)) is None
-    assert all_nodes.arrive(1, arrival(1, 20, 20)) == Decision(2, 20, 30)
+    assert all_nodes.arrive(1, arrival(1, 20, 20)) == NextRound(2, 20, 30)
 
 
 def test_nothing_begins_without_a_newer_save() -> None:
     alone = Agreement(1)
-    assert alone.arrive(0, arrival(0, 10)) == Decision(1, None, 10)
+    assert alone.arrive(0, arrival(0, 10)) == NextRound(1, None, 10)
     assert alone.arrive(0, arrival(1, 10)) is None, "it has failed, and is not tried again"
     assert alone.arrive(0, arrival(1, 10, 10)) is None
-    assert alone.arrive(0, arrival(1, 20, 10)) == Decision(2, 10, 20)
+    assert alone.arrive(0, arrival(1, 20, 10)) == NextRound(2, 10, 20)
 
 
 def test_who_never_saves_a_name_is_not_waited_for_and_may_join() -> None:
     some = Agreement(3)
     assert some.gathered() is None
-    assert some.arrive(2, arrival(0, 10)) == Decision(1, None, 10)
-    assert some.arrive(1, arrival(0, 20)) == Decision(1, None, 10)
+    assert some.arrive(2, arrival(0, 10)) == NextRound(1, None, 10)
+    assert some.arrive(1, arrival(0, 20)) == NextRound(1, None, 10)
     assert some.arrive(2, arrival(1, 20, 10)) is None, "it waits for who has joined"
-    assert some.arrive(1, arrival(1, 20, is_late=True)) == Decision(2, None, 30)
+    assert some.arrive(1, arrival(1, 20, is_late=True)) == NextRound(2, None, 30)
 
 
 def test_the_margin_grows_while_nodes_are_late_and_shrinks_when_they_are_not() -> None:
@@ -110,15 +110,15 @@ def test_the_margin_grows_while_nodes_are_late_and_shrinks_when_they_are_not() -
 def test_the_last_save_before_a_pause_is_sent_if_the_round_waits_for_one_to_come() -> None:
     alone, rounds = Agreement(1), Rounds()
     rounds.nproc = 1
-    assert alone.arrive(0, arrival(0, 10, is_late=True)) == Decision(1, None, 20)
+    assert alone.arrive(0, arrival(0, 10, is_late=True)) == NextRound(1, None, 20)
     rounds.saved(item(10))
-    assert rounds.decided(NAME, Decision(1, None, 20)) == []
+    assert rounds.decided(NAME, NextRound(1, None, 20)) == []
     assert rounds.arrival(NAME) is None
     rounds.paused(NAME)
     told = rounds.arrival(NAME)
     assert told is not None
     decision = alone.arrive(0, told)
-    assert decision == Decision(2, None, 10)
+    assert decision == NextRound(2, None, 10)
     assert rounds.decided(NAME, decision) == [item(10)]
 
 
@@ -129,7 +129,7 @@ def ready(*steps: int, ranks: int = 1) -> Rounds:
     for step in steps:
         for rank in range(ranks):
             assert not rounds.saved(item(step, rank))
-    assert rounds.decided(NAME, Decision(1, None, 4)) == []
+    assert rounds.decided(NAME, NextRound(1, None, 4)) == []
     return rounds
 
 
@@ -158,13 +158,13 @@ def test_what_is_held_stays_until_a_decision_names_a_newer_one() -> None:
     rounds.saved(item(4))
     rounds.sent(item(4))
     assert rounds.needs(NAME) == {4}
-    assert rounds.decided(NAME, Decision(2, 4, 5)) == []
+    assert rounds.decided(NAME, NextRound(2, 4, 5)) == []
     assert rounds.saved(item(5))
     assert rounds.needs(NAME) == {4, 5}
     rounds.sent(item(5))
-    assert rounds.decided(NAME, Decision(2, 4, 5)) == [], "heard twice"
+    assert rounds.decided(NAME, NextRound(2, 4, 5)) == [], "heard twice"
     assert rounds.needs(NAME) == {4, 5}
-    rounds.decided(NAME, Decision(3, 5, 6))
+    rounds.decided(NAME, NextRound(3, 5, 6))
     assert rounds.needs(NAME) == {5}
     assert rounds.common(NAME) == 5
 
@@ -177,7 +177,7 @@ def test_a_buddy_that_fails_holds_up_others_for_a_while_only() -> None:
         tried.append(rounds.tries(NAME))
         rounds.failed(item(step))
         held.append(rounds.needs(NAME) != set())
-        rounds.decided(NAME, Decision(number, max(rounds.needs(NAME), default=None), step + 1))
+        rounds.decided(NAME, NextRound(number, max(rounds.needs(NAME), default=None), step + 1))
     assert held == [False] * (FAILURES_MAX - 1) + [True] * (len(held) - FAILURES_MAX + 1)
     assert tried[:FAILURES_MAX] == [True] * FAILURES_MAX
     assert 0 < sum(tried[FAILURES_MAX:]) < 8
@@ -190,7 +190,7 @@ def test_who_has_saved_too_much_to_know_its_part_says_that_it_is_late() -> None:
     rounds = Rounds()
     for step in (3, 4, 5):
         rounds.saved(item(step))
-    rounds.decided(NAME, Decision(1, None, 3))
+    rounds.decided(NAME, NextRound(1, None, 3))
     rounds.overtaken(item(4))
     told = rounds.arrival(NAME)
     assert told is not None

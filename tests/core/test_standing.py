@@ -16,8 +16,8 @@ from unbroken.core.job.watch.standing import (
     COMPILE_SECONDS,
     SLOW_SECONDS,
     STUCK_SECONDS,
-    Standing,
-    stand,
+    StillRanks,
+    still_ranks,
 )
 from unbroken.wire.observation import Bound, RankEvidence, RankWatch, ThreadStack
 
@@ -41,11 +41,11 @@ def gil(rank: int = 1) -> RankEvidence:
     return replace(found, threads=(*found.threads, HOLDER))
 
 
-def looks(*pairs: RankEvidence, count: int = 3, world: int = 2) -> Standing | None:
+def looks(*pairs: RankEvidence, count: int = 3, world: int = 2) -> StillRanks | None:
     """The same look so many times; rank 0 waits in a collective."""
     found = None
     for _ in range(count):
-        found = stand(found, [looked(0), *pairs], world)
+        found = still_ranks(found, [looked(0), *pairs], world)
     return found
 
 
@@ -79,12 +79,12 @@ def test_a_collective_of_the_users_own_is_known_by_its_name() -> None:
         return looked(rank, ("recv (socket.py:9)", "receive (group.py:5)", "all_reduce (g.py:7)"))
 
     away = [own(0), own(1), looked(2, IN_DATA)]
-    found = stand(stand(None, away, 3), away, 3)
+    found = still_ranks(still_ranks(None, away, 3), away, 3)
     assert found is not None
     assert (found.ranks, found.is_certain(0.0)) == ((2,), True)
     # Few that listen in such a function may listen to a server.
     few = [own(0), looked(1, IN_DATA), looked(2, IN_DATA)]
-    assert stand(None, few, 3) is None
+    assert still_ranks(None, few, 3) is None
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_ranks_that_all_wait_for_each_other_hang_and_none_is_named(
     assert (found.ranks, found.seconds) == ((), seconds)
     assert found.is_certain(seconds)
     assert not found.is_certain(seconds - 1)
-    moved = stand(found, [looked(0), replace(last, step=8)], 2)
+    moved = still_ranks(found, [looked(0), replace(last, step=8)], 2)
     assert moved is not None
     assert moved.looks == 1
 
@@ -126,13 +126,13 @@ def test_one_look_is_never_certain() -> None:
     ],
 )
 def test_whatever_moves_between_two_looks_is_no_hang(after: RankEvidence) -> None:
-    found = stand(looks(looked(1, IN_DATA), count=1), [looked(0), after], 2)
+    found = still_ranks(looks(looked(1, IN_DATA), count=1), [looked(0), after], 2)
     assert found is None or found.looks == 1
 
 
 def test_a_step_of_any_rank_begins_anew() -> None:
-    first = stand(None, [looked(0), looked(1, IN_DATA)], 2)
-    found = stand(first, [replace(looked(0), step=5), looked(1, IN_DATA)], 2)
+    first = still_ranks(None, [looked(0), looked(1, IN_DATA)], 2)
+    found = still_ranks(first, [replace(looked(0), step=5), looked(1, IN_DATA)], 2)
     assert found is not None
     assert found.looks == 1
 
@@ -152,7 +152,7 @@ def test_a_step_of_any_rank_begins_anew() -> None:
     ],
 )
 def test_nothing_is_certain_where_few_wait_or_a_rank_is_missing(seen: list[RankEvidence]) -> None:
-    assert stand(None, seen, max(2, len(seen))) is None
+    assert still_ranks(None, seen, max(2, len(seen))) is None
 
 
 def late(rank: int, since: float, act: float = 5.0, bound: Bound = Bound.STEPS) -> RankWatch:
@@ -308,7 +308,7 @@ SEEN = st.sampled_from(
 def test_only_looks_in_a_row_that_are_alike_are_certain(seen: list[RankEvidence]) -> None:
     found = None
     for one in seen:
-        found = stand(found, [looked(0), one], 2)
+        found = still_ranks(found, [looked(0), one], 2)
     if found is not None and found.is_certain(0.0):
         assert seen[-1] == seen[-2]
         assert found.ranks == (1,)

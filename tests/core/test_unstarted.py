@@ -12,9 +12,9 @@ from unbroken.core.agent.machine import (
     KillAll,
     NothingLives,
     Prepared,
+    ProgramStage,
     Publish,
     Spawn,
-    Stage,
     StageStarted,
     WorkerEnded,
     Workers,
@@ -110,8 +110,8 @@ def test_a_job_that_trains_goes_on_beside_a_spare_that_broke() -> None:
 def test_a_worker_that_ends_without_an_error_is_told_what_it_lacks() -> None:
     machine = Workers(THEIRS)
     machine.step(Prepared(), 0.0)
-    machine.step(StageStarted(0, Stage.TRAIN, (100, 101)), 1.0)
-    machine.step(WorkerEnded(0, Stage.TRAIN, 1, WorkerEnd(0), pid=101), 2.0)
+    machine.step(StageStarted(0, ProgramStage.TRAIN, (100, 101)), 1.0)
+    machine.step(WorkerEnded(0, ProgramStage.TRAIN, 1, WorkerEnd(0), pid=101), 2.0)
     (fault,) = machine.report().faults
     assert (fault.kind.value, fault.local_rank, fault.exit_code) == ("EarlyExit", 1, 0)
     assert "the script must wait for its rank" in fault.message

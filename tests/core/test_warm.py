@@ -16,9 +16,7 @@ from unbroken.core.agent.warm import (
     AskFresh,
     Began,
     Checked,
-    Effect,
     EndTemplate,
-    Event,
     Imported,
     LookAtImports,
     Named,
@@ -33,12 +31,14 @@ from unbroken.core.agent.warm import (
     Teach,
     TemplateFailed,
     TemplateReady,
-    Tick,
     Warm,
+    WarmEffect,
+    WarmEvent,
 )
+from unbroken.core.tick import Tick
 
 
-def fed(machine: Warm, *events: Event, at: float = 0.0) -> list[Effect]:
+def fed(machine: Warm, *events: WarmEvent, at: float = 0.0) -> list[WarmEffect]:
     """What the events lead to."""
     return [effect for event in events for effect in machine.step(event, at)]
 

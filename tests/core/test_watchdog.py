@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from drive_watchdog import START, Drive
 
+from unbroken.core.tick import Tick
 from unbroken.core.watchdog.events import (
     Continued,
     Ended,
     Halted,
+    PageRead,
+    RankStarted,
     Sample,
     Sampled,
-    Started,
-    Tick,
-    Told,
     Wrote,
 )
 from unbroken.core.watchdog.levels import Finiteness
@@ -379,7 +379,7 @@ def test_nobody_is_blamed_while_others_save_at_the_end() -> None:
 def test_a_new_start_forgets_what_was_learned() -> None:
     drive = trained()
     drive.page = Page()
-    drive.give(Started(0))
+    drive.give(RankStarted(0))
     drive.be()
     drive.wait(600)
     assert not drive.raised
@@ -389,13 +389,13 @@ def test_ranks_are_looked_at_together_and_strangers_ignored() -> None:
     dog = Watchdog(range(4, 8), DEFAULTS)
     assert dog.deadline() is None
     for i, rank in enumerate(range(4, 8)):
-        assert dog.step(Started(rank), START + i / 100) == []
+        assert dog.step(RankStarted(rank), START + i / 100) == []
     due = dog.deadline()
     assert due is not None
     assert dog.step(Tick(), due) == [Sample((4, 5, 6, 7))]
-    for stray in (Told(9, Page()), Wrote(9, 1.0), Sampled(9, "T", 0.0), Halted(9), Ended(9)):
+    for stray in (PageRead(9, Page()), Wrote(9, 1.0), Sampled(9, "T", 0.0), Halted(9), Ended(9)):
         assert dog.step(stray, due) == []
-    dog.step(Started(9), due)
+    dog.step(RankStarted(9), due)
     assert [view.rank for view in dog.views()] == [4, 5, 6, 7]
 
 

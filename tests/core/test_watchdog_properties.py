@@ -9,15 +9,15 @@ from drive_watchdog import START, Drive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unbroken.core.tick import Tick
 from unbroken.core.watchdog.events import (
     Continued,
     Ended,
-    Event,
     Halted,
+    PageRead,
+    RankStarted,
     Sampled,
-    Started,
-    Tick,
-    Told,
+    WatchdogEvent,
     Wrote,
 )
 from unbroken.core.watchdog.machine import Watchdog
@@ -71,7 +71,7 @@ def test_never_an_alarm_before_learning(seed: int, step: float) -> None:
     assert not drive.raised
 
 
-def _any_event(random: Random, now: float, page: list[int]) -> Event:
+def _any_event(random: Random, now: float, page: list[int]) -> WatchdogEvent:
     page[0] += random.randrange(3)
     page[1] += random.random() < 0.1
     told = Page(
@@ -80,12 +80,12 @@ def _any_event(random: Random, now: float, page: list[int]) -> Event:
     rank, state = random.randrange(4), random.choice("RSDTtZ")
     return random.choice(
         (
-            Started(rank),
+            RankStarted(rank),
             Ended(rank),
             Halted(rank),
             Continued(rank),
             Tick(),
-            Told(rank, told),
+            PageRead(rank, told),
             Wrote(rank, now, random.uniform(0, 9), random.randrange(3)),
             Sampled(rank, state, random.uniform(0, 99), random.randrange(10**9)),
         )

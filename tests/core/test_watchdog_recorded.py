@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from unbroken.core.watchdog.events import Sampled, Started, Tick, Wrote
+from unbroken.core.tick import Tick
+from unbroken.core.watchdog.events import RankStarted, Sampled, Wrote
 from unbroken.core.watchdog.machine import Watchdog
 from unbroken.spec.job.detectors import DEFAULTS
 
@@ -31,7 +32,7 @@ class Recorded:
         self.raised: set[tuple[int, str]] = set()
         self._wrote_at = 0.0
         for rank in range(2):
-            self.dog.step(Started(rank), 0.0)
+            self.dog.step(RankStarted(rank), 0.0)
 
     def run(self, until: float) -> None:
         """As an agent would."""

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.machine import (
+    AgentEffect,
+    AgentEvent,
     Commanded,
-    Effect,
-    Event,
     Exit,
     FirstOutput,
     KillAll,
@@ -20,13 +20,13 @@ from unbroken.core.agent.machine import (
     OfferPort,
     PortFound,
     Prepared,
+    ProgramStage,
     Publish,
     RulesRead,
     Settings,
     SignalWorkers,
     Spawn,
     SpawnFailed,
-    Stage,
     StageStarted,
     Terminated,
     Tick,
@@ -58,7 +58,7 @@ RESET = WorkerEnd(
     ),
 )
 
-Step = tuple[Event, str]
+Step = tuple[AgentEvent, str]
 
 
 def command(attempt: int = 0, **changes: object) -> StartCommand:
@@ -67,23 +67,27 @@ def command(attempt: int = 0, **changes: object) -> StartCommand:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def start(attempt: int = 0, **changes: object) -> Event:
+def start(attempt: int = 0, **changes: object) -> AgentEvent:
     return Commanded(command(attempt, **changes))
 
 
-def stop(attempt: int | None = 0, **changes: object) -> Event:
+def stop(attempt: int | None = 0, **changes: object) -> AgentEvent:
     return Commanded(replace(StopCommand(attempt), **changes))  # type: ignore[arg-type]
 
 
-def started(attempt: int = 0, stage: Stage = Stage.TRAIN, count: int = 2) -> Event:
+def started(
+    attempt: int = 0, stage: ProgramStage = ProgramStage.TRAIN, count: int = 2
+) -> AgentEvent:
     return StageStarted(attempt, stage, tuple(range(100, 100 + count)))
 
 
-def ended(local_rank: int, end: WorkerEnd, attempt: int = 0, stage: Stage = Stage.TRAIN) -> Event:
+def ended(
+    local_rank: int, end: WorkerEnd, attempt: int = 0, stage: ProgramStage = ProgramStage.TRAIN
+) -> AgentEvent:
     return WorkerEnded(attempt, stage, local_rank, end)
 
 
-def short(effect: Effect) -> str:
+def short(effect: AgentEffect) -> str:
     match effect:
         case Spawn(stage, given):
             return f"spawn {stage.value} {given.attempt}"
@@ -134,7 +138,7 @@ def test_it_is_ready_and_offers_a_port_when_it_listens() -> None:
 
 @pytest.mark.parametrize("given", [start(), stop()])
 def test_an_offered_port_is_withdrawn_once_an_attempt_may_have_its_store_there(
-    given: Event,
+    given: AgentEvent,
 ) -> None:
     machine = Workers(SETTINGS)
     machine.step(Prepared(), 1.0)
@@ -148,9 +152,9 @@ def test_an_offered_port_is_withdrawn_once_an_attempt_may_have_its_store_there(
 def test_a_worker_that_turns_cold_is_reported_so() -> None:
     machine = check(
         (start(), "spawn train 0, port, say running"),
-        (StageStarted(0, Stage.TRAIN, (100, 101), None, ("warm", "warm")), "say running"),
-        (TurnedCold(0, Stage.TRAIN, 1, 99), ""),
-        (TurnedCold(0, Stage.TRAIN, 1, 101), "say running"),
+        (StageStarted(0, ProgramStage.TRAIN, (100, 101), None, ("warm", "warm")), "say running"),
+        (TurnedCold(0, ProgramStage.TRAIN, 1, 99), ""),
+        (TurnedCold(0, ProgramStage.TRAIN, 1, 101), "say running"),
     )
     assert [worker.start for worker in machine.report().workers] == ["warm", "cold"]
 
@@ -218,7 +222,7 @@ def test_a_worker_that_died_before_its_stop_is_a_fault_though_it_is_told_later(
     settings: Settings, orders: str
 ) -> None:
     machine = check(*RUNNING, (stop(), f"{orders}, say stopping"), settings=settings)
-    found = WorkerEnded(0, Stage.TRAIN, 1, KILLED, at=2.5, is_signalled=False)
+    found = WorkerEnded(0, ProgramStage.TRAIN, 1, KILLED, at=2.5, is_signalled=False)
     (said,) = machine.step(found, 4.0)
     assert isinstance(said, Publish)
     assert [(f.rank, f.at) for f in said.report.faults] == [(1, 2.5)]
@@ -235,8 +239,8 @@ def test_a_stop_that_finds_all_workers_dead_is_over_without_waiting() -> None:
     machine = check(
         *RUNNING,
         (stop(), "signal 15, say stopping"),
-        (WorkerEnded(0, Stage.TRAIN, 0, KILLED, is_signalled=False), "say stopping"),
-        (WorkerEnded(0, Stage.TRAIN, 1, KILLED, is_signalled=False), "kill, say stopping"),
+        (WorkerEnded(0, ProgramStage.TRAIN, 0, KILLED, is_signalled=False), "say stopping"),
+        (WorkerEnded(0, ProgramStage.TRAIN, 1, KILLED, is_signalled=False), "kill, say stopping"),
         (NothingLives(), "say ready"),
         settings=replace(SETTINGS, stop_signal=15),
     )
@@ -244,7 +248,7 @@ def test_a_stop_that_finds_all_workers_dead_is_over_without_waiting() -> None:
 
 
 def test_a_program_that_cannot_start_while_it_is_stopped_is_no_fault() -> None:
-    failed = SpawnFailed(0, Stage.TRAIN, 0, "no such file")
+    failed = SpawnFailed(0, ProgramStage.TRAIN, 0, "no such file")
     check(
         RUNNING[0],
         (stop(), "kill, say stopping"),
@@ -365,34 +369,37 @@ def test_being_shut_down_gives_workers_that_are_being_stopped_no_more_time() -> 
 def test_stages_follow_one_another() -> None:
     check(
         (start(), "spawn pre_train 0, port, say running"),
-        (started(stage=Stage.PRE_TRAIN, count=1), "say running"),
-        (ended(0, DONE, stage=Stage.PRE_TRAIN), "spawn train 0, say running"),
+        (started(stage=ProgramStage.PRE_TRAIN, count=1), "say running"),
+        (ended(0, DONE, stage=ProgramStage.PRE_TRAIN), "spawn train 0, say running"),
         (started(), "say running"),
-        (ended(0, DONE, stage=Stage.PRE_TRAIN), ""),
+        (ended(0, DONE, stage=ProgramStage.PRE_TRAIN), ""),
         (ended(1, DONE), "say running"),
         (ended(0, DONE), "spawn post_train 0, say running"),
-        (started(stage=Stage.POST_TRAIN, count=1), "say running"),
-        (ended(0, DONE, stage=Stage.POST_TRAIN), "say completed"),
+        (started(stage=ProgramStage.POST_TRAIN, count=1), "say running"),
+        (ended(0, DONE, stage=ProgramStage.POST_TRAIN), "say completed"),
         settings=STAGES,
     )
 
 
 @pytest.mark.parametrize(
     ("stage", "kind"),
-    [(Stage.PRE_TRAIN, FaultKind.PRE_TRAIN), (Stage.POST_TRAIN, FaultKind.POST_TRAIN)],
+    [
+        (ProgramStage.PRE_TRAIN, FaultKind.PRE_TRAIN),
+        (ProgramStage.POST_TRAIN, FaultKind.POST_TRAIN),
+    ],
 )
-def test_a_failing_script_is_a_fault_of_its_own_kind(stage: Stage, kind: FaultKind) -> None:
+def test_a_failing_script_is_a_fault_of_its_own_kind(stage: ProgramStage, kind: FaultKind) -> None:
     training = (
-        (ended(0, DONE, stage=Stage.PRE_TRAIN), "spawn train 0, say running"),
+        (ended(0, DONE, stage=ProgramStage.PRE_TRAIN), "spawn train 0, say running"),
         (started(), "say running"),
         (ended(0, DONE), "say running"),
         (ended(1, DONE), "spawn post_train 0, say running"),
-        (started(stage=Stage.POST_TRAIN, count=1), "say running"),
+        (started(stage=ProgramStage.POST_TRAIN, count=1), "say running"),
     )
     machine = check(
         (start(), "spawn pre_train 0, port, say running"),
-        (started(stage=Stage.PRE_TRAIN, count=1), "say running"),
-        *(training if stage is Stage.POST_TRAIN else ()),
+        (started(stage=ProgramStage.PRE_TRAIN, count=1), "say running"),
+        *(training if stage is ProgramStage.POST_TRAIN else ()),
         (ended(0, WorkerEnd(exit_code=3), stage=stage), "kill, say faulted"),
         settings=STAGES,
     )
@@ -402,7 +409,7 @@ def test_a_failing_script_is_a_fault_of_its_own_kind(stage: Stage, kind: FaultKi
 
 def test_a_program_that_cannot_start_is_a_fault() -> None:
     machine = check(
-        RUNNING[0], (SpawnFailed(0, Stage.TRAIN, 1, "no such file"), "kill, say faulted")
+        RUNNING[0], (SpawnFailed(0, ProgramStage.TRAIN, 1, "no such file"), "kill, say faulted")
     )
     (fault,) = machine.report().faults
     assert (fault.kind, fault.rank, fault.message) == (FaultKind.NOT_STARTED, 1, "no such file")
@@ -461,20 +468,20 @@ def test_what_is_told_of_an_attempt_that_is_over_is_passed_over() -> None:
         (FirstOutput(0, 0), ""),
         (start(1), "spawn train 1, port, say running"),
         (ended(0, KILLED), ""),
-        (SpawnFailed(0, Stage.TRAIN, 0, "late"), ""),
+        (SpawnFailed(0, ProgramStage.TRAIN, 0, "late"), ""),
     )
 
 
 EVENTS = st.one_of(
     st.builds(start, st.integers(0, 3)),
     st.builds(stop, st.integers(0, 3) | st.none(), is_graceful=st.booleans()),
-    st.builds(started, st.integers(0, 3), st.sampled_from(Stage)),
+    st.builds(started, st.integers(0, 3), st.sampled_from(ProgramStage)),
     st.builds(
         ended,
         st.integers(0, 1),
         st.sampled_from([KILLED, CRASHED, DONE, RESET]),
         st.integers(0, 3),
-        st.sampled_from(Stage),
+        st.sampled_from(ProgramStage),
     ),
     st.just(NothingLives()),
     st.just(Tick()),
@@ -484,11 +491,11 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=60), st.sampled_from([SETTINGS, GENTLE, STAGES]))
 def test_no_order_of_events_starts_an_attempt_twice_or_out_of_turn(
-    events: list[Event], settings: Settings
+    events: list[AgentEvent], settings: Settings
 ) -> None:
     machine = Workers(settings)
     machine.step(Prepared(), 0.0)
-    stopped, spawned = -1, set[tuple[int, Stage]]()
+    stopped, spawned = -1, set[tuple[int, ProgramStage]]()
     for second, event in enumerate(events, 1):
         effects = machine.step(event, float(second))
         match event:
@@ -543,7 +550,7 @@ def violated(kind: Violation, rank: int | None = None, *, is_decisive: bool = Tr
     return RuleViolated("loss", kind, 2.5, "why", rank, line="loss=9", is_decisive=is_decisive)
 
 
-def rules_read(*found: RuleViolated, attempt: int = 0) -> Event:
+def rules_read(*found: RuleViolated, attempt: int = 0) -> AgentEvent:
     return RulesRead(attempt, (RuleView("loss", RuleState.HANGING, "node"),), found)
 
 
@@ -577,7 +584,7 @@ def test_the_reason_is_the_first_broken_rule() -> None:
         rules_read(violated(Violation.HANG, is_decisive=False)),
     ],
 )
-def test_what_one_node_cannot_decide_is_only_told(event: Event) -> None:
+def test_what_one_node_cannot_decide_is_only_told(event: AgentEvent) -> None:
     report = check(*RUNNING, (event, "say running")).report()
     assert (report.faults, report.log_rules[0].state) == ((), RuleState.HANGING)
 

@@ -29,23 +29,23 @@ from core.drive_workers import (
 )
 from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.machine import (
+    AgentEffect,
+    AgentEvent,
     Arrived,
     Commanded,
     Disconnected,
-    Effect,
-    Event,
     Exit,
     FaultReported,
     KillAll,
     NothingLives,
     Passed,
     Prepared,
+    ProgramStage,
     Recall,
     Registered,
-    Release,
+    ReleaseWorkers,
     Settings,
     Spawn,
-    Stage,
     StageStarted,
     Terminated,
     Tick,
@@ -155,7 +155,9 @@ def test_one_that_dies_on_its_way_to_the_barrier_is_only_not_kept() -> None:
 
 
 @pytest.mark.parametrize("event", [Disconnected(1, 101), ended(1, 101)])
-def test_one_that_dies_at_the_barrier_is_started_when_nothing_of_it_lives(event: Event) -> None:
+def test_one_that_dies_at_the_barrier_is_started_when_nothing_of_it_lives(
+    event: AgentEvent,
+) -> None:
     machine = check(
         *READY,
         (event, "kill, ready"),
@@ -320,12 +322,12 @@ def test_shutdown_at_the_barrier_asks_them_and_leaves_nobody() -> None:
 
 def test_stages_run_beside_those_at_the_barrier() -> None:
     settings = replace(SETTINGS, has_pre_train=True)
-    script = StageStarted(1, Stage.PRE_TRAIN, (200,))
-    pre = StageStarted(0, Stage.PRE_TRAIN, (99,))
+    script = StageStarted(1, ProgramStage.PRE_TRAIN, (200,))
+    pre = StageStarted(0, ProgramStage.PRE_TRAIN, (99,))
     check(
         (start(0), "spawn pre_train 0, port, running"),
         (pre, "running"),
-        (WorkerEnded(0, Stage.PRE_TRAIN, 0, DONE, pid=99), "spawn train 0, running"),
+        (WorkerEnded(0, ProgramStage.PRE_TRAIN, 0, DONE, pid=99), "spawn train 0, running"),
         *RUNNING[1:],
         (keep(), "recall 0 1 of 0, kill but 0 1, stopping"),
         (NothingLives((0, 1)), "stopping"),
@@ -334,7 +336,7 @@ def test_stages_run_beside_those_at_the_barrier() -> None:
         (start(1), "spawn pre_train 1, port, running"),
         (script, "running"),
         (ended(0, 100), "running"),
-        (WorkerEnded(1, Stage.PRE_TRAIN, 0, DONE, pid=200), "kill but 1, running"),
+        (WorkerEnded(1, ProgramStage.PRE_TRAIN, 0, DONE, pid=200), "kill but 1, running"),
         (NothingLives((1,)), "spawn train 1 but 1, release 1 into 1, running"),
         settings=settings,
     )
@@ -440,18 +442,18 @@ class World:
         """What each pid trains in; missing: it is at the barrier."""
         self.released: dict[int, list[int]] = {}
         self.recalled: set[int] = set()
-        self.left: list[Event] = []
+        self.left: list[AgentEvent] = []
         """News that the machine has yet to hear, in order."""
         self.feed(Prepared())
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: AgentEvent) -> None:
         """Let the machine take it, and do what it says."""
         self.now += 1.0
         for effect in self.machine.step(event, self.now):
             self.act(effect)
         self.check()
 
-    def act(self, effect: Effect) -> None:
+    def act(self, effect: AgentEffect) -> None:
         """Carry it out."""
         match effect:
             case Spawn(stage, command, kept):
@@ -470,7 +472,7 @@ class World:
                 self.left.append(NothingLives(kept))
             case Recall(ranks, _):
                 self.recalled |= {self.alive[rank] for rank in ranks if rank in self.alive}
-            case Release(ranks, command):
+            case ReleaseWorkers(ranks, command):
                 for rank in ranks:
                     if rank in self.alive:
                         self.attempts[self.alive[rank]] = command.attempt

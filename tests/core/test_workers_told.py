@@ -11,8 +11,8 @@ from unbroken.core.agent.machine import (
     FaultReported,
     NothingLives,
     Passed,
+    ProgramStage,
     Registered,
-    Stage,
     WorkerEnded,
 )
 from unbroken.wire.agent import FaultKind
@@ -25,7 +25,7 @@ from unbroken.wire.agent import FaultKind
 def test_one_that_cannot_leave_and_ends_itself_has_no_fault(
     code: int, state: str, faults: list[FaultKind]
 ) -> None:
-    end = WorkerEnded(0, Stage.TRAIN, 1, WorkerEnd(code), is_signalled=False, pid=101)
+    end = WorkerEnded(0, ProgramStage.TRAIN, 1, WorkerEnd(code), is_signalled=False, pid=101)
     machine = check(
         *FAULTED,
         (keep(), "recall 1 of 0, kill but 1, stopping"),

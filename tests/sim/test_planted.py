@@ -15,7 +15,7 @@ from unbroken.core.agent import members
 from unbroken.core.agent.machine import PortFound, Spawn, Workers
 from unbroken.core.diagnosis import stacks
 from unbroken.core.job import adoption, gang, life, pods, ranks
-from unbroken.core.job.events import DeletePod, Effect, FenceNode, PodUid, WriteIncident
+from unbroken.core.job.events import DeletePod, FenceNode, JobEffect, PodUid, WriteIncident
 from unbroken.core.job.machine import Job
 from unbroken.core.job.record import receipts, samples
 from unbroken.core.job.recovery import budgets, incidents, ladder, recovery
@@ -55,7 +55,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("commands are not repeated")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def tick(self: gang.Gang, now: float) -> list[Effect]:
+    def tick(self: gang.Gang, now: float) -> list[JobEffect]:
         if self._resend_at is not None and now >= self._resend_at:
             self._resend_at = None
         return []
@@ -126,7 +126,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a new operator stops what it finds running")
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(adoption.Finding, "is_sound", property(lambda self: False))
+    patch.setattr(adoption.NewestAttempt, "is_sound", property(lambda self: False))
 
 
 @planted("a new operator does not wait for agents that it has not heard")
@@ -142,7 +142,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a pod is force-deleted on a node that is only not ready")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def end(self: pods.PodPlan, member: Member, now: float, fenced: Any = None) -> list[Effect]:
+    def end(self: pods.PodPlan, member: Member, now: float, fenced: Any = None) -> list[JobEffect]:
         self._retry_later(now)
         view = member.view
         return [DeletePod(view.name, view.uid, "", force=self._roster.is_cut_off(member))]
@@ -154,7 +154,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     real = pods.PodPlan._end
 
-    def end(self: pods.PodPlan, member: Member, now: float, fenced: Any = None) -> list[Effect]:
+    def end(self: pods.PodPlan, member: Member, now: float, fenced: Any = None) -> list[JobEffect]:
         node = member.view.node
         return real(self, member, now, fenced) + ([FenceNode(node, "")] if node else [])
 
@@ -164,7 +164,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 @planted("the loss of a spare stops the job")
 def _(patch: pytest.MonkeyPatch) -> None:
     def is_training(self: gang.Gang, uid: PodUid) -> bool:
-        return self.stage is not gang.Stage.HALTED and uid in self._roster.members
+        return self.stage is not gang.GangStage.HALTED and uid in self._roster.members
 
     patch.setattr(gang.Gang, "is_training", is_training)
 
@@ -235,7 +235,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     real = JobState.flush
 
-    def flush(self: JobState) -> list[Effect]:
+    def flush(self: JobState) -> list[JobEffect]:
         return [effect for effect in real(self) if not isinstance(effect, WriteIncident)]
 
     patch.setattr(JobState, "flush", flush)
@@ -468,7 +468,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("a closed incident is not told what was restored")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def amend(self: incidents.Incidents, number: int, **changes: Any) -> list[Effect]:
+    def amend(self: incidents.Incidents, number: int, **changes: Any) -> list[JobEffect]:
         self.change(**changes)
         return []
 

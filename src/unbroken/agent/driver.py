@@ -26,21 +26,21 @@ from unbroken.agent_http.guard import Guard
 from unbroken.agent_http.server import AgentServer
 from unbroken.agent_http.snapshots import Copies
 from unbroken.core.agent.machine import (
+    AgentEffect,
+    AgentEvent,
     Commanded,
-    Effect,
-    Event,
     Exit,
     KillAll,
     OfferPort,
     PortFound,
     Prepared,
+    ProgramStage,
     Publish,
     Recall,
-    Release,
+    ReleaseWorkers,
     Settings,
     SignalWorkers,
     Spawn,
-    Stage,
     Terminated,
     Tick,
     Workers,
@@ -91,7 +91,7 @@ class Owner(Protocol):
     def start(self, imports_changed: Callable[[], None]) -> None:
         """Take charge."""
 
-    def spawn(self, stage: Stage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
+    def spawn(self, stage: ProgramStage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
         """Start the workers of a stage, but for the kept local ranks, which are this attempt's
         from now on; feeds `StageStarted` or `SpawnFailed`."""
 
@@ -118,7 +118,7 @@ class Owner(Protocol):
         """Write out what there is."""
 
 
-MakeOwner = Callable[[Options, Callable[[Event], None], Callable[[], float]], Owner]
+MakeOwner = Callable[[Options, Callable[[AgentEvent], None], Callable[[], float]], Owner]
 """The last gives the machine's time, from any thread."""
 
 
@@ -146,7 +146,7 @@ class Driver:
         self._random = random.Random()
         self._offered: collections.deque[int] = collections.deque(maxlen=PORTS_REMEMBERED)
         self._is_spare = True
-        self._inbox: collections.deque[Event] = collections.deque()
+        self._inbox: collections.deque[AgentEvent] = collections.deque()
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._learning: asyncio.Task[None] | None = None
@@ -307,7 +307,7 @@ class Driver:
             priority=is_inprocess and bool(self._machine.report().kept),
         )
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: AgentEvent) -> None:
         """Let the machine take an event and carry out what it orders, in order."""
         self._inbox.append(event)
         if self._is_stepping:
@@ -322,7 +322,7 @@ class Driver:
             self._is_stepping = False
         self._arm()
 
-    def _act(self, effect: Effect) -> None:
+    def _act(self, effect: AgentEffect) -> None:
         match effect:
             case Spawn(stage, command, kept):
                 self._processes.spawn(stage, command, kept)
@@ -335,7 +335,7 @@ class Driver:
             case Recall(local_ranks, attempt):
                 self._stop_examining()
                 self._conversation.recall(local_ranks, attempt)
-            case Release(local_ranks, command):
+            case ReleaseWorkers(local_ranks, command):
                 self._conversation.release(local_ranks, command)
             case OfferPort():
                 self._offer_port()

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unbroken.agent.options import Options
     from unbroken.core.agent.faults import WorkerEnd
-    from unbroken.core.agent.machine import Event, Stage
+    from unbroken.core.agent.machine import AgentEvent, ProgramStage
     from unbroken.wire.agent import StartCommand
 
 BACKEND = "unbroken"
@@ -180,7 +180,7 @@ class TorchWorkers:
     """The newest attempt of which workers were found."""
 
     def join(
-        self, options: Options, feed: Callable[[Event], None], clock: Callable[[], float]
+        self, options: Options, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
     ) -> TorchWorkers:
         """Become the driver's."""
         import asyncio
@@ -218,7 +218,7 @@ class TorchWorkers:
         self._tell(self._succeeded)
         self._released.wait()
 
-    def spawn(self, stage: Stage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
+    def spawn(self, stage: ProgramStage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
         """Let the rendezvous return; workers are found when torchrun has started them."""
         if command.log_rules:
             text = "unbroken: torchrun reads the output, so log rules are not evaluated"
@@ -260,7 +260,7 @@ class TorchWorkers:
 
     def _look(self, attempt: int) -> None:
         """Find the workers of an attempt by what torchrun has put into their environment."""
-        from unbroken.core.agent.machine import Stage, StageStarted
+        from unbroken.core.agent.machine import ProgramStage, StageStarted
 
         if self._attempt != attempt or self._seen:
             return
@@ -275,11 +275,11 @@ class TorchWorkers:
             self._loop.add_reader(seen.pidfd, self._ended, attempt, pid)
             pids.append(pid)
         self._found = attempt
-        self._feed(StageStarted(attempt, Stage.TRAIN, tuple(pids)))
+        self._feed(StageStarted(attempt, ProgramStage.TRAIN, tuple(pids)))
 
     def _ended(self, attempt: int, pid: int, end: WorkerEnd | None = None) -> None:
         from unbroken.core.agent.faults import SIGKILL, WorkerEnd
-        from unbroken.core.agent.machine import Stage, WorkerEnded
+        from unbroken.core.agent.machine import ProgramStage, WorkerEnded
 
         seen = self._seen.pop(pid)
         self._loop.remove_reader(seen.pidfd)
@@ -288,7 +288,7 @@ class TorchWorkers:
         if self.is_stop_wanted and found.exit_code != 0:
             # torchrun has ended it for us.
             found = WorkerEnd(signal=SIGKILL)
-        self._feed(WorkerEnded(attempt, Stage.TRAIN, seen.local_rank, found))
+        self._feed(WorkerEnded(attempt, ProgramStage.TRAIN, seen.local_rank, found))
 
     def _finish(self, end: WorkerEnd | None = None) -> int | None:
         """Tell the end of each worker of the attempt that has not been told."""
@@ -299,29 +299,29 @@ class TorchWorkers:
 
     def _stopped(self) -> None:
         """torchrun has no workers and wants to know what next."""
-        from unbroken.core.agent.machine import NothingLives, SpawnFailed, Stage
+        from unbroken.core.agent.machine import NothingLives, ProgramStage, SpawnFailed
 
         attempt = self._finish()
         _end_orphans()
         self._attempt, was_wanted, self.is_stop_wanted = None, self.is_stop_wanted, False
         if attempt is not None and not was_wanted:
             text = "a worker failed before it was seen; the log of torchrun says how"
-            self._feed(SpawnFailed(attempt, Stage.TRAIN, 0, text))
+            self._feed(SpawnFailed(attempt, ProgramStage.TRAIN, 0, text))
         self._feed(NothingLives())
 
     def _succeeded(self) -> None:
         from unbroken.core.agent.faults import WorkerEnd
-        from unbroken.core.agent.machine import Stage, StageStarted, WorkerEnded
+        from unbroken.core.agent.machine import ProgramStage, StageStarted, WorkerEnded
 
         self._is_done = True
         attempt = self._finish(WorkerEnd(exit_code=0))
         if attempt is not None and attempt != self._found:
             # They were over before this thread had looked; without a word the job would never end.
             self._found, nproc = attempt, self._options.nproc
-            self._feed(StageStarted(attempt, Stage.TRAIN, (0,) * nproc))
+            self._feed(StageStarted(attempt, ProgramStage.TRAIN, (0,) * nproc))
             for local_rank in range(nproc):
                 end = WorkerEnd(exit_code=0)
-                self._feed(WorkerEnded(attempt, Stage.TRAIN, local_rank, end))
+                self._feed(WorkerEnded(attempt, ProgramStage.TRAIN, local_rank, end))
         if self.is_stop_wanted:
             self._released.set()
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aiohttp import hdrs, web
 
-from unbroken.core.snapshots.replication import Arrival, Decision
+from unbroken.core.snapshots.replication import Arrival, NextRound
 from unbroken.errors import PeerError
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES
@@ -71,7 +71,7 @@ class Copies(Protocol):
     def descriptor(self, key: Key, point: Point) -> int | None:
         """Of the memory that holds it; a new one, to be closed."""
 
-    async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> Decision | None:
+    async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> NextRound | None:
         """Hear what a node holds; what all do next, None: it is not known yet.  Refused."""
 
     def summary(self) -> dict[str, Any]:

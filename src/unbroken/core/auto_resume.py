@@ -71,7 +71,7 @@ class Readiness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class PodNode:
     """A node that a pod of the job is on."""
 
     name: str
@@ -114,12 +114,12 @@ class Picture:
     is_over: bool = False
     """It has ended, is suspended, or is being deleted."""
     pods: tuple[PodState, ...] = ()
-    nodes: Mapping[str, NodeState] | None = None
+    nodes: Mapping[str, PodNode] | None = None
     """A node that is named by a pod and not here is gone for certain."""
 
 
 @dataclass(frozen=True, slots=True)
-class WriteRecord:
+class WriteResumeRecord:
     """Write this into the annotations if the job still has this version; if it has not, leave the
     orders that follow undone."""
 
@@ -128,7 +128,7 @@ class WriteRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class DeletePod:
+class DeleteResumedPod:
     """Delete this very pod.  `force`: without grace; the node must be looked at once more."""
 
     name: str
@@ -153,7 +153,7 @@ class Say:
     message: str
 
 
-Effect = WriteRecord | DeletePod | AskForFence | Say
+ResumeEffect = WriteResumeRecord | DeleteResumedPod | AskForFence | Say
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +181,10 @@ class AutoResume:
         """When to look again, though nothing may have changed; None: not before it has."""
         return self._deadline
 
-    def step(self, seen: Picture, now: float) -> list[Effect]:
+    def step(self, seen: Picture, now: float) -> list[ResumeEffect]:
         """What to do, in this order."""
         self._deadline = None
-        effects: list[Effect] = []
+        effects: list[ResumeEffect] = []
         if seen.problems != self._said:
             effects += [Say(INVALID, problem) for problem in seen.problems]
             self._said = seen.problems
@@ -220,7 +220,7 @@ class AutoResume:
 
     # --- deciding
 
-    def _judge(self, seen: Picture, signs: list[_Sign], now: float) -> list[Effect]:
+    def _judge(self, seen: Picture, signs: list[_Sign], now: float) -> list[ResumeEffect]:
         if not signs:
             self._since = None
             return []
@@ -239,18 +239,18 @@ class AutoResume:
         unhealthy = frozenset(name for name, node in (seen.nodes or {}).items() if node.trouble)
         done = f"deletes {all_of(len(pods), 'pod')} (restart {number} of at most {most})"
         return [
-            WriteRecord(Record(number, fault, now, pods, unhealthy), seen.version),
+            WriteResumeRecord(Record(number, fault, now, pods, unhealthy), seen.version),
             Say(RESTARTING, f"PyTorchJob {seen.name} is restarting because {fault}: {done}"),
         ]
 
-    def _give_up(self, seen: Picture, fault: str, now: float) -> list[Effect]:
+    def _give_up(self, seen: Picture, fault: str, now: float) -> list[ResumeEffect]:
         if seen.record.exhausted:
             return []
         self._look_at(now + RESEND_SECONDS)
         done = counted(seen.record.count, "restart")
         text = f"{fault}; nothing is done about it: {done} of at most {seen.resume.retries_max}"
         return [
-            WriteRecord(replace(seen.record, exhausted=fault), seen.version),
+            WriteResumeRecord(replace(seen.record, exhausted=fault), seen.version),
             Say(EXHAUSTED, f"PyTorchJob {seen.name} is not restarted: {text}"),
         ]
 
@@ -275,7 +275,7 @@ class AutoResume:
             else:
                 self._look_at(pod.ends_by + STUCK_SECONDS)
 
-    def _node_trouble(self, node: NodeState | None, now: float) -> str:
+    def _node_trouble(self, node: PodNode | None, now: float) -> str:
         """Why pods of a node must move; empty: they need not."""
         if node is None:
             return "is gone"
@@ -297,18 +297,18 @@ class AutoResume:
 
     # --- removing
 
-    def _remove(self, seen: Picture, pods: Iterable[PodState], now: float) -> list[Effect]:
+    def _remove(self, seen: Picture, pods: Iterable[PodState], now: float) -> list[ResumeEffect]:
         """The next order for each pod that is to go, until it is gone."""
-        effects: list[Effect] = []
+        effects: list[ResumeEffect] = []
         asked: set[str] = set()
         for pod in pods:
             self._look_at(now + RESEND_SECONDS)
             node = (seen.nodes or {}).get(pod.node) if pod.node is not None else None
             if pod.node is not None and (node is None or node.is_fenced):
-                effects.append(DeletePod(pod.name, pod.uid, pod.node, force=True))
+                effects.append(DeleteResumedPod(pod.name, pod.uid, pod.node, force=True))
                 continue
             if pod.ends_by is None:
-                effects.append(DeletePod(pod.name, pod.uid, pod.node))
+                effects.append(DeleteResumedPod(pod.name, pod.uid, pod.node))
             is_stuck = pod.ends_by is not None and now >= pod.ends_by + STUCK_SECONDS
             is_cut_off = node is not None and node.readiness is not Readiness.READY
             if node is None or not (is_stuck or is_cut_off) or node.is_asked_for:

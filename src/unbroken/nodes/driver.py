@@ -19,26 +19,26 @@ from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Node
 
 from unbroken.core.nodes.health import (
-    Effect,
-    Event,
     GpusSampled,
+    HealthEffect,
+    HealthEvent,
     HostSampled,
     LineRead,
     LogFault,
     LookAtGpus,
-    NodeGone,
     NodeHealth,
-    NodeSeen,
-    RecordEvent,
-    Tick,
+    OwnNodeGone,
+    OwnNodeSeen,
+    RecordNodeEvent,
     WriteConditions,
     WriteFailed,
     WriteNode,
     Written,
 )
-from unbroken.core.nodes.health_object import NodeState, node_state
+from unbroken.core.nodes.health_object import OwnNode, node_state
 from unbroken.core.nodes.signals import GpuSample
 from unbroken.core.nodes.signals_table import SignTable
+from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.client import ApiRefusal, KubeClient
@@ -102,8 +102,8 @@ class NodeDaemon:
         self._health = NodeHealth(table, options.gpus_expected)
         self._recorder = EventRecorder(client, COMPONENT, options.node)
         self._path = f"api/v1/nodes/{quote(options.node)}"
-        self._events: asyncio.Queue[Event] = asyncio.Queue(QUEUED)
-        self._seen: NodeState | None = None
+        self._events: asyncio.Queue[HealthEvent] = asyncio.Queue(QUEUED)
+        self._seen: OwnNode | None = None
         """What the informer has told and the machine has not been given."""
         self._is_gone = False
         self._look_now = asyncio.Event()
@@ -186,7 +186,7 @@ class NodeDaemon:
             state = f'unknown reason="{gpus.problem}"' if gpus.problem else "seen"
             log.info("node=%s gpus=%s", self._options.node, state)
 
-    async def _put(self, event: Event) -> None:
+    async def _put(self, event: HealthEvent) -> None:
         await self._events.put(event)
         self._wake.set()
 
@@ -206,16 +206,16 @@ class NodeDaemon:
             if self._health.node is not None:
                 self._met.set()
 
-    async def _next(self) -> Event | None:
+    async def _next(self) -> HealthEvent | None:
         """What is next: the node first, for the rest is written into it."""
         if self._is_gone:
             self._is_gone = False
-            return NodeGone()
+            return OwnNodeGone()
         if self._seen is not None:
             state, self._seen = self._seen, None
             known = self._health.node
             if known is None or not _is_older(state, known):
-                return NodeSeen(state)
+                return OwnNodeSeen(state)
         if self._ask_at is not None and monotonic() >= self._ask_at:
             self._ask_at = None
             return await self._ask()
@@ -236,13 +236,13 @@ class NodeDaemon:
 
     # --- effects
 
-    async def _carry_out(self, effect: Effect) -> list[Effect]:
+    async def _carry_out(self, effect: HealthEffect) -> list[HealthEffect]:
         match effect:
             case WriteNode(patch):
                 return await self._write(self._path, dict(patch), MERGE)
             case WriteConditions(patch):
                 return await self._write(f"{self._path}/status", dict(patch), STRATEGIC)
-            case RecordEvent(kind, reason, message):
+            case RecordNodeEvent(kind, reason, message):
                 # As kubelet, which refers to its node by name only.
                 name = self._options.node
                 about = ObjectReference(kind="Node", name=name, uid=name)
@@ -253,7 +253,9 @@ class NodeDaemon:
                 self._look_now.set()
         return []
 
-    async def _write(self, path: str, patch: dict[str, Any], kind: dict[str, str]) -> list[Effect]:
+    async def _write(
+        self, path: str, patch: dict[str, Any], kind: dict[str, str]
+    ) -> list[HealthEffect]:
         try:
             answer = await self._client.raw("PATCH", path, body=patch, headers=kind)
             written = Written(node_state(msgspec.json.decode(answer)))
@@ -263,14 +265,14 @@ class NodeDaemon:
         self._failures = 0
         return self._health.step(written, wall())
 
-    async def _ask(self) -> Event | None:
+    async def _ask(self) -> HealthEvent | None:
         """The node as it is now; None: not known, and asked again."""
         try:
             answer = await self._client.raw("GET", self._path)
-            return NodeSeen(node_state(msgspec.json.decode(answer)))
+            return OwnNodeSeen(node_state(msgspec.json.decode(answer)))
         except ApiRefusal as error:
             if error.code == NOT_FOUND:
-                return NodeGone()
+                return OwnNodeGone()
             self._failed(error)
         except (UnbrokenError, msgspec.DecodeError) as error:
             self._failed(error)
@@ -308,7 +310,7 @@ class NodeDaemon:
             log.warning('node=%s log=unwritten reason="%s"', self._options.node, error)
 
 
-def _is_older(one: NodeState, other: NodeState) -> bool:
+def _is_older(one: OwnNode, other: OwnNode) -> bool:
     """Whether a version of the same object is one before another, which the informer brings late.
 
     Versions are numbers in every API server there is, though its API does not say so.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.record.timeline import TWICE, lost_seconds
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED, UNCHARGED
 
@@ -55,8 +55,8 @@ def _counters(records: Iterable[JobRecord]) -> Iterator[Metric]:
     )
     for one in records:
         created.add_metric(one.name, one.created)
-        successful.add_metric(one.name, one.ends[Standing.COMPLETED])
-        failed.add_metric(one.name, one.ends[Standing.FAILED])
+        successful.add_metric(one.name, one.ends[ConditionType.COMPLETED])
+        failed.add_metric(one.name, one.ends[ConditionType.FAILED])
         deleted.add_metric(one.name, one.deleted)
         for reason, count in sorted(one.restarted.items()):
             restarted.add_metric((*one.name, reason), count)

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.core.job.record.conditions import Standing, standing
+from unbroken.core.job.record.conditions import ConditionType, standing
 from unbroken.core.job.record.timeline import lost_seconds, lost_steps, stages
 from unbroken.spec.job.incident import Incident
 
@@ -111,7 +111,7 @@ def _standings(records: Iterable[JobRecord]) -> Metric:
         labels=("standing",),
     )
     found = Counter(standing(one.now.status.conditions) for one in records if one.now is not None)
-    for stands in Standing:
+    for stands in ConditionType:
         family.add_metric((stands.value,), found[stands])
     return family
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from unbroken.core.job.record.conditions import Standing, standing
+from unbroken.core.job.record.conditions import ConditionType, standing
 from unbroken.core.job.record.timeline import Goodput, goodput
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import NAMES_MAX, OTHERS, Ledger
@@ -74,7 +74,7 @@ class JobRecord:
     """Of the job that is there now, as kept by the API."""
     created: int = 0
     deleted: int = 0
-    ends: Counter[Standing] = field(default_factory=Counter)
+    ends: Counter[ConditionType] = field(default_factory=Counter)
     ended: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Incidents that have ended, by class of the fault and remedy."""
     restarted: Counter[str] = field(default_factory=Counter)
@@ -117,7 +117,7 @@ class JobRecords:
             self._begin(record, job)
         record.now = job
         stands = standing(job.status.conditions)
-        is_end = stands in (Standing.COMPLETED, Standing.FAILED)
+        is_end = stands in (ConditionType.COMPLETED, ConditionType.FAILED)
         if is_end and not record.has_ended:
             assert stands is not None
             record.ends[stands] += 1

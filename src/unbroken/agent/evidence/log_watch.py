@@ -12,15 +12,15 @@ from unbroken.core.agent.machine import RulesRead
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.core.logs.rule_config import read_rules
 from unbroken.core.logs.rule_events import (
-    Event,
     Lines,
+    LogRuleEvent,
+    LogStarted,
     Paused,
     RankEnded,
     RuleViolated,
-    Started,
-    Tick,
 )
 from unbroken.core.logs.rules import LogRules
+from unbroken.core.tick import Tick
 from unbroken.spec.problems import Report
 from unbroken.wire.agent import StartCommand
 
@@ -78,7 +78,7 @@ class LogWatch:
 
     def start(self) -> None:
         """Workers of a stage run."""
-        self._step(Started())
+        self._step(LogStarted())
 
     def pause(self) -> None:
         """No worker runs."""
@@ -99,7 +99,7 @@ class LogWatch:
         """The deadline has come, and everything that could be read was read."""
         self._step(Tick())
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: LogRuleEvent) -> None:
         rules, now = self._rules, self._clock()
         effects = rules.step(event, now)
         told = (rules.hits, rules.turns)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from unbroken.agent.workers.output import Rhythm
 from unbroken.core.agent.machine import WatchRead
+from unbroken.core.tick import Tick
 from unbroken.core.watchdog import events
 from unbroken.core.watchdog.machine import Watchdog
 from unbroken.core.watchdog.taught import Taught
@@ -78,7 +79,7 @@ class Watch:
     def begin(self, workers: Mapping[int, Watched]) -> None:
         """Workers run, by rank."""
         self._watched.update(workers)
-        self._take(*map(events.Started, workers))
+        self._take(*map(events.RankStarted, workers))
 
     def halted(self, rank: int, is_continued: bool) -> None:
         """A signal has stopped the worker, or continued it."""
@@ -105,9 +106,9 @@ class Watch:
 
     def _tick(self) -> None:
         self._timer = None
-        self._take(events.Tick())
+        self._take(Tick())
 
-    def _take(self, *taken: events.Event) -> None:
+    def _take(self, *taken: events.WatchdogEvent) -> None:
         inbox = list(taken)
         for event in inbox:
             for effect in self._watchdog.step(event, self._clock()):
@@ -116,8 +117,8 @@ class Watch:
         if self._news is None:
             self._news = self._loop.call_soon(self._report)
 
-    def _sample(self, wanted: events.Sample) -> list[events.Event]:
-        found: list[events.Event] = []
+    def _sample(self, wanted: events.Sample) -> list[events.WatchdogEvent]:
+        found: list[events.WatchdogEvent] = []
         below = _families() if wanted.with_processes else {}
         for rank in wanted.ranks:
             watched = self._watched.get(rank)
@@ -127,12 +128,12 @@ class Watch:
                     found.append(_sampled(rank, watched.pid, below))
         return found
 
-    def _signs(self, rank: int, watched: Watched) -> list[events.Event]:
-        found: list[events.Event] = []
+    def _signs(self, rank: int, watched: Watched) -> list[events.WatchdogEvent]:
+        found: list[events.WatchdogEvent] = []
         if watched.page is not None:
             page = watched.page.look()
             if watched.page.is_written:
-                found.append(events.Told(rank, self._translated(page)))
+                found.append(events.PageRead(rank, self._translated(page)))
         written = watched.rhythm.take()
         if written is not None:
             found.append(events.Wrote(rank, *written))

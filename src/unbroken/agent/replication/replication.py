@@ -19,7 +19,7 @@ from unbroken.agent.snapshots.slots import Slot, Snapshots, row
 from unbroken.agent_http.peer import Head, Peer, connected
 from unbroken.agent_http.snapshots import KEEP_HEADER, Key, Point, Refused
 from unbroken.agent_http.snapshots import Incoming as TakesBytes
-from unbroken.core.snapshots.replication import KEPT, Arrival, Decision, Item, Rounds
+from unbroken.core.snapshots.replication import KEPT, Arrival, Item, NextRound, Rounds
 from unbroken.errors import PeerError, UnbrokenError, WorldError
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
@@ -105,7 +105,7 @@ class Replication:
         """Of the memory that holds it; a new one, to be closed."""
         return self.copies.descriptor(key, point)
 
-    async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> Decision | None:
+    async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> NextRound | None:
         """Hear what a node holds; what all do next, None: it is not known yet.  Refused."""
         command = self._command
         if command is not None and command.rank != 0:
@@ -188,7 +188,7 @@ class Replication:
             self._enqueue(item)
         self._go_on(name)
 
-    async def _heard(self, name: str, arrival: Arrival, command: StartCommand) -> Decision | None:
+    async def _heard(self, name: str, arrival: Arrival, command: StartCommand) -> NextRound | None:
         if command.rank == 0 or self._is_alone:
             return await self._agreements.hear(name, command.rank, arrival)
         return await ask(command, self._key, name, arrival)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from unbroken.agent_http.peer import SILENCE_SECONDS, connected
 from unbroken.agent_http.snapshots import Refused
-from unbroken.core.snapshots.replication import Agreement, Arrival, Decision
+from unbroken.core.snapshots.replication import Agreement, Arrival, NextRound
 from unbroken.errors import PeerError
 from unbroken.wire.agent import StartCommand
 
@@ -32,7 +32,7 @@ class StrangerError(PeerError):
 class _Row:
     agreement: Agreement
     announced: int = 0
-    next: asyncio.Future[Decision] = field(
+    next: asyncio.Future[NextRound] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -45,7 +45,7 @@ class Agreements:
         self._rows: dict[str, _Row] = {}
         self._timers: list[asyncio.TimerHandle] = []
 
-    async def hear(self, name: str, node: int, arrival: Arrival) -> Decision | None:
+    async def hear(self, name: str, node: int, arrival: Arrival) -> NextRound | None:
         """What is decided; None: nothing yet.  Refused."""
         row = self._rows.get(name) or self._begin(name)
         decision = row.agreement.arrive(node, arrival)
@@ -76,7 +76,7 @@ class Agreements:
         if decision is not None:
             self._announce(row, decision)
 
-    def _announce(self, row: _Row, decision: Decision) -> None:
+    def _announce(self, row: _Row, decision: NextRound) -> None:
         # Who has missed one is told that again, and nobody else is.
         if decision.number > row.announced:
             row.announced = decision.number
@@ -92,7 +92,7 @@ def first(command: StartCommand) -> str:
 
 async def ask(
     command: StartCommand, key: bytes | None, name: str, arrival: Arrival
-) -> Decision | None:
+) -> NextRound | None:
     """Ask node rank 0; None: nothing is decided yet.  PeerError, OSError, TimeoutError."""
     told = {"attempt": command.attempt, "node": command.rank, **arrival._asdict()}
     async with connected(first(command), key) as peer:
@@ -108,7 +108,7 @@ async def ask(
     return _decision(text)
 
 
-def _decision(text: bytes) -> Decision:
+def _decision(text: bytes) -> NextRound:
     try:
         value = json.loads(text)
         number, common, begin = value["number"], value["common"], value["begin"]
@@ -116,4 +116,4 @@ def _decision(text: bytes) -> Decision:
         raise PeerError("it says nothing that is understood") from error
     if any(type(one) is not int for one in (number, 0 if common is None else common, begin)):
         raise PeerError("it says nothing that is understood")
-    return Decision(number, common, begin)
+    return NextRound(number, common, begin)

@@ -14,10 +14,10 @@ from typing import Any
 
 from unbroken.agent.snapshots.messages import SnapshotMessages
 from unbroken.core.agent.machine import (
+    AgentEvent,
     Arrived,
     CheckpointsTold,
     Disconnected,
-    Event,
     FaultReported,
     Passed,
     Registered,
@@ -57,7 +57,7 @@ class _Told:
 class Conversation:
     """One agent's side; `handlers` may be added to."""
 
-    feed: Callable[[Event], None]
+    feed: Callable[[AgentEvent], None]
     workers: Callable[[], Mapping[int, int]]
     """Local ranks of those that live, by pid."""
     environment: Callable[[StartCommand, int], Mapping[str, str]]

@@ -10,7 +10,7 @@ from string import Template
 
 import unbroken
 from unbroken.agent.options import Options, Script
-from unbroken.core.agent.machine import Stage
+from unbroken.core.agent.machine import ProgramStage
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.warm import LEARNT_VARIABLE, MODULE, RUN_PATH, SCRIPT
@@ -46,17 +46,21 @@ class Program:
 
 
 def programs(
-    options: Options, stage: Stage, command: StartCommand, directory: str, boots: bool = False
+    options: Options,
+    stage: ProgramStage,
+    command: StartCommand,
+    directory: str,
+    boots: bool = False,
 ) -> tuple[Program, ...]:
     """The processes of a stage; `directory` is the attempt's.  With `boots` those that train are
     started by `BOOT`."""
     script, count = options.script, options.nproc
-    if stage is not Stage.TRAIN:
-        chosen = options.pre_train if stage is Stage.PRE_TRAIN else options.post_train
+    if stage is not ProgramStage.TRAIN:
+        chosen = options.pre_train if stage is ProgramStage.PRE_TRAIN else options.post_train
         assert chosen is not None
         script, count = chosen, 1
-    name = options.role if stage is Stage.TRAIN else stage.value
-    kind = kind_of(script) if boots and stage is Stage.TRAIN else ""
+    name = options.role if stage is ProgramStage.TRAIN else stage.value
+    kind = kind_of(script) if boots and stage is ProgramStage.TRAIN else ""
     return tuple(
         Program(
             local_rank,

@@ -25,11 +25,11 @@ from unbroken.agent.evidence.pages import PageSource
 from unbroken.agent.options import Options, kept_only
 from unbroken.core.agent.faults import SIGBUS, SIGKILL, WorkerEnd
 from unbroken.core.agent.machine import (
-    Event,
+    AgentEvent,
     FirstOutput,
     NothingLives,
+    ProgramStage,
     SpawnFailed,
-    Stage,
     StageStarted,
     TurnedCold,
     WatchRead,
@@ -65,7 +65,7 @@ class Worker:
     """A worker whose end has not been reported."""
 
     attempt: int
-    stage: Stage
+    stage: ProgramStage
     program: Program
     pid: int
     pidfd: int
@@ -84,12 +84,12 @@ class Processes:
     keeps = True
 
     def __init__(
-        self, options: Options, feed: Callable[[Event], None], clock: Callable[[], float]
+        self, options: Options, feed: Callable[[AgentEvent], None], clock: Callable[[], float]
     ) -> None:
         self._options = options
         self._feed = feed
         self._directories = log_directories(options)
-        self.note = f"output in {self._directories[Stage.TRAIN]}"
+        self.note = f"output in {self._directories[ProgramStage.TRAIN]}"
         self._clock = clock
         self._lease = Lease()
         self._output = Output(clock)
@@ -126,7 +126,7 @@ class Processes:
     def _nobodys_program(self) -> Program:
         """Of no rank, before any start."""
         nobody = StartCommand(-1, -1, self._options.nnodes, "", -1)
-        return programs(self._options, Stage.TRAIN, nobody, "", True)[0]
+        return programs(self._options, ProgramStage.TRAIN, nobody, "", True)[0]
 
     def imports(self) -> Collection[str] | None:
         """What a template has been told to import, and was fit for use; None: no worker is started
@@ -145,7 +145,7 @@ class Processes:
             self._warm.close()
         self._output.stop(seconds=1.0)
 
-    def spawn(self, stage: Stage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
+    def spawn(self, stage: ProgramStage, command: StartCommand, kept: tuple[int, ...] = ()) -> None:
         """Start the workers of a stage, but for the kept local ranks, which are this attempt's
         from now on; feeds `StageStarted` or `SpawnFailed`."""
         self._is_killing = False
@@ -155,7 +155,7 @@ class Processes:
         chosen = [program for program in every if program.local_rank not in kept]
         for program in chosen:
             _prepare(program.directory)
-        sources = [pages.make() if stage is Stage.TRAIN else None for _ in chosen]
+        sources = [pages.make() if stage is ProgramStage.TRAIN else None for _ in chosen]
         oom_kills = facts.oom_kills()
         warm = self._warm_starts() if every[0].kind else None
         children, failure = self._start(chosen, sources, warm)
@@ -178,7 +178,7 @@ class Processes:
         self._feed(StageStarted(attempt, stage, pids, ranks, starts))
         if warm is not None:
             warm.began(attempt, [child.is_warm for child in children])
-        if stage is Stage.TRAIN:
+        if stage is ProgramStage.TRAIN:
             self._watch_workers(command)
 
     def _warm_starts(self) -> WarmStarts:
@@ -241,7 +241,7 @@ class Processes:
         if self._rules is not None:
             self._output.call(self._rules.start)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: AgentEvent) -> None:
         """From another thread."""
         _call_soon(self._loop, lambda: self._feed(event))
 
@@ -258,7 +258,7 @@ class Processes:
         # Who is dead or dying by now has another cause, which is the one that is looked for.
         self._reap()
         for pid, worker in self._workers.items():
-            if worker.stage is Stage.TRAIN and worker.program.local_rank in but:
+            if worker.stage is ProgramStage.TRAIN and worker.program.local_rank in but:
                 continue
             worker.is_signalled |= not lineage.is_dying(pid)
             lineage.kill_group(pid, number)
@@ -269,13 +269,13 @@ class Processes:
     def local_ranks(self) -> Mapping[int, int]:
         """Of the training workers that live, by pid."""
         alive = self._workers.values()
-        return {one.pid: one.program.local_rank for one in alive if one.stage is Stage.TRAIN}
+        return {one.pid: one.program.local_rank for one in alive if one.stage is ProgramStage.TRAIN}
 
     def _keep(self, kept: tuple[int, ...], command: StartCommand) -> None:
         """Take workers that live on into an attempt; they write on to the files that they have."""
         for worker in self._workers.values():
             local_rank = worker.program.local_rank
-            if worker.stage is not Stage.TRAIN or local_rank not in kept:
+            if worker.stage is not ProgramStage.TRAIN or local_rank not in kept:
                 continue
             worker.attempt, worker.is_signalled = command.attempt, False
             worker.rank = command.rank * self._options.nproc + local_rank
@@ -307,7 +307,11 @@ class Processes:
         with contextlib.suppress(ChildProcessError):
             while found := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG):
                 worker = self._workers.get(found.si_pid)
-                if worker is not None and worker.stage is Stage.TRAIN and self._watch is not None:
+                if (
+                    worker is not None
+                    and worker.stage is ProgramStage.TRAIN
+                    and self._watch is not None
+                ):
                     self._watch.halted(worker.rank, found.si_code == os.CLD_CONTINUED)
 
     def _descendants(self) -> list[int]:
@@ -377,7 +381,7 @@ class Processes:
         rules, is_last = self._rules, not self._workers
 
         def drained() -> None:
-            if rules is not None and worker.stage is Stage.TRAIN and code == 0:
+            if rules is not None and worker.stage is ProgramStage.TRAIN and code == 0:
                 rules.end_rank(worker.rank)
             if rules is not None and is_last:
                 rules.pause()
@@ -387,7 +391,7 @@ class Processes:
         self._output.finish(worker.streams, drained)
 
     def _last_step(self, worker: Worker) -> int | None:
-        if self._watch is not None and worker.stage is Stage.TRAIN:
+        if self._watch is not None and worker.stage is ProgramStage.TRAIN:
             self._watch.end(worker.rank)
         if worker.page is None:
             return None
@@ -446,13 +450,13 @@ def _is_recent(interpreter: str) -> bool:
     return done.returncode == 0
 
 
-def log_directories(options: Options) -> dict[Stage, str]:
+def log_directories(options: Options) -> dict[ProgramStage, str]:
     """Make this run's directory for each stage; WorldError."""
-    stages = {Stage.TRAIN: ""}
+    stages = {ProgramStage.TRAIN: ""}
     if options.pre_train is not None:
-        stages[Stage.PRE_TRAIN] = "pre_train_"
+        stages[ProgramStage.PRE_TRAIN] = "pre_train_"
     if options.post_train is not None:
-        stages[Stage.POST_TRAIN] = "post_train_"
+        stages[ProgramStage.POST_TRAIN] = "post_train_"
     given = options.log_dir or os.environ.get("UNBROKEN_LOG_DIR")
     base = given or tempfile.gettempdir()
     try:

@@ -22,6 +22,7 @@ from typing import Any
 from unbroken.agent.evidence import procfs
 from unbroken.agent.options import Options
 from unbroken.core.agent import warm as core
+from unbroken.core.tick import Tick
 from unbroken.wire.agent import IMPORTS_MAX
 from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
 
@@ -233,7 +234,7 @@ class WarmStarts:
             self._timer.cancel()
         self._end()
 
-    def _feed(self, event: core.Event) -> None:
+    def _feed(self, event: core.WarmEvent) -> None:
         self._act(self._machine.step(event, self._clock()))
         self._restate()
         if self._timer is not None:
@@ -242,7 +243,7 @@ class WarmStarts:
         due = self._machine.deadline()
         if due is not None:
             delay = max(0.0, due - self._clock())
-            self._timer = self._loop.call_later(delay, self._feed, core.Tick())
+            self._timer = self._loop.call_later(delay, self._feed, Tick())
 
     def _restate(self) -> None:
         known = self.imports()
@@ -251,7 +252,7 @@ class WarmStarts:
             self._imports_told = count
             self._loop.call_soon(self._imports_changed)
 
-    def _act(self, effects: Sequence[core.Effect]) -> None:
+    def _act(self, effects: Sequence[core.WarmEffect]) -> None:
         for effect in effects:
             match effect:
                 case core.LookAtImports():

@@ -12,7 +12,7 @@ from unbroken.cli.place import Form, Output
 from unbroken.cli.show import Paper, note, paper, print_json
 from unbroken.core.diagnosis.flight_analysis import WAITS_MAX, Analysis, Cause, analyse
 from unbroken.core.diagnosis.flight_waits import Wait
-from unbroken.core.diagnosis.job_logs import judge
+from unbroken.core.diagnosis.job_logs import judge_logs
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, UNSURE, Blame, blame, name_ranks
 from unbroken.core.wording import counted, plural
 from unbroken.errors import SpecError
@@ -74,7 +74,7 @@ def _nothing(found: Found) -> str:
 
 def _causes(found: Found, analysis: Analysis, stacks: Blame | None) -> list[Told]:
     """All causes, the surest first: a rank that failed comes before those that waited for it."""
-    told = [("log", one) for one in judge(found.logs)]
+    told = [("log", one) for one in judge_logs(found.logs)]
     errors = [one for one in told if one[1].kind == "error"]
     others = [one for one in told if one[1].kind != "error"]
     others[:0] = [("flight recorder", one) for one in analysis.causes]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unbroken.core.job.obstacles import split_wait
-from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.record.timeline import lost_steps
 from unbroken.core.job.recovery.ladder import rung_of
 from unbroken.core.wording import counted
@@ -18,7 +18,7 @@ from unbroken.spec.times import time_seconds
 
 Object = Mapping[str, Any]
 
-STATES = frozenset(one.value for one in Standing)
+STATES = frozenset(one.value for one in ConditionType)
 """Types of conditions; the last of these that is True is the job's state."""
 ENDED = ("Completed", "Failed")
 

@@ -206,7 +206,7 @@ def repair_line(repair: RepairRecord, now: float) -> str:
 
 def blame_rows(held: NodeRecordSpec, now: float) -> list[list[object]]:
     """Entries that are held against a node, newest first."""
-    points = blame.counted(held, now)
+    points = blame.points_at(held, now)
     return [
         [_at(one.at), one.kind.value, one.source, f"{left:.1f}", f"{one.weight:.1f}", one.text]
         for one, left in reversed(list(zip(held.blame, points, strict=True)))

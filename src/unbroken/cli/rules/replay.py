@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from unbroken.cli.show import note
-from unbroken.core.logs.origins import Origin, origin_of
+from unbroken.core.logs.origins import FileOrigin, origin_of
 from unbroken.core.logs.recorded import Line, Reading, Recorded, require_times, world_of
 from unbroken.core.logs.replay import Replay
 from unbroken.core.logs.rule_config import CompiledRule, read_rules
 from unbroken.core.logs.rule_evidence import check_heard, check_sample
-from unbroken.core.logs.rule_lint import Finding
+from unbroken.core.logs.rule_lint import LintFinding
 from unbroken.core.logs.rule_sets import RuleSet
 from unbroken.errors import SpecError
 from unbroken.spec.patterns import Pattern
@@ -84,7 +84,7 @@ def replay_logs(
     by_attempt: dict[int, list[Recorded]] = {}
     for file in files:
         rank = options.ranks.get(file)
-        origin = Origin() if file == STDIN else origin_of(file)
+        origin = FileOrigin() if file == STDIN else origin_of(file)
         origin = origin if rank is None else replace(origin, rank=rank)
         reading = Reading(file, origin, nproc, options.time_format, options.seconds_per_line)
         one = Recorded(reading, chunks(file, progress))
@@ -101,13 +101,13 @@ def replay_logs(
     return attempts, sample
 
 
-def check_logs(rule_set: RuleSet, logs: list[str], options: Options) -> list[Finding]:
+def check_logs(rule_set: RuleSet, logs: list[str], options: Options) -> list[LintFinding]:
     """What logs of a healthy job tell of its rules."""
     report = Report()
     rules = read_rules(rule_set.entries, report)
     names = [one.get("name") if isinstance(one, dict) else None for one in rule_set.entries]
     attempts, sample = replay_logs(rules, rule_set, logs, options)
-    found: list[Finding] = []
+    found: list[LintFinding] = []
     for rule in rules:
         path = f"{rule_set.path}[{names.index(rule.spec.name)}]"
         found += check_sample(rule, path, sample.lines)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from unbroken.cli.show import print_table
-from unbroken.core.logs.recorded import Place
+from unbroken.core.logs.recorded import LinePlace
 from unbroken.core.logs.replay import Found, Heard
 from unbroken.core.logs.rule_config import CompiledRule
 from unbroken.core.logs.rule_events import RuleViolated
-from unbroken.core.logs.rule_lint import Finding, Severity
+from unbroken.core.logs.rule_lint import LintFinding, Severity
 from unbroken.core.logs.rules import shown
 from unbroken.core.wording import counted
 from unbroken.spec.times import time_text
@@ -82,7 +82,7 @@ def _since(at: float | None, start: float) -> float | None:
     return None if at is None else round(at - start, 3)
 
 
-def _place(place: Place | None) -> str | None:
+def _place(place: LinePlace | None) -> str | None:
     return f"{place.file}:{place.number}" if place else None
 
 
@@ -105,7 +105,7 @@ def pattern_views(rules: Sequence[CompiledRule], sample: Sample) -> list[Object]
     return views
 
 
-def finding_view(found: Finding) -> Object:
+def finding_view(found: LintFinding) -> Object:
     """A finding of `rules check`."""
     return {
         "severity": found.severity.value,
@@ -117,7 +117,7 @@ def finding_view(found: Finding) -> Object:
     }
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
+def print_findings(findings: Sequence[LintFinding]) -> None:
     """The answer of `rules check` for people."""
     for one in findings:
         print(f"{one.severity.value}: rule {one.rule}: {one.what}")

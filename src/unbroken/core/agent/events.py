@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from unbroken.core.tick import Tick
 from unbroken.wire.agent import AgentReport, Command, RuleView, StartCommand
 from unbroken.wire.observation import RankWatch
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from unbroken.core.logs.rule_events import RuleViolated
 
 
-class Stage(Enum):
+class ProgramStage(Enum):
     """The programs of an attempt, in order; values are prefixes of log directories."""
 
     PRE_TRAIN = "pre_train"
@@ -64,7 +65,7 @@ class StageStarted:
     """Every worker of the stage has a process."""
 
     attempt: int
-    stage: Stage
+    stage: ProgramStage
     pids: tuple[int, ...]
     local_ranks: tuple[int, ...] | None = None
     """Whose `pids` are; None: from 0."""
@@ -77,7 +78,7 @@ class SpawnFailed:
     """A worker could not be started; those before it may run."""
 
     attempt: int
-    stage: Stage
+    stage: ProgramStage
     local_rank: int
     message: str
 
@@ -87,7 +88,7 @@ class WorkerEnded:
     """A worker's own process ended; what it has started may still live."""
 
     attempt: int
-    stage: Stage
+    stage: ProgramStage
     local_rank: int
     end: WorkerEnd
     step: int | None = None
@@ -105,7 +106,7 @@ class TurnedCold:
     """A worker that was to start warm starts cold, in the same process."""
 
     attempt: int
-    stage: Stage
+    stage: ProgramStage
     local_rank: int
     pid: int
 
@@ -213,18 +214,13 @@ class Terminated:
     signal: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed; nothing else happened."""
-
-
 ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | TurnedCold | FirstOutput
 RunEvent = ProcessEvent | RulesRead | WatchRead
 """Of one attempt."""
 MemberEvent = Registered | Arrived | Passed | Disconnected | FaultReported
 """Of a process that may live on over attempts."""
 OtherEvent = Prepared | Commanded | NothingLives | PortFound | Terminated | CheckpointsTold | Tick
-Event = RunEvent | MemberEvent | OtherEvent
+AgentEvent = RunEvent | MemberEvent | OtherEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +228,7 @@ class Spawn:
     """Start the stage's workers: `nproc` for training, one for a script.  Answer: `StageStarted`
     or `SpawnFailed`."""
 
-    stage: Stage
+    stage: ProgramStage
     command: StartCommand
     kept: tuple[int, ...] = ()
     """Local ranks whose processes live on and are this attempt's from now on; in increasing order,
@@ -264,7 +260,7 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseWorkers:
     """Let workers at the barrier go on, as ranks of this attempt."""
 
     local_ranks: tuple[int, ...]
@@ -290,4 +286,4 @@ class Exit:
     code: int
 
 
-Effect = Spawn | SignalWorkers | KillAll | Recall | Release | OfferPort | Publish | Exit
+AgentEffect = Spawn | SignalWorkers | KillAll | Recall | ReleaseWorkers | OfferPort | Publish | Exit

@@ -54,7 +54,7 @@ class WorkerEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPlace:
     """Which worker it was, and when it ended."""
 
     local_rank: int
@@ -82,7 +82,7 @@ def has_failed(end: WorkerEnd) -> bool:
     return end.exit_code != 0
 
 
-def judge_stopped(end: WorkerEnd, place: Place) -> WorkerFault | None:
+def judge_stopped(end: WorkerEnd, place: WorkerPlace) -> WorkerFault | None:
     """The fault that a worker had come to when it was stopped; None: it trained, or missed a peer.
 
     Python prints its traceback first and takes long to end, so that peers may complain earlier.
@@ -91,12 +91,12 @@ def judge_stopped(end: WorkerEnd, place: Place) -> WorkerFault | None:
     error = recorded_error(end.error_file) or printed_error(said)
     if error is None or (not end.error_file and error.lines[-1] != _RANK_PREFIX.sub("", said[-1])):
         return None
-    fault = judge(replace(end, signal=None, exit_code=1), place)
+    fault = name_fault(replace(end, signal=None, exit_code=1), place)
     fault = replace(fault, exit_code=end.exit_code, signal=end.signal)
     return None if fault.kind is FaultKind.PEER_LOST else fault
 
 
-def judge(end: WorkerEnd, place: Place) -> WorkerFault:
+def name_fault(end: WorkerEnd, place: WorkerPlace) -> WorkerFault:
     """Name the fault of a worker that has failed."""
     error = None
     if end.signal is None:
@@ -116,11 +116,11 @@ def judge(end: WorkerEnd, place: Place) -> WorkerFault:
         signal=end.signal,
         message=(text or _code_text(end))[:LINE_CHARACTERS],
         fingerprint=error.fingerprint if error else "",
-        lines=last_lines(error.lines if error else end.lines),
+        lines=bounded_lines(error.lines if error else end.lines),
     )
 
 
-def judge_reported(text: str, place: Place) -> WorkerFault:
+def judge_reported(text: str, place: WorkerPlace) -> WorkerFault:
     """Name the fault that a worker reports itself; the text may be a traceback."""
     error = printed_error(text.splitlines())
     kind = FaultKind.REPORTED
@@ -138,7 +138,7 @@ def judge_reported(text: str, place: Place) -> WorkerFault:
     )
 
 
-def _kind(end: WorkerEnd, error: RaisedError | None, place: Place) -> FaultKind:
+def _kind(end: WorkerEnd, error: RaisedError | None, place: WorkerPlace) -> FaultKind:
     if end.signal is not None:
         return _signal_kind(end, "\n".join(end.lines))
     if error is None:
@@ -169,7 +169,7 @@ def _signal_kind(end: WorkerEnd, text: str) -> FaultKind:
     return FaultKind.PEER_LOST if is_peer_lost(text, text) else FaultKind.SIGNAL
 
 
-def _is_port_taken(text: str, place: Place) -> bool:
+def _is_port_taken(text: str, place: WorkerPlace) -> bool:
     if place.rank != 0 or not _ADDRESS_TAKEN.search(text):
         return False
     ports = _PORT.findall(text)
@@ -194,7 +194,7 @@ def signal_name(number: int) -> str:
     return SIGNAL_NAMES.get(number, f"signal {number}")
 
 
-def last_lines(lines: Sequence[str]) -> tuple[str, ...]:
+def bounded_lines(lines: Sequence[str]) -> tuple[str, ...]:
     """The end of a text, bounded."""
     return tuple(line[:LINE_CHARACTERS] for line in lines[-LINES_MAX:])
 
@@ -222,7 +222,7 @@ def recorded_error(text: str) -> RaisedError | None:
     if found is not None:
         return found
     kind, _, rest = said.partition(": ")
-    lines = last_lines(said.splitlines())
+    lines = bounded_lines(said.splitlines())
     return RaisedError(kind, rest, _fingerprint(kind, rest, ()), lines, said)
 
 
@@ -249,7 +249,7 @@ def _raised(
     place = [":".join(frame) for frame in frames[-3:]]
     fingerprint = _fingerprint(found["type"], message, place)
     text = "\n".join(rest[: LINES_MAX // 2])
-    return RaisedError(found["type"], message, fingerprint, last_lines(kept), text)
+    return RaisedError(found["type"], message, fingerprint, bounded_lines(kept), text)
 
 
 def _fingerprint(kind: str, message: str, place: Sequence[str]) -> str:

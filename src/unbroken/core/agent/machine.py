@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from unbroken.core.tick import Tick
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
     PROCESS_RESTART,
@@ -31,12 +32,12 @@ from unbroken.wire.agent import (
 from unbroken.wire.ipc import STUCK_CODE
 
 from .events import (
+    AgentEffect,
+    AgentEvent,
     Arrived,
     CheckpointsTold,
     Commanded,
     Disconnected,
-    Effect,
-    Event,
     Exit,
     FaultReported,
     FirstOutput,
@@ -48,34 +49,33 @@ from .events import (
     PortFound,
     Prepared,
     ProcessEvent,
+    ProgramStage,
     Publish,
     Recall,
     Registered,
-    Release,
+    ReleaseWorkers,
     RulesRead,
     RunEvent,
     Settings,
     SignalWorkers,
     Spawn,
     SpawnFailed,
-    Stage,
     StageStarted,
     Terminated,
-    Tick,
     TurnedCold,
     WatchRead,
     WorkerEnded,
 )
 from .faults import SIGKILL, has_failed
-from .members import Member, Members
+from .members import Members, WorkerProcess
 from .run import Run, message, rule_fault, same
 
 __all__ = [
-    "SIGTERM", "SIGUSR1", "Arrived", "CheckpointsTold", "Commanded", "Disconnected", "Effect",
-    "Event", "Exit", "FaultReported", "FirstOutput", "KillAll", "NothingLives", "OfferPort",
-    "Passed", "PortFound", "Prepared", "Publish", "Recall", "Registered", "Release", "RulesRead",
-    "Settings", "SignalWorkers", "Spawn", "SpawnFailed", "Stage", "StageStarted", "Terminated",
-    "Tick", "TurnedCold", "WatchRead", "WorkerEnded", "Workers",
+    "SIGTERM", "SIGUSR1", "AgentEffect", "AgentEvent", "Arrived", "CheckpointsTold", "Commanded",
+    "Disconnected", "Exit", "FaultReported", "FirstOutput", "KillAll", "NothingLives", "OfferPort",
+    "Passed", "PortFound", "Prepared", "ProgramStage", "Publish", "Recall", "Registered",
+    "ReleaseWorkers", "RulesRead", "Settings", "SignalWorkers", "Spawn", "SpawnFailed",
+    "StageStarted", "Terminated", "Tick", "TurnedCold", "WatchRead", "WorkerEnded", "Workers",
 ]  # fmt: skip
 
 SIGTERM, SIGUSR1 = 15, 10
@@ -133,7 +133,7 @@ class Workers:
             return f"cannot start attempt {command.attempt} in state {self.state.value}"
         return ""
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: AgentEvent, now: float) -> list[AgentEffect]:
         """Take one event; return what must be done, in order."""
         effects = self._take(event, now)
         self._check()
@@ -176,7 +176,7 @@ class Workers:
         living = sorted({*self._members.ranks(), *self._dying})
         return tuple(first + local_rank for local_rank in living)
 
-    def _take(self, event: Event, now: float) -> list[Effect]:
+    def _take(self, event: AgentEvent, now: float) -> list[AgentEffect]:
         match event:
             case Prepared():
                 return [*self._prepare(now), OfferPort()]
@@ -200,7 +200,7 @@ class Workers:
             case _:
                 return self._attempt_event(event, now)
 
-    def _tick(self, now: float) -> list[Effect]:
+    def _tick(self, now: float) -> list[AgentEffect]:
         if self._kill_at is not None and now >= self._kill_at:
             return self._kill()
         if self._arrive_at is None or now < self._arrive_at:
@@ -211,23 +211,25 @@ class Workers:
             self._members.drop(local_rank)
         return self._cull() if late else []
 
-    def _attempt_event(self, event: RunEvent, now: float) -> list[Effect]:
+    def _attempt_event(self, event: RunEvent, now: float) -> list[AgentEffect]:
         run = self._run
         if isinstance(event, WorkerEnded) and self._member(event) is not None:
-            is_listed = run is not None and run.stage is Stage.TRAIN
+            is_listed = run is not None and run.stage is ProgramStage.TRAIN
             if run is None or not is_listed or event.local_rank not in run.workers:
                 return self._lost(event.local_rank, now)
         elif run is None or not (event.attempt == run.command.attempt or run.lists(event)):
             return []
         return self._run_event(run, event, now)
 
-    def _member(self, event: MemberEvent | WorkerEnded) -> Member | None:
+    def _member(self, event: MemberEvent | WorkerEnded) -> WorkerProcess | None:
         """Where a member is meant, and this very process of it."""
-        if isinstance(event, WorkerEnded) and (event.pid is None or event.stage is not Stage.TRAIN):
+        if isinstance(event, WorkerEnded) and (
+            event.pid is None or event.stage is not ProgramStage.TRAIN
+        ):
             return None
         return self._members.get(event.local_rank, event.pid)
 
-    def _member_event(self, event: MemberEvent, now: float) -> list[Effect]:
+    def _member_event(self, event: MemberEvent, now: float) -> list[AgentEffect]:
         if isinstance(event, Registered):
             self._register(event)
             return []
@@ -251,16 +253,16 @@ class Workers:
     def _register(self, event: Registered) -> None:
         """Only while it may be kept: who is being ended is not."""
         run = self._run
-        if run is None or run.stage is not Stage.TRAIN:
+        if run is None or run.stage is not ProgramStage.TRAIN:
             return
         worker = run.workers.get(event.local_rank)
         is_ours = worker is not None and worker.pid == event.pid and worker.state == "running"
         is_ours &= event.attempt in (None, run.command.attempt)
         if is_ours and self.state in (AgentState.INIT, AgentState.RUNNING):
-            member = Member(event.pid, run.command.attempt, has_passed=True)
+            member = WorkerProcess(event.pid, run.command.attempt, has_passed=True)
             self._members.add(event.local_rank, member)
 
-    def _arrived(self, event: Arrived, now: float) -> list[Effect]:
+    def _arrived(self, event: Arrived, now: float) -> list[AgentEffect]:
         run, local_rank = self._run, event.local_rank
         if self.state is not AgentState.RUNNING or run is None:
             return self._settle(now)
@@ -272,7 +274,7 @@ class Workers:
 
     def _fault_reported(self, run: Run, event: FaultReported, now: float) -> None:
         """The others are left alone until a stop says what becomes of them."""
-        if event.local_rank not in run.workers or run.stage is not Stage.TRAIN:
+        if event.local_rank not in run.workers or run.stage is not ProgramStage.TRAIN:
             return
         if self.state not in (AgentState.RUNNING, AgentState.FAULTED):
             return
@@ -282,7 +284,7 @@ class Workers:
             run.reason = event.reason or "WorkerReportedFault"
             self._enter(AgentState.FAULTED, now)
 
-    def _lost(self, local_rank: int, now: float) -> list[Effect]:
+    def _lost(self, local_rank: int, now: float) -> list[AgentEffect]:
         """A member cannot be kept any more: it has ended, or hears nothing."""
         self._members.drop(local_rank)
         run = self._run
@@ -294,10 +296,10 @@ class Workers:
             run.faults.append(WorkerFault(kind, local_rank, local_rank, 0, now, message=text))
             return self._fail(now)
         # What it has left is killed before others are started in its place.
-        self._is_clean &= run.stage is Stage.TRAIN
+        self._is_clean &= run.stage is ProgramStage.TRAIN
         return []
 
-    def _run_event(self, run: Run, event: RunEvent, now: float) -> list[Effect]:
+    def _run_event(self, run: Run, event: RunEvent, now: float) -> list[AgentEffect]:
         match event:
             case RulesRead():
                 return self._rules_read(run, event, now)
@@ -307,7 +309,7 @@ class Workers:
             case _:
                 return self._process_event(run, event, now)
 
-    def _process_event(self, run: Run, event: ProcessEvent, now: float) -> list[Effect]:
+    def _process_event(self, run: Run, event: ProcessEvent, now: float) -> list[AgentEffect]:
         if not isinstance(event, FirstOutput) and event.stage is not run.stage:
             return []
         match event:
@@ -341,7 +343,7 @@ class Workers:
         if self._run is not None and worker is not None and worker.first_output_at is None:
             self._run.workers[local_rank] = replace(worker, first_output_at=now)
 
-    def _rules_read(self, run: Run, event: RulesRead, now: float) -> list[Effect]:
+    def _rules_read(self, run: Run, event: RulesRead, now: float) -> list[AgentEffect]:
         """Workers that break a rule run on until a stop, as with the HyperPod agent."""
         run.rules = event.views
         found = [violation for violation in event.violations if violation.is_decisive]
@@ -351,7 +353,7 @@ class Workers:
             self._enter(AgentState.FAULTED, now)
         return []
 
-    def _commanded(self, command: Command, now: float) -> list[Effect]:
+    def _commanded(self, command: Command, now: float) -> list[AgentEffect]:
         if isinstance(command, ShutdownCommand):
             return self._shut_down(SIGTERM, 0, now)
         if self.refusal(command):
@@ -360,10 +362,10 @@ class Workers:
             return self._start(command, now) if self.state is AgentState.READY else []
         return self._stop(command, now)
 
-    def _start(self, command: StartCommand, now: float) -> list[Effect]:
+    def _start(self, command: StartCommand, now: float) -> list[AgentEffect]:
         self._newest = max(command.attempt, self._newest or 0)
         self._rank = command.rank
-        first = Stage.PRE_TRAIN if self.settings.has_pre_train else Stage.TRAIN
+        first = ProgramStage.PRE_TRAIN if self.settings.has_pre_train else ProgramStage.TRAIN
         self._run = Run(command, first)
         self._enter(AgentState.RUNNING, now)
         return [*self._begin(self._run, now), self._renew_port()]
@@ -373,45 +375,45 @@ class Workers:
         self._port = None
         return OfferPort()
 
-    def _begin(self, run: Run, now: float) -> list[Effect]:
+    def _begin(self, run: Run, now: float) -> list[AgentEffect]:
         """Start the stage, as soon as nothing lives that should not."""
         run.is_held = not self._is_clean
         if run.is_held:
             return self._cull()
-        kept = self._members.ranks() if run.stage is Stage.TRAIN else ()
-        effects: list[Effect] = [Spawn(run.stage, run.command, kept)]
+        kept = self._members.ranks() if run.stage is ProgramStage.TRAIN else ()
+        effects: list[AgentEffect] = [Spawn(run.stage, run.command, kept)]
         return effects + self._release(run, kept, now) if kept else effects
 
-    def _release(self, run: Run, ranks: tuple[int, ...], now: float) -> list[Effect]:
+    def _release(self, run: Run, ranks: tuple[int, ...], now: float) -> list[AgentEffect]:
         self._members.release(ranks, run.command.attempt)
         run.released.update(ranks)
         for each in ranks:
             pid, rank = self._members.pid(each), self._global_rank(run, each)
             run.workers[each] = WorkerReport(each, rank, pid, "running", now)
-        return [Release(ranks, run.command)]
+        return [ReleaseWorkers(ranks, run.command)]
 
-    def _prepare(self, now: float) -> list[Effect]:
+    def _prepare(self, now: float) -> list[AgentEffect]:
         self._enter(AgentState.INIT, now)
         if self.settings.is_inprocess:
             return self._await_ranks(now)
         self._enter(AgentState.READY, now)
         return []
 
-    def _await_ranks(self, now: float) -> list[Effect]:
+    def _await_ranks(self, now: float) -> list[AgentEffect]:
         """Let those that are missing come to the barrier, as the HyperPod agent does."""
         attempt = 0 if self._newest is None else self._newest + 1
         command = StartCommand(attempt, -1, self.settings.nnodes, "", -1)
-        self._run = Run(command, Stage.TRAIN, is_rankless=True)
+        self._run = Run(command, ProgramStage.TRAIN, is_rankless=True)
         self._enter(AgentState.INIT, now)
-        return [Spawn(Stage.TRAIN, command, self._members.ranks())]
+        return [Spawn(ProgramStage.TRAIN, command, self._members.ranks())]
 
-    def _stop(self, command: StopCommand, now: float) -> list[Effect]:
+    def _stop(self, command: StopCommand, now: float) -> list[AgentEffect]:
         known = self._newest
         effects = self._stop_workers(command, now)
         # The start of this attempt may have been lost on the way, and the others may have begun.
         return effects if self._newest == known else [*effects, self._renew_port()]
 
-    def _stop_workers(self, command: StopCommand, now: float) -> list[Effect]:
+    def _stop_workers(self, command: StopCommand, now: float) -> list[AgentEffect]:
         run, attempt = self._run, command.attempt
         if attempt is not None:
             self._newest = max(attempt, self._newest or 0)
@@ -429,7 +431,7 @@ class Workers:
         mode = command.restart_mode.lower()
         return mode == PROCESS_RESTART if self.settings.is_inprocess else mode != IN_PROCESS_RESTART
 
-    def _end_waiting(self, command: StopCommand, now: float) -> list[Effect]:
+    def _end_waiting(self, command: StopCommand, now: float) -> list[AgentEffect]:
         """Of two stops of one attempt the harder one counts, also if it comes later."""
         oldest = self._members.oldest()
         is_meant = command.attempt is None or (oldest is not None and oldest <= command.attempt)
@@ -440,7 +442,7 @@ class Workers:
         self._dying = self._members.ranks()
         return self._kill()
 
-    def _end_workers(self, run: Run, command: StopCommand, now: float) -> list[Effect]:
+    def _end_workers(self, run: Run, command: StopCommand, now: float) -> list[AgentEffect]:
         run.is_held = False
         run.is_hard |= self._is_hard(command)
         if not run.is_hard and (self._members or self.settings.is_inprocess):
@@ -458,16 +460,16 @@ class Workers:
         run.is_asked = True
         return [SignalWorkers(gentle)]
 
-    def _recall(self, run: Run, now: float) -> list[Effect]:
+    def _recall(self, run: Run, now: float) -> list[AgentEffect]:
         """Members come to the barrier; whoever is none ends."""
         called = self._members.recall()
         if called:
             run.is_asked = True
             self._arrive_at = now + self.settings.arrive_seconds
-        orders: list[Effect] = [Recall(called, run.command.attempt)] if called else []
+        orders: list[AgentEffect] = [Recall(called, run.command.attempt)] if called else []
         return orders + self._cull()
 
-    def _shut_down(self, signal: int, code: int, now: float) -> list[Effect]:
+    def _shut_down(self, signal: int, code: int, now: float) -> list[AgentEffect]:
         if self.state is AgentState.SHUTDOWN:
             return []
         self._exit_code = code
@@ -482,13 +484,13 @@ class Workers:
             run.is_asked = True
         return [SignalWorkers(signal)]
 
-    def _worker_ended(self, run: Run, event: WorkerEnded, now: float) -> list[Effect]:
+    def _worker_ended(self, run: Run, event: WorkerEnded, now: float) -> list[AgentEffect]:
         local_rank, end = event.local_rank, event.end
         worker = run.workers.get(local_rank)
         if worker is None or worker.state != "running":
             return []
         member = self._members.get(local_rank, event.pid)
-        if run.stage is Stage.TRAIN:
+        if run.stage is ProgramStage.TRAIN:
             self._members.drop(local_rank)
         is_stuck = member is not None and member.is_recalled and end.exit_code == STUCK_CODE
         is_ours = is_stuck or run.has_ended(event)
@@ -509,15 +511,15 @@ class Workers:
             return self._next_stage(run, now)
         return [] if run.is_killed else self._cull()
 
-    def _fail(self, now: float) -> list[Effect]:
+    def _fail(self, now: float) -> list[AgentEffect]:
         self._enter(AgentState.FAULTED, now)
         return self._cull()
 
-    def _next_stage(self, run: Run, now: float) -> list[Effect]:
-        if run.stage is Stage.PRE_TRAIN:
-            run.stage = Stage.TRAIN
-        elif run.stage is Stage.TRAIN and self.settings.has_post_train:
-            run.stage = Stage.POST_TRAIN
+    def _next_stage(self, run: Run, now: float) -> list[AgentEffect]:
+        if run.stage is ProgramStage.PRE_TRAIN:
+            run.stage = ProgramStage.TRAIN
+        elif run.stage is ProgramStage.TRAIN and self.settings.has_post_train:
+            run.stage = ProgramStage.POST_TRAIN
         else:
             self._enter(AgentState.COMPLETED, now)
             return []
@@ -528,23 +530,23 @@ class Workers:
         """Who has been asked to end already gets no more time by being asked again."""
         self._kill_at = due if self._kill_at is None else min(due, self._kill_at)
 
-    def _kill(self) -> list[Effect]:
+    def _kill(self) -> list[AgentEffect]:
         self._kill_at = self._arrive_at = None
         self._members.clear()
         return self._order_kill(())
 
-    def _cull(self) -> list[Effect]:
+    def _cull(self) -> list[AgentEffect]:
         """Kill all but the members."""
         kept = self._members.ranks()
         return self._order_kill(kept) if kept else self._kill()
 
-    def _order_kill(self, kept: tuple[int, ...]) -> list[Effect]:
+    def _order_kill(self, kept: tuple[int, ...]) -> list[AgentEffect]:
         self._spare, self._is_clean = kept, False
         if self._run is not None:
             self._run.spared = kept
         return [KillAll(kept)]
 
-    def _nothing_lives(self, event: NothingLives, now: float) -> list[Effect]:
+    def _nothing_lives(self, event: NothingLives, now: float) -> list[AgentEffect]:
         if event.kept != self._spare:
             return []  # Meanwhile others are to be killed as well.
         self._is_clean, self._dying = True, ()
@@ -555,7 +557,7 @@ class Workers:
             return self._begin(self._run, now)
         return self._settle(now)
 
-    def _settle(self, now: float) -> list[Effect]:
+    def _settle(self, now: float) -> list[AgentEffect]:
         """READY, once everyone who lives is at the barrier."""
         run, members = self._run, self._members
         if run is None or not self._is_clean or members.absent():

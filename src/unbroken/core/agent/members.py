@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Member:
+class WorkerProcess:
     """One process."""
 
     pid: int
@@ -28,7 +28,7 @@ class Members:
     """Those of a node, by local rank."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Member] = {}
+        self._known: dict[int, WorkerProcess] = {}
 
     def __contains__(self, local_rank: object) -> bool:
         return local_rank in self._known
@@ -36,12 +36,12 @@ class Members:
     def __len__(self) -> int:
         return len(self._known)
 
-    def get(self, local_rank: int, pid: int | None) -> Member | None:
+    def get(self, local_rank: int, pid: int | None) -> WorkerProcess | None:
         """The member, where it is this process."""
         member = self._known.get(local_rank)
         return member if member is not None and pid in (None, member.pid) else None
 
-    def add(self, local_rank: int, member: Member) -> None:
+    def add(self, local_rank: int, member: WorkerProcess) -> None:
         """Take one in; a process that is in already stays as it is."""
         known = self._known.get(local_rank)
         if known is None or known.pid != member.pid:
@@ -78,7 +78,7 @@ class Members:
             self._known[rank].is_recalled = True
         return tuple(fresh)
 
-    def arrive(self, member: Member) -> bool:
+    def arrive(self, member: WorkerProcess) -> bool:
         """It is at the barrier; False: it said so before it was released, or twice."""
         if member.is_at_barrier or not member.has_passed:
             return False
@@ -88,4 +88,4 @@ class Members:
     def release(self, ranks: Iterable[int], attempt: int) -> None:
         """They leave the barrier."""
         for rank in ranks:
-            self._known[rank] = Member(self._known[rank].pid, attempt)
+            self._known[rank] = WorkerProcess(self._known[rank].pid, attempt)

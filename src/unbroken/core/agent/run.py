@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from unbroken.wire.agent import FaultKind, RuleView, StartCommand, WorkerFault, WorkerReport
 from unbroken.wire.observation import RankWatch
 
-from .events import FaultReported, RunEvent, Stage, WorkerEnded
-from .faults import SIGKILL, Place, judge, judge_reported, judge_stopped
+from .events import FaultReported, ProgramStage, RunEvent, WorkerEnded
+from .faults import SIGKILL, WorkerPlace, judge_reported, judge_stopped, name_fault
 
 if TYPE_CHECKING:
     # Where a job has no rules, the agent does not load what evaluates them.
@@ -28,7 +28,7 @@ class Run:
     """One attempt, from its start to NothingLives."""
 
     command: StartCommand
-    stage: Stage
+    stage: ProgramStage
     workers: dict[int, WorkerReport] = field(default_factory=dict)
     faults: list[WorkerFault] = field(default_factory=list)
     rules: tuple[RuleView, ...] = ()
@@ -55,7 +55,7 @@ class Run:
 
     def is_to_die(self, local_rank: int) -> bool:
         """Whether the worker was to be killed."""
-        is_spared = self.stage is Stage.TRAIN and local_rank in (self.spared or ())
+        is_spared = self.stage is ProgramStage.TRAIN and local_rank in (self.spared or ())
         return self.spared is not None and not is_spared
 
     def has_ended(self, event: WorkerEnded) -> bool:
@@ -65,7 +65,7 @@ class Run:
 
     def is_alive(self, but: Container[int] = ()) -> bool:
         """Whether any worker runs, beside these training workers."""
-        kept = but if self.stage is Stage.TRAIN else ()
+        kept = but if self.stage is ProgramStage.TRAIN else ()
         return any(w.state == "running" and w.local_rank not in kept for w in self.workers.values())
 
     def lists(self, event: RunEvent) -> bool:
@@ -78,12 +78,18 @@ class Run:
     def add_end(self, worker: WorkerReport, event: WorkerEnded) -> None:
         """Add the fault of a worker that has failed or was stopped, if there is one."""
         end, at = event.end, worker.ended_at or 0.0
-        place = Place(worker.local_rank, worker.rank, worker.pid, at, self.command.master_port)
-        fault = judge_stopped(end, place) if worker.state == "stopped" else judge(end, place)
+        place = WorkerPlace(
+            worker.local_rank, worker.rank, worker.pid, at, self.command.master_port
+        )
+        fault = judge_stopped(end, place) if worker.state == "stopped" else name_fault(end, place)
         if fault is None:
             return
-        if self.stage is not Stage.TRAIN:
-            kind = FaultKind.PRE_TRAIN if self.stage is Stage.PRE_TRAIN else FaultKind.POST_TRAIN
+        if self.stage is not ProgramStage.TRAIN:
+            kind = (
+                FaultKind.PRE_TRAIN
+                if self.stage is ProgramStage.PRE_TRAIN
+                else FaultKind.POST_TRAIN
+            )
             fault = replace(fault, kind=kind)
         if fault.kind is FaultKind.PEER_LOST:
             self.faults += _early_exits(self, at)
@@ -100,7 +106,7 @@ class Run:
         """Add the fault that a worker has reported."""
         worker = self.workers[event.local_rank]
         text = event.message or event.reason or "reported a fault"
-        fault = judge_reported(text, Place(worker.local_rank, worker.rank, worker.pid, now))
+        fault = judge_reported(text, WorkerPlace(worker.local_rank, worker.rank, worker.pid, now))
         if fault.kind is FaultKind.PEER_LOST:
             self.faults += _early_exits(self, now)
         self.faults.append(fault)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from unbroken.core.tick import Tick
+
 QUIET_SECONDS = 10.0
 FRESH_SECONDS = 1.0
 """How long the answer holds that no file has changed."""
@@ -93,12 +95,7 @@ class Checked:
     changed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = (
+WarmEvent = (
     Named | Began | StepTold | Imported | StopBegan | TemplateReady | TemplateFailed | Parked
     | ParkedEnded | Checked | Tick
 )  # fmt: skip
@@ -146,7 +143,7 @@ class AskFresh:
     """Let the template look at its files; answer: `Checked`."""
 
 
-Effect = (
+WarmEffect = (
     LookAtImports | StartTemplate | PauseTemplate | ResumeTemplate | Teach | EndTemplate | Park
     | AskFresh
 )  # fmt: skip
@@ -209,18 +206,18 @@ class Warm:
             return "nobody is parked yet"
         return "" if self._is_fresh(now) else "the template does not answer"
 
-    def ask(self, count: int, now: float) -> list[Effect]:
+    def ask(self, count: int, now: float) -> list[WarmEffect]:
         """Have files looked at and workers parked for a start of so many, as far as that has not
         been asked."""
         if self.template is not Template.READY:
             return []
-        effects: list[Effect] = []
+        effects: list[WarmEffect] = []
         if self._asked_at is None or now > self._asked_at + FRESH_SECONDS:
             self._asked_at = now
             effects += [AskFresh()]
         return effects + self._park(count)
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: WarmEvent, now: float) -> list[WarmEffect]:
         """Take one event; what must be done, in order."""
         match event:
             case Named(is_news):
@@ -248,7 +245,7 @@ class Warm:
                 self._parked = max(0, self._parked - 1)
                 return []
 
-    def _named(self, is_news: bool, now: float) -> list[Effect]:
+    def _named(self, is_news: bool, now: float) -> list[WarmEffect]:
         if self._is_training:
             return []  # A lesson will have it.
         if self.template is not Template.READY:
@@ -258,7 +255,7 @@ class Warm:
         self._parked = 0
         return [self._importing(Teach(), now)]
 
-    def _began(self, warm: int, now: float) -> list[Effect]:
+    def _began(self, warm: int, now: float) -> list[WarmEffect]:
         self._parked -= warm
         self._is_training, self._is_settled = True, False
         self._quiet_at, self._look_at = now + QUIET_SECONDS, None
@@ -269,13 +266,13 @@ class Warm:
         self._is_paused = True
         return [PauseTemplate()]
 
-    def _resume(self) -> list[Effect]:
-        effects: list[Effect] = [ResumeTemplate()] if self._is_paused else []
+    def _resume(self) -> list[WarmEffect]:
+        effects: list[WarmEffect] = [ResumeTemplate()] if self._is_paused else []
         self._is_paused = False
         return effects
 
-    def _due(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _due(self, now: float) -> list[WarmEffect]:
+        effects: list[WarmEffect] = []
         if self._park_at is not None and now >= self._park_at:
             self._park_at = None
             effects += self._park(self._nproc)
@@ -293,7 +290,7 @@ class Warm:
                 return [*effects, LookAtImports()]
         return effects
 
-    def _imported(self, event: Imported, now: float) -> list[Effect]:
+    def _imported(self, event: Imported, now: float) -> list[WarmEffect]:
         if not self._is_training:
             return []
         seconds = LESSON_QUIET_SECONDS if self._is_settled else QUIET_SECONDS
@@ -313,7 +310,7 @@ class Warm:
         self._parked = self._asked_for = 0
         return [self._importing(Teach(), now)]
 
-    def _settle(self, now: float) -> list[Effect]:
+    def _settle(self, now: float) -> list[WarmEffect]:
         if self._is_settled or not self._is_training:
             return []
         self._is_settled, self._quiet_at = True, None
@@ -322,23 +319,25 @@ class Warm:
         # What earlier attempts have imported.
         return [LookAtImports()] if self.template is Template.READY else effects
 
-    def _start(self, now: float) -> list[Effect]:
+    def _start(self, now: float) -> list[WarmEffect]:
         if self.template is not Template.MISSING or self.has_given_up:
             return []
         return [self._importing(StartTemplate(), now)]
 
-    def _importing(self, effect: Effect, now: float) -> Effect:
+    def _importing(self, effect: WarmEffect, now: float) -> WarmEffect:
         self.template, self._late_at = Template.IMPORTING, now + IMPORT_SECONDS_MAX
         return effect
 
-    def _park(self, count: int) -> list[Effect]:
+    def _park(self, count: int) -> list[WarmEffect]:
         missing = count - self._parked - self._asked_for
         if self.template is not Template.READY or missing <= 0:
             return []
         self._asked_for += missing
         return [Park(missing)]
 
-    def _told(self, event: TemplateReady | TemplateFailed | Checked, now: float) -> list[Effect]:
+    def _told(
+        self, event: TemplateReady | TemplateFailed | Checked, now: float
+    ) -> list[WarmEffect]:
         match event:
             case TemplateReady():
                 self.template, self._late_at = Template.READY, None
@@ -354,7 +353,7 @@ class Warm:
             case Checked(changed=changed):
                 return self._end(f"{changed} has changed", now)
 
-    def _end(self, reason: str, now: float) -> list[Effect]:
+    def _end(self, reason: str, now: float) -> list[WarmEffect]:
         self.template, self._why_missing = Template.MISSING, reason
         self._parked = self._asked_for = 0
         self._asked_at = self._fresh_at = self._late_at = None

@@ -9,8 +9,8 @@ from dataclasses import replace
 from unbroken.spec.nodes.check import CheckPhase
 from unbroken.spec.nodes.keys import DEEP_CHECK, HEALTH, DeepCheck, Health
 
-from .draft import CheckView, CreateCheck, Draft, LabelNode, NodeView, Place
-from .groups import Group
+from .draft import CheckView, ClusterNode, CreateCheck, Draft, GroupPlace, LabelNode
+from .groups import InstanceGroup
 from .operations import put_operation
 from .state import (
     CheckRequest,
@@ -49,7 +49,7 @@ def check_new_nodes(draft: Draft) -> None:
             _ask(draft, group, unchecked)
 
 
-def _covering(draft: Draft, group: Group, node: str) -> CheckView | None:
+def _covering(draft: Draft, group: InstanceGroup, node: str) -> CheckView | None:
     found = [
         one
         for one in draft.world.checks
@@ -59,7 +59,7 @@ def _covering(draft: Draft, group: Group, node: str) -> CheckView | None:
     return min(found, key=lambda one: (one.has_ended, one.name), default=None)
 
 
-def _ask(draft: Draft, group: Group, unchecked: list[Place]) -> None:
+def _ask(draft: Draft, group: InstanceGroup, unchecked: list[GroupPlace]) -> None:
     are_others_coming = any(
         place.now.phase is InstancePhase.PENDING for place in draft.of(group.name)
     )
@@ -79,7 +79,7 @@ def _ask(draft: Draft, group: Group, unchecked: list[Place]) -> None:
             _tell(draft, place, f"is checked before it takes pods: {kinds}")
 
 
-def _conclude(draft: Draft, place: Place, check: CheckView) -> None:
+def _conclude(draft: Draft, place: GroupPlace, check: CheckView) -> None:
     name = place.now.machine
     node = draft.world.nodes.get(name)
     if node is None or node.deep_check != DeepCheck.IN_PROGRESS.value:
@@ -102,7 +102,7 @@ def _conclude(draft: Draft, place: Place, check: CheckView) -> None:
         _tell(draft, place, text, level)
 
 
-def _returned(node: NodeView, deep_check: str | None) -> LabelNode:
+def _returned(node: ClusterNode, deep_check: str | None) -> LabelNode:
     if node.health != Health.UNSCHEDULABLE.value:
         # A fault was seen meanwhile, or the checker has labelled it: that stays.
         return LabelNode(node.name, {DEEP_CHECK: deep_check})
@@ -110,7 +110,7 @@ def _returned(node: NodeView, deep_check: str | None) -> LabelNode:
     return LabelNode(node.name, labels, untaint=True)
 
 
-def _tell(draft: Draft, place: Place, text: str, level: Level = Level.INFO) -> None:
+def _tell(draft: Draft, place: GroupPlace, text: str, level: Level = Level.INFO) -> None:
     name, group = instance_id(place.now.machine), place.group.name
     metadata = {"NodeLogicalId": place.logical_id}
     draft.say(

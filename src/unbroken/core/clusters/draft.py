@@ -10,7 +10,7 @@ from unbroken.spec.nodes.check import CheckKind, CheckPhase
 from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.machine import MachinePhase, MachineSpec
 
-from .groups import Group, NodeConfig, groups_of, is_continuous
+from .groups import InstanceGroup, NodeConfig, instance_groups, is_continuous
 from .state import (
     EVENTS_MAX,
     OPERATIONS_MAX,
@@ -44,7 +44,7 @@ class MachineView:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeView:
+class ClusterNode:
     """The node of a machine; labels are empty where there is none."""
 
     name: str
@@ -83,7 +83,7 @@ class World:
     message: str = ""
     is_deleting: bool = False
     machines: Sequence[MachineView] = ()
-    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    nodes: Mapping[str, ClusterNode] = field(default_factory=dict)
     checks: Sequence[CheckView] = ()
 
 
@@ -151,11 +151,11 @@ class Retarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseCluster:
     """Nothing of the cluster is left: let its object go."""
 
 
-Effect = (
+ClusterEffect = (
     CreateMachine
     | DeleteMachine
     | CreateCheck
@@ -163,27 +163,27 @@ Effect = (
     | Configure
     | ReplaceNode
     | Retarget
-    | Release
+    | ReleaseCluster
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ClusterDecision:
     """What is to be written, then done."""
 
     state: ClusterState
     phase: ClusterPhase
     message: str
-    effects: tuple[Effect, ...]
+    effects: tuple[ClusterEffect, ...]
     again_at: float | None = None
     """When to decide anew though nothing has changed."""
 
 
 @dataclass(slots=True)
-class Place:
+class GroupPlace:
     """A place in a group and the machine that fills it."""
 
-    group: Group
+    group: InstanceGroup
     logical_id: str
     machine: MachineView | None
     was: InstanceState | None
@@ -196,21 +196,21 @@ class Draft:
     def __init__(self, world: World, state: ClusterState, now: float) -> None:
         self.world = world
         self.now = now
-        self.groups: tuple[Group, ...] = groups_of(world.spec)
+        self.groups: tuple[InstanceGroup, ...] = instance_groups(world.spec)
         self.is_continuous = is_continuous(world.spec)
         self.was = state
         self.state = state
         self.phase = world.phase
         self.message = world.message
-        self.places: list[Place] = []
-        self.effects: list[Effect] = []
+        self.places: list[GroupPlace] = []
+        self.effects: list[ClusterEffect] = []
         self.again_at: float | None = None
 
-    def of(self, group: str) -> list[Place]:
+    def of(self, group: str) -> list[GroupPlace]:
         """The places of a group."""
         return [place for place in self.places if place.group.name == group]
 
-    def do(self, effect: Effect) -> None:
+    def do(self, effect: ClusterEffect) -> None:
         """Order something."""
         self.effects.append(effect)
 
@@ -248,7 +248,7 @@ class Draft:
         kept = (*self.state.operations, made)[-OPERATIONS_MAX:]
         self.state = replace(self.state, operations=kept)
 
-    def put_place(self, place: Place, now: InstanceState) -> None:
+    def put_place(self, place: GroupPlace, now: InstanceState) -> None:
         """Set the state of a place."""
         place.now = now
         kept = tuple(one.now for one in self.places)
@@ -259,9 +259,11 @@ class Draft:
         others = [one for one in self.state.groups if one.name != group.name]
         self.state = replace(self.state, groups=(*others, group))
 
-    def decision(self) -> Decision:
+    def decision(self) -> ClusterDecision:
         """The result."""
-        return Decision(self.state, self.phase, self.message, tuple(self.effects), self.again_at)
+        return ClusterDecision(
+            self.state, self.phase, self.message, tuple(self.effects), self.again_at
+        )
 
     def _next_id(self, kind: str) -> str:
         number = self.state.sequence + 1

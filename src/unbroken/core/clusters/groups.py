@@ -34,7 +34,7 @@ class NodeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class InstanceGroup:
     """An instance group as it is wanted."""
 
     name: str
@@ -52,7 +52,7 @@ def is_continuous(spec: ClusterSpec) -> bool:
     return spec.request.get("NodeProvisioningMode") == "Continuous"
 
 
-def groups_of(spec: ClusterSpec) -> tuple[Group, ...]:
+def instance_groups(spec: ClusterSpec) -> tuple[InstanceGroup, ...]:
     """The groups, in the order of the request."""
     return tuple(_group(spec, one) for one in _requested(spec))
 
@@ -62,9 +62,9 @@ def _requested(spec: ClusterSpec) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def _group(spec: ClusterSpec, request: Mapping[str, Any]) -> Group:
+def _group(spec: ClusterSpec, request: Mapping[str, Any]) -> InstanceGroup:
     name = str(request["InstanceGroupName"])
-    return Group(
+    return InstanceGroup(
         name,
         instance_types(request)[0],
         tuple(spec.targets.get(name) or ()),
@@ -90,7 +90,9 @@ def retargeted(spec: ClusterSpec, targets: Mapping[str, Sequence[str]]) -> Clust
     return replace(spec, targets=merged, request={**spec.request, "InstanceGroups": groups})
 
 
-def machine_spec(spec: ClusterSpec, object_name: str, group: Group, logical_id: str) -> MachineSpec:
+def machine_spec(
+    spec: ClusterSpec, object_name: str, group: InstanceGroup, logical_id: str
+) -> MachineSpec:
     """The machine for a place in a group.
 
     A node that is to be checked first is born unschedulable: no pod can slip in between.

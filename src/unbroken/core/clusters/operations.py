@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .draft import Draft, ReplaceNode
-from .groups import Group
+from .groups import InstanceGroup
 from .state import (
     GroupPhase,
     GroupState,
@@ -45,7 +45,7 @@ def open_scaling(draft: Draft) -> None:
         draft.say(Resource.GROUP, text, group=detail.group, InstanceGroupScaling=metadata)
 
 
-def _changed(draft: Draft, group: Group) -> list[ScalingDetail]:
+def _changed(draft: Draft, group: InstanceGroup) -> list[ScalingDetail]:
     was = draft.state.group(group.name)
     if was is None:
         made = GroupState(group.name, target=group.logical_ids, minimum=group.minimum)

@@ -1,7 +1,7 @@
 """What is done about a cluster: machines made and deleted, its groups and itself judged.
 
-`decide` is level-triggered: it compares what the Cluster asks for with what there is, and may be
-called with anything that is true, as often as one likes.  Semantics: reference section 1.5.
+`decide_cluster` is level-triggered: it compares what the Cluster asks for with what there is.  It
+may be called with anything that is true, as often as one likes.  Semantics: reference section 1.5.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from unbroken.spec.nodes.machine import MachinePhase
 from . import checks as cluster_checks
 from . import operations as cluster_operations
 from .draft import (
+    ClusterDecision,
+    ClusterNode,
     Configure,
     CreateMachine,
-    Decision,
     DeleteMachine,
     Draft,
+    GroupPlace,
     MachineView,
-    NodeView,
-    Place,
-    Release,
+    ReleaseCluster,
     Retarget,
     World,
 )
-from .groups import Group, machine_spec, node_config
+from .groups import InstanceGroup, machine_spec, node_config
 from .state import (
     ClusterPhase,
     ClusterState,
@@ -49,7 +49,7 @@ UP = (InstancePhase.RUNNING, InstancePhase.DEEP_CHECK)
 CHANGING = (GroupPhase.CREATING, GroupPhase.UPDATING, GroupPhase.DELETING, GroupPhase.FAILED)
 
 
-def decide(world: World, state: ClusterState, now: float) -> Decision:
+def decide_cluster(world: World, state: ClusterState, now: float) -> ClusterDecision:
     """What to write and to do about the cluster at `now`, in seconds since the epoch."""
     draft = Draft(world, state, now)
     if world.is_deleting:
@@ -70,7 +70,7 @@ def decide(world: World, state: ClusterState, now: float) -> Decision:
 
 
 def instance_phase(
-    machine: MachineView | None, node: NodeView | None, was: InstanceState | None
+    machine: MachineView | None, node: ClusterNode | None, was: InstanceState | None
 ) -> tuple[InstancePhase, str]:
     """How an instance stands, and why; `was` is how the same machine stood before."""
     if machine is None:
@@ -99,7 +99,7 @@ def _delete(draft: Draft) -> None:
         if not machine.is_deleting:
             draft.do(DeleteMachine(machine.name))
     if not draft.world.machines:
-        draft.do(Release())
+        draft.do(ReleaseCluster())
 
 
 # --- machines
@@ -124,7 +124,7 @@ def _fill_places(draft: Draft) -> None:
 
 def _fill_place(
     draft: Draft,
-    group: Group,
+    group: InstanceGroup,
     logical_id: str,
     machines: list[MachineView],
     was: InstanceState | None,
@@ -142,7 +142,7 @@ def _fill_place(
             CreateMachine(name, machine_spec(draft.world.spec, draft.world.name, group, logical_id))
         )
     now = _instance(draft, group, logical_id, machine, was)
-    draft.places.append(Place(group, logical_id, machine, was, now))
+    draft.places.append(GroupPlace(group, logical_id, machine, was, now))
     _tell_instance(draft, was, now, is_gone=machine is None)
     if now.phase is InstancePhase.FAILURE and draft.is_continuous and not now.has_run:
         _try_again(draft, now)
@@ -150,7 +150,7 @@ def _fill_place(
 
 def _instance(
     draft: Draft,
-    group: Group,
+    group: InstanceGroup,
     logical_id: str,
     machine: MachineView | None,
     was: InstanceState | None,
@@ -223,7 +223,7 @@ def _configure(draft: Draft) -> None:
 # --- groups
 
 
-def _judge_group(draft: Draft, group: Group) -> None:
+def _judge_group(draft: Draft, group: InstanceGroup) -> None:
     places = draft.of(group.name)
     was = draft.state.group(group.name)
     assert was is not None, "open_scaling has put it there"
@@ -252,7 +252,7 @@ def _judge_group(draft: Draft, group: Group) -> None:
     _tell_group(draft, was, now)
 
 
-def _hold_minimum(draft: Draft, group: Group, now: GroupState) -> GroupState:
+def _hold_minimum(draft: Draft, group: InstanceGroup, now: GroupState) -> GroupState:
     """Give a change up that has not brought the minimum in time."""
     if not draft.is_continuous or now.current >= group.minimum:
         return replace(now, short_since=None)

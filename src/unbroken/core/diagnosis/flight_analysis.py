@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from unbroken.core.wording import counted
 from unbroken.wire.flight_dump import COMPLETED, FAILED, Call, RankDump
 
-from .flight_waits import Group, Wait, groups_of, waits_of
+from .flight_waits import ProcessGroup, Wait, process_groups, waits_of
 from .stacks import CERTAIN, LIKELY, UNSURE, name_ranks
 
 CAUSES_MAX = 16
@@ -43,7 +43,7 @@ class Analysis:
     """Ranks with a dump."""
     absent: tuple[int, ...]
     """Ranks of the job without one."""
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ProcessGroup, ...] = ()
     waits: tuple[Wait, ...] = ()
     causes: tuple[Cause, ...] = ()
     """The surest first."""
@@ -57,7 +57,7 @@ class Analysis:
 
 def analyse(dumps: Mapping[int, RankDump]) -> Analysis:
     """Say who is to blame by the dumps, by rank."""
-    groups = groups_of(dumps)
+    groups = process_groups(dumps)
     newest = max((one.newest_ns for one in dumps.values()), default=0)
     waits = waits_of(groups, newest)
     world = {rank for group in groups for rank in group.members}
@@ -69,7 +69,7 @@ def analyse(dumps: Mapping[int, RankDump]) -> Analysis:
 
 
 def _causes(
-    groups: Sequence[Group], waits: Sequence[Wait], dumps: Mapping[int, RankDump]
+    groups: Sequence[ProcessGroup], waits: Sequence[Wait], dumps: Mapping[int, RankDump]
 ) -> Iterator[Cause]:
     mismatches = [one for group in groups for one in _mismatches(group)]
     if mismatches:
@@ -96,13 +96,13 @@ def _causes(
         yield from _nobody_waits(groups)
 
 
-def _has_failed(groups: Sequence[Group], rank: int) -> bool:
+def _has_failed(groups: Sequence[ProcessGroup], rank: int) -> bool:
     calls = (group.calls[rank].calls for group in groups if rank in group.calls)
     return any(call.state == FAILED for found in calls for call in found)
 
 
 def _not_called(
-    ranks: Sequence[int], waits: Sequence[Wait], groups: Sequence[Group], failed: set[int]
+    ranks: Sequence[int], waits: Sequence[Wait], groups: Sequence[ProcessGroup], failed: set[int]
 ) -> Cause:
     named = set(ranks)
     found = [wait for wait in waits if named & set(wait.late)]
@@ -126,7 +126,7 @@ def _not_called(
     return Cause("not-called", tuple(ranks), LIKELY if is_pair else CERTAIN, why)
 
 
-def last_call(groups: Sequence[Group], rank: int) -> str:
+def last_call(groups: Sequence[ProcessGroup], rank: int) -> str:
     """The newest operation of a rank in words; empty: none is known."""
     calls = [
         (call.record, call, group)
@@ -203,7 +203,7 @@ def _is_started(wait: Wait, rank: int) -> bool:
     return any(call.sequence == wait.call.sequence and call.is_started for call in calls)
 
 
-def _nobody_waits(groups: Sequence[Group]) -> Iterator[Cause]:
+def _nobody_waits(groups: Sequence[ProcessGroup]) -> Iterator[Cause]:
     for group in groups:
         told = {rank: one.enqueued for rank, one in group.calls.items()}
         known = {rank: last for rank, last in told.items() if last is not None}
@@ -219,7 +219,7 @@ def _nobody_waits(groups: Sequence[Group]) -> Iterator[Cause]:
             yield Cause("behind", late, UNSURE, why)
 
 
-def _mismatches(group: Group) -> Iterator[Cause]:
+def _mismatches(group: ProcessGroup) -> Iterator[Cause]:
     """The first collective that not all members have called in the same way."""
     by_sequence: dict[int, dict[int, list[Call]]] = defaultdict(lambda: defaultdict(list))
     for rank, one in group.calls.items():
@@ -236,7 +236,7 @@ def _mismatches(group: Group) -> Iterator[Cause]:
                 return
 
 
-def _mismatch(group: Group, sequence: int, what: str, seen: Mapping[int, str]) -> Cause:
+def _mismatch(group: ProcessGroup, sequence: int, what: str, seen: Mapping[int, str]) -> Cause:
     parties: dict[str, list[int]] = defaultdict(list)
     for rank, said in seen.items():
         parties[said].append(rank)

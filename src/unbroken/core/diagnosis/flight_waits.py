@@ -13,7 +13,7 @@ _PAIR = re.compile(r"^(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})$")
 
 
 @dataclass(slots=True)
-class Group:
+class ProcessGroup:
     """A process group as all its members' dumps tell it."""
 
     name: str
@@ -45,7 +45,7 @@ class Group:
 class Wait:
     """An operation that some ranks have called and not completed."""
 
-    group: Group
+    group: ProcessGroup
     call: Call
     """As the first of them has called it."""
     waiting: tuple[int, ...]
@@ -63,21 +63,21 @@ class Wait:
         return f"{self.call.operation}{number} of group {self.group.title()}"
 
 
-def groups_of(dumps: Mapping[int, RankDump]) -> list[Group]:
+def process_groups(dumps: Mapping[int, RankDump]) -> list[ProcessGroup]:
     """The process groups of a job.  One name may stand for several sets of ranks."""
     told: dict[tuple[str, str], set[tuple[int, ...]]] = defaultdict(set)
     for dump in dumps.values():
         for one in dump.groups:
             if one.ranks:
                 told[one.name, one.description].add(one.ranks)
-    found: dict[tuple[str, str, tuple[int, ...]], Group] = {}
+    found: dict[tuple[str, str, tuple[int, ...]], ProcessGroup] = {}
     for rank, dump in sorted(dumps.items()):
         for one in dump.groups:
             ranks = one.ranks or next(
                 (each for each in told[one.name, one.description] if rank in each), ()
             )
             key = one.name, one.description, ranks
-            group = found.setdefault(key, Group(one.name, one.description, ranks))
+            group = found.setdefault(key, ProcessGroup(one.name, one.description, ranks))
             group.calls[rank] = one
     for group in found.values():
         if not group.members:
@@ -88,7 +88,7 @@ def groups_of(dumps: Mapping[int, RankDump]) -> list[Group]:
     return list(found.values())
 
 
-def _add_silent(group: Group, dumps: Mapping[int, RankDump]) -> None:
+def _add_silent(group: ProcessGroup, dumps: Mapping[int, RankDump]) -> None:
     # A rank tells a group's members from its first call in it on, whatever the buffer loses.
     for rank in group.members:
         if rank in dumps and rank not in group.calls:
@@ -97,7 +97,7 @@ def _add_silent(group: Group, dumps: Mapping[int, RankDump]) -> None:
             group.calls[rank] = GroupCalls(group.name, group.description, (), enqueued)
 
 
-def waits_of(groups: Iterable[Group], newest_ns: int) -> list[Wait]:
+def waits_of(groups: Iterable[ProcessGroup], newest_ns: int) -> list[Wait]:
     """All operations that ranks wait in, the oldest first."""
     found = [one for group in groups for one in (*_collectives(group), *_pairs(group))]
     for one in found:
@@ -106,7 +106,7 @@ def waits_of(groups: Iterable[Group], newest_ns: int) -> list[Wait]:
     return sorted(found, key=lambda one: (one.call.created_ns, one.group.name, one.call.sequence))
 
 
-def _collectives(group: Group) -> Iterator[Wait]:
+def _collectives(group: ProcessGroup) -> Iterator[Wait]:
     waiting: dict[int, list[int]] = defaultdict(list)
     first: dict[int, Call] = {}
     for rank, one in group.calls.items():
@@ -123,7 +123,7 @@ def _collectives(group: Group) -> Iterator[Wait]:
         yield Wait(group, first[sequence], tuple(ranks), late, absent, done)
 
 
-def _pairs(group: Group) -> Iterator[Wait]:
+def _pairs(group: ProcessGroup) -> Iterator[Wait]:
     """Sends and receives of which the other side has not called its part."""
     for rank, one in group.calls.items():
         for call in {each.operation: each for each in reversed(one.pairs)}.values():
@@ -139,7 +139,7 @@ def _pairs(group: Group) -> Iterator[Wait]:
                 yield Wait(group, call, (rank,), (peer,), ())
 
 
-def _partner(group: Group, call: Call) -> tuple[int | None, str]:
+def _partner(group: ProcessGroup, call: Call) -> tuple[int | None, str]:
     """The global rank of the other side, and its part."""
     found = _PAIR.match(call.operation)
     if found is None:

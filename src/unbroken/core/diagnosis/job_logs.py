@@ -118,7 +118,7 @@ class LogReader:
                 self._logs.errors.append(LoggedError(rank, self._time, order, text, lost))
 
 
-def judge(logs: JobLogs) -> Iterator[Cause]:
+def judge_logs(logs: JobLogs) -> Iterator[Cause]:
     """Say who is to blame by the logs."""
     yield from _by_error(logs)
     for group, by_rank in logs.enqueued.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED
 from unbroken.core.job.recovery.ladder import Pods, rung_of
 from unbroken.core.job.recovery.recovery import Recovery
@@ -16,7 +16,7 @@ from unbroken.spec.job.incident import Signal
 from unbroken.wire.agent import AgentReport, AgentState
 
 from .events import PodPhase, PodUid
-from .gang import Stage
+from .gang import GangStage
 from .life import Life, as_port
 from .ranks import Ranks
 from .recovery import signals
@@ -32,7 +32,7 @@ _BROKEN = (AgentState.FAULTED, AgentState.STOPPING)
 
 
 @dataclass(slots=True)
-class Finding:
+class NewestAttempt:
     """What the agents say of the newest attempt that any of them knows."""
 
     attempt: int
@@ -60,11 +60,13 @@ class Finding:
         return len(self.masters) <= 1 and len(set(ranks)) == len(ranks) and None not in ranks
 
 
-def find(members: Iterable[Member], status_attempt: int, stock_attempt: int) -> Finding:
+def sort_members(
+    members: Iterable[Member], status_attempt: int, stock_attempt: int
+) -> NewestAttempt:
     """Sort the members by what their agents say; one that names no attempt means the stock one."""
     heard = [(member, member.report) for member in members if member.report is not None]
     newest = (attempt for _, report in heard for attempt in (report.newest_attempt, report.attempt))
-    finding = Finding(max((a for a in newest if a is not None), default=status_attempt))
+    finding = NewestAttempt(max((a for a in newest if a is not None), default=status_attempt))
     finding.attempt = max(finding.attempt, status_attempt)
     for member, report in heard:
         if report.state in (*_BEGUN, *_BROKEN) and member.ordered is None and is_stock(report):
@@ -81,7 +83,7 @@ def _is_idle(member: Member) -> bool:
     return member.state is AgentState.READY and not _is_away(member)
 
 
-def _sort(finding: Finding, member: Member, report: AgentReport) -> None:
+def _sort(finding: NewestAttempt, member: Member, report: AgentReport) -> None:
     if report.state in (*_BEGUN, *_BROKEN):
         if member.attempt_of(report) != finding.attempt:
             return
@@ -141,7 +143,7 @@ class Adoption:
     def _join(self, now: float) -> bool:
         """Go on with the attempt that late orders have started; False: it cannot go on."""
         state = self._state
-        finding = find(state.roster.members.values(), state.attempt, state.attempt)
+        finding = sort_members(state.roster.members.values(), state.attempt, state.attempt)
         if not finding.is_sound or any(map(_is_away, finding.running)):
             return False
         self._life.masters |= finding.masters
@@ -149,7 +151,7 @@ class Adoption:
         self._restore_ranks(finding)
         return self._continues(finding, now)
 
-    def _restore_ranks(self, finding: Finding) -> None:
+    def _restore_ranks(self, finding: NewestAttempt) -> None:
         """Give every pod the rank that its agent told."""
         told = [m for m in self._state.roster.members.values() if m.report and not m.condemned]
         # A rank that is told twice is with those that run, or stay: the others were let go.
@@ -159,7 +161,7 @@ class Adoption:
 
     def _adopt(self, now: float) -> None:
         state = self._state
-        finding = find(
+        finding = sort_members(
             state.roster.members.values(), state.status.restart_count, self._stock_attempt()
         )
         state.attempt = finding.attempt
@@ -170,7 +172,7 @@ class Adoption:
         self._life.masters |= finding.masters
         self._life.reshape(now)
         state.plan.adopt(now)
-        if state.standing in (None, Standing.SUSPENDED):
+        if state.standing in (None, ConditionType.SUSPENDED):
             self._life.mark_created(now)
         self._restore_ranks(finding)
         if self._recovery.carry_on(finding.attempt, now):
@@ -181,10 +183,10 @@ class Adoption:
             state.objects += state.plan.create(now)
         self._recovery.judge(list(state.roster.members.values()), now)
 
-    def _continues(self, finding: Finding, now: float) -> bool:
+    def _continues(self, finding: NewestAttempt, now: float) -> bool:
         """Whether the attempt goes on, or is prepared as it was."""
         state = self._state
-        was_running = state.standing is Standing.RUNNING
+        was_running = state.standing is ConditionType.RUNNING
         was_running = was_running and state.status.restart_count == finding.attempt
         if finding.is_untouched and not (was_running or self._has_begun(finding)):
             self._life.prepare(now)
@@ -208,7 +210,7 @@ class Adoption:
         self._resume(finding, now)
         return True
 
-    def _has_begun(self, finding: Finding) -> bool:
+    def _has_begun(self, finding: NewestAttempt) -> bool:
         """Whether the open incident says that the attempt ran.  Where no agent runs it any more it
         has failed, and the incident of that was lost."""
         incident = self._state.incidents.open
@@ -224,7 +226,7 @@ class Adoption:
         if incident is not None and incident.ready_at is not None:
             return count
         broken = count if incident is None else incident.attempt
-        if incident is None and state.standing is Standing.FAULTED:
+        if incident is None and state.standing is ConditionType.FAULTED:
             # The status is written first: it tells of a fault whose incident was lost.
             broken = max(count - 1, 0)
         running = [m for m in state.roster.members.values() if m.state in _BEGUN]
@@ -239,7 +241,7 @@ class Adoption:
             m.report is None and m.clear_through == UNHEARD and not m.is_dead for m in members
         )
 
-    def _fill(self, finding: Finding, ready: list[Member]) -> None:
+    def _fill(self, finding: NewestAttempt, ready: list[Member]) -> None:
         """Give the free ranks to the pods that the earlier operator gave them to, if that can be
         told: its orders may still be on their way."""
         state, ranks, running = self._state, self._state.ranks, finding.running
@@ -264,7 +266,7 @@ class Adoption:
         if len(unranked) == 1 == state.nnodes - len(ranks.rank_of):
             ranks.fill(unranked, state.roster)
 
-    def _resume(self, finding: Finding, now: float) -> None:
+    def _resume(self, finding: NewestAttempt, now: float) -> None:
         state = self._state
         old = (state.status.master_addr or "", as_port(state.status.master_port))
         is_same = state.status.restart_count == state.attempt
@@ -272,13 +274,13 @@ class Adoption:
         done = [m.uid for m in finding.running if m.state is AgentState.COMPLETED]
         ranks = state.ranks.rank_of
         state.commands += state.gang.resume(order, ranks, now, completed=done)
-        if state.gang.stage is Stage.RUNNING:
-            is_told = is_same and state.standing is Standing.RUNNING
+        if state.gang.stage is GangStage.RUNNING:
+            is_told = is_same and state.standing is ConditionType.RUNNING
             is_told = is_told and state.incidents.open is None
             if not is_told:
                 self._life.say_running(now)
 
-    def _restart(self, finding: Finding, now: float) -> None:
+    def _restart(self, finding: NewestAttempt, now: float) -> None:
         """Stop what is left of the attempt, and name who broke it."""
         state = self._state
         found = []

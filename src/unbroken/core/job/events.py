@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 
+from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import JobOptions, JobSpec, JobStatus
@@ -181,12 +182,7 @@ class Synced:
     """All pods, nodes and incidents that existed when the operator started have been told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed; nothing else happened."""
-
-
-Event = (
+JobEvent = (
     JobSeen
     | PodSeen
     | PodGone
@@ -321,7 +317,7 @@ class DeleteJob:
     reason: str
 
 
-Effect = (
+JobEffect = (
     CreatePod
     | DeletePod
     | FenceNode

@@ -29,7 +29,7 @@ from unbroken.wire.agent import (
     StopCommand,
 )
 
-from .events import Effect, PodUid, StartWorkers, StopWorkers
+from .events import JobEffect, PodUid, StartWorkers, StopWorkers
 from .roster import Member, Roster, is_stock
 
 RESEND_SECONDS_EACH = 0.001
@@ -39,7 +39,7 @@ does instead of reading them."""
 RESEND_SECONDS = 1.0
 
 
-class Stage(Enum):
+class GangStage(Enum):
     """What the gang is being brought to."""
 
     HALTED = "Halted"
@@ -49,7 +49,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StartOrder:
     """What all agents of an attempt are told alike; rank and the like are filled in."""
 
     attempt: int
@@ -67,7 +67,7 @@ class Gang:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
-        self.stage = Stage.HALTED
+        self.stage = GangStage.HALTED
         self.fence = -1
         """In HALTED: newest attempt of which no worker may live before the next one starts."""
         self.unclear: dict[PodUid, float] = {}
@@ -77,7 +77,7 @@ class Gang:
         self.completed: set[PodUid] = set()
         self.ranks: dict[PodUid, int] = {}
         """Node ranks in the attempt that runs, or ran last."""
-        self.order: Order | None = None
+        self.order: StartOrder | None = None
         self.mode = PROCESS_RESTART
         """In HALTED: whether those who can leave their training keep their process."""
         self.last_clear: PodUid | None = None
@@ -92,9 +92,9 @@ class Gang:
 
     def halt(
         self, through: int, now: float, *, mode: str = PROCESS_RESTART, is_graceful: bool = False
-    ) -> list[Effect]:
+    ) -> list[JobEffect]:
         """Stop every attempt up to `through`, on every agent that may still run one."""
-        self.stage, self.fence, self._is_graceful = Stage.HALTED, through, is_graceful
+        self.stage, self.fence, self._is_graceful = GangStage.HALTED, through, is_graceful
         self.mode, self.last_clear, self.last_ready = mode, None, None
         self.awaited.clear()
         self.completed.clear()
@@ -105,16 +105,21 @@ class Gang:
         self.ready = {uid for uid, member in members.items() if self._is_ready(member)}
         return self._stop(self.unclear, now)
 
-    def start(self, order: Order, ranks: Mapping[PodUid, int], now: float) -> list[Effect]:
+    def start(self, order: StartOrder, ranks: Mapping[PodUid, int], now: float) -> list[JobEffect]:
         """Start the attempt on these pods; the caller has seen that `may_start` holds."""
-        assert self.stage is Stage.HALTED
+        assert self.stage is GangStage.HALTED
         assert not self.unclear
         self._enter_start(order, ranks)
         return self._start(now)
 
     def resume(
-        self, order: Order, ranks: Mapping[PodUid, int], now: float, *, completed: Iterable[PodUid]
-    ) -> list[Effect]:
+        self,
+        order: StartOrder,
+        ranks: Mapping[PodUid, int],
+        now: float,
+        *,
+        completed: Iterable[PodUid],
+    ) -> list[JobEffect]:
         """Take over an attempt that an earlier operator has started."""
         self._enter_start(order, ranks)
         for uid in ranks:
@@ -124,9 +129,9 @@ class Gang:
             self._observe_start(self._roster.members[uid])
         return self._start(now) if self.awaited else []
 
-    def observe(self, member: Member, now: float) -> list[Effect]:
+    def observe(self, member: Member, now: float) -> list[JobEffect]:
         """Take what has become known of a member: its report, its loss, its node."""
-        if self.stage is not Stage.HALTED:
+        if self.stage is not GangStage.HALTED:
             self._observe_start(member)
             return self._stop_stranger(member, now)
         uid = member.uid
@@ -161,28 +166,30 @@ class Gang:
             self.unclear.pop(uid, None)
             self.awaited.discard(uid)
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[JobEffect]:
         """Repeat what is due."""
         if self._resend_at is None or now < self._resend_at:
             return []
         self._resend_at = None
-        return self._stop(self.unclear, now) if self.stage is Stage.HALTED else self._start(now)
+        return self._stop(self.unclear, now) if self.stage is GangStage.HALTED else self._start(now)
 
     def is_training(self, uid: PodUid) -> bool:
         """Whether the pod's workers should live now."""
-        return self.stage is not Stage.HALTED and uid in self.ranks and uid not in self.completed
+        return (
+            self.stage is not GangStage.HALTED and uid in self.ranks and uid not in self.completed
+        )
 
     def check(self) -> None:
         """Invariants; cheap enough to stay on in production."""
-        if self.stage is Stage.HALTED:
+        if self.stage is GangStage.HALTED:
             assert not self.awaited
             return
         assert self.order is not None
         assert self.order.attempt > self.fence
-        assert (self.stage is Stage.RUNNING) == (not self.awaited)
+        assert (self.stage is GangStage.RUNNING) == (not self.awaited)
 
-    def _enter_start(self, order: Order, ranks: Mapping[PodUid, int]) -> None:
-        self.stage, self.order, self.ranks = Stage.STARTING, order, dict(ranks)
+    def _enter_start(self, order: StartOrder, ranks: Mapping[PodUid, int]) -> None:
+        self.stage, self.order, self.ranks = GangStage.STARTING, order, dict(ranks)
         self.fence = order.attempt - 1
         self.awaited, self.last_started = set(ranks), None
         self.completed.clear()
@@ -198,10 +205,10 @@ class Gang:
             if is_begun and uid in self.awaited:
                 self.awaited.discard(uid)
                 self.last_started = uid
-        if self.stage is Stage.STARTING and not self.awaited:
-            self.stage, self._resend_at = Stage.RUNNING, None
+        if self.stage is GangStage.STARTING and not self.awaited:
+            self.stage, self._resend_at = GangStage.RUNNING, None
 
-    def _stop_stranger(self, member: Member, now: float) -> list[Effect]:
+    def _stop_stranger(self, member: Member, now: float) -> list[JobEffect]:
         """Stop one that runs something without having been told to."""
         assert self.order is not None
         uid, report = member.uid, member.report
@@ -236,8 +243,8 @@ class Gang:
         is_free = self._is_clear(member)
         return report.state is AgentState.READY and can_start and is_free
 
-    def _stop(self, uids: Iterable[PodUid], now: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def _stop(self, uids: Iterable[PodUid], now: float) -> list[JobEffect]:
+        effects: list[JobEffect] = []
         for uid in sorted(uids):
             member = self._roster.members[uid]
             if member.report is not None:
@@ -248,14 +255,14 @@ class Gang:
             self._resend_at = now + self._resend_seconds()
         return effects
 
-    def _start(self, now: float) -> list[Effect]:
+    def _start(self, now: float) -> list[JobEffect]:
         order = self.order
         assert order is not None
         command = StartCommand(
             order.attempt, 0, order.nnodes, order.master_addr, order.master_port, order.log_rules,
             order.detectors,
         )  # fmt: skip
-        effects: list[Effect] = []
+        effects: list[JobEffect] = []
         for uid in sorted(self.awaited, key=lambda uid: self.ranks[uid]):
             member = self._roster.members.get(uid)
             if member is None or member.lost_why:

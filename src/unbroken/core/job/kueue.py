@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.record.conditions import ConditionType
 
 PREEMPTED, NODE_FAILURES, ADMISSION_CHECK = "Preempted", "NodeFailures", "AdmissionCheck"
 """Reasons of an eviction (kueue v0.16, workload_types.go)."""
@@ -107,15 +107,15 @@ class Report:
     message: str
 
 
-Order = Ask | Withdraw | Move | GiveBack | Report
+QueueOrder = Ask | Withdraw | Move | GiveBack | Report
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class QueueDecision:
     """Whether the job may run, and what is to be done, which is one thing at a time."""
 
     gate: Gate
-    order: Order | None = None
+    order: QueueOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class QueuedJob:
     queue: str
     shape: str
     """Changes with whatever of the job a Workload says."""
-    standing: Standing | None = None
+    standing: ConditionType | None = None
     message: str = ""
     """Of the job's last condition."""
     is_suspended: bool = False
@@ -172,15 +172,15 @@ class Workload:
         return found if found is not None and found.is_true else None
 
 
-def decide(job: QueuedJob, workload: Workload | None, before: Gate) -> Decision:
+def decide_gate(job: QueuedJob, workload: Workload | None, before: Gate) -> QueueDecision:
     """What is to be done; `before`: the gate as it was decided last, None at the start."""
     if job.is_deleting:
-        return Decision(before)
-    if job.standing in (Standing.COMPLETED, Standing.FAILED):
-        return Decision(None, _finished(job, workload))
+        return QueueDecision(before)
+    if job.standing in (ConditionType.COMPLETED, ConditionType.FAILED):
+        return QueueDecision(None, _finished(job, workload))
     if job.is_suspended or job.is_empty:
         leave = Withdraw("the job is suspended") if workload and job.is_idle else None
-        return Decision(None, _once(leave, workload))
+        return QueueDecision(None, _once(leave, workload))
     if workload is None or workload.is_deleting:
         return _without(job, workload, before)
     if workload.shape != job.shape:
@@ -190,45 +190,47 @@ def decide(job: QueuedJob, workload: Workload | None, before: Gate) -> Decision:
     return _waiting(job, workload) or _admitted(job, workload, before)
 
 
-def _once(order: Order | None, workload: Workload | None) -> Order | None:
+def _once(order: QueueOrder | None, workload: Workload | None) -> QueueOrder | None:
     return None if workload is not None and workload.is_deleting else order
 
 
-def _finished(job: QueuedJob, workload: Workload | None) -> Order | None:
+def _finished(job: QueuedJob, workload: Workload | None) -> QueueOrder | None:
     if workload is None or workload.is_deleting or workload.says("Finished"):
         return None
     # kueue v0.16, workload_types.go: WorkloadFinishedReasonSucceeded and ...Failed.
-    reason = "Succeeded" if job.standing is Standing.COMPLETED else "Failed"
+    reason = "Succeeded" if job.standing is ConditionType.COMPLETED else "Failed"
     return Report("Finished", True, reason, job.message or "the job has ended")
 
 
-def _without(job: QueuedJob, workload: Workload | None, before: Gate) -> Decision:
+def _without(job: QueuedJob, workload: Workload | None, before: Gate) -> QueueDecision:
     """There is no Workload yet, or no longer."""
     if job.has_own_pods:
         # It began before Kueue was there, or before it had a queue: it is let go on.
-        return Decision(None)
+        return QueueDecision(None)
     ask = Ask() if workload is None else None
     if isinstance(before, Admission) and not job.is_idle:
-        return Decision(before, ask)
-    return Decision(Hold(QUEUED, f"queue {job.queue}: the job has yet to be queued"), ask)
+        return QueueDecision(before, ask)
+    return QueueDecision(Hold(QUEUED, f"queue {job.queue}: the job has yet to be queued"), ask)
 
 
-def _left(job: QueuedJob, workload: Workload, why: str) -> Decision:
+def _left(job: QueuedJob, workload: Workload, why: str) -> QueueDecision:
     """The Workload is of no use any more; a new one is made when nothing runs and it is gone."""
     order = Withdraw(why) if job.is_idle else None
-    return Decision(Hold(QUEUED, f"queue {job.queue}: {why}"), order)
+    return QueueDecision(Hold(QUEUED, f"queue {job.queue}: {why}"), order)
 
 
-def _waiting(job: QueuedJob, workload: Workload) -> Decision | None:
+def _waiting(job: QueuedJob, workload: Workload) -> QueueDecision | None:
     """What holds the job; None: it is admitted."""
     evicted, reserved = workload.says("Evicted"), workload.says("QuotaReserved")
     if evicted is not None:
         hold = Hold(EVICTED, f"queue {job.queue}: {evicted.reason}: {evicted.message}")
         if reserved is None and not workload.has_admission:
-            return Decision(_queued(job, workload, hold), _move(job, workload))
-        return Decision(hold, _give_back(workload, evicted) if job.is_idle else None)
+            return QueueDecision(_queued(job, workload, hold), _move(job, workload))
+        return QueueDecision(hold, _give_back(workload, evicted) if job.is_idle else None)
     if not workload.is_active or workload.says("Admitted") is None:
-        return Decision(_queued(job, workload, None), None if reserved else _move(job, workload))
+        return QueueDecision(
+            _queued(job, workload, None), None if reserved else _move(job, workload)
+        )
     return None
 
 
@@ -250,7 +252,7 @@ def _queued(job: QueuedJob, workload: Workload, last: Hold | None) -> Hold:
     return Hold(QUEUED, f"queue {job.queue}: {why}")
 
 
-def _move(job: QueuedJob, workload: Workload) -> Order | None:
+def _move(job: QueuedJob, workload: Workload) -> QueueOrder | None:
     return Move() if workload.queue != job.queue else None
 
 
@@ -263,14 +265,14 @@ def _give_back(workload: Workload, evicted: Said) -> GiveBack:
     return GiveBack(evicted.reason, evicted.message, is_requeued)
 
 
-def _admitted(job: QueuedJob, workload: Workload, before: Gate) -> Decision:
+def _admitted(job: QueuedJob, workload: Workload, before: Gate) -> QueueDecision:
     found = workload.admission
     if isinstance(found, str):
         # One that runs is not stopped for a flavor that was deleted.
         if isinstance(before, Admission) and not job.is_idle:
-            return Decision(before)
-        return Decision(Hold(QUEUED, f"queue {job.queue}: {found}"))
-    return Decision(found, _readiness(job, workload))
+            return QueueDecision(before)
+        return QueueDecision(Hold(QUEUED, f"queue {job.queue}: {found}"))
+    return QueueDecision(found, _readiness(job, workload))
 
 
 def _readiness(job: QueuedJob, workload: Workload) -> Report | None:

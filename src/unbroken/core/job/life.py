@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, replace
 
-from unbroken.core.job.record.conditions import ENDS, MESSAGE_CHARACTERS, Standing
+from unbroken.core.job.record.conditions import ENDS, MESSAGE_CHARACTERS, ConditionType
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.record.timeline import end_life
 from unbroken.core.job.watch.progress import first_step
@@ -19,7 +19,7 @@ from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
 
 from .deadlines import Since, earliest, expiry, limit
 from .events import DeleteJob, PodUid
-from .gang import Order, Stage
+from .gang import GangStage, StartOrder
 from .kueue import HOLDS, Hold
 from .recovery import ladder
 from .roster import Member, is_stock
@@ -43,10 +43,10 @@ FIRST_PORT, PORTS = 15_000, 15_000
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class JobEnd:
     """How a job ends, or that it is suspended."""
 
-    standing: Standing
+    standing: ConditionType
     reason: str
     message: str
 
@@ -56,7 +56,7 @@ class Life:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self.verdict: Verdict | None = None
+        self.verdict: JobEnd | None = None
         self._gather_at: float | None = None
         self._is_gathered = False
         self._since = 0.0
@@ -76,7 +76,7 @@ class Life:
             self.prepare(now)
         else:
             text = "replicaSpecs: no replica spec has replicas, so there is nothing to run"
-            self.conclude(Verdict(Standing.FAILED, "NoReplicas", text), now)
+            self.conclude(JobEnd(ConditionType.FAILED, "NoReplicas", text), now)
 
     def mark_created(self, now: float) -> None:
         """Let the job's time begin."""
@@ -85,7 +85,7 @@ class Life:
         state.has_run = False
         reason = "Created" if state.standing is None else "Resumed"
         text = "the job is created" if state.standing is None else "the job is resumed"
-        state.stand(Standing.CREATED, "Created", text, now)
+        state.stand(ConditionType.CREATED, "Created", text, now)
         state.tell(reason, text)
 
     def prepare(self, now: float) -> None:
@@ -130,15 +130,15 @@ class Life:
             self._finish(now)
         state.has_changed = False
 
-    def end(self, verdict: Verdict, now: float) -> None:
+    def end(self, verdict: JobEnd, now: float) -> None:
         """Stop what runs, then end the job or suspend it."""
         state = self._state
         if self.verdict is None or state.phase is not Phase.ENDING:
             self._since = now
         self.verdict = verdict
         state.enter(Phase.ENDING)
-        gang, is_graceful = state.gang, verdict.standing is Standing.SUSPENDED
-        if gang.stage is not Stage.HALTED:
+        gang, is_graceful = state.gang, verdict.standing is ConditionType.SUSPENDED
+        if gang.stage is not GangStage.HALTED:
             state.commands += gang.halt(state.attempt, now, is_graceful=is_graceful)
         elif gang.mode != PROCESS_RESTART:
             # Who waits for the next attempt must know that there will be none.
@@ -151,7 +151,7 @@ class Life:
         assert self.verdict is not None
         state.attempt = max(state.attempt, state.newest_seen)
         state.set_status(restart_count=state.attempt)
-        is_graceful = self.verdict.standing is Standing.SUSPENDED
+        is_graceful = self.verdict.standing is ConditionType.SUSPENDED
         state.commands += state.gang.halt(state.newest_seen, now, is_graceful=is_graceful)
 
     def hold(self, hold: Hold, now: float) -> None:
@@ -162,11 +162,11 @@ class Life:
         is_of_user = hold is not state.gate and last.reason not in HOLDS
         if is_of_user or (last.reason, last.message) == (hold.reason, message):
             return
-        state.stand(Standing.SUSPENDED, hold.reason, hold.message, now)
+        state.stand(ConditionType.SUSPENDED, hold.reason, hold.message, now)
         if last.reason != hold.reason:
             state.tell(hold.reason, hold.message)
 
-    def conclude(self, verdict: Verdict, now: float) -> None:
+    def conclude(self, verdict: JobEnd, now: float) -> None:
         """End the job now; its agents have nothing left to stop, or can no longer be waited for."""
         state = self._state
         self.verdict = verdict
@@ -174,7 +174,7 @@ class Life:
         state.close_incident(_outcome(verdict), now)
         state.set_status(completion_time=now)
         state.stand(verdict.standing, verdict.reason, verdict.message, now)
-        is_bad = verdict.standing is Standing.FAILED
+        is_bad = verdict.standing is ConditionType.FAILED
         state.tell(verdict.standing.value, verdict.message, is_warning=is_bad)
         self.clean(now)
 
@@ -224,7 +224,7 @@ class Life:
             case Phase.PREPARING:
                 return earliest(self._stop_by(), self._gather_at, self._limit_at())
             case Phase.TRAINING:
-                starting = state.gang.stage is Stage.STARTING
+                starting = state.gang.stage is GangStage.STARTING
                 start_by = self._since + START_SECONDS if starting else None
                 return earliest(start_by, self._progress_by, self._limit_at())
             case Phase.ENDING:
@@ -245,13 +245,13 @@ class Life:
             return
         reached = self._limit(now)
         if reached is not None and now >= reached[0]:
-            self.end(Verdict(Standing.FAILED, reached[1], reached[2]), now)
+            self.end(JobEnd(ConditionType.FAILED, reached[1], reached[2]), now)
 
     def is_start_overdue(self, now: float) -> bool:
         """Whether agents have not reported an attempt that was started long ago."""
-        return self._state.gang.stage is Stage.STARTING and now >= self._since + START_SECONDS
+        return self._state.gang.stage is GangStage.STARTING and now >= self._since + START_SECONDS
 
-    def train(self, now: float, master: tuple[str, int]) -> Order:
+    def train(self, now: float, master: tuple[str, int]) -> StartOrder:
         """Enter TRAINING; what every agent is told."""
         state = self._state
         assert state.spec is not None
@@ -272,7 +272,7 @@ class Life:
         )
         modes = detectors.written(state.options.detectors)
         copies = state.buddies.start(state.ranks.rank_of, state.roster)
-        return Order(state.attempt, state.nnodes, *master, written, modes, copies)
+        return StartOrder(state.attempt, state.nnodes, *master, written, modes, copies)
 
     def _try_start(self, now: float) -> None:
         state = self._state
@@ -294,7 +294,7 @@ class Life:
         self._reached("ready", gang.last_ready, now)
         self._count_kept()
         if state.incidents.open is None:
-            state.stand(Standing.PODS_RUNNING, "PodsRunning", "", now)
+            state.stand(ConditionType.PODS_RUNNING, "PodsRunning", "", now)
         order = self.train(now, master)
         state.commands += gang.start(order, ranks.rank_of, now)
 
@@ -336,8 +336,8 @@ class Life:
         state = self._state
         if len(state.gang.completed) == state.nnodes:
             text = f"{all_of(state.nnodes, 'agent')} completed attempt {state.attempt}"
-            self.conclude(Verdict(Standing.COMPLETED, "Completed", text), now)
-        elif state.gang.stage is Stage.RUNNING and state.standing is not Standing.RUNNING:
+            self.conclude(JobEnd(ConditionType.COMPLETED, "Completed", text), now)
+        elif state.gang.stage is GangStage.RUNNING and state.standing is not ConditionType.RUNNING:
             self.say_running(now)
         elif self._progress_by is not None and now >= self._progress_by:
             self._recovered(now)
@@ -353,7 +353,7 @@ class Life:
             spent = round((now - incident.detected_at) * 1000)
             fault = f"{incident.culprit.fault}: {incident.culprit.text}"
             text = f"{fault}; remediated in {spent} milliseconds"
-        state.stand(Standing.RUNNING, "Running", text, now)
+        state.stand(ConditionType.RUNNING, "Running", text, now)
         state.tell("Running", text)
 
     def _is_told(self) -> bool:
@@ -399,14 +399,14 @@ class Life:
             self.conclude(verdict, now)
             return
         state.enter(Phase.SUSPENDED)
-        if state.standing is not Standing.SUSPENDED:
+        if state.standing is not ConditionType.SUSPENDED:
             state.set_ledger(end_life(state.ledger, state.status.start_time, now))
         state.close_incident(_outcome(verdict), now)
         state.plan.reshape(())
         state.ranks.reset(())
         for member in list(state.roster.members.values()):
             self.clean_pod(member, now)
-        state.stand(Standing.SUSPENDED, verdict.reason, verdict.message, now)
+        state.stand(ConditionType.SUSPENDED, verdict.reason, verdict.message, now)
         state.tell(verdict.reason, verdict.message)
 
     def _must_go(self, member: Member) -> bool:
@@ -456,7 +456,7 @@ def as_port(text: str | None) -> int:
     return int(text) if text and text.isdecimal() and len(text) < 6 else 0
 
 
-def _outcome(verdict: Verdict) -> str:
-    if verdict.standing is Standing.SUSPENDED:
+def _outcome(verdict: JobEnd) -> str:
+    if verdict.standing is ConditionType.SUSPENDED:
         return "suspended"
-    return RECOVERED if verdict.standing is Standing.COMPLETED else verdict.reason
+    return RECOVERED if verdict.standing is ConditionType.COMPLETED else verdict.reason

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from unbroken.core.job.record.conditions import ENDS, Standing
+from unbroken.core.job.record.conditions import ENDS, ConditionType
 from unbroken.core.job.record.receipts import Receipts
 from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
 from unbroken.core.job.recovery.recovery import Recovery
@@ -21,6 +21,7 @@ from unbroken.core.job.watch.examination import Examination, is_hang
 from unbroken.core.job.watch.hangs import Hangs
 from unbroken.core.job.watch.stalls import Stalls
 from unbroken.core.job.watch.stragglers import Stragglers
+from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Signal
 from unbroken.spec.job.types import JobSpec, JobStatus, Switch
 from unbroken.wire.agent import IN_PROCESS_RESTART, AgentReport, AgentState, FaultKind
@@ -31,11 +32,11 @@ from .events import (
     AgentLost,
     AgentReported,
     AgentsTooLarge,
-    Effect,
-    Event,
     EvidenceReceived,
     FenceProven,
     IncidentSeen,
+    JobEffect,
+    JobEvent,
     JobSeen,
     NodeGone,
     NodeSeen,
@@ -47,11 +48,10 @@ from .events import (
     PodUid,
     PodView,
     Synced,
-    Tick,
 )
-from .gang import Stage
+from .gang import GangStage
 from .kueue import Gate, Hold, moved
-from .life import START_SECONDS, STOP_SECONDS, Life, Verdict
+from .life import START_SECONDS, STOP_SECONDS, JobEnd, Life
 from .recovery import signals
 from .roster import Member, is_stock
 from .spares import Spares
@@ -116,11 +116,11 @@ class Job:
         """Nothing of the job is there, and nothing will be unless it is told something new."""
         return self.phase in (Phase.SUSPENDED, Phase.ENDED) and not self.state.roster.members
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: JobEvent, now: float) -> list[JobEffect]:
         """Take one event; return what must be done, in order."""
         return self.steps((event,), now)
 
-    def steps(self, events: Sequence[Event], now: float) -> list[Effect]:
+    def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
         """Take events that came together, of which all but the last are AgentReported.
 
         What follows from them is looked for once: half of the work with thousands.
@@ -143,7 +143,7 @@ class Job:
             self._examination.go_on(now)
             self._pass_time(now)
             if self._too_large and state.phase in _LIVE:
-                verdict = Verdict(Standing.FAILED, AGENTS_TOO_LARGE, self._too_large)
+                verdict = JobEnd(ConditionType.FAILED, AGENTS_TOO_LARGE, self._too_large)
                 self._life.end(verdict, now)
             self._life.go_on(now)
             self._receipts.go_on(now)
@@ -183,11 +183,11 @@ class Job:
         state.gang.check()
         assert len(state.ranks.pod_of) == len(state.ranks.rank_of) <= state.nnodes
         if state.phase is Phase.TRAINING:
-            assert state.gang.stage is not Stage.HALTED
+            assert state.gang.stage is not GangStage.HALTED
         if state.phase in (Phase.PREPARING, Phase.SUSPENDED, Phase.ENDING):
-            assert state.gang.stage is Stage.HALTED
+            assert state.gang.stage is GangStage.HALTED
 
-    def _take(self, event: Event, now: float) -> None:
+    def _take(self, event: JobEvent, now: float) -> None:
         match event:
             case AgentReported(pod, report):
                 self._agent_reported(pod, report, now)
@@ -263,7 +263,7 @@ class Job:
             self._life.clean(now)
         elif state.hold is not None:
             self._suspend(state.hold, now)
-        elif state.standing in (None, Standing.SUSPENDED) and not state.roster.members:
+        elif state.standing in (None, ConditionType.SUSPENDED) and not state.roster.members:
             self._life.create(now)
         else:
             self._adoption.begin(now)
@@ -275,10 +275,10 @@ class Job:
             state.attempt = max([state.attempt, *heard])
             state.commands += state.gang.halt(state.attempt, now, is_graceful=True)
         if state.standing is None:
-            state.stand(Standing.CREATED, "Created", "job is created", now)
+            state.stand(ConditionType.CREATED, "Created", "job is created", now)
             if state.gate is not hold:
                 hold = Hold("JobInitiallySuspended", "the job begins suspended")
-        self._life.end(Verdict(Standing.SUSPENDED, hold.reason, hold.message), now)
+        self._life.end(JobEnd(ConditionType.SUSPENDED, hold.reason, hold.message), now)
 
     def _resume_if_clean(self, now: float) -> None:
         """Resume once every old pod is gone: the attempt may then have the same number."""
@@ -312,7 +312,7 @@ class Job:
         began = [
             c.last_transition_time
             for c in status.conditions
-            if c.type == Standing.RUNNING.value or c.reason == RESTART_REQUESTED
+            if c.type == ConditionType.RUNNING.value or c.reason == RESTART_REQUESTED
         ]
         return max([status.start_time or 0.0, self.state.incidents.last_request, *began])
 
@@ -362,7 +362,7 @@ class Job:
         self._watched(member, report, now)
         if state.gang.is_training(uid):
             self._judge_report(member, report, is_same or not was_ordered, now)
-        elif state.gang.stage is Stage.HALTED:
+        elif state.gang.stage is GangStage.HALTED:
             self._judge_halted(member, report, is_same or not was_ordered, now)
         self._examination.suspect(self._hangs.signs(member, report, now), now)
 
@@ -390,7 +390,7 @@ class Job:
     def _watched(self, member: Member, report: AgentReport, now: float) -> None:
         """Note what the ranks of the attempt that runs tell of themselves."""
         state, uid = self.state, member.uid
-        is_part = state.gang.stage is not Stage.HALTED and uid in state.gang.ranks
+        is_part = state.gang.stage is not GangStage.HALTED and uid in state.gang.ranks
         if is_part and member.attempt_of(report) == state.attempt:
             state.watched[uid] = report.watch or state.watched.get(uid, ())
             self._stalls.take(uid, report, now)
@@ -518,7 +518,7 @@ class Job:
             self._waits.refused(event.name, event.reason)
         text = f"pod {event.name} cannot be created: {event.reason}"
         if event.is_final and state.phase in _LIVE:
-            self._life.end(Verdict(Standing.FAILED, "PodRefused", text), now)
+            self._life.end(JobEnd(ConditionType.FAILED, "PodRefused", text), now)
 
     def _node_changed(self, event: NodeSeen | NodeGone, now: float) -> None:
         state, roster = self.state, self.state.roster

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.spec.job.types import Condition
@@ -86,7 +86,7 @@ def printable(text: str, most: int = TEXT_CHARACTERS) -> str:
     return safe if len(safe) <= most else f"{safe[: most - 3]}..."
 
 
-def last_lines(text: str) -> tuple[str, ...]:
+def container_lines(text: str) -> tuple[str, ...]:
     """The last lines of what a container wrote, without colours and control characters."""
     assembler = LineAssembler()
     found = [*assembler.feed(text.encode("utf-8", "replace")), *assembler.close()]
@@ -107,8 +107,8 @@ def with_wait(conditions: Sequence[Condition], text: str, reason: str) -> tuple[
     found = []
     for number, one in enumerate(conditions):
         base, _, _ = one.message.partition(MARK)
-        is_created = one.type == Standing.CREATED.value
-        own = Standing.CREATED.value if is_created else one.reason
+        is_created = one.type == ConditionType.CREATED.value
+        own = ConditionType.CREATED.value if is_created else one.reason
         if text and number == newest:
             new = replace(one, message=f"{base}{MARK}{text}", reason=reason if is_created else own)
         else:

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from unbroken.spec.job.types import ReplicaSpec
 
 from .deadlines import earliest
-from .events import CreatePod, DeletePod, Effect, FenceNode, NodeName, PodName, PodUid, ProveFence
+from .events import (
+    CreatePod,
+    DeletePod,
+    FenceNode,
+    JobEffect,
+    NodeName,
+    PodName,
+    PodUid,
+    ProveFence,
+)
 from .roster import Member, Roster
 
 AVOID_SECONDS = 30.0
@@ -86,7 +95,7 @@ class PodPlan:
             self._empty[name] = -1.0
         self._settle()
 
-    def create(self, now: float, names: Iterable[PodName] | None = None) -> list[Effect]:
+    def create(self, now: float, names: Iterable[PodName] | None = None) -> list[JobEffect]:
         """Order the pods that are missing, or those of them that are named."""
         chosen = [name for name in names or self._empty if self._is_missing(name, now)]
         if self._empty:
@@ -102,7 +111,7 @@ class PodPlan:
         orders = (self.slots[name] for name in chosen)
         return [CreatePod(slot.name, slot.replica_spec, slot.index, avoid) for slot in orders]
 
-    def condemn(self, member: Member, reason: str, now: float) -> list[Effect]:
+    def condemn(self, member: Member, reason: str, now: float) -> list[JobEffect]:
         """Let the pod go; it is deleted until it is gone."""
         if member.condemned:
             return []
@@ -110,7 +119,7 @@ class PodPlan:
         self.condemned[member.uid] = member
         return self._end(member, now)
 
-    def pardon(self, uids: Container[PodUid], orders: list[Effect]) -> None:
+    def pardon(self, uids: Container[PodUid], orders: list[JobEffect]) -> None:
         """Let those of these pods stay whose deletion is among `orders`, which have not left yet,
         and take it out."""
         taken = [order for order in orders if isinstance(order, DeletePod) and order.uid in uids]
@@ -120,23 +129,23 @@ class PodPlan:
             if member is not None:
                 member.condemned = ""
 
-    def prove(self, members: Iterable[Member], now: float) -> list[Effect]:
+    def prove(self, members: Iterable[Member], now: float) -> list[JobEffect]:
         """Ask for the proof that nothing runs on nodes that are said to be fenced or removed."""
-        effects: list[Effect] = []
+        effects: list[JobEffect] = []
         for member in members:
             effects += self._prove(member, now)
         return effects
 
-    def press(self, members: Iterable[Member], now: float) -> list[Effect]:
+    def press(self, members: Iterable[Member], now: float) -> list[JobEffect]:
         """A node has changed: fence it or force what was waiting for the fence."""
         fenced = set[NodeName]()
-        effects: list[Effect] = []
+        effects: list[JobEffect] = []
         for member in members:
             if member.uid in self.condemned:
                 effects += self._end(member, now, fenced)
         return effects
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[JobEffect]:
         """Repeat every order that has shown no effect."""
         if self._retry_at is None or now < self._retry_at:
             return []
@@ -153,10 +162,10 @@ class PodPlan:
             if member is not None and member.view.node is None:
                 self._kept_off[name] = (now, UNKNOWN_NODES)
 
-    def free(self, now: float) -> list[Effect]:
+    def free(self, now: float) -> list[JobEffect]:
         """Make anew the pods that found no place while they avoid nodes that could be used: those
         that are well again, and repeat offenders, which are better than nothing."""
-        effects: list[Effect] = []
+        effects: list[JobEffect] = []
         while self._kept_off:
             name, (since, avoided) = next(iter(self._kept_off.items()))
             if now < since + AVOID_SECONDS:
@@ -172,12 +181,14 @@ class PodPlan:
             effects += self.condemn(member, "it found no place away from nodes to avoid", now)
         return effects
 
-    def _end(self, member: Member, now: float, fenced: set[NodeName] | None = None) -> list[Effect]:
+    def _end(
+        self, member: Member, now: float, fenced: set[NodeName] | None = None
+    ) -> list[JobEffect]:
         self._retry_later(now)
         view, node = member.view, member.view.node
         if member.is_fenced:
             return [DeletePod(view.name, view.uid, member.condemned, force=True)]
-        effects: list[Effect] = []
+        effects: list[JobEffect] = []
         if not view.is_deleting:
             effects.append(DeletePod(view.name, view.uid, member.condemned))
         asked = fenced if fenced is not None else set[NodeName]()
@@ -189,7 +200,7 @@ class PodPlan:
             effects.append(FenceNode(node, f"pod {view.name}: {member.condemned}"))
         return effects
 
-    def _prove(self, member: Member, now: float) -> list[Effect]:
+    def _prove(self, member: Member, now: float) -> list[JobEffect]:
         uid, node = member.uid, member.view.node
         if node is None or member.is_fenced or not self._roster.is_on_fenced(member):
             self._proofs.pop(uid, None)

@@ -38,9 +38,9 @@ _STATE_ORDER = {
     AgentState.SHUTDOWN: 5,
 }
 _BETWEEN_ATTEMPTS = (AgentState.INIT, AgentState.READY, AgentState.SHUTDOWN)
-Position = tuple[int, int, bool, int]
+ReportPosition = tuple[int, int, bool, int]
 """Attempt, state, whether a port is offered, and the workers at the barrier, below zero."""
-_UNKNOWN: Position = (-2, 0, False, 0)
+_UNKNOWN: ReportPosition = (-2, 0, False, 0)
 
 
 def is_stock(report: AgentReport) -> bool:
@@ -67,7 +67,7 @@ class Member:
     """Newest attempt of which it is proven that no worker lives here, nor will."""
     report: AgentReport | None = None
     """Newest one from the newest agent process."""
-    position: Position = _UNKNOWN
+    position: ReportPosition = _UNKNOWN
     past_agents: dict[str, None] = field(default_factory=dict)
     """Earlier agent processes of the pod, oldest first."""
     ordered: int | None = None
@@ -145,7 +145,7 @@ class Member:
         self._learn(report)
         return True
 
-    def _position(self, report: AgentReport) -> Position:
+    def _position(self, report: AgentReport) -> ReportPosition:
         """How far the agent was; it never goes back.  In each state a port is offered once it is
         found, and who waits at the barrier may be ended there."""
         of = report.newest_attempt if report.state in _BETWEEN_ATTEMPTS else self.attempt_of(report)

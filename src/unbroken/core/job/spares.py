@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from unbroken.core.snapshots.buddies import address_of
 from unbroken.wire.agent import WARM_PEERS_MAX, AgentReport, AgentState, WarmCommand
 
-from .events import Effect, WarmWorkers
-from .gang import Stage
+from .events import JobEffect, WarmWorkers
+from .gang import GangStage
 from .roster import Member
 from .state import JobState
 from .transitions import Phase
@@ -42,7 +42,7 @@ class Spares:
         if after.imports is not None and old != (after.state, after.imports) and self._at is None:
             self._at = now + GATHER_SECONDS
 
-    def go_on(self, now: float) -> list[Effect]:
+    def go_on(self, now: float) -> list[JobEffect]:
         """Tell what is due, and again until a report shows it."""
         if self._at is None or now < self._at or not self._is_quiet():
             return []
@@ -54,14 +54,14 @@ class Spares:
         most = _known(teachers[0]) if teachers else 0
         command = WarmCommand(tuple(map(address_of, teachers)))
         idle = [m for uid, m in members.items() if uid not in ranks and _is_idle(m)]
-        found: list[Effect] = [WarmWorkers(m.uid, command) for m in idle if _known(m) < most]
+        found: list[JobEffect] = [WarmWorkers(m.uid, command) for m in idle if _known(m) < most]
         if found:
             self._at = now + REPEAT_SECONDS
         return found
 
     def _is_quiet(self) -> bool:
         state = self._state
-        return state.phase is Phase.TRAINING and state.gang.stage is Stage.RUNNING
+        return state.phase is Phase.TRAINING and state.gang.stage is GangStage.RUNNING
 
 
 def _best(members: Iterable[Member]) -> list[Member]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unbroken.core.job.record.conditions import Standing, advance, counted, standing
+from unbroken.core.job.record.conditions import ConditionType, advance, standing, with_ready_count
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.record.timeline import settle
 from unbroken.core.job.recovery.incidents import Incidents
@@ -30,7 +30,7 @@ from unbroken.wire.agent import PROCESS_RESTART
 from .events import (
     CreatePod,
     DeleteIncident,
-    Effect,
+    JobEffect,
     PodName,
     PodUid,
     RecordEvent,
@@ -81,16 +81,16 @@ class JobState:
         self.trouble: dict[PodName, Obstacle] = {}
         """Why pods do not come up, by name."""
         self.standing = standing(status.conditions)
-        self.has_run = any(c.type == Standing.RUNNING.value for c in status.conditions)
+        self.has_run = any(c.type == ConditionType.RUNNING.value for c in status.conditions)
         self.questions = 0
         """Number of the newest question to the agents (`core.job.watch.questions`)."""
         self.has_changed = False
         """Whether something happened that may let a waiting job go on."""
-        self.commands: list[Effect] = []
-        self.objects: list[Effect] = []
-        self.last: list[Effect] = []
-        self._events: list[Effect] = []
-        self._incident_writes: list[Effect] = []
+        self.commands: list[JobEffect] = []
+        self.objects: list[JobEffect] = []
+        self.last: list[JobEffect] = []
+        self._events: list[JobEffect] = []
+        self._incident_writes: list[JobEffect] = []
         self._written = status
         self.ledger = self._written_ledger = Ledger()
 
@@ -118,7 +118,7 @@ class JobState:
         """Change the status; it is written at the end of the step."""
         self.status = replace(self.status, **changes)  # type: ignore[arg-type]
 
-    def stand(self, to: Standing, reason: str, message: str, now: float) -> None:
+    def stand(self, to: ConditionType, reason: str, message: str, now: float) -> None:
         """Let the job's conditions say that it is at `to`."""
         self.standing, message = to, clean(message)
         before = with_wait(self.status.conditions, "", "")
@@ -136,7 +136,7 @@ class JobState:
             case _:
                 return
         wanted = self.nnodes or (self.spec.nnodes if self.spec else 0)
-        conditions = counted(self.status.conditions, ready, wanted)
+        conditions = with_ready_count(self.status.conditions, ready, wanted)
         if conditions != self.status.conditions:
             self.set_status(conditions=conditions)
 
@@ -189,7 +189,7 @@ class JobState:
         """Note what was charged, and for whom."""
         self.set_status(restart_status=budget, latest_faulty=faulty, restart_count=self.attempt)
 
-    def flush(self) -> list[Effect]:
+    def flush(self) -> list[JobEffect]:
         """Everything ordered in this step, in the agreed order."""
         is_over = self.phase is Phase.ENDED
         effects = self.commands + ([] if is_over else self.objects)

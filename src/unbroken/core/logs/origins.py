@@ -29,7 +29,7 @@ _POD = re.compile(r"[a-z0-9]-(\d+)(?:_[^/]*/[^/]+/\d+)?(?:\.(?:log|txt|out|err))
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class FileOrigin:
     """Where the lines of a file come from."""
 
     attempt: int = 0
@@ -40,7 +40,7 @@ class Origin:
     stream: str = "stdout"
 
 
-def origin_of(path: str) -> Origin:
+def origin_of(path: str) -> FileOrigin:
     """By the file's name."""
     stream = "stderr" if re.search(r"(stderr|\.err)[^/]*$", path) else "stdout"
     attempt, node, rank = (_last(one, path) for one in (_ATTEMPT, _NODE, _RANK))
@@ -48,7 +48,7 @@ def origin_of(path: str) -> Origin:
     if rank is None and torchrun is None and pod and node is None:
         node = int(pod[1])
     local_rank = int(torchrun[2]) if torchrun else 0
-    return Origin(attempt or 0, rank, node or 0, local_rank, stream)
+    return FileOrigin(attempt or 0, rank, node or 0, local_rank, stream)
 
 
 def _last(expression: re.Pattern[str], path: str) -> int | None:
@@ -67,7 +67,7 @@ class Prefix(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class BareLine:
     """A line without what tools put before it."""
 
     text: bytes
@@ -77,10 +77,10 @@ class Told:
     prefixes: tuple[tuple[Prefix, int], ...] = ()
 
 
-def take_off(line: bytes) -> Told:
+def take_off(line: bytes) -> BareLine:
     """What tools have put before a line, and the line."""
     if line[:1] not in b"[0123456789":
-        return Told(line)
+        return BareLine(line)
     stamp, stream, prefixes = b"", None, []
     if pod := KUBECTL_POD.match(line):
         prefixes.append((Prefix.NODE, int(pod[1])))
@@ -89,17 +89,17 @@ def take_off(line: bytes) -> Told:
         stamp, line = time[0], line[time.end() :]
         stream = time[1].decode() if time[1] else None
     if AGENT.match(line):
-        return Told(line, stamp, stream, ((Prefix.AGENT, 0),))
+        return BareLine(line, stamp, stream, ((Prefix.AGENT, 0),))
     if worker := WORKER.match(line):
         rank, is_torch, of_torch, _, local_rank = worker.groups()
         kind = Prefix.LOCAL_RANK if local_rank else Prefix.RANK
         prefixes.append((kind, int(rank or of_torch or local_rank)))
         if not is_torch:
             line = line[worker.end() :]
-    return Told(line, stamp, stream, tuple(prefixes))
+    return BareLine(line, stamp, stream, tuple(prefixes))
 
 
-def rank_of(origin: Origin, told: Told, nproc: int | None) -> int | None:
+def rank_of(origin: FileOrigin, told: BareLine, nproc: int | None) -> int | None:
     """Who wrote a line; None: no worker did.  Raises SpecError where `nproc` has to be known."""
     rank, node, local_rank = origin.rank, origin.node, origin.local_rank
     for kind, number in told.prefixes:

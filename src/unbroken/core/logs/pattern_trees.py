@@ -33,7 +33,7 @@ class Char:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class LineEdge:
     """The line's start or end."""
 
     is_start: bool
@@ -55,7 +55,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class Repetition:
     item: Node
     least: int
     is_endless: bool
@@ -70,7 +70,7 @@ class Capture:
     """What stands between the parentheses."""
 
 
-Node = Char | Edge | Anything | Series | Choice | Repeat | Capture
+Node = Char | LineEdge | Anything | Series | Choice | Repetition | Capture
 
 
 @lru_cache(maxsize=1 << 16)
@@ -81,7 +81,7 @@ def shortest(node: Node, is_begun: bool = False, goes_on: bool = False) -> float
     match node:
         case Char(text):
             return NEVER if text and not any(map(_is_of_a_line, text)) else 1
-        case Edge(is_start):
+        case LineEdge(is_start):
             return NEVER if (is_begun if is_start else goes_on) else 0
         case Anything():
             return 0
@@ -91,7 +91,7 @@ def shortest(node: Node, is_begun: bool = False, goes_on: bool = False) -> float
             return min(shortest(one, is_begun, goes_on) for one in options)
         case Capture(_, item):
             return shortest(item, is_begun, goes_on)
-        case Repeat(item, least):
+        case Repetition(item, least):
             once = shortest(item, is_begun, goes_on) if least else 0.0
             if least > 1 and once and shortest(item, True, goes_on) == NEVER:
                 return NEVER
@@ -115,7 +115,7 @@ def _is_of_a_line(char: str) -> bool:
 def is_anchored(node: Node) -> bool:
     """Tell whether the pattern matches at the start of a line only."""
     match node:
-        case Edge(is_start):
+        case LineEdge(is_start):
             return is_start
         case Choice(options):
             return all(is_anchored(one) for one in options)
@@ -123,7 +123,7 @@ def is_anchored(node: Node) -> bool:
             return bool(items) and is_anchored(items[0])
         case Capture(_, item):
             return is_anchored(item)
-        case Repeat(item, least):
+        case Repetition(item, least):
             return least > 0 and is_anchored(item)
         case _:
             return False
@@ -138,7 +138,7 @@ def _captures(node: Node, is_optional: bool, is_eaten: bool) -> list[tuple[Captu
     match node:
         case Capture(_, item):
             return [(node, is_optional, is_eaten), *_captures(item, is_optional, is_eaten)]
-        case Repeat(item, least):
+        case Repetition(item, least):
             return _captures(item, is_optional or not least, is_eaten)
         case Choice(options):
             may_miss = is_optional or len(options) > 1
@@ -147,8 +147,8 @@ def _captures(node: Node, is_optional: bool, is_eaten: bool) -> list[tuple[Captu
             found = []
             for index, one in enumerate(items):
                 before = items[index - 1] if index else None
-                eats = isinstance(before, Repeat) and before.is_greedy and before.is_endless
-                eats = eats and isinstance(before, Repeat) and before.item == Char()
+                eats = isinstance(before, Repetition) and before.is_greedy and before.is_endless
+                eats = eats and isinstance(before, Repetition) and before.item == Char()
                 found += _captures(one, is_optional, eats or (not index and is_eaten))
             return found
         case _:
@@ -190,14 +190,14 @@ class _Reader:
         char, counted = self._next(), _COUNT.match(self.source, self.at)
         if char and char in "*+?":
             self.at += 1
-            return Repeat(item, int(char == "+"), char != "?", self._is_greedy())
+            return Repetition(item, int(char == "+"), char != "?", self._is_greedy())
         if char != "{" or not counted or not (counted[1] or counted[3]):
             return item
         if not counted[1]:
             raise Unreadable("{,n} is read in two ways")
         self.at = counted.end()
         is_endless = bool(counted[2]) and not counted[3]
-        return Repeat(item, int(counted[1]), is_endless, self._is_greedy())
+        return Repetition(item, int(counted[1]), is_endless, self._is_greedy())
 
     def atom(self) -> Node:
         char = self._next()
@@ -209,7 +209,7 @@ class _Reader:
             return self.escape()
         self.at += 1
         if char in "^$":
-            return Edge(char == "^")
+            return LineEdge(char == "^")
         return Char() if char == "." else Char(char)
 
     def group(self) -> Node:
@@ -246,7 +246,7 @@ class _Reader:
         char = self.source[self.at + 1 : self.at + 2]
         self.at += 2
         if char in "AZz":
-            return Edge(char == "A")
+            return LineEdge(char == "A")
         if char in "bB" or char.isdigit():
             return Anything()
         if char in _CLASSES:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from unbroken.errors import SpecError
 
 from .lines import LineAssembler
-from .origins import Origin, rank_of, take_off
+from .origins import FileOrigin, rank_of, take_off
 from .times import Times
 
 HEAD_LINES = 200
@@ -18,7 +18,7 @@ LINES_WITHOUT_TIME_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinePlace:
     """A line of a file."""
 
     file: str
@@ -34,7 +34,7 @@ class Line:
     rank: int
     stream: str
     text: bytes
-    place: Place
+    place: LinePlace
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Reading:
     """How a file's lines are to be read."""
 
     name: str
-    origin: Origin
+    origin: FileOrigin
     nproc: int | None = None
     """Workers of a node."""
     time_format: str = "auto"
@@ -106,7 +106,7 @@ class Recorded:
             else:
                 self._see(stamp or text)
             count += 1
-            yield Line(self._at or 0.0, rank, stream, text, Place(reading.name, number))
+            yield Line(self._at or 0.0, rank, stream, text, LinePlace(reading.name, number))
 
     def _see(self, text: bytes) -> None:
         at = self._times.read(text)

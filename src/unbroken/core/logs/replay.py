@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from unbroken.core.tick import Tick
 from unbroken.spec.job.log_rule_ranks import Scope
 from unbroken.wire.agent import RuleView
 
-from .recorded import Line, Place
+from .recorded import Line, LinePlace
 from .rule_config import CompiledRule
-from .rule_events import Effect, Lines, RuleRecovered, RuleViolated, Started, Tick
+from .rule_events import Lines, LogRuleEffect, LogStarted, RuleRecovered, RuleViolated
 from .rules import LogRules
 
 
@@ -40,12 +41,12 @@ class Heard:
     matches: int = 0
     first_at: float | None = None
     last_at: float | None = None
-    place: Place | None = None
+    place: LinePlace | None = None
     by_rank: dict[int, Line] = field(default_factory=dict)
     """The newest match of each."""
     gap_seconds: float = 0.0
     """Longest time between two matches, by whomever."""
-    gap_place: Place | None = None
+    gap_place: LinePlace | None = None
     """The match after it."""
 
 
@@ -85,7 +86,7 @@ class Replay:
     def start(self, at: float) -> None:
         """Workers run from then on."""
         for one in self._machines:
-            one.rules.step(Started(), at)
+            one.rules.step(LogStarted(), at)
 
     def read(self, line: Line) -> None:
         """Take in the next line; times never go back."""
@@ -142,7 +143,7 @@ class Replay:
             heard.by_rank[line.rank] = line
             heard.first_at = line.at if heard.first_at is None else heard.first_at
 
-    def _tell(self, one: _Machine, effects: Sequence[Effect]) -> None:
+    def _tell(self, one: _Machine, effects: Sequence[LogRuleEffect]) -> None:
         newest = {heard.name: heard.by_rank for heard in one.heard}
         for effect in effects:
             if isinstance(effect, RuleViolated):

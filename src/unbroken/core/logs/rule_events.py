@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from unbroken.core.tick import Tick
 from unbroken.spec.job.log_rule_ranks import Scope
 from unbroken.wire.agent import RuleState, RuleView
 
@@ -23,13 +24,13 @@ class Violation(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class LogStarted:
     """Workers run: first or, after `Paused`, again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """No worker runs for now (between stages); the time until `Started` does not count."""
+    """No worker runs for now (between stages); the time until `LogStarted` does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,7 @@ class RankEnded:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed, and everything that could be read was handed over."""
-
-
-Event = Started | Paused | Lines | RankEnded | Tick
+LogRuleEvent = LogStarted | Paused | Lines | RankEnded | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ class RuleRecovered:
     rank: int | None = None
 
 
-Effect = RuleViolated | RuleRecovered
+LogRuleEffect = RuleViolated | RuleRecovered
 
 
 def hanging_rules(nodes: Sequence[Sequence[RuleView]]) -> tuple[str, ...]:

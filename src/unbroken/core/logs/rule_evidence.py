@@ -8,7 +8,7 @@ from unbroken.wire.agent import RuleView
 
 from .replay import Heard
 from .rule_config import CompiledRule
-from .rule_lint import Finding, Severity
+from .rule_lint import LintFinding, Severity
 from .rules import shown
 
 ROOM = 2
@@ -17,12 +17,12 @@ ROOM = 2
 
 def check_heard(
     rule: CompiledRule, path: str, heard: Heard, view: RuleView, start_at: float
-) -> Iterator[Finding]:
+) -> Iterator[LintFinding]:
     """What the replay of a rule says of its limits."""
     spec = rule.spec
 
-    def say(severity: Severity, key: str, what: str, why: str, instead: str) -> Finding:
-        return Finding(severity, spec.name, f"{path}.{key}", what, why, instead)
+    def say(severity: Severity, key: str, what: str, why: str, instead: str) -> LintFinding:
+        return LintFinding(severity, spec.name, f"{path}.{key}", what, why, instead)
 
     limits = (
         ("expectedStartCutOffInSeconds", spec.expected_start_cut_off_in_seconds, heard.first_at),
@@ -42,7 +42,7 @@ def check_heard(
         yield say(Severity.WARNING, "logPattern", what, why, "capture the number alone")
 
 
-def check_sample(rule: CompiledRule, path: str, lines: Sequence[bytes]) -> Iterator[Finding]:
+def check_sample(rule: CompiledRule, path: str, lines: Sequence[bytes]) -> Iterator[LintFinding]:
     """What lines of the logs say of a rule's patterns."""
     name, matching = rule.spec.name, [line for line in lines if rule.pattern.is_match(line)]
     if not matching:
@@ -54,9 +54,9 @@ def check_sample(rule: CompiledRule, path: str, lines: Sequence[bytes]) -> Itera
             why = f"{len(inside)} have it, but not at their start: {shown(inside[0])[:80]!r}"
             instead = "begin the pattern with .*"
         severity = Severity.WARNING if inside or not rule.spec.fault_on_match else Severity.NOTE
-        yield Finding(severity, name, f"{path}.logPattern", what, why, instead)
+        yield LintFinding(severity, name, f"{path}.logPattern", what, why, instead)
     elif rule.stop and all(map(rule.stop.is_match, matching)):
         what = "matches whenever logPattern does"
         why = "the first match stops the rule for good"
         instead = "match what is written once at the end"
-        yield Finding(Severity.WARNING, name, f"{path}.stopPattern", what, why, instead)
+        yield LintFinding(Severity.WARNING, name, f"{path}.stopPattern", what, why, instead)

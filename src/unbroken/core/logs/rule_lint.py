@@ -35,7 +35,7 @@ class Severity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LintFinding:
     """One thing about one rule."""
 
     severity: Severity
@@ -68,7 +68,7 @@ PROBES = (
 """Lines that have little in common; what matches all of them matches about every line."""
 
 
-def check_rules(rules: RuleSet) -> list[Finding]:
+def check_rules(rules: RuleSet) -> list[LintFinding]:
     """Everything that the rules alone tell, in their order."""
     found, names = [], set[str]()
     earlier: dict[str, str] = {}
@@ -84,11 +84,13 @@ def check_rules(rules: RuleSet) -> list[Finding]:
         for problem in report.problems:
             at = place.sub(path, problem.path)
             why = "the job is refused at apply"
-            found.append(Finding(Severity.ERROR, name, at, problem.message, why, "correct it"))
+            found.append(LintFinding(Severity.ERROR, name, at, problem.message, why, "correct it"))
         if report.problems:
             continue
         said = [*_check_rule(compiled[0], given), *_check_twins(compiled[0].spec, names, earlier)]
-        found += [Finding(s.severity, name, path + s.key, s.what, s.why, s.instead) for s in said]
+        found += [
+            LintFinding(s.severity, name, path + s.key, s.what, s.why, s.instead) for s in said
+        ]
     return found
 
 

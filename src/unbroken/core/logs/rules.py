@@ -19,21 +19,21 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from unbroken.core.tick import Tick
 from unbroken.spec.job.log_rule_ranks import Scope
 from unbroken.wire.agent import RuleState, RuleView
 
 from .patterns import PatternSet
 from .rule_config import CompiledRule
 from .rule_events import (
-    Effect,
-    Event,
     Lines,
+    LogRuleEffect,
+    LogRuleEvent,
+    LogStarted,
     Paused,
     RankEnded,
     RuleRecovered,
     RuleViolated,
-    Started,
-    Tick,
     Violation,
 )
 from .values import Meter
@@ -166,19 +166,19 @@ class LogRules:
         self._paused_at: float | None = None
         self._next = math.inf
         """No deadline is before this."""
-        self._effects: list[Effect] = []
+        self._effects: list[LogRuleEffect] = []
         self.hits = 0
         """Matches of any pattern so far."""
         self.turns = 0
         """How often a rule was first heard, heard again after it was given up, or stopped."""
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: LogRuleEvent, now: float) -> list[LogRuleEffect]:
         """Take in an event; what came of it, in order."""
         self._effects = []
         match event:
             case Lines():
                 self._read(event, now if self._paused_at is None else self._paused_at)
-            case Started():
+            case LogStarted():
                 self._start(now)
             case Paused():
                 self._paused_at = now if self._paused_at is None else self._paused_at

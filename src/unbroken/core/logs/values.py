@@ -18,7 +18,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 
-Source = tuple[int, str]
+RankStream = tuple[int, str]
 """Rank and stream."""
 COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
     "gt": operator.gt,
@@ -51,7 +51,7 @@ class Meter:
         self._is_beyond = COMPARISONS[comparison]
         self._threshold = threshold
         self._points = points
-        self._bad: dict[Source, int] = {}
+        self._bad: dict[RankStream, int] = {}
         self._has_number = False
         self.unreadable = 0
         self.last = ""
@@ -69,7 +69,7 @@ class Meter:
         """In a row, of the worst source."""
         return max(self._bad.values(), default=0)
 
-    def add(self, source: Source, text: str) -> bool:
+    def add(self, source: RankStream, text: str) -> bool:
         """Take in a captured text; True where it is the last bad one that was needed."""
         try:
             value = read_value(text)

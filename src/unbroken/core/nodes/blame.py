@@ -66,10 +66,10 @@ MACHINE_FAULTS = frozenset({NODE_LOST, NODE_FAULT, FaultKind.CUDA_ERROR.value})
 
 def score(record: NodeRecordSpec, now: float, limit: float = LIMIT) -> float:
     """Points that are held against the node at `now`; `limit` is that of the quarantine."""
-    return sum(counted(record, now, limit))
+    return sum(points_at(record, now, limit))
 
 
-def counted(record: NodeRecordSpec, now: float, limit: float = LIMIT) -> list[float]:
+def points_at(record: NodeRecordSpec, now: float, limit: float = LIMIT) -> list[float]:
     """Points that each entry counts at `now`, in the order of the record: 0 before an appeal, and
     what its namespace has left for an incident."""
     since = -math.inf if record.cleared_at is None else record.cleared_at

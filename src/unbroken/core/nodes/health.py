@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from unbroken.core.tick import Tick
 from unbroken.spec.nodes.keys import Action
 
 from .health_object import (
@@ -22,7 +23,7 @@ from .health_object import (
     PAST_MAX,
     Fault,
     Memory,
-    NodeState,
+    OwnNode,
     condition_patch,
     fault_patch,
     read_memory,
@@ -51,14 +52,14 @@ KNOWN_MAX, XIDS_MAX, TIMES_MAX = 512, 64, 16
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class OwnNodeSeen:
     """The Node object is now so."""
 
-    node: NodeState
+    node: OwnNode
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGone:
+class OwnNodeGone:
     """There is no Node object."""
 
 
@@ -90,7 +91,7 @@ class HostSampled:
 class Written:
     """The write that was ordered is done, and made the node so."""
 
-    node: NodeState
+    node: OwnNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +99,9 @@ class WriteFailed:
     """The write that was ordered was not done; a NodeSeen follows when another may be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline has come."""
-
-
-Event = NodeSeen | NodeGone | LineRead | GpusSampled | HostSampled | Written | WriteFailed | Tick
+HealthEvent = (
+    OwnNodeSeen | OwnNodeGone | LineRead | GpusSampled | HostSampled | Written | WriteFailed | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ class WriteConditions:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordEvent:
+class RecordNodeEvent:
     """Record an event of the node."""
 
     type: str
@@ -144,7 +142,7 @@ class LookAtGpus:
     """Look at the GPUs now, and say GpusSampled."""
 
 
-Effect = WriteNode | WriteConditions | RecordEvent | LogFault | LookAtGpus
+HealthEffect = WriteNode | WriteConditions | RecordNodeEvent | LogFault | LookAtGpus
 
 
 @dataclass(slots=True)
@@ -175,7 +173,7 @@ class NodeHealth:
     def __init__(self, table: SignTable, gpus_expected: int | None = None) -> None:
         self._table = table
         self._gpus_expected = gpus_expected
-        self._node: NodeState | None = None
+        self._node: OwnNode | None = None
         self._memory = Memory()
         self._is_changed = False
         """The memory is not on the node yet."""
@@ -207,7 +205,7 @@ class NodeHealth:
         return self._memory.cursor
 
     @property
-    def node(self) -> NodeState | None:
+    def node(self) -> OwnNode | None:
         """The node as it was last seen."""
         return self._node
 
@@ -217,14 +215,14 @@ class NodeHealth:
         due += [one.next_at for one in self._series.values() if one.count > one.told]
         return min(due, default=None)
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: HealthEvent, now: float) -> list[HealthEffect]:
         """Take an event; `now` is seconds since the epoch."""
-        effects: list[Effect] = []
+        effects: list[HealthEffect] = []
         match event:
-            case NodeSeen(node):
+            case OwnNodeSeen(node):
                 self._is_failed = False
                 self._see(node, now)
-            case NodeGone():
+            case OwnNodeGone():
                 self._node = None
             case LineRead(line, cursor):
                 self._read(line, cursor, now)
@@ -250,7 +248,7 @@ class NodeHealth:
 
     # --- the node
 
-    def _see(self, node: NodeState, now: float) -> None:
+    def _see(self, node: OwnNode, now: float) -> None:
         is_known = self._node is not None and self._node.uid == node.uid
         if not is_known:
             self._meet(node, now)
@@ -263,7 +261,7 @@ class NodeHealth:
             self._gpu_watch = GpuWatch()
         memory.boot_id, memory.verified = node.boot_id or memory.boot_id, node.verified
 
-    def _meet(self, node: NodeState, now: float) -> None:
+    def _meet(self, node: OwnNode, now: float) -> None:
         """A node that is new to this daemon: what an earlier one knew of it counts."""
         unwritten = {k: one for k, one in self._memory.faults.items() if k in self._unwritten}
         self._memory = read_memory(node.annotations.get(MEMORY, ""))
@@ -330,7 +328,7 @@ class NodeHealth:
                 sign = weakened(sign, "NVML lists the GPU as well")
             self._find(sign, sign.entry.action, now, one.cursor)
 
-    def _ask_gpus(self) -> list[Effect]:
+    def _ask_gpus(self) -> list[HealthEffect]:
         is_asked, self._asks_gpus = self._asks_gpus, False
         return [LookAtGpus()] if is_asked else []
 
@@ -438,7 +436,7 @@ class NodeHealth:
 
     # --- writes
 
-    def _write(self, now: float) -> list[Effect]:
+    def _write(self, now: float) -> list[HealthEffect]:
         node = self._node
         if node is None or self._writing is not None or self._is_failed:
             return []
@@ -470,14 +468,14 @@ class NodeHealth:
             if fault.action not in NODE_ACTIONS or fault.key in self._memory.faults
         ]
 
-    def _tell(self) -> list[Effect]:
+    def _tell(self) -> list[HealthEffect]:
         told, self._writing = self._writing or [], None
         self._unwritten -= {fault.key for fault, _ in told} - self._news.keys()
-        effects: list[Effect] = []
+        effects: list[HealthEffect] = []
         for fault, count in told:
             again = f" ({count} times)" if count > 1 else ""
             message = f"{fault.message}{again}; action: {fault.action.value}"
-            effects.append(RecordEvent("Warning", fault.reason, message))
+            effects.append(RecordNodeEvent("Warning", fault.reason, message))
             effects.append(LogFault(fault.action, fault.condition, fault.reason, message))
         return effects
 

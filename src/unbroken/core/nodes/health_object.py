@@ -50,7 +50,7 @@ _NUMBER = re.compile(r"\d{1,4}")
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class OwnNode:
     """What the daemon needs of its node."""
 
     uid: str = ""
@@ -106,7 +106,7 @@ class Memory:
     """Fault that is counted -> when it came, and the cursor behind its line."""
 
 
-def node_state(node: Mapping[str, Any]) -> NodeState:
+def node_state(node: Mapping[str, Any]) -> OwnNode:
     """What is needed of a Node object; what is odd in it is left out."""
     metadata, status = _mapping(node, "metadata"), _mapping(node, "status")
     labels, annotations = _texts(metadata, "labels"), _texts(metadata, "annotations")
@@ -114,7 +114,7 @@ def node_state(node: Mapping[str, Any]) -> NodeState:
         str(one.get("type")): (str(one.get("status")), str(one.get("reason") or ""))
         for one in status.get("conditions") or ()
     }
-    return NodeState(
+    return OwnNode(
         uid=str(metadata.get("uid") or ""),
         version=str(metadata.get("resourceVersion") or ""),
         boot_id=str(_mapping(status, "nodeInfo").get("bootID") or ""),
@@ -192,7 +192,7 @@ def read_memory(text: str) -> Memory:
 
 
 def fault_patch(
-    node: NodeState, memory: Memory, news: Sequence[tuple[Fault, int]], now: float
+    node: OwnNode, memory: Memory, news: Sequence[tuple[Fault, int]], now: float
 ) -> Object:
     """A merge patch for faults that are news, each with how often it has been seen.
 
@@ -219,7 +219,7 @@ def fault_patch(
     return patch
 
 
-def _advised(node: NodeState) -> Iterable[Action]:
+def _advised(node: OwnNode) -> Iterable[Action]:
     """What the labels call for already, by whomever."""
     health = health_of(node.labels)
     if health == Health.PENDING_REPLACEMENT.value:
@@ -291,7 +291,7 @@ def _is_same(entry: Object, fault: Fault) -> bool:
     )
 
 
-def condition_patch(node: NodeState, memory: Memory, now: float) -> Object | None:
+def condition_patch(node: OwnNode, memory: Memory, now: float) -> Object | None:
     """A strategic merge patch of the status that makes the conditions those of the faults; None:
     they are so already."""
     wanted: dict[str, Fault | None] = dict.fromkeys(sorted(memory.conditions))

@@ -22,7 +22,7 @@ REPAIRED_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodePlace:
     """Where a node rank is."""
 
     host: str
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
     racks: int
 
 
-def assign(places: Mapping[int, Place], before: Mapping[int, int]) -> dict[int, int]:
+def assign(places: Mapping[int, NodePlace], before: Mapping[int, int]) -> dict[int, int]:
     """The buddy of each node rank; none where there is one rank only.
 
     `before`: what was chosen last; kept, or changed as little as can be, unless a new choice is
@@ -66,7 +66,7 @@ def assign(places: Mapping[int, Place], before: Mapping[int, int]) -> dict[int, 
     return kept if cost(places, kept) <= best else fresh
 
 
-def cost(places: Mapping[int, Place], buddies: Mapping[int, int]) -> Cost:
+def cost(places: Mapping[int, NodePlace], buddies: Mapping[int, int]) -> Cost:
     """How bad a choice is."""
     loads = Counter(buddies.values())
     return Cost(
@@ -76,7 +76,7 @@ def cost(places: Mapping[int, Place], buddies: Mapping[int, int]) -> Cost:
     )
 
 
-def _fresh(places: Mapping[int, Place]) -> dict[int, int]:
+def _fresh(places: Mapping[int, NodePlace]) -> dict[int, int]:
     order = sorted(places, key=lambda rank: (places[rank].rack, places[rank].host, rank))
     half = len(order) // 2
     found = dict(zip(order, order[half:] + order[:half], strict=True))
@@ -90,7 +90,7 @@ def _fresh(places: Mapping[int, Place]) -> dict[int, int]:
     return found
 
 
-def _repaired(places: Mapping[int, Place], before: Mapping[int, int]) -> dict[int, int]:
+def _repaired(places: Mapping[int, NodePlace], before: Mapping[int, int]) -> dict[int, int]:
     """The choice with some buddies exchanged, so that fewer are near."""
     found = dict(before)
     near = [rank for rank in found if _nearness(places, rank, found[rank])]
@@ -107,7 +107,7 @@ def _repaired(places: Mapping[int, Place], before: Mapping[int, int]) -> dict[in
     return found
 
 
-def _nearness(places: Mapping[int, Place], one: int, other: int) -> int:
+def _nearness(places: Mapping[int, NodePlace], one: int, other: int) -> int:
     mine, its = places[one], places[other]
     # Together on a node weighs more than any two racks.
     return 3 * (mine.host == its.host) + (mine.rack == its.rack)
@@ -179,10 +179,10 @@ def _keeper(member: Member) -> _Keeper:
     return _Keeper(member.uid, member.report.agent_id)
 
 
-def _place(member: Member, roster: Roster) -> Place:
+def _place(member: Member, roster: Roster) -> NodePlace:
     name = member.view.node
     node = None if name is None else roster.nodes.get(name)
-    return Place(member.uid if name is None else name, node.topology if node else ())
+    return NodePlace(member.uid if name is None else name, node.topology if node else ())
 
 
 def _addresses(members: Iterable[Member]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 Sharded state can be restored only from one step of all nodes.  Nodes therefore send the same steps:
 a round at a time, each of one step.  Between two rounds every node says to the agent of node rank 0
 what it holds, that is, has in its own memory and at its buddy (`Arrival`).  When all have, that
-agent knows the newest step that all hold, and which saves the next round is of (`Decision`).  A
+agent knows the newest step that all hold, and which saves the next round is of (`NextRound`).  A
 node lets go of what it holds only when it has heard a decision, and then keeps that step.  So there
 is a step that all hold from the first round on, whatever is slow, fails or is lost on its way: what
 was common before a decision is let go of only after it, and what is common by it was held by all
@@ -56,7 +56,7 @@ class Arrival(NamedTuple):
     """Nothing was saved any more, and so the last round has not begun."""
 
 
-class Decision(NamedTuple):
+class NextRound(NamedTuple):
     """What all nodes do next."""
 
     number: int
@@ -66,7 +66,7 @@ class Decision(NamedTuple):
     """The next round is of the first save from this step on."""
 
 
-NOTHING = Decision(0, None, -1)
+NOTHING = NextRound(0, None, -1)
 """Before the first."""
 
 
@@ -80,7 +80,7 @@ class Agreement:
         self._is_gathered = False
         self._decision = NOTHING
 
-    def arrive(self, node: int, arrival: Arrival) -> Decision | None:
+    def arrive(self, node: int, arrival: Arrival) -> NextRound | None:
         """What it has not heard yet, or what comes next; None: not known yet."""
         self._members.add(node)
         if arrival.known < self._decision.number:
@@ -88,12 +88,12 @@ class Agreement:
         self._arrived[node] = arrival
         return self._decide()
 
-    def gathered(self) -> Decision | None:
+    def gathered(self) -> NextRound | None:
         """Nodes that have said nothing so far do not save this name: do not wait for them."""
         self._is_gathered = True
         return self._decide()
 
-    def _decide(self) -> Decision | None:
+    def _decide(self) -> NextRound | None:
         is_complete = self._is_gathered or len(self._members) == self._nodes
         if not is_complete or not self._arrived or self._members - self._arrived.keys():
             return None
@@ -107,7 +107,7 @@ class Agreement:
             return None
         self._pace(any(one.is_late for one in told))
         ahead = 0 if is_idle else self._margin * max(one.stride for one in told)
-        self._decision = Decision(self._decision.number + 1, common, newest + ahead)
+        self._decision = NextRound(self._decision.number + 1, common, newest + ahead)
         self._arrived.clear()
         return self._decision
 
@@ -128,7 +128,7 @@ class _Row:
     before: dict[int, int] = field(default_factory=dict)
     """The save before that."""
     stride: int = 0
-    decision: Decision = NOTHING
+    decision: NextRound = NOTHING
     is_round: bool = False
     """Whether one is under way, or about to begin."""
     step: int | None = None
@@ -207,7 +207,7 @@ class Rounds:
         has_news = told.newest > max([row.decision.begin, *told.held])
         return not has_news and self.arrival(name) not in (None, told)
 
-    def decided(self, name: str, decision: Decision) -> list[Item]:
+    def decided(self, name: str, decision: NextRound) -> list[Item]:
         """Let go of what is not needed, and begin the next round: what of it is to be sent now."""
         row = self._rows[name]
         if decision.number <= row.decision.number:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from unbroken.core.tick import Tick
 from unbroken.wire.worker import Page
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class RankStarted:
     """The rank's worker runs; whatever this attempt has taught of the rank is forgotten."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PageRead:
     """What the rank's page says, read just now."""
 
     rank: int
@@ -74,17 +75,12 @@ class Ended:
     rank: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The deadline has come."""
-
-
-Event = Started | Told | Wrote | Sampled | Halted | Continued | Ended | Tick
+WatchdogEvent = RankStarted | PageRead | Wrote | Sampled | Halted | Continued | Ended | Tick
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Read page and output of these ranks now, and tell of each `Told`, and `Wrote` if there is
+    """Read page and output of these ranks now, and tell of each `PageRead`, and `Wrote` if there is
     any; then /proc too, and tell `Sampled`, always last."""
 
     ranks: tuple[int, ...]
@@ -92,4 +88,4 @@ class Sample:
     """False: /proc is not needed this time; to read it nevertheless does no harm."""
 
 
-Effect = Sample
+WatchdogEffect = Sample

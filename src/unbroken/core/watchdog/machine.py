@@ -15,20 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from unbroken.core.tick import Tick
 from unbroken.spec.job.detectors import Detector, Mode
 from unbroken.wire.observation import RankWatch
 
 from .events import (
     Continued,
-    Effect,
     Ended,
-    Event,
     Halted,
+    PageRead,
+    RankStarted,
     Sample,
     Sampled,
-    Started,
-    Tick,
-    Told,
+    WatchdogEffect,
+    WatchdogEvent,
     Wrote,
 )
 from .rank import RankState
@@ -94,19 +94,19 @@ class Watchdog:
         living = {rank: state.taught() for rank, state in self._states.items()}
         return self._before | self._taught | living
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: WatchdogEvent, now: float) -> list[WatchdogEffect]:
         """Take in an event; what is to be read now."""
         if now > self._next + STILL_SECONDS:
             self._stood_still(now)
-        effects: list[Effect] = []
+        effects: list[WatchdogEffect] = []
         match event:
-            case Started():
+            case RankStarted():
                 self._start(event.rank, now)
             case Tick():
                 effects = self._look(now)
             case Ended():
                 self._end(event.rank)
-            case Told() | Wrote():
+            case PageRead() | Wrote():
                 # The most frequent: they move no deadline.
                 self._tell(event, now)
                 return effects
@@ -118,12 +118,12 @@ class Watchdog:
     def _find_next(self) -> None:
         self._next = min((state.due_at for state in self._states.values()), default=math.inf)
 
-    def _tell(self, event: Told | Wrote | Sampled | Halted | Continued, now: float) -> None:
+    def _tell(self, event: PageRead | Wrote | Sampled | Halted | Continued, now: float) -> None:
         state = self._states.get(event.rank)
         if state is None:
             return
         match event:
-            case Told():
+            case PageRead():
                 state.told(event.page, now)
             case Wrote():
                 state.wrote(event)
@@ -159,7 +159,7 @@ class Watchdog:
             self._past[1] += state.hits + 1
         return state
 
-    def _look(self, now: float) -> list[Effect]:
+    def _look(self, now: float) -> list[WatchdogEffect]:
         deep: list[int] = []
         shallow: list[int] = []
         if now < self._next:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from unbroken.spec.job.detectors import Detector
 
 from .levels import LossLevel, Pace
-from .rhythm import Allowed, Rhythm, Source
+from .rhythm import Allowed, Rhythm, SignSource
 
 STARTUP, TRAIN = "startup", "train"
 EARLY_SECONDS = 0.1
 """Signs from before the end of an excuse end no gap, but for so much."""
 
 
-class Phase:
+class PhaseRhythm:
     """What is learned in one phase."""
 
     def __init__(self, name: str, taught: Rhythm | None = None) -> None:
@@ -44,10 +44,10 @@ class Excuse:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SilenceVerdict:
     """A silence as judged now."""
 
-    source: Source
+    source: SignSource
     rhythm: Rhythm
     allowed: Allowed
     since: float
@@ -59,7 +59,9 @@ class Verdict:
     ) -> tuple[tuple[float, Detector, str], ...]:
         """When each kind of silence becomes too long, if nothing else comes."""
         busy_at = max(self.since, wrote_at)
-        what = {Source.STEP: "step", Source.OUTPUT: "output", Source.WORK: "work"}[self.source]
+        what = {SignSource.STEP: "step", SignSource.OUTPUT: "output", SignSource.WORK: "work"}[
+            self.source
+        ]
         spin_at = max(busy_at, calm_at) + self.allowed.spinning
         return (
             (max(busy_at, work_at) + self.allowed.idle, Detector.SILENT, f"no {what}"),

@@ -17,8 +17,8 @@ from unbroken.wire.worker import Page
 from .events import Sampled, Wrote
 from .late import SPIN_SECONDS, Lateness, Patience, by_output, by_steps
 from .levels import Checkpoints, Finiteness, Pace
-from .parts import STARTUP, TRAIN, Excuse, Phase, Verdict
-from .rhythm import LIMITS, START_GAPS, Allowed, Rhythm, Source
+from .parts import STARTUP, TRAIN, Excuse, PhaseRhythm, SilenceVerdict
+from .rhythm import LIMITS, START_GAPS, Allowed, Rhythm, SignSource
 from .taught import NEW_PHASE, START, Taught, early
 
 FIRST_STEP = "first step"
@@ -71,10 +71,10 @@ class RankState:
         """Another rank has ended."""
         self._page = Page()
         self._taught = taught
-        self._phases = {key: Phase(key, one.taken()) for key, one in taught.phases.items()}
+        self._phases = {key: PhaseRhythm(key, one.taken()) for key, one in taught.phases.items()}
         self._output, self._work = taught.output.taken(), Rhythm()
         self._began_at = now
-        self._start_seconds: dict[Source, float] = {}
+        self._start_seconds: dict[SignSource, float] = {}
         """Until the source was in its rhythm."""
         self._writes = 0
         """Looks with output."""
@@ -113,7 +113,7 @@ class RankState:
             return FIRST_STEP
         if self._taught.start_seconds and not self._is_warm:
             return STARTUP
-        has_rhythm = any(self._is_learned(one) for one in (Source.OUTPUT, Source.WORK))
+        has_rhythm = any(self._is_learned(one) for one in (SignSource.OUTPUT, SignSource.WORK))
         return TRAIN if has_rhythm else STARTUP
 
     def taught(self) -> Taught:
@@ -122,8 +122,8 @@ class RankState:
         return Taught(
             {key: one.rhythm for key, one in self._phases.items()},
             self._output,
-            max(old.start_seconds, starts.get(Source.STEP, starts.get(Source.OUTPUT, 0.0))),
-            old.tells_steps or Source.STEP in starts,
+            max(old.start_seconds, starts.get(SignSource.STEP, starts.get(SignSource.OUTPUT, 0.0))),
+            old.tells_steps or SignSource.STEP in starts,
         )
 
     # What is told
@@ -156,13 +156,13 @@ class RankState:
         if self._has_written and (self._is_warm or not self._taught.start_seconds):
             gap = event.longest_gap - self._output_excuse.take(event.at)
             self._output.learn(gap, event.at - self._wrote_at)
-            if source is Source.OUTPUT and event.count:
+            if source is SignSource.OUTPUT and event.count:
                 pace = self._at_phase().pace
                 pace.add(max(0.0, event.at - self._wrote_at) / event.count, event.at)
                 self._see_pace(pace, event.at)
         self._has_written = True
         self._wrote_at = max(self._wrote_at, event.at)
-        if source is not Source.STEP or not self._is_warm:
+        if source is not SignSource.STEP or not self._is_warm:
             self._return(self._output, event.at)
         self._tell()
 
@@ -248,7 +248,7 @@ class RankState:
             late_since=self._late.since,
         )
 
-    def _step_seconds(self, at: Phase | None) -> float | None:
+    def _step_seconds(self, at: PhaseRhythm | None) -> float | None:
         if not self._page.calls:
             return None
         seconds = at.pace.seconds if at else None
@@ -288,7 +288,7 @@ class RankState:
         self._sign(new.step_at)
         self._see_metrics(old, new, phase, now)
 
-    def _see_metrics(self, old: Page, new: Page, phase: Phase, now: float) -> None:
+    def _see_metrics(self, old: Page, new: Page, phase: PhaseRhythm, now: float) -> None:
         self._finite.add(old, new)
         bad = self._finite.why if self._finite.is_bad(new.calls) else ""
         self._set(Detector.NAN, bad, now, self._finite.since, self._finite.step)
@@ -323,69 +323,69 @@ class RankState:
     def _key(self, page: Page) -> str:
         return page.phase or TRAIN
 
-    def _at_phase(self, page: Page | None = None) -> Phase:
+    def _at_phase(self, page: Page | None = None) -> PhaseRhythm:
         key = self._key(page or self._page)
         if key not in self._phases and len(self._phases) >= PHASES_MAX:
             key = ""
         found = self._phases.get(key)
         if found is None:
-            found = self._phases[key] = Phase(key)
+            found = self._phases[key] = PhaseRhythm(key)
         return found
 
     # Silence
 
     @property
-    def _source(self) -> Source:
+    def _source(self) -> SignSource:
         if self._page.calls or self._page.visit or self._taught.tells_steps:
-            return Source.STEP
-        return Source.OUTPUT if self._is_learned(Source.OUTPUT) else Source.WORK
+            return SignSource.STEP
+        return SignSource.OUTPUT if self._is_learned(SignSource.OUTPUT) else SignSource.WORK
 
-    def _is_learned(self, source: Source) -> bool:
-        rhythm = self._output if source is Source.OUTPUT else self._work
+    def _is_learned(self, source: SignSource) -> bool:
+        rhythm = self._output if source is SignSource.OUTPUT else self._work
         return rhythm.is_learned(LIMITS[source])
 
     @property
     def _is_warm(self) -> bool:
         """The start-up of this attempt is over."""
         page = self._page
-        if self._source is not Source.STEP:
+        if self._source is not SignSource.STEP:
             return self._writes > START_GAPS
         return (page.calls or page.visit) > WARM_CALLS
 
     def _see_start(self, now: float) -> None:
         if self._is_warm:
-            source = Source.STEP if self._source is Source.STEP else Source.OUTPUT
+            source = SignSource.STEP if self._source is SignSource.STEP else SignSource.OUTPUT
             self._start_seconds.setdefault(source, now - self._began_at)
 
-    def _is_rhythmic(self, found: Verdict | None) -> bool:
+    def _is_rhythmic(self, found: SilenceVerdict | None) -> bool:
         """Whether it counts beside other ranks: one that has only a bound does in alarm."""
         is_silent = any(one in self._alarms for one in SILENCES)
         return found is not None and (is_silent or not found.is_early)
 
     def _last_sign(self) -> float | None:
         match self._source:
-            case Source.STEP:
+            case SignSource.STEP:
                 return self._sign_at
-            case Source.OUTPUT:
+            case SignSource.OUTPUT:
                 return self._wrote_at
-            case Source.WORK:
+            case SignSource.WORK:
                 seen = self._has_worked or self._has_written
                 return max(self._wrote_at, self._work_at) if seen else None
 
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self) -> SilenceVerdict | None:
         """None: still learning."""
         source = self._source
         match source:
-            case Source.STEP:
+            case SignSource.STEP:
                 rhythm, since = self._at_phase().rhythm, self._sign_at
-            case Source.OUTPUT:
+            case SignSource.OUTPUT:
                 rhythm, since = self._output, self._wrote_at
-            case Source.WORK if self._is_spinning():
+            case SignSource.WORK if self._is_spinning():
                 return None
-            case Source.WORK:
+            case SignSource.WORK:
                 rhythm, since = self._work, max(self._wrote_at, self._work_at)
         allowed = self._allowed(source, rhythm)
-        is_early = allowed is None and source is Source.STEP and self._is_warm
+        is_early = allowed is None and source is SignSource.STEP and self._is_warm
         if is_early:
             gap = max(self._page.longest_gap, rhythm.longest_seconds(LIMITS[source]))
             allowed = early(gap, self._page.visit_calls)
@@ -398,10 +398,10 @@ class RankState:
                 max(END_SECONDS, END_FACTOR * allowed.spinning),
                 max(END_SECONDS, END_FACTOR * allowed.working),
             )
-        return Verdict(source, rhythm, allowed, since, is_early)
+        return SilenceVerdict(source, rhythm, allowed, since, is_early)
 
-    def _allowed(self, source: Source, rhythm: Rhythm) -> Allowed | None:
-        if source is not Source.WORK and not self._is_warm:
+    def _allowed(self, source: SignSource, rhythm: Rhythm) -> Allowed | None:
+        if source is not SignSource.WORK and not self._is_warm:
             return self._taught.start()
         return rhythm.allowed(LIMITS[source], self._floor_seconds)
 
@@ -409,7 +409,7 @@ class RankState:
         """Waits at full speed, or works: its processors tell nothing."""
         return self._sample is not None and self._sample[0] - self._calm_at >= PROCESS_SECONDS
 
-    def _limits(self, found: Verdict) -> tuple[tuple[float, Detector, str], ...]:
+    def _limits(self, found: SilenceVerdict) -> tuple[tuple[float, Detector, str], ...]:
         return found.limits(self._wrote_at, self._work_at, self._calm_at)
 
     def _judge(self, now: float) -> None:
@@ -449,19 +449,19 @@ class RankState:
         as in a start-up."""
         if self.is_ending or (self._taught.start_seconds and not self._is_warm):
             return None
-        if self._source is Source.STEP:
+        if self._source is SignSource.STEP:
             return self._step_patience() if self._is_warm else None
-        longest = self._output.longest_seconds(LIMITS[Source.OUTPUT])
+        longest = self._output.longest_seconds(LIMITS[SignSource.OUTPUT])
         if (found := by_output(self._output, longest)) is not None:
             return found
-        allowed = self._work.allowed(LIMITS[Source.WORK], self._floor_seconds)
+        allowed = self._work.allowed(LIMITS[SignSource.WORK], self._floor_seconds)
         if allowed is None:
             return None
         seconds = SPIN_SECONDS if self._is_spinning() else allowed.idle
         return Patience(Bound.WORK, seconds, seconds)
 
     def _step_patience(self) -> Patience | None:
-        at, limits = self._at_phase(), LIMITS[Source.STEP]
+        at, limits = self._at_phase(), LIMITS[SignSource.STEP]
         longest = at.rhythm.longest_seconds(limits)
         if at.rhythm.is_main:
             steps = self._page.calls - WARM_CALLS
@@ -523,7 +523,7 @@ class RankState:
         if has_less or share >= WORK_SHARE or read >= WORK_BYTES:
             if self._has_worked:
                 self._work.learn(now - self._work_at)
-            if self._source is Source.WORK or not self._is_warm:
+            if self._source is SignSource.WORK or not self._is_warm:
                 self._return(self._work, now)
             self._has_worked, self._work_at = True, now
             self._stuck_at = None

@@ -29,7 +29,7 @@ REGULAR_FACTOR = 5.0
 """Of its longest gap a source that is no step must have been heard, to have a rhythm."""
 
 
-class Source(Enum):
+class SignSource(Enum):
     """What counts as a sign of life, the first that the rank gives."""
 
     STEP = "step"
@@ -38,7 +38,7 @@ class Source(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SilenceLimits:
     """How silence of one source is judged.
 
     The rank is idle in it, or spins (about whole cores, steadily, nothing read or written), or
@@ -71,10 +71,10 @@ class Allowed:
 
 STEP_FLOOR_SECONDS = 5.0
 _NEVER = float("inf")
-LIMITS: Mapping[Source, Limits] = {
-    Source.STEP: Limits(STEP_FLOOR_SECONDS, 8, 30, 8, 30, 2, 20, 6, 600),
-    Source.OUTPUT: Limits(15, 12, 60, 50, 600, 5, 120, 10, 900, True),
-    Source.WORK: Limits(30, 12, 60, 50, 600, _NEVER, _NEVER, _NEVER, _NEVER, True),
+LIMITS: Mapping[SignSource, SilenceLimits] = {
+    SignSource.STEP: SilenceLimits(STEP_FLOOR_SECONDS, 8, 30, 8, 30, 2, 20, 6, 600),
+    SignSource.OUTPUT: SilenceLimits(15, 12, 60, 50, 600, 5, 120, 10, 900, True),
+    SignSource.WORK: SilenceLimits(30, 12, 60, 50, 600, _NEVER, _NEVER, _NEVER, _NEVER, True),
 }
 
 
@@ -129,13 +129,13 @@ class Rhythm:
         """What was taken for a hang was none."""
         self.mistakes = min(MISTAKES_MAX, self.mistakes + 1)
 
-    def longest_seconds(self, limits: Limits) -> float:
+    def longest_seconds(self, limits: SilenceLimits) -> float:
         """Gap that counts."""
         if limits.forgets_start and self._is_firm(limits):
             return self._longest_seconds
         return max(self._longest_seconds, self._start_seconds)
 
-    def is_learned(self, limits: Limits) -> bool:
+    def is_learned(self, limits: SilenceLimits) -> bool:
         """Enough was seen to judge a silence."""
         if self.visits >= FEW_VISITS:
             return True
@@ -147,7 +147,7 @@ class Rhythm:
             return False
         return self.gaps >= gaps and self.history_seconds >= seconds
 
-    def allowed(self, limits: Limits, floor_seconds: float = 0.0) -> Allowed | None:
+    def allowed(self, limits: SilenceLimits, floor_seconds: float = 0.0) -> Allowed | None:
         """None: still learning.  No floor is below `floor_seconds`."""
         if not self.is_learned(limits):
             return None
@@ -168,7 +168,7 @@ class Rhythm:
             max(limits.work_floor_seconds * caution, idle * limits.work_factor),
         )
 
-    def _is_firm(self, limits: Limits) -> bool:
+    def _is_firm(self, limits: SilenceLimits) -> bool:
         return self.gaps >= limits.firm_gaps and self.history_seconds >= limits.firm_seconds
 
 

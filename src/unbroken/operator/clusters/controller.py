@@ -12,20 +12,20 @@ import msgspec
 from lightkube.resources.core_v1 import Node
 
 from unbroken.core.clusters.draft import (
+    ClusterDecision,
+    ClusterEffect,
     Configure,
     CreateCheck,
     CreateMachine,
-    Decision,
     DeleteMachine,
-    Effect,
     LabelNode,
-    Release,
+    ReleaseCluster,
     ReplaceNode,
     Retarget,
     World,
 )
 from unbroken.core.clusters.groups import retargeted
-from unbroken.core.clusters.rules import decide
+from unbroken.core.clusters.rules import decide_cluster
 from unbroken.core.clusters.state import ClusterState, write_state
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import ApiRefusal, KubeClient
@@ -102,7 +102,7 @@ class Clusters:
         ]
         world, state = world_of(cluster, machines, self._nodes.get, self._checks.items())
         now = wall()
-        made = decide(world, state, now)
+        made = decide_cluster(world, state, now)
         try:
             if _is_news(world, state, made):
                 await self._write(cluster, made, now)
@@ -115,7 +115,7 @@ class Clusters:
             return CONFLICT_SECONDS
         return None if made.again_at is None else max(0.0, made.again_at - now)
 
-    async def _write(self, cluster: ClusterObject, made: Decision, now: float) -> None:
+    async def _write(self, cluster: ClusterObject, made: ClusterDecision, now: float) -> None:
         if cluster.get("status", {}).get("phase") != made.phase.value:
             log.info(
                 'cluster=%s phase=%s message="%s"', key_of(cluster), made.phase.value, made.message
@@ -135,7 +135,7 @@ class Clusters:
         path = f"{CLUSTER.path}/{quote(key_of(cluster).name)}/status"
         await self._client.raw("PUT", path, body=body)
 
-    async def _do(self, cluster: str, effect: Effect) -> None:
+    async def _do(self, cluster: str, effect: ClusterEffect) -> None:
         match effect:
             case CreateMachine(name, spec):
                 labels = {
@@ -159,7 +159,7 @@ class Clusters:
                 await self._patch(f"api/v1/nodes/{quote(name)}", {"annotations": annotations})
             case Retarget():
                 await self._retarget(cluster, effect)
-            case Release():
+            case ReleaseCluster():
                 await self._release(cluster)
 
     async def _create(self, path: str, body: Object) -> None:
@@ -238,7 +238,7 @@ class Clusters:
         )
 
 
-def _is_news(world: World, state: ClusterState, made: Decision) -> bool:
+def _is_news(world: World, state: ClusterState, made: ClusterDecision) -> bool:
     return (state, world.phase, world.message) != (made.state, made.phase, made.message)
 
 

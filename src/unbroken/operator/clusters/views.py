@@ -7,7 +7,7 @@ from typing import Any
 
 from lightkube.resources.core_v1 import Node
 
-from unbroken.core.clusters.draft import CheckView, MachineView, NodeView, World
+from unbroken.core.clusters.draft import CheckView, ClusterNode, MachineView, World
 from unbroken.core.clusters.groups import node_config
 from unbroken.core.clusters.state import ClusterPhase, ClusterState, read_state
 from unbroken.spec.nodes.keys import DEEP_CHECK, REPAIR, health_of
@@ -67,14 +67,14 @@ def machine_view(machine: Object) -> MachineView:
     )
 
 
-def node_view(name: str, node: Node | None) -> NodeView:
+def node_view(name: str, node: Node | None) -> ClusterNode:
     """A Node, which may not be there yet."""
     metadata = node.metadata if node is not None else None
     if node is None or metadata is None:
-        return NodeView(name)
+        return ClusterNode(name)
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
     conditions = (node.status and node.status.conditions) or ()
-    return NodeView(
+    return ClusterNode(
         name,
         any(one.type == "Ready" and one.status == "True" for one in conditions),
         health_of(labels),

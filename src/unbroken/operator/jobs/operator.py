@@ -21,7 +21,7 @@ from unbroken.core.job.events import (
 )
 from unbroken.core.job.kueue import Gate
 from unbroken.core.job.machine import Job
-from unbroken.core.job.record.conditions import Standing, advance
+from unbroken.core.job.record.conditions import ConditionType, advance
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.cache import HasMetadata, Key, key_of
@@ -282,8 +282,8 @@ class Operator:
 
     async def _write_refusal(self, job: JobIdentity, status: JobStatus, text: str) -> None:
         now, key = self._around.clock(), Key(job.namespace, job.name)
-        created = advance(status.conditions, Standing.CREATED, "Created", "", now)
-        failed = advance(created, Standing.FAILED, INVALID, text, now)
+        created = advance(status.conditions, ConditionType.CREATED, "Created", "", now)
+        failed = advance(created, ConditionType.FAILED, INVALID, text, now)
         if [(c.type, c.message) for c in failed] == [
             (c.type, c.message) for c in status.conditions
         ]:

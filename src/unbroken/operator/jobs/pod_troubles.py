@@ -9,7 +9,7 @@ from typing import Any
 from lightkube.models.core_v1 import ContainerStateTerminated, ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.core.job.obstacles import ENDED, last_lines, printable
+from unbroken.core.job.obstacles import ENDED, container_lines, printable
 from unbroken.core.wording import counted
 
 from .pods import training_name
@@ -89,7 +89,9 @@ def _trouble(one: ContainerStatus, *, is_needed: bool, may_succeed: bool) -> Tro
         count = one.restartCount + (not is_running)
         ends = count if is_needed and not is_running else 0
         reason = ended.reason or "Error" if ended is not None and count == 1 else ENDED
-        return Trouble(reason, _said(one.name, count, last), last_lines(last.message or ""), ends)
+        return Trouble(
+            reason, _said(one.name, count, last), container_lines(last.message or ""), ends
+        )
     if waits in STARTING:
         return Trouble()
     said = (waiting.message or "") if waiting is not None else ""

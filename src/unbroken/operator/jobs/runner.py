@@ -24,12 +24,12 @@ from unbroken.core.job.events import (
     DeleteIncident,
     DeleteJob,
     DeletePod,
-    Effect,
-    Event,
     EvidenceReceived,
     FenceNode,
     FenceProven,
     IncidentSeen,
+    JobEffect,
+    JobEvent,
     JobSeen,
     NodeGone,
     NodeName,
@@ -47,7 +47,6 @@ from unbroken.core.job.events import (
     RecordEvent,
     StartWorkers,
     StopWorkers,
-    Tick,
     WarmWorkers,
     WriteIncident,
     WriteLedger,
@@ -55,6 +54,7 @@ from unbroken.core.job.events import (
 )
 from unbroken.core.job.kueue import Admission
 from unbroken.core.keys import job_key, job_secret_name
+from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.kube.clock import catch_up, pause
@@ -99,7 +99,7 @@ Commanded = StartWorkers | StopWorkers | WarmWorkers | CollectEvidence
 class Machine(Protocol):
     """What decides about a job."""
 
-    def steps(self, events: Sequence[Event], now: float) -> list[Effect]:
+    def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
         """What is to be done about events that came together: reports, and what came last."""
 
     def deadline(self) -> float | None:
@@ -137,7 +137,7 @@ class JobRunner:
         self._machine = machine
         self._requests = JobRequests(around.client, job)
         self._writer = JobWriter(self._requests, around.recorder, job)
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._inbox: asyncio.Queue[JobEvent] = asyncio.Queue()
         self._told = self._taken = 0
         """Events so far, and those of them that the machine knows."""
         self._tasks = asyncio.TaskGroup()
@@ -169,7 +169,7 @@ class JobRunner:
 
     # --- what others tell
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: JobEvent) -> None:
         """Something happened."""
         if isinstance(event, JobSeen):
             # The ledger is ours: what was found at the start counts, and an echo is no news.
@@ -292,7 +292,7 @@ class JobRunner:
         if not self._mounting:
             self._is_mounting.clear()
 
-    async def _next(self) -> Event:
+    async def _next(self) -> JobEvent:
         if not self._inbox.empty():
             return self._inbox.get_nowait()
         deadline, now = self._machine.deadline(), self._around.clock()
@@ -307,7 +307,7 @@ class JobRunner:
         await catch_up(due, self._around.clock)
         return Tick() if self._inbox.empty() else self._inbox.get_nowait()
 
-    def _with_others(self, first: Event) -> list[Event]:
+    def _with_others(self, first: JobEvent) -> list[JobEvent]:
         """With what came behind it: reports, and what follows these."""
         events = [first]
         while isinstance(events[-1], AgentReported) and len(events) < TOGETHER_MAX:
@@ -316,7 +316,7 @@ class JobRunner:
             events.append(self._inbox.get_nowait())
         return events
 
-    async def _step(self, events: Sequence[Event], links: AgentLinks) -> None:
+    async def _step(self, events: Sequence[JobEvent], links: AgentLinks) -> None:
         match events[-1]:
             case PodSeen(view):
                 self._pod_seen(view, links)
@@ -360,7 +360,7 @@ class JobRunner:
             self.complain(REPLACED, f"pod {pod.name} is replaced: {why} operator key, made it")
             self._order(DeletePod(pod.name, pod.uid, REPLACED), is_after_write=False)
 
-    def _note_taken(self, events: Sequence[Event]) -> None:
+    def _note_taken(self, events: Sequence[JobEvent]) -> None:
         for event in events:
             self._taken += not isinstance(event, Tick)
             if isinstance(event, AgentReported | EvidenceReceived):

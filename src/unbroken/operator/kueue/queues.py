@@ -20,16 +20,16 @@ from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.kueue import (
     Ask,
-    Decision,
     Gate,
     GiveBack,
     Hold,
     Move,
-    Order,
+    QueueDecision,
     QueuedJob,
+    QueueOrder,
     Report,
     Withdraw,
-    decide,
+    decide_gate,
 )
 from unbroken.core.job.record.conditions import standing
 from unbroken.errors import WorldError
@@ -232,7 +232,7 @@ class Queues:
         seen = None if found is None else workload_view(found, parsed.spec, flavors)
         before = self._gates.get(_uid(job))
         picture = self._picture(key, job, parsed.spec)
-        decision = decide(picture, seen, before)
+        decision = decide_gate(picture, seen, before)
         self._take(key, job, decision)
         if decision.order is not None:
             await self._carry_out(job, parsed.spec, found, decision.order)
@@ -240,7 +240,7 @@ class Queues:
         is_stopping = seen is not None and must_stop and not picture.is_idle
         return LOOK_SECONDS if is_stopping else None
 
-    def _take(self, key: Key, job: JobObject, decision: Decision) -> None:
+    def _take(self, key: Key, job: JobObject, decision: QueueDecision) -> None:
         uid = _uid(job)
         is_news = uid not in self._gates or self._gates[uid] != decision.gate
         self._gates[uid] = decision.gate
@@ -266,7 +266,7 @@ class Queues:
         )
 
     async def _carry_out(
-        self, job: JobObject, spec: JobSpec, found: Object | None, order: Order
+        self, job: JobObject, spec: JobSpec, found: Object | None, order: QueueOrder
     ) -> None:
         key = key_of(job)
         match order:

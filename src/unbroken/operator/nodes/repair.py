@@ -26,9 +26,6 @@ from unbroken.core.nodes.repair.events import (
     ClusterSeen,
     DropRecord,
     MakeCheck,
-    NodeGone,
-    NodeSeen,
-    Order,
     OrderRepair,
     PatchNode,
     PodsSeen,
@@ -37,13 +34,16 @@ from unbroken.core.nodes.repair.events import (
     RecordSeen,
     RepairEffect,
     RepairEvent,
+    RepairNodeGone,
+    RepairNodeSeen,
+    RepairOrder,
     RepairSettings,
-    Synced,
+    RepairSynced,
     TellNode,
-    Tick,
     WriteRecord,
 )
 from unbroken.core.nodes.repair.machine import Repairer
+from unbroken.core.tick import Tick
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import ApiRefusal, KubeClient
@@ -123,7 +123,7 @@ class NodeRepair:
         self._places: dict[str, str] = {}
         """Their nodes, by uid."""
         self._effects: dict[str, deque[RepairEffect]] = defaultdict(deque)
-        self._orders: dict[str, tuple[Order, bool]] = {}
+        self._orders: dict[str, tuple[RepairOrder, bool]] = {}
         """By node: what the provider is to be asked, and whether for the first time."""
         self._wake = asyncio.Event()
         self._is_over = False
@@ -141,7 +141,7 @@ class NodeRepair:
         try:
             await informers.synced()
             log.info("node_repair=ready provider=%s", self._provider.name)
-            self._take(Synced())
+            self._take(RepairSynced())
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._writes.run())
                 tasks.create_task(self._asks.run())
@@ -183,11 +183,11 @@ class NodeRepair:
     def _on_node(self, old: Node | None, new: Node | None) -> None:
         if new is None:
             assert old is not None
-            self._take(NodeGone(key_of(old).name))
+            self._take(RepairNodeGone(key_of(old).name))
             return
         seen = repair_node(new)
         if old is None or repair_node(old) != seen:
-            self._take(NodeSeen(seen))
+            self._take(RepairNodeSeen(seen))
 
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old

@@ -22,11 +22,11 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.auto_resume import (
     AskForFence,
     AutoResume,
-    DeletePod,
-    Effect,
-    NodeState,
+    DeleteResumedPod,
+    PodNode,
+    ResumeEffect,
     Say,
-    WriteRecord,
+    WriteResumeRecord,
 )
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
@@ -208,7 +208,7 @@ class Resumer:
         deadline = machine.deadline()
         return None if deadline is None else max(deadline - wall(), 0.0)
 
-    async def _nodes_of(self, pods: list[Pod]) -> dict[str, NodeState]:
+    async def _nodes_of(self, pods: list[Pod]) -> dict[str, PodNode]:
         """The pods' nodes; one that is missing is gone, for the API itself was asked."""
         names = {pod.spec.nodeName for pod in pods if pod.spec and pod.spec.nodeName}
         found = {}
@@ -228,11 +228,11 @@ class Resumer:
             raise
         return msgspec.json.decode(body, type=Node)
 
-    async def _carry_out(self, job: PyTorchJobObject, effect: Effect) -> None:
+    async def _carry_out(self, job: PyTorchJobObject, effect: ResumeEffect) -> None:
         match effect:
-            case WriteRecord():
+            case WriteResumeRecord():
                 await self._write(job, effect)
-            case DeletePod():
+            case DeleteResumedPod():
                 await self._delete(job, effect)
             case AskForFence():
                 await self._fence(effect)
@@ -242,7 +242,7 @@ class Resumer:
             case _:
                 assert_never(effect)
 
-    async def _write(self, job: PyTorchJobObject, order: WriteRecord) -> None:
+    async def _write(self, job: PyTorchJobObject, order: WriteResumeRecord) -> None:
         """Raises WorldError, which leaves the rest undone, where the job has changed meanwhile."""
         metadata = {
             "uid": _uid(job),
@@ -259,7 +259,7 @@ class Resumer:
                 raise WorldError(f"PyTorchJob {key} has just changed", 0.0) from error
             raise
 
-    async def _delete(self, job: PyTorchJobObject, order: DeletePod) -> None:
+    async def _delete(self, job: PyTorchJobObject, order: DeleteResumedPod) -> None:
         if order.force and not await self._is_dead(order.node):
             return
         body: dict[str, Any] = {"preconditions": {"uid": order.uid}}

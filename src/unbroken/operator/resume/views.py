@@ -8,7 +8,7 @@ from typing import Any
 from lightkube.models.core_v1 import NodeCondition, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.core.auto_resume import NodeState, Picture, PodState, Readiness, Record
+from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness, Record
 from unbroken.operator.jobs.requests import FENCE
 from unbroken.operator.jobs.views import FAULTS, HEALTH_LABEL, node_view
 from unbroken.spec.kubeflow.pytorchjob import AUTO_RESUME, MAX_RETRIES, resume_of, resume_problems
@@ -33,7 +33,7 @@ def concerns(job: Mapping[str, Any]) -> bool:
     return AUTO_RESUME in found or MAX_RETRIES in found
 
 
-def picture(job: Mapping[str, Any], pods: Iterable[Pod], nodes: Mapping[str, NodeState]) -> Picture:
+def picture(job: Mapping[str, Any], pods: Iterable[Pod], nodes: Mapping[str, PodNode]) -> Picture:
     """All that is known of a job."""
     metadata, annotations = job["metadata"], annotations_of(job)
     return Picture(
@@ -75,14 +75,14 @@ def pod_state(pod: Pod) -> PodState:
     )
 
 
-def node_state(node: Node) -> NodeState:
+def node_state(node: Node) -> PodNode:
     """What counts of a node."""
     view = node_view(node)
     ready = _condition(node, "Ready")
     status = ready.status if ready is not None else "Unknown"
     since = ready.lastTransitionTime if ready is not None else None
     annotations = (node.metadata and node.metadata.annotations) or {}
-    return NodeState(
+    return PodNode(
         name=view.name,
         readiness=Readiness(status) if status in ("True", "False") else Readiness.SILENT,
         not_ready_since=since.timestamp() if since is not None else 0.0,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.core.job.record.conditions import ENDS, Standing, standing
+from unbroken.core.job.record.conditions import ENDS, ConditionType, standing
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.errors import PeerError
 from unbroken.spec.job.codec import job_status_from
@@ -81,7 +81,7 @@ def _templates(parsed: Parsed) -> list[object]:
     return [one.template for one in parsed.spec.replica_specs]
 
 
-def _stands(job: Mapping[str, Any]) -> Standing | None:
+def _stands(job: Mapping[str, Any]) -> ConditionType | None:
     status, _ = job_status_from(job.get("status"))
     return standing(status.conditions)
 
@@ -90,7 +90,7 @@ def _immutable(job: Mapping[str, Any], old: Mapping[str, Any]) -> list[Problem]:
     """Changes that a running job cannot follow."""
     if queue_of(job) == queue_of(old):
         return []
-    if _stands(old) in (None, Standing.SUSPENDED, *ENDS):
+    if _stands(old) in (None, ConditionType.SUSPENDED, *ENDS):
         return []
     why = "the queue of a job that runs cannot be changed; suspend the job first"
     return [Problem(f"metadata.labels[{QUEUE}]", f"Forbidden: {why}", "FieldValueForbidden")]
@@ -101,7 +101,7 @@ def _late(
 ) -> list[str]:
     """Changes that do not take effect at once, or never."""
     stands = _stands(old)
-    if parsed.spec == before.spec or stands in (None, Standing.SUSPENDED):
+    if parsed.spec == before.spec or stands in (None, ConditionType.SUSPENDED):
         return []
     if stands in ENDS:
         return ["spec: the job has ended: a change does not start it again"]

@@ -13,7 +13,7 @@ from typing import Protocol
 from unbroken.core.agent import machine
 from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.link_order import LinkOrder
-from unbroken.core.agent.machine import Stage
+from unbroken.core.agent.machine import ProgramStage
 from unbroken.sim.scenario import Restartable
 from unbroken.sim.schedule import Alarm, Schedule
 from unbroken.wire.agent import AgentReport, Command, StartCommand, WarmCommand
@@ -32,7 +32,7 @@ SIGTERM = 15
 class Machine(Protocol):
     """`core.agent.machine.Workers`, or one that stands for a stock agent."""
 
-    def step(self, event: machine.Event, now: float) -> list[machine.Effect]:
+    def step(self, event: machine.AgentEvent, now: float) -> list[machine.AgentEffect]:
         """Take one event; return what must be done."""
 
     def deadline(self) -> float | None:
@@ -92,16 +92,16 @@ class Agent:
         """Orders after which the process dies."""
         self._machine = world.make(self.id)
         self._alarm = Alarm(world.schedule, lambda: self.give(machine.Tick()))
-        self._todo: deque[machine.Effect] = deque()
+        self._todo: deque[machine.AgentEffect] = deque()
         self._is_busy = False
-        self._inbox: list[machine.Event] | None = None
+        self._inbox: list[machine.AgentEvent] | None = None
         """Events that wait while the process is frozen."""
         self._skew = world.skew_seconds * world.schedule.between(-1.0, 1.0)
         self.is_blind = False
         """It cannot look at its workers."""
         self.told: StartCommand | None = None
         """The newest start that its workers have followed."""
-        self.slow: dict[type[machine.Effect], float] = {}
+        self.slow: dict[type[machine.AgentEffect], float] = {}
         """Seconds that an order of the kind takes; the usual time where there is none."""
 
     def boot(self) -> None:
@@ -171,7 +171,7 @@ class Agent:
         """It and its workers die at once: they ask the kernel for it."""
         self._die(is_success=False)
 
-    def give(self, event: machine.Event) -> None:
+    def give(self, event: machine.AgentEvent) -> None:
         """One event, and what the machine orders for it."""
         if not self.is_alive:
             return
@@ -201,7 +201,7 @@ class Agent:
                     return
             self._carry_out(self._todo.popleft())
 
-    def _carry_out(self, effect: machine.Effect) -> None:
+    def _carry_out(self, effect: machine.AgentEffect) -> None:
         schedule = self._schedule
         match effect:
             case machine.Spawn():
@@ -210,7 +210,7 @@ class Agent:
                 schedule.after(seconds, self._spawn, effect)
             case machine.KillAll(kept):
                 self._kill_but(kept)
-            case machine.SignalWorkers() | machine.Recall() | machine.Release():
+            case machine.SignalWorkers() | machine.Recall() | machine.ReleaseWorkers():
                 self._tell(effect)
             case machine.OfferPort():
                 self._world.ports += 1
@@ -220,7 +220,9 @@ class Agent:
             case machine.Publish():
                 pass  # sent already
 
-    def _tell(self, effect: machine.SignalWorkers | machine.Recall | machine.Release) -> None:
+    def _tell(
+        self, effect: machine.SignalWorkers | machine.Recall | machine.ReleaseWorkers
+    ) -> None:
         schedule = self._schedule
         match effect:
             case machine.SignalWorkers(signal):
@@ -231,7 +233,7 @@ class Agent:
             case machine.Recall(local_ranks):
                 for local_rank in local_ranks:
                     self._recall(local_rank)
-            case machine.Release(local_ranks, command):
+            case machine.ReleaseWorkers(local_ranks, command):
                 for local_rank in local_ranks:
                     seconds = schedule.between(0.002, 0.1)
                     worker = self.workers[local_rank]
@@ -244,7 +246,7 @@ class Agent:
         if self._world.ill and self._schedule.chance(self._world.ill):
             self._world.noted("not_started", self.local)
             text = "no such file"
-            answer: machine.Event = machine.SpawnFailed(command.attempt, stage, 0, text)
+            answer: machine.AgentEvent = machine.SpawnFailed(command.attempt, stage, 0, text)
         else:
             ranks = tuple(i for i in range(self._world.nproc) if i not in effect.kept)
             pids = tuple(self._fork(command, stage, i) for i in ranks)
@@ -252,7 +254,7 @@ class Agent:
         self._is_busy = False
         self.give(answer)
 
-    def _fork(self, command: StartCommand, stage: Stage, local_rank: int) -> int:
+    def _fork(self, command: StartCommand, stage: ProgramStage, local_rank: int) -> int:
         training, members = self._world.training, self._world.members
         worker = self._worker(command, stage, local_rank, training.new_pid())
         self.workers[local_rank] = worker
@@ -263,7 +265,9 @@ class Agent:
             self._schedule.after(seconds, self._register, local_rank, worker)
         return worker.pid
 
-    def _worker(self, command: StartCommand, stage: Stage, local_rank: int, pid: int) -> Worker:
+    def _worker(
+        self, command: StartCommand, stage: ProgramStage, local_rank: int, pid: int
+    ) -> Worker:
         world, self.told = self._world, command
         return Worker(
             pid=pid,
@@ -312,7 +316,7 @@ class Agent:
     def _go_on(self, local_rank: int, worker: Worker, command: StartCommand) -> None:
         if worker.exit is not None or not self.is_alive:
             return
-        later = self._worker(command, Stage.TRAIN, local_rank, worker.pid)
+        later = self._worker(command, ProgramStage.TRAIN, local_rank, worker.pid)
         later.is_member = True
         self.workers[local_rank] = later
         self._world.training.go_on(worker, later)
@@ -326,7 +330,7 @@ class Agent:
             self._world.training.wrote(worker)
             self.give(machine.FirstOutput(worker.attempt, local_rank))
 
-    def _ended(self, local_rank: int, stage: Stage, worker: Worker, how: WorkerEnd) -> None:
+    def _ended(self, local_rank: int, stage: ProgramStage, worker: Worker, how: WorkerEnd) -> None:
         event = machine.WorkerEnded(worker.attempt, stage, local_rank, how, pid=worker.pid)
         self._schedule.after(0.001, self.give, event)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 from unbroken.core.job import events as core
 from unbroken.core.job.events import PodUid, PodView
 from unbroken.core.job.transitions import Phase
+from unbroken.core.tick import Tick
 from unbroken.sim.schedule import Alarm, Schedule
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
@@ -36,7 +37,7 @@ SILENCE_SECONDS = 3.0
 class Machine(Protocol):
     """`core.job.machine.Job`."""
 
-    def steps(self, events: Sequence[core.Event], now: float) -> list[core.Effect]:
+    def steps(self, events: Sequence[core.JobEvent], now: float) -> list[core.JobEffect]:
         """Take events that came together; return what must be done."""
 
     def deadline(self) -> float | None:
@@ -46,19 +47,19 @@ class Machine(Protocol):
 class Judge(Protocol):
     """Who looks at what the operator orders."""
 
-    def ordered(self, effect: core.Effect) -> None:
+    def ordered(self, effect: core.JobEffect) -> None:
         """Before it is carried out."""
 
-    def written(self, effect: core.Effect) -> None:
+    def written(self, effect: core.JobEffect) -> None:
         """The API has it now."""
 
-    def heard(self, events: Sequence[core.Event]) -> None:
+    def heard(self, events: Sequence[core.JobEvent]) -> None:
         """The operator takes these in one step."""
 
     def shown(self, evidence: Evidence) -> None:
         """The operator is given evidence."""
 
-    def crashed(self, report: AgentReport, effects: Sequence[core.Effect]) -> None:
+    def crashed(self, report: AgentReport, effects: Sequence[core.JobEffect]) -> None:
         """The operator, in the middle of training, has heard that workers have failed."""
 
 
@@ -111,9 +112,9 @@ class Operator:
         self.ready_at: float | None = None
         """Since when it knows all there is."""
         self.on_crash: Callable[[], None] = lambda: None
-        self._alarm = Alarm(control.schedule, lambda: self.give(core.Tick()))
+        self._alarm = Alarm(control.schedule, lambda: self.give(Tick()))
         self._peers: dict[PodUid, Peer] = {}
-        self._writes: deque[core.Effect] = deque()
+        self._writes: deque[core.JobEffect] = deque()
         self._is_writing = False
         self._machine: Machine | None = None
         self._job: core.JobSeen | None = None
@@ -186,7 +187,7 @@ class Operator:
         for watch in self._watches:
             watch.heal()
 
-    def give(self, event: core.Event) -> None:
+    def give(self, event: core.JobEvent) -> None:
         """One event, and what the machine orders for it."""
         if not self.is_alive or self._machine is None:
             return
@@ -206,7 +207,7 @@ class Operator:
             self._carry_out(effect)
         self._alarm.set(self._machine.deadline())
 
-    def _take(self, machine: Machine, events: Sequence[core.Event]) -> list[core.Effect]:
+    def _take(self, machine: Machine, events: Sequence[core.JobEvent]) -> list[core.JobEffect]:
         is_training = getattr(machine, "phase", None) is Phase.TRAINING
         self._control.judge.heard(events)
         effects = machine.steps(events, self._schedule.now)
@@ -218,7 +219,7 @@ class Operator:
                 self._control.judge.crashed(report, effects)
         return effects
 
-    def _carry_out(self, effect: core.Effect) -> None:
+    def _carry_out(self, effect: core.JobEffect) -> None:
         self._control.judge.ordered(effect)
         if isinstance(effect, core.StartWorkers | core.StopWorkers):
             self._command(effect.pod, effect.command)
@@ -267,7 +268,7 @@ class Operator:
         self._call(effect, is_lost)
         self._write_next()
 
-    def _call(self, effect: core.Effect, is_lost: bool) -> None:
+    def _call(self, effect: core.JobEffect, is_lost: bool) -> None:
         """One request to the API."""
         control = self._control
         control.judge.written(effect)
@@ -295,7 +296,7 @@ class Operator:
             case _:
                 self._note(effect)
 
-    def _note(self, effect: core.Effect) -> None:
+    def _note(self, effect: core.JobEffect) -> None:
         """A request about what is told of the job."""
         control = self._control
         match effect:

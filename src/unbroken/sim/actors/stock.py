@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from unbroken.core.agent import machine
 from unbroken.core.agent.faults import WorkerEnd, has_failed
-from unbroken.core.agent.machine import Settings, Stage
+from unbroken.core.agent.machine import ProgramStage, Settings
 from unbroken.wire.agent import AgentReport, AgentState, StartCommand, StopCommand
 
 STOPPABLE = (AgentState.RUNNING, AgentState.FAULTED, AgentState.COMPLETED)
@@ -32,7 +32,7 @@ class StockWorkers:
         """What `/status` says, as our operator reads it."""
         return AgentReport(f"stock-{self._settings.agent_id}", self._state, rank=self._rank)
 
-    def step(self, event: machine.Event, now: float) -> list[machine.Effect]:
+    def step(self, event: machine.AgentEvent, now: float) -> list[machine.AgentEffect]:
         """Take one event; return what must be done."""
         effects = self._take(event)
         report = self.report()
@@ -41,7 +41,7 @@ class StockWorkers:
             effects.append(machine.Publish(report))
         return effects
 
-    def _take(self, event: machine.Event) -> list[machine.Effect]:
+    def _take(self, event: machine.AgentEvent) -> list[machine.AgentEffect]:
         match event:
             case machine.Prepared():
                 self._state = AgentState.READY
@@ -62,11 +62,11 @@ class StockWorkers:
                 pass
         return []
 
-    def _kill(self, state: AgentState) -> list[machine.Effect]:
+    def _kill(self, state: AgentState) -> list[machine.AgentEffect]:
         self._state = state
         return [machine.KillAll()]
 
-    def _ended(self, local_rank: int, end: WorkerEnd) -> list[machine.Effect]:
+    def _ended(self, local_rank: int, end: WorkerEnd) -> list[machine.AgentEffect]:
         self._left.discard(local_rank)
         if self._state is not AgentState.RUNNING:
             return []
@@ -76,17 +76,17 @@ class StockWorkers:
             self._state = AgentState.COMPLETED
         return []
 
-    def _nothing_lives(self) -> list[machine.Effect]:
+    def _nothing_lives(self) -> list[machine.AgentEffect]:
         if self._state is AgentState.SHUTDOWN:
             return [machine.Exit(0)]
         if self._state is AgentState.STOPPING:
             self._state = AgentState.READY
         return []
 
-    def _start(self, command: StartCommand) -> list[machine.Effect]:
+    def _start(self, command: StartCommand) -> list[machine.AgentEffect]:
         self._rank = command.rank
         if self._state is not AgentState.READY:
             return []
         self._state = AgentState.RUNNING
         self._left = set(range(self._settings.nproc))
-        return [machine.Spawn(Stage.TRAIN, command)]
+        return [machine.Spawn(ProgramStage.TRAIN, command)]

@@ -218,7 +218,7 @@ class Checkers:
 
     # What the operator orders.
 
-    def ordered(self, effect: core.Effect) -> None:
+    def ordered(self, effect: core.JobEffect) -> None:
         """Before it is carried out."""
         window = int(self._schedule.now // 10)
         self._effects[window] += 1
@@ -249,7 +249,7 @@ class Checkers:
             case _:
                 self._told_or_asked(effect)
 
-    def _told_or_asked(self, effect: core.Effect) -> None:
+    def _told_or_asked(self, effect: core.JobEffect) -> None:
         match effect:
             case core.CollectEvidence(_, command):
                 if command.request != self._request:
@@ -499,7 +499,7 @@ class Checkers:
             self._schedule.probes["many_signals"] += 1
         self.incidents[incident.number] = incident
 
-    def heard(self, events: Sequence[core.Event]) -> None:
+    def heard(self, events: Sequence[core.JobEvent]) -> None:
         """The operator takes these in one step."""
         self.hearing.take(events, self._truth.ended, self._schedule.now)
 
@@ -509,7 +509,7 @@ class Checkers:
             # A doubled question is answered twice, and the first answer counts.
             self._seen = {one.rank: one for one in evidence.ranks} | self._seen
 
-    def crashed(self, report: AgentReport, effects: Sequence[core.Effect]) -> None:
+    def crashed(self, report: AgentReport, effects: Sequence[core.JobEffect]) -> None:
         """Workers have failed, and the operator knows: nothing may come before the stop."""
         if report.attempt != self.newest or self.newest in self._truth.ended or self.is_over:
             return
@@ -563,7 +563,7 @@ class Checkers:
 
     # What the API holds.
 
-    def written(self, effect: core.Effect) -> None:
+    def written(self, effect: core.JobEffect) -> None:
         """A write reaches the API."""
         if isinstance(effect, core.DeletePod):
             self._deleted(effect)

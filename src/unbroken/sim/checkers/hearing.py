@@ -22,7 +22,7 @@ class Hearing:
         self._since: float | None = None
         """When the present operator knew all that the API has."""
 
-    def take(self, events: Iterable[core.Event], ended: Container[int], now: float) -> None:
+    def take(self, events: Iterable[core.JobEvent], ended: Container[int], now: float) -> None:
         """Note what one step of the operator takes; `ended` are the attempts that are over."""
         for event in events:
             if isinstance(event, core.Synced):

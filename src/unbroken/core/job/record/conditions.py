@@ -18,7 +18,7 @@ MESSAGE_CHARACTERS = 4000
 """Of a condition's message at most; the API refuses more than 32768."""
 
 
-class Standing(Enum):
+class ConditionType(Enum):
     """Condition types; what a job can be said to be."""
 
     CREATED = "Created"
@@ -30,27 +30,29 @@ class Standing(Enum):
     FAILED = "Failed"
 
 
-ENDS = (Standing.COMPLETED, Standing.FAILED)
+ENDS = (ConditionType.COMPLETED, ConditionType.FAILED)
 
 
-def standing(conditions: Sequence[Condition]) -> Standing | None:
+def standing(conditions: Sequence[Condition]) -> ConditionType | None:
     """Where the job stands by its conditions; None: nowhere yet."""
-    known = {value.value for value in Standing}
+    known = {value.value for value in ConditionType}
     true = [c for c in conditions if c.status == "True" and c.type in known]
-    return Standing(true[-1].type) if true else None
+    return ConditionType(true[-1].type) if true else None
 
 
-def counted(conditions: Sequence[Condition], ready: int, wanted: int) -> tuple[Condition, ...]:
+def with_ready_count(
+    conditions: Sequence[Condition], ready: int, wanted: int
+) -> tuple[Condition, ...]:
     """The conditions with the number of ready pods in PodsRunning, where kubectl's table has it."""
     text = f"{ready}/{wanted}"
     return tuple(
-        replace(one, message=text) if one.type == Standing.PODS_RUNNING.value else one
+        replace(one, message=text) if one.type == ConditionType.PODS_RUNNING.value else one
         for one in conditions
     )
 
 
 def advance(
-    conditions: Sequence[Condition], to: Standing, reason: str, message: str, now: float
+    conditions: Sequence[Condition], to: ConditionType, reason: str, message: str, now: float
 ) -> tuple[Condition, ...]:
     """The conditions of a job that now stands at `to`."""
     message = message[:MESSAGE_CHARACTERS]
@@ -59,7 +61,7 @@ def advance(
     for old in conditions:
         if old.type == to.value:
             continue
-        if old.type != Standing.CREATED.value and old.status == "True":
+        if old.type != ConditionType.CREATED.value and old.status == "True":
             kept.append(replace(old, status="False", last_transition_time=now))
         else:
             kept.append(old)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from unbroken.core.diagnosis.stacks import ranges
 from unbroken.core.job.deadlines import earliest
 from unbroken.core.job.events import PodUid
-from unbroken.core.job.gang import Order
+from unbroken.core.job.gang import StartOrder
 from unbroken.core.job.recovery.incident_bounds import RESTORED_MAX
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
@@ -147,7 +147,7 @@ class Receipts:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._order: Order | None = None
+        self._order: StartOrder | None = None
         self._told: dict[PodUid, tuple[Receipt, ...]] = {}
         self._awaited: set[PodUid] = set()
         self._tracks: Tracks = {}
@@ -192,7 +192,7 @@ class Receipts:
             self._awaited.discard(uid)
         self._due = earliest(self._due, now + WAIT_SECONDS if self._awaited else now)
 
-    def _begin(self, order: Order) -> None:
+    def _begin(self, order: StartOrder) -> None:
         if self._order is not None and self._tracks:
             self._before = self._order.attempt, {} if self._silent else self._tracks
         self._order, self._due = order, None

@@ -23,7 +23,7 @@ SAMPLES_MAX = 2**53
 """What a double counts exactly, and JSON takes."""
 
 
-class Position(NamedTuple):
+class SamplePosition(NamedTuple):
     """Of the data of one rank, after a step."""
 
     step: int
@@ -34,8 +34,8 @@ class Position(NamedTuple):
 class Track:
     """One rank in one attempt: where it was seen first, and last."""
 
-    first: Position
-    last: Position
+    first: SamplePosition
+    last: SamplePosition
 
     @property
     def batch(self) -> float | None:
@@ -74,7 +74,7 @@ def observe(tracks: Tracks, watch: Iterable[RankWatch]) -> None:
         samples = one.metrics.get(SAMPLES)
         if one.step is None or samples is None or not 0 <= samples <= SAMPLES_MAX:
             continue
-        here = Position(one.step, samples)
+        here = SamplePosition(one.step, samples)
         known = tracks.get(one.rank)
         is_on = known is not None and known.last.step <= here.step
         tracks[one.rank] = Track(known.first if known and is_on else here, here)

@@ -16,7 +16,7 @@ from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import JobStatus
 
-from .conditions import Standing, standing
+from .conditions import ConditionType, standing
 
 TWICE = "StepsMadeTwice"
 """Cause of what was lost by going back to a checkpoint."""
@@ -155,7 +155,7 @@ def _sane(seconds: float) -> float:
 def _life(status: JobStatus, now: float) -> tuple[float, float]:
     """From when to when the present life is active; that of a suspended job is in the ledger."""
     start = status.start_time
-    if start is None or standing(status.conditions) is Standing.SUSPENDED:
+    if start is None or standing(status.conditions) is ConditionType.SUSPENDED:
         return now, now
     end = now if status.completion_time is None else status.completion_time
     return start, max(start, end)
@@ -199,7 +199,7 @@ def _suspended(
     created: float | None,
 ) -> float:
     """Of a job that is or was suspended: the time since it was created that is not active."""
-    is_suspended = standing(status.conditions) is Standing.SUSPENDED
+    is_suspended = standing(status.conditions) is ConditionType.SUSPENDED
     if created is None or not (is_suspended or ledger.active_seconds):
         return 0.0
     return _sane((now if is_suspended else life[1]) - created - total)

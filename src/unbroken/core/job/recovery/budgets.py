@@ -28,7 +28,7 @@ MORE = "set jobMaxRetryCount or restartPolicy to allow more"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RestartLimits:
     """None: no limit."""
 
     period_seconds: int
@@ -49,22 +49,22 @@ class Charge:
     reason: str
 
 
-def limits(policy: RunPolicy) -> Limits:
+def limits(policy: RunPolicy) -> RestartLimits:
     """The limits of a job, with the defaults of those that are not set."""
     total = policy.job_max_retry_count
     of = policy.restart_policy or RestartPolicy(DEFAULT_PERIOD_SECONDS)
     restarts, full = of.num_restart_before_full_job_restart, of.max_full_job_restarts
     period = max(1, of.eval_period_seconds)
     if total is not None:
-        return Limits(period, restarts, full, total)
+        return RestartLimits(period, restarts, full, total)
     if restarts is None and full is None:
-        return Limits(period, None, None, None, RESTARTS_WITHOUT_PROGRESS)
+        return RestartLimits(period, None, None, None, RESTARTS_WITHOUT_PROGRESS)
     restarts = DEFAULT_RESTARTS if restarts is None else restarts
-    return Limits(period, restarts, DEFAULT_FULL_RESTARTS if full is None else full, None)
+    return RestartLimits(period, restarts, DEFAULT_FULL_RESTARTS if full is None else full, None)
 
 
 def charge(
-    limits: Limits, status: RestartStatus, charged: int, age_seconds: float, progress: str
+    limits: RestartLimits, status: RestartStatus, charged: int, age_seconds: float, progress: str
 ) -> Charge:
     """Charge one restart.
 
@@ -93,7 +93,9 @@ def charge(
     return Charge(status, Remedy.FAIL, f"{text}; {MORE}")
 
 
-def waive(limits: Limits, status: RestartStatus, progress: str, *, is_asked: bool) -> RestartStatus:
+def waive(
+    limits: RestartLimits, status: RestartStatus, progress: str, *, is_asked: bool
+) -> RestartStatus:
     """The budget after a restart that is not charged.
 
     A person who asked for the restart (`is_asked`) may have changed something, and progress is

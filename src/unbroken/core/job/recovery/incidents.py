@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from unbroken.core.job.events import Effect, NodeName, WriteIncident
+from unbroken.core.job.events import JobEffect, NodeName, WriteIncident
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.wire.agent import FaultKind
 
@@ -120,7 +120,7 @@ class Incidents:
             self.open = replace(self.open, **changes)  # type: ignore[arg-type]
             self._is_dirty = True
 
-    def amend(self, number: int, **changes: object) -> list[Effect]:
+    def amend(self, number: int, **changes: object) -> list[JobEffect]:
         """Change one that may have been closed by now; one that is not kept any more is left."""
         if self.open is not None and self.open.number == number:
             self.change(**changes)
@@ -131,7 +131,7 @@ class Incidents:
                 return [WriteIncident(writable(amended))]
         return []
 
-    def close(self, outcome: str, now: float) -> list[Effect]:
+    def close(self, outcome: str, now: float) -> list[JobEffect]:
         """End the open incident; without one, nothing."""
         if self.open is None:
             return []
@@ -140,7 +140,7 @@ class Incidents:
         self.open, self._is_dirty = None, False
         return [WriteIncident(writable(ended))]
 
-    def writes(self) -> list[Effect]:
+    def writes(self) -> list[JobEffect]:
         """What has to be written of the open incident."""
         if not self._is_dirty or self.open is None:
             return []

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TypedDict
 
 from unbroken.core.job.events import NodeName, PodName, PodPhase, PodUid
-from unbroken.core.job.gang import Stage
-from unbroken.core.job.life import Life, Verdict
-from unbroken.core.job.record.conditions import Standing
+from unbroken.core.job.gang import GangStage
+from unbroken.core.job.life import JobEnd, Life
+from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.roster import UNHEARD, Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
@@ -20,7 +20,7 @@ from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState, FaultK
 
 from . import budgets, ladder, repeats, signals
 from .incidents import OPERATOR_RESTARTED, RESTART_REQUESTED, UNCHARGED, culprit
-from .repeats import Repeat
+from .repeats import RepeatedError
 
 FAULTY_MAX = 32
 """Pods, nodes and ranks named in the status."""
@@ -80,7 +80,7 @@ class Recovery:
         if not found or state.phase not in (Phase.PREPARING, Phase.TRAINING, Phase.ENDING):
             return
         incident = state.incidents.open
-        if state.gang.stage is Stage.HALTED and incident is not None:
+        if state.gang.stage is GangStage.HALTED and incident is not None:
             if state.incidents.join(found):
                 self._reconsider(now)
                 self._harden(now)
@@ -165,7 +165,7 @@ class Recovery:
     def signs(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
         """The sign, if there is one, that the loss of a pod or of its agent is."""
         state = self._state
-        was_training = state.gang.stage is Stage.HALTED and (
+        was_training = state.gang.stage is GangStage.HALTED and (
             member.uid in state.gang.ranks or self._is_missed(member, fault)
         )
         # Our own deletions are no signs; that a node was lost is one also of a pod that must go.
@@ -197,7 +197,7 @@ class Recovery:
     def escalate(self, member: Member) -> None:
         """Note that a pod is lost whose processes were to be restarted."""
         state, incident = self._state, self._state.incidents.open
-        is_part = state.gang.stage is Stage.HALTED and member.uid in state.gang.ranks
+        is_part = state.gang.stage is GangStage.HALTED and member.uid in state.gang.ranks
         higher = ladder.rung_of(incident.remedy).when_pod_lost if incident is not None else None
         if is_part and incident is not None and higher is not None:
             reason = ladder.escalated(incident.reason, [member.view.name])
@@ -256,7 +256,7 @@ class Recovery:
         a fault that an earlier operator has charged and whose incident it could not write."""
         state = self._state
         is_older = member.clear_through == UNHEARD and member.report is None
-        is_unwritten = state.standing is Standing.FAULTED and state.incidents.open is None
+        is_unwritten = state.standing is ConditionType.FAULTED and state.incidents.open is None
         return member.view.is_deleting or (is_older and is_unwritten)
 
     def _is_cut_off(self, member: Member) -> bool:
@@ -287,18 +287,20 @@ class Recovery:
         """
         state, earlier = self._state, self._state.closed_incidents()
         asked = [n for n, one in enumerate(earlier) if one.culprit.fault == RESTART_REQUESTED]
-        running = (c for c in state.status.conditions if c.type == Standing.RUNNING.value)
+        running = (c for c in state.status.conditions if c.type == ConditionType.RUNNING.value)
         since = next((c.last_transition_time for c in running if c.status == "True"), now)
         # A hang shows no sign of life, and is no progress however long it takes.
         ran = (was["progress_before"] or now) - since
         return made(was["step"], found, earlier[asked[-1] + 1 if asked else 0 :], ran)
 
-    def _repeat(self, found: Sequence[Signal], step: int | None, now: float) -> Repeat | None:
+    def _repeat(
+        self, found: Sequence[Signal], step: int | None, now: float
+    ) -> RepeatedError | None:
         """Whether the error has come before, in this life of the job."""
         state = self._state
         unusable = {*state.roster.unusable_nodes(), *state.plan.avoid}
         usable = state.roster.nodes.keys() - unusable
-        return repeats.find(found, step, state.closed_incidents(), now, usable)
+        return repeats.find_repeat(found, step, state.closed_incidents(), now, usable)
 
     def _weigh(
         self, charged: budgets.Charge, found: Sequence[Signal], step: int | None, now: float
@@ -352,7 +354,7 @@ class Recovery:
         state, incident = self._state, self._state.incidents.open
         assert incident is not None
         reason, text = signals.reason_of(incident.culprit), story(incident)
-        state.stand(Standing.FAULTED, reason, text, now)
+        state.stand(ConditionType.FAULTED, reason, text, now)
         state.set_status(latest_faulty=_faulty(incident.remedy, incident.culprit, incident.signals))
         if incident.remedy is Remedy.FAIL:
             failure = "RetriesExhausted"
@@ -360,7 +362,7 @@ class Recovery:
                 failure = repeats.SAME_ERROR
             if repeats.is_users(incident.reason) or incident.culprit.rank is None:
                 text = "\n".join([text, *incident.culprit.evidence[-TRACEBACK_LINES:]])
-            self._life.end(Verdict(Standing.FAILED, failure, text), now)
+            self._life.end(JobEnd(ConditionType.FAILED, failure, text), now)
 
     def _replace_all(self, now: float) -> None:
         state = self._state

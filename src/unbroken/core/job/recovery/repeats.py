@@ -40,7 +40,7 @@ _PASSING = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class RepeatedError:
     """An error that has come before."""
 
     text: str
@@ -51,13 +51,13 @@ class Repeat:
     """The only node on which it was seen, where another one can be tried."""
 
 
-def find(
+def find_repeat(
     found: Sequence[Signal],
     step: int | None,
     before: Iterable[Incident],
     now: float,
     elsewhere: Iterable[str] = (),
-) -> Repeat | None:
+) -> RepeatedError | None:
     """Look for the first cause of these signs in the incidents before, at the job's `step`;
     `elsewhere` are nodes that could be used."""
     first = culprit(found)
@@ -75,7 +75,7 @@ def find(
     if times < 2:
         return None
     if not _is_proof(first):
-        return Repeat(f"{first.fault} {at} for the {_ordinal(times)} time")
+        return RepeatedError(f"{first.fault} {at} for the {_ordinal(times)} time")
     places = ", ".join(sorted(nodes)[:NODES_NAMED]) or "an unknown node"
     said = f"the same error {at} for the {_ordinal(times)} time"
     # Without a step, what looks alike may be two ranks that each missed somebody else.
@@ -83,11 +83,11 @@ def find(
     if is_proven or times >= OCCURRENCES or _is_value(first):
         where = f"on nodes {places}" if len(nodes) > 1 else f"on {places}"
         hint = "annotation unbroken.dev/same-error: restart would go on"
-        return Repeat(f"{said}, {where}: {_OWN} ({hint})", is_users=True)
+        return RepeatedError(f"{said}, {where}: {_OWN} ({hint})", is_users=True)
     suspect = next(iter(nodes)) if len(nodes) == 1 else ""
     if suspect and set(elsewhere) - nodes:
-        return Repeat(f"{said}, only on {suspect}: another node is tried", suspect=suspect)
-    return Repeat(f"{said}, on {places}")
+        return RepeatedError(f"{said}, only on {suspect}: another node is tried", suspect=suspect)
+    return RepeatedError(f"{said}, on {places}")
 
 
 def is_users(reason: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from unbroken.core.diagnosis.doings import telling_frames
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, Blame, blame
 from unbroken.core.job.deadlines import earliest
-from unbroken.core.job.gang import Stage
+from unbroken.core.job.gang import GangStage
 from unbroken.core.job.recovery import signals
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED
 from unbroken.core.job.recovery.recovery import Details, Recovery
@@ -32,11 +32,11 @@ from unbroken.wire.observation import (
     RankWatch,
 )
 
-from .origins import Place
+from .origins import RankPlace
 from .progress import before
 from .questions import Question, ask
 from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
-from .standing import Standing, is_unread, stand
+from .standing import StillRanks, is_unread, still_ranks
 
 DOUBLINGS_MAX = 6
 """Of the silence that is given where nobody is named: 64 minutes at last (judgement)."""
@@ -69,7 +69,7 @@ class _Case:
 
     question: Question
     found_at: float
-    suspected: dict[tuple[Detector, Place], float]
+    suspected: dict[tuple[Detector, RankPlace], float]
     """Alarms of ranks that stood when it was asked, by when they began: a look says nothing of
     one that came later."""
     rules: list[Signal] = field(default_factory=list)
@@ -95,8 +95,8 @@ class Examination:
         self._seconds = EXAMINE_SECONDS
         self._late_at = 0.0
         """When ranks that are late may be looked at."""
-        self._standing: Standing | None = None
-        self._cleared: dict[tuple[Detector, Place], float] = {}
+        self._standing: StillRanks | None = None
+        self._cleared: dict[tuple[Detector, RankPlace], float] = {}
         """Alarms of ranks that a look did not confirm, by when they began."""
 
     def deadline(self) -> float | None:
@@ -165,7 +165,7 @@ class Examination:
 
     def _is_running(self) -> bool:
         state = self._state
-        return state.phase is Phase.TRAINING and state.gang.stage is not Stage.HALTED
+        return state.phase is Phase.TRAINING and state.gang.stage is not GangStage.HALTED
 
     def _is_silence_due(self, now: float) -> bool:
         stall = self._stalls.stall
@@ -176,7 +176,7 @@ class Examination:
         may_act = self._stalls.mode(Detector.SILENT) is Mode.ACT
         return bool(self._stalls.late) and may_act and now >= self._late_at
 
-    def _suspects(self) -> list[tuple[Detector, Place, Alarm]]:
+    def _suspects(self) -> list[tuple[Detector, RankPlace, Alarm]]:
         """Alarms of ranks that may act, but those that a look did not confirm."""
         return [
             (detector, place, alarm)
@@ -225,7 +225,7 @@ class Examination:
         world = self._state.nnodes * self._nproc()
         is_whole = not case.question.awaited and not any(map(is_unread, looks))
         before, asked = self._standing, self._seconds
-        self._standing = standing = stand(before, looks, world)
+        self._standing = standing = still_ranks(before, looks, world)
         self._seconds = EXAMINE_SECONDS if standing is None else CONFIRM_SECONDS
         if not is_whole:
             self._seconds = min(2 * asked, SECONDS_MAX)
@@ -246,7 +246,7 @@ class Examination:
         longest = WORK_PAUSE_SECONDS if only_looks else float("inf")
         return min(max(LATE_PAUSE_SECONDS, now - since), longest)
 
-    def _certain(self, now: float) -> Standing | None:
+    def _certain(self, now: float) -> StillRanks | None:
         """The ranks that surely keep the others waiting; None: there are none so far."""
         standing, late = self._standing, self._stalls.late
         if standing is None or not late or self._stalls.mode(Detector.SILENT) is not Mode.ACT:

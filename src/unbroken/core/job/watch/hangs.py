@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unbroken.core.job.events import PodUid
-from unbroken.core.job.gang import Stage
+from unbroken.core.job.gang import GangStage
 from unbroken.core.job.recovery.signals import TEXT_CHARACTERS
 from unbroken.core.job.roster import Member
 from unbroken.core.job.state import JobState
@@ -64,7 +64,7 @@ class Hangs:
     def signs(self, member: Member, report: AgentReport, now: float) -> list[Signal]:
         """The rules that hang now that this agent has reported."""
         state, uid, views = self._state, member.uid, report.log_rules
-        is_part = state.gang.stage is not Stage.HALTED and uid in state.gang.ranks
+        is_part = state.gang.stage is not GangStage.HALTED and uid in state.gang.ranks
         if not views or not is_part or member.attempt_of(report) != state.attempt:
             return []
         if self._attempt != state.attempt:

@@ -11,7 +11,7 @@ from unbroken.core.diagnosis.stacks import name_ranks
 from unbroken.core.job.events import PodUid
 from unbroken.wire.observation import Alarm, RankWatch
 
-Place = tuple[PodUid, int]
+RankPlace = tuple[PodUid, int]
 """A rank in its pod."""
 SAME_SECONDS = 1.0
 """Alarms without a step are told apart no better: so far are two looks of an agent."""
@@ -20,18 +20,20 @@ SLOWER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class AlarmOrigin:
     """Where it began."""
 
     alarm: Alarm
-    places: tuple[Place, ...]
+    places: tuple[RankPlace, ...]
     """None: no rank differs from the others."""
     who: str
     """Of whom it is told."""
     text: str
 
 
-def earliest(alarms: Mapping[Place, Alarm], watch: Mapping[Place, RankWatch]) -> Origin:
+def first_ranks(
+    alarms: Mapping[RankPlace, Alarm], watch: Mapping[RankPlace, RankWatch]
+) -> AlarmOrigin:
     """The ranks on which it was first, by the step where all tell one."""
     steps = {place: alarm.step for place, alarm in alarms.items() if alarm.step is not None}
     if len(steps) == len(alarms):
@@ -49,29 +51,31 @@ def earliest(alarms: Mapping[Place, Alarm], watch: Mapping[Place, RankWatch]) ->
     if later:
         on = "" if len(steps) < len(alarms) else f"from {at}, "
         text = f"{alarm.why}; {on}later on {_named(later)}"
-        return Origin(alarm, tuple(sorted(first)), _named(first), text)
+        return AlarmOrigin(alarm, tuple(sorted(first)), _named(first), text)
     if len(first) == 1:
-        return Origin(alarm, tuple(first), _named(first), alarm.why)
-    return Origin(alarm, (), _named(first), f"{alarm.why}; on all of them at {at}")
+        return AlarmOrigin(alarm, tuple(first), _named(first), alarm.why)
+    return AlarmOrigin(alarm, (), _named(first), f"{alarm.why}; on all of them at {at}")
 
 
-def slowest(alarms: Mapping[Place, Alarm], watch: Mapping[Place, RankWatch]) -> Origin:
+def slowest_ranks(
+    alarms: Mapping[RankPlace, Alarm], watch: Mapping[RankPlace, RankWatch]
+) -> AlarmOrigin:
     """The ranks whose steps take longer than those of the others; in step there are none, since
     all wait for the slow one."""
     place = min(alarms, key=lambda each: alarms[each].since)
     alarm = alarms[place]
     if len(watch) == 1:
-        return Origin(alarm, (place,), _named([place]), alarm.why)
+        return AlarmOrigin(alarm, (place,), _named([place]), alarm.why)
     paces = {each: rank.step_seconds for each, rank in watch.items() if rank.step_seconds}
     usual = median_low(paces.values()) if paces else 0.0
     slow = sorted(each for each in alarms if paces.get(each, 0.0) >= SLOWER * usual > 0.0)
     if slow and len(slow) * 2 <= len(paces):
         text = f"{alarms[slow[0]].why}, others {usual:.3g} s"
-        return Origin(alarms[slow[0]], tuple(slow), _named(slow), text)
-    return Origin(alarm, (), "all ranks", f"{alarm.why}; no rank differs from the others")
+        return AlarmOrigin(alarms[slow[0]], tuple(slow), _named(slow), text)
+    return AlarmOrigin(alarm, (), "all ranks", f"{alarm.why}; no rank differs from the others")
 
 
-def _named(places: Collection[Place]) -> str:
+def _named(places: Collection[RankPlace]) -> str:
     return named(rank for _, rank in places)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from unbroken.core.job.deadlines import earliest as first_of
 from unbroken.core.job.events import PodUid
-from unbroken.core.job.gang import Stage
+from unbroken.core.job.gang import GangStage
 from unbroken.core.job.recovery import signals
 from unbroken.core.job.recovery.incidents import UNCHARGED
 from unbroken.core.job.state import JobState
@@ -24,7 +24,7 @@ from unbroken.spec.job.ledger import Record
 from unbroken.wire.agent import AgentReport, AgentState
 from unbroken.wire.observation import Alarm, RankWatch
 
-from .origins import Origin, Place, earliest, named, slowest
+from .origins import AlarmOrigin, RankPlace, first_ranks, named, slowest_ranks
 
 EVENTS_MAX = 5
 """Of a detector in one attempt; more of the same says nothing new."""
@@ -77,18 +77,18 @@ class Stalls:
         self._attempt = -1
         self._told: dict[PodUid, _Told] = {}
         self._rhythmic = self._silent = 0
-        self._standing: dict[Detector, dict[Place, Alarm]] = {one: {} for one in Detector}
+        self._standing: dict[Detector, dict[RankPlace, Alarm]] = {one: {} for one in Detector}
         self._episodes: set[Detector] = set()
         self._events: Counter[Detector] = Counter()
-        self._alarmed: dict[Detector, dict[Place, Alarm]] = {one: {} for one in COMPARED}
+        self._alarmed: dict[Detector, dict[RankPlace, Alarm]] = {one: {} for one in COMPARED}
         """First alarms of the episode, those that were cleared too."""
         self._due: dict[Detector, float] = {}
         """When it is judged where an episode began."""
         self._faults: list[Signal] = []
-        self.unplaced: Origin | None = None
+        self.unplaced: AlarmOrigin | None = None
         """Slowness that all ranks have alike, until a survey has shown who causes it."""
         self.stall: Stall | None = None
-        self.late: dict[Place, RankWatch] = {}
+        self.late: dict[RankPlace, RankWatch] = {}
         """Ranks that show nothing for longer than they usually do: worth a look."""
 
     def take(self, uid: PodUid, report: AgentReport, now: float) -> None:
@@ -112,7 +112,7 @@ class Stalls:
 
     def faults(self, now: float) -> list[Signal]:
         """New faults that need no look."""
-        if self._state.gang.stage is not Stage.HALTED:
+        if self._state.gang.stage is not GangStage.HALTED:
             self._begin(now)
         for detector in [one for one, at in self._due.items() if now >= at]:
             self._decide(detector, now)
@@ -133,7 +133,7 @@ class Stalls:
     def close(self) -> None:
         """End the book of an attempt that is over: what stood was right if a fault has ended it."""
         state = self._state
-        if self._attempt < 0 or state.gang.stage is not Stage.HALTED:
+        if self._attempt < 0 or state.gang.stage is not GangStage.HALTED:
             return
         for detector in list(self._due):
             self._decide(detector, float("inf"))
@@ -161,14 +161,14 @@ class Stalls:
         """The detector that speaks for a stall."""
         return Detector.SPINNING if self._standing[Detector.SPINNING] else Detector.SILENT
 
-    def suspects(self) -> Iterator[tuple[Detector, Place, Alarm]]:
+    def suspects(self) -> Iterator[tuple[Detector, RankPlace, Alarm]]:
         """Alarms of single ranks that may act once a look has confirmed them."""
         for detector in EXAMINED:
             if self.mode(detector) is Mode.ACT:
                 for place, alarm in self._standing[detector].items():
                     yield detector, place, alarm
 
-    def stands(self, detector: Detector, place: Place) -> bool:
+    def stands(self, detector: Detector, place: RankPlace) -> bool:
         """Whether the alarm has not been cleared."""
         return place in self._standing[detector]
 
@@ -177,7 +177,7 @@ class Stalls:
         times = min(PATIENCE_TIMES * stall.allowed, max(stall.allowed, PATIENCE_SECONDS_MAX))
         return stall.since + max(seconds, times)
 
-    def signal(self, detector: Detector, place: Place, alarm: Alarm, now: float) -> Signal:
+    def signal(self, detector: Detector, place: RankPlace, alarm: Alarm, now: float) -> Signal:
         """A rank's alarm as a sign of a fault."""
         uid, rank = place
         member = self._state.roster.members.get(uid)
@@ -222,7 +222,7 @@ class Stalls:
         for detector, number in gone:
             self._standing[detector].pop((uid, number), None)
 
-    def _raised(self, detector: Detector, place: Place, alarm: Alarm, now: float) -> None:
+    def _raised(self, detector: Detector, place: RankPlace, alarm: Alarm, now: float) -> None:
         if detector in COMPARED:
             self._alarmed[detector].setdefault(place, alarm)
         elif detector not in (*_ALL, *EXAMINED) and self.mode(detector) is Mode.ACT:
@@ -268,7 +268,7 @@ class Stalls:
         del self._due[detector]
         is_slow = detector is Detector.SLOW
         watch = {(uid, w.rank): w for uid, told in self._told.items() for w in told.watch}
-        origin = (slowest if is_slow else earliest)(self._alarmed[detector], watch)
+        origin = (slowest_ranks if is_slow else first_ranks)(self._alarmed[detector], watch)
         is_off = self.mode(detector) is Mode.OFF
         if is_slow and not origin.places and self._standing[detector] and not is_off:
             self.unplaced = origin
@@ -290,7 +290,7 @@ class Stalls:
         told = replace(origin, places=places, who=who, text=f"{origin.alarm.why}; {why}")
         return self._tell_origin(Detector.SLOW, told, now)
 
-    def _tell_origin(self, detector: Detector, origin: Origin, now: float) -> list[Signal]:
+    def _tell_origin(self, detector: Detector, origin: AlarmOrigin, now: float) -> list[Signal]:
         """The fault, if it may act; else a warning."""
         mode, stands = self.mode(detector), bool(self._standing[detector])
         if mode is Mode.ACT and stands and (origin.places or detector is not Detector.SLOW):
@@ -299,7 +299,7 @@ class Stalls:
             self._warn(detector, f"{origin.who}: {origin.text}")
         return []
 
-    def _origin_signal(self, detector: Detector, origin: Origin, now: float) -> Signal:
+    def _origin_signal(self, detector: Detector, origin: AlarmOrigin, now: float) -> Signal:
         alarm = replace(origin.alarm, why=origin.text)
         if len(origin.places) == 1:
             return self.signal(detector, origin.places[0], alarm, now)

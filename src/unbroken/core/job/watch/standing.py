@@ -61,7 +61,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StillRanks:
     """What several looks in a row have shown alike."""
 
     places: Mapping[int, _Place]
@@ -91,7 +91,9 @@ class Standing:
         return self.looks >= looks and silent_seconds >= self.seconds
 
 
-def stand(before: Standing | None, evidence: Sequence[RankEvidence], world: int) -> Standing | None:
+def still_ranks(
+    before: StillRanks | None, evidence: Sequence[RankEvidence], world: int
+) -> StillRanks | None:
     """What this look and those before show of `world` ranks; None: nothing stands still for sure.
 
     A rank that could not be read may be the one that works, so that every rank must be known."""
@@ -108,7 +110,7 @@ def stand(before: Standing | None, evidence: Sequence[RankEvidence], world: int)
         return None
     if any(works(ranks[rank], doings[rank]) or not _is_same(ranks[rank]) for rank in away):
         return None
-    found = Standing(
+    found = StillRanks(
         {rank: _place(ranks[rank]) for rank in away or ranks},
         {rank: one.step for rank, one in ranks.items()},
         1,

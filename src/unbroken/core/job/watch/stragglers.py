@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median_high
 
-from unbroken.core.job.gang import Stage
+from unbroken.core.job.gang import GangStage
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
 from unbroken.spec.job.incident import Signal
@@ -52,7 +52,7 @@ class Stragglers:
     def advance(self, now: float) -> list[Signal]:
         """Begin a survey where ranks are slow and none is named; return the faults it shows."""
         state = self._state
-        is_running = state.phase is Phase.TRAINING and state.gang.stage is not Stage.HALTED
+        is_running = state.phase is Phase.TRAINING and state.gang.stage is not GangStage.HALTED
         if not is_running or self._stalls.unplaced is None:
             self._question = None
             return []

@@ -13,7 +13,7 @@ from statistics import median
 
 from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
 
-from .plan import Edge, Link, edge
+from .plan import Link, NodePair, edge
 
 RUN = "run"
 """Name of the result that says why tests could not be made, or not to their end."""
@@ -71,9 +71,9 @@ class Measured:
     """Microseconds, the greater."""
 
 
-def measured_pairs(results: Iterable[CheckResult]) -> dict[Edge, Measured]:
+def measured_pairs(results: Iterable[CheckResult]) -> dict[NodePair, Measured]:
     """What both ends of each pair said, put together."""
-    said: dict[Edge, list[CheckResult]] = {}
+    said: dict[NodePair, list[CheckResult]] = {}
     for one in results:
         if one.kind is CheckKind.CONNECTIVITY and one.peer:
             said.setdefault(edge(one.node, one.peer), []).append(one)
@@ -92,7 +92,7 @@ def _measured(said: Sequence[CheckResult]) -> Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LinkLimits:
     """What pairs must reach; what is not in it is not known."""
 
     types: Mapping[str, str]
@@ -115,9 +115,9 @@ class Limits:
         return self.latency is not None and (seen.latency or 0.0) > self.latency
 
 
-def limits_of(pairs: Mapping[Edge, Measured], fleet: Fleet) -> Limits:
+def limits_of(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> LinkLimits:
     """The limit of each instance type, as told or learned."""
-    by_type: dict[str, dict[Edge, Measured]] = {}
+    by_type: dict[str, dict[NodePair, Measured]] = {}
     for pair, seen in _alike(pairs, fleet).items():
         if seen.is_right:
             by_type.setdefault(fleet.types.get(pair[0], ""), {})[pair] = seen
@@ -126,10 +126,10 @@ def limits_of(pairs: Mapping[Edge, Measured], fleet: Fleet) -> Limits:
         kind: max(usual.get(kind, 0.0), fleet.learned.get(kind, 0.0))
         for kind in {*usual, *fleet.learned}
     }
-    return Limits(fleet.types, {**learned, **fleet.told}, _usual_latency(pairs))
+    return LinkLimits(fleet.types, {**learned, **fleet.told}, _usual_latency(pairs))
 
 
-def _alike(pairs: Mapping[Edge, Measured], fleet: Fleet) -> dict[Edge, Measured]:
+def _alike(pairs: Mapping[NodePair, Measured], fleet: Fleet) -> dict[NodePair, Measured]:
     """Pairs whose nodes are of one instance type."""
     types = fleet.types
     return {
@@ -144,7 +144,7 @@ def speeds_shown(results: Iterable[CheckResult], fleet: Fleet) -> dict[str, floa
     return best_of(_alike(measured_pairs(results), fleet))
 
 
-def best_of(pairs: Mapping[Edge, Measured]) -> dict[str, float]:
+def best_of(pairs: Mapping[NodePair, Measured]) -> dict[str, float]:
     """The most GB/s that each node has shown in pairs that were right."""
     speeds: dict[str, float] = {}
     for pair, seen in pairs.items():
@@ -153,7 +153,7 @@ def best_of(pairs: Mapping[Edge, Measured]) -> dict[str, float]:
     return speeds
 
 
-def _usual(pairs: Mapping[Edge, Measured]) -> float:
+def _usual(pairs: Mapping[NodePair, Measured]) -> float:
     """A limit learned from the pairs themselves: most nodes of a cluster are good.
 
     What counts of each node is the best that it has shown: a bad one that meets several others
@@ -164,7 +164,7 @@ def _usual(pairs: Mapping[Edge, Measured]) -> float:
     return round(speeds[len(speeds) // 2] * SLOW_SHARE, 4)
 
 
-def _usual_latency(pairs: Mapping[Edge, Measured]) -> float | None:
+def _usual_latency(pairs: Mapping[NodePair, Measured]) -> float | None:
     delays: dict[str, float] = {}
     found = {pair: seen for pair, seen in pairs.items() if seen.is_right}
     for pair, seen in found.items():
@@ -176,7 +176,7 @@ def _usual_latency(pairs: Mapping[Edge, Measured]) -> float | None:
     return max(latency, LATENCY_LEAST) if latency < inf else None
 
 
-def link_of(node: str, other: str, seen: Measured, limits: Limits) -> Link:
+def link_of(node: str, other: str, seen: Measured, limits: LinkLimits) -> Link:
     """What a pair says of one of its nodes."""
     if seen.is_right is None:
         return Link.UNKNOWN
@@ -188,7 +188,7 @@ def link_of(node: str, other: str, seen: Measured, limits: Limits) -> Link:
     return Link.UNKNOWN if limits.of(other) is None else Link.BAD
 
 
-def links(pairs: Mapping[Edge, Measured], limits: Limits) -> dict[Edge, Link]:
+def links(pairs: Mapping[NodePair, Measured], limits: LinkLimits) -> dict[NodePair, Link]:
     """What each pair that was tested says of the first of the two, in both orders."""
     return {
         (node, other): link_of(node, other, seen, limits)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
 
-Edge = tuple[str, str]
+NodePair = tuple[str, str]
 TWICE = 2
 """A bad node fails with so many others, one of them proven good: one alone may be the link's."""
 TRIES = 2
@@ -32,12 +32,12 @@ class Link(Enum):
     """It could not be tested, or the other may be the slow one."""
 
 
-Tested = Mapping[Edge, Link]
+Tested = Mapping[NodePair, Link]
 """By (node, other): both orders of each pair that was tested."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PairsVerdict:
     """What the pairs have shown."""
 
     good: frozenset[str]
@@ -46,12 +46,12 @@ class Verdict:
     """Nothing can be said of these."""
 
 
-def edge(one: str, other: str) -> Edge:
+def edge(one: str, other: str) -> NodePair:
     """The pair of two nodes, whoever is named first."""
     return (one, other) if one < other else (other, one)
 
 
-def judge(nodes: Iterable[str], tested: Tested) -> Verdict:
+def judge_pairs(nodes: Iterable[str], tested: Tested) -> PairsVerdict:
     """Who is proven good, who is bad, and of whom nothing is known."""
     everybody = frozenset(nodes)
     good = everybody & {node for (node, _), link in tested.items() if link is Link.GOOD}
@@ -62,12 +62,12 @@ def judge(nodes: Iterable[str], tested: Tested) -> Verdict:
     bad = frozenset(
         node for node, partners in failed.items() if partners & good and len(partners) >= TWICE
     )
-    return Verdict(good, bad, everybody - good - bad)
+    return PairsVerdict(good, bad, everybody - good - bad)
 
 
 def next_pairs(
     nodes: Iterable[str], tested: Tested, types: Mapping[str, str] | None = None
-) -> list[Edge]:
+) -> list[NodePair]:
     """Pairs to test at the same time now; none: there is nothing more to learn.
 
     `types`: the instance type of each node, where it is known.  Each node is in one pair at most:
@@ -77,7 +77,7 @@ def next_pairs(
     alike, mixed = _first(names, kinds)
     if not tested:
         return alike or mixed
-    verdict = judge(names, tested)
+    verdict = judge_pairs(names, tested)
     if verdict.good:
         return _meet(sorted(verdict.open), sorted(verdict.good), tested, kinds)
     if not any(pair in tested for pair in mixed):
@@ -85,9 +85,9 @@ def next_pairs(
     return _search(names, alike + mixed, tested)
 
 
-def _first(names: Sequence[str], types: Mapping[str, str]) -> tuple[list[Edge], list[Edge]]:
+def _first(names: Sequence[str], types: Mapping[str, str]) -> tuple[list[NodePair], list[NodePair]]:
     """Pairs within each instance type, and of those who are left over."""
-    alike: list[Edge] = []
+    alike: list[NodePair] = []
     left: list[str] = []
     for _, group in groupby(sorted(names, key=lambda one: (types.get(one, ""), one)), types.get):
         members = list(group)
@@ -96,11 +96,11 @@ def _first(names: Sequence[str], types: Mapping[str, str]) -> tuple[list[Edge], 
     return alike, _by_twos(left)
 
 
-def _by_twos(names: Sequence[str]) -> list[Edge]:
+def _by_twos(names: Sequence[str]) -> list[NodePair]:
     return [edge(one, other) for one, other in zip(names[::2], names[1::2], strict=False)]
 
 
-def _search(names: Sequence[str], first: Sequence[Edge], tested: Tested) -> list[Edge]:
+def _search(names: Sequence[str], first: Sequence[NodePair], tested: Tested) -> list[NodePair]:
     """Look for a good pair where the first rounds had none.
 
     If fewer than half of the nodes are bad, each of these pairs has one bad node and one good, and
@@ -116,7 +116,7 @@ def _search(names: Sequence[str], first: Sequence[Edge], tested: Tested) -> list
 
 def _meet(
     suspects: Sequence[str], good: Sequence[str], tested: Tested, types: Mapping[str, str]
-) -> list[Edge]:
+) -> list[NodePair]:
     """Each suspect with a good node that it has not met, as many as there are good ones.
 
     One of its own type, though it has to be waited for.

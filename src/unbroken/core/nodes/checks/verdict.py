@@ -18,14 +18,14 @@ from .limits import (
     RUN,
     SUM,
     Fleet,
-    Limits,
+    LinkLimits,
     Measured,
     best_of,
     limits_of,
     links,
     measured_pairs,
 )
-from .plan import Link, edge, judge
+from .plan import Link, edge, judge_pairs
 
 MAJORITY_LEAST = 3
 """Nodes that ran the same training: of two that disagree either may be right."""
@@ -43,7 +43,7 @@ def compare_pairs(
     pairs = measured_pairs(results)
     limits = limits_of(pairs, fleet)
     states = links(pairs, limits)
-    verdict = judge(nodes, states)
+    verdict = judge_pairs(nodes, states)
     best = best_of(pairs)
     met: dict[str, dict[str, Measured]] = {}
     for node, other in sorted(states):
@@ -72,7 +72,7 @@ def compare_pairs(
     return found
 
 
-def _trouble(node: str, other: str, seen: Measured, limits: Limits) -> str:
+def _trouble(node: str, other: str, seen: Measured, limits: LinkLimits) -> str:
     if not seen.is_right:
         return f"with {other}: no connection, or sums that are wrong"
     if limits.is_late(seen):

@@ -21,11 +21,11 @@ from .events import (
     Answer,
     AskProvider,
     MakeCheck,
-    Order,
     OrderRepair,
+    OrderStatus,
     RepairNode,
+    RepairOrder,
     RepairSettings,
-    Standing,
 )
 from .facts import RepairFacts
 from .records import begun, ended, freed, held_back, kept_time, told
@@ -68,7 +68,7 @@ class RepairCourse:
         self._refused: dict[str, Refusal] = {}
         """By node: what the provider has said that it cannot do."""
 
-    def answered(self, order: Order, now: float) -> None:
+    def answered(self, order: RepairOrder, now: float) -> None:
         """The provider has answered: it is asked again later."""
         self._asked[order.node] = (order.id, now + self._settings.ask_seconds)
 
@@ -156,7 +156,7 @@ class RepairCourse:
         self._desk.tell(name, "RepairOrdered", text)
 
     def _act(self, name: str, repair: RepairRecord, now: float) -> None:
-        standing = self._facts.standings.get(name) or Standing(Answer.WORKING)
+        standing = self._facts.standings.get(name) or OrderStatus(Answer.WORKING)
         match standing.answer:
             case Answer.FAILED:
                 self._retry(name, repair, standing.text, now)
@@ -179,7 +179,7 @@ class RepairCourse:
                 order = order_of(name, repair)
                 self._ask(replace(order, is_tested=bool(self._settings.check)), now)
 
-    def _ask(self, order: Order, now: float) -> None:
+    def _ask(self, order: RepairOrder, now: float) -> None:
         identity, at = self._asked.get(order.node, ("", 0.0))
         if identity != order.id:
             self._desk.out.append(OrderRepair(order))
@@ -190,7 +190,7 @@ class RepairCourse:
         self._asked[order.node] = (order.id, math.inf)
 
     def _await_return(
-        self, name: str, repair: RepairRecord, standing: Standing, now: float
+        self, name: str, repair: RepairRecord, standing: OrderStatus, now: float
     ) -> None:
         target = standing.replacement or name
         node = self._facts.nodes.get(target)

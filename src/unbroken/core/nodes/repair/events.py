@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from unbroken.core.nodes.blame import LIMIT
+from unbroken.core.tick import Tick
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
 from unbroken.spec.nodes.keys import Action, Health, Recovery
 from unbroken.spec.nodes.record import BlameEntry, NodeRecordSpec
@@ -77,7 +78,7 @@ class Answer(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class OrderStatus:
     """What a provider says of an order."""
 
     answer: Answer
@@ -87,7 +88,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RepairOrder:
     """A repair as a provider is asked for it.  Asked twice with one `id`, it is done once."""
 
     node: str
@@ -100,14 +101,14 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSeen:
+class RepairNodeSeen:
     """A node is there, or has changed."""
 
     node: RepairNode
 
 
 @dataclass(frozen=True, slots=True)
-class NodeGone:
+class RepairNodeGone:
     """Its object was deleted."""
 
     name: str
@@ -173,23 +174,18 @@ class Blamed:
 class ProviderAnswered:
     """What a provider says of an order."""
 
-    order: Order
-    standing: Standing
+    order: RepairOrder
+    standing: OrderStatus
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class RepairSynced:
     """All that there was has been told; before that, nothing is decided."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
 RepairEvent = (
-    NodeSeen
-    | NodeGone
+    RepairNodeSeen
+    | RepairNodeGone
     | RecordSeen
     | RecordGone
     | PodsSeen
@@ -198,7 +194,7 @@ RepairEvent = (
     | ClusterSeen
     | Blamed
     | ProviderAnswered
-    | Synced
+    | RepairSynced
     | Tick
 )
 
@@ -236,14 +232,14 @@ class TellNode:
 class OrderRepair:
     """Ask the provider for a repair."""
 
-    order: Order
+    order: RepairOrder
 
 
 @dataclass(frozen=True, slots=True)
 class AskProvider:
     """Ask the provider how an order stands."""
 
-    order: Order
+    order: RepairOrder
 
 
 @dataclass(frozen=True, slots=True)

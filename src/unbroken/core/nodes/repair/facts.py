@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from unbroken.core.tick import Tick
 from unbroken.spec.nodes.keys import Action, Recovery
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
 
@@ -17,18 +18,17 @@ from .events import (
     CheckGone,
     CheckSeen,
     ClusterSeen,
-    NodeGone,
-    NodeSeen,
+    OrderStatus,
     PodsSeen,
     ProviderAnswered,
     RecordGone,
     RecordSeen,
     RepairEvent,
     RepairNode,
+    RepairNodeGone,
+    RepairNodeSeen,
     RepairSettings,
-    Standing,
-    Synced,
-    Tick,
+    RepairSynced,
 )
 from .rules import ACTIVE, order_of
 
@@ -43,7 +43,7 @@ class RepairFacts:
     pods: dict[str, tuple[str, ...]] = field(default_factory=dict)
     checks: dict[str, CheckSeen] = field(default_factory=dict)
     clusters: dict[str, Recovery] = field(default_factory=dict)
-    standings: dict[str, Standing] = field(default_factory=dict)
+    standings: dict[str, OrderStatus] = field(default_factory=dict)
     """By node: the newest of its order under way."""
     is_synced: bool = False
 
@@ -81,7 +81,7 @@ class RepairFacts:
     def take(self, event: RepairEvent) -> Iterable[str]:
         """Take an event; the names of the nodes that it is about."""
         match event:
-            case NodeSeen() | NodeGone():
+            case RepairNodeSeen() | RepairNodeGone():
                 return self._take_node(event)
             case RecordSeen() | RecordGone():
                 return self._take_record(event)
@@ -94,14 +94,14 @@ class RepairFacts:
                 return self._take_cluster(name, recovery)
             case ProviderAnswered():
                 return self._take_answer(event)
-            case Synced():
+            case RepairSynced():
                 self.is_synced = True
                 return sorted({*self.nodes, *self.records})
             case Blamed() | Tick():
                 return ()
 
-    def _take_node(self, event: NodeSeen | NodeGone) -> Iterable[str]:
-        if isinstance(event, NodeSeen):
+    def _take_node(self, event: RepairNodeSeen | RepairNodeGone) -> Iterable[str]:
+        if isinstance(event, RepairNodeSeen):
             self.nodes[event.node.name] = event.node
             return (event.node.name, *self._replaced_by(event.node.name))
         self.nodes.pop(event.name, None)

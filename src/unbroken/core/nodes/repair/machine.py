@@ -27,14 +27,14 @@ from .desk import RepairDesk
 from .events import (
     Blamed,
     DropRecord,
-    NodeGone,
     PatchNode,
     ProviderAnswered,
     RepairEffect,
     RepairEvent,
     RepairNode,
+    RepairNodeGone,
     RepairSettings,
-    Synced,
+    RepairSynced,
 )
 from .facts import RepairFacts
 from .records import (
@@ -88,11 +88,11 @@ class Repairer:
         """Take an event; what is to be done, in this order for each node."""
         touched = list(self._facts.take(event))
         match event:
-            case Synced():
+            case RepairSynced():
                 self._forget_long_gone(now)
             case ProviderAnswered(order, _) if touched:
                 self._course.answered(order, now)
-            case NodeGone(name):
+            case RepairNodeGone(name):
                 self._desk.forget(name)
                 self._course.forget(name)
             case Blamed(name):

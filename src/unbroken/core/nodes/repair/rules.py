@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from unbroken.spec.nodes.keys import Action, Health, Recovery
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 
-from .events import Order, RepairNode, RepairSettings
+from .events import RepairNode, RepairOrder, RepairSettings
 
 LADDER = (Action.RESET_GPU, Action.REBOOT, Action.REPLACE)
 ORDERS: Mapping[str, Action] = {
@@ -208,11 +208,11 @@ def _names(names: Iterable[str]) -> str:
     return shown + (f" and {len(ordered) - NAMES_MAX} more" if len(ordered) > NAMES_MAX else "")
 
 
-def order_of(node: str, repair: RepairRecord) -> Order:
+def order_of(node: str, repair: RepairRecord) -> RepairOrder:
     """The order of a repair; the same after a restart of the repairer."""
     assert repair.acted_at is not None
     identity = f"{node}-{repair.action.value}-{round(repair.acted_at * 1000)}-{repair.tries}"
-    return Order(node, repair.action, repair.boot_id, identity)
+    return RepairOrder(node, repair.action, repair.boot_id, identity)
 
 
 def limit_seconds(action: Action, settings: RepairSettings) -> float:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from unbroken.core.nodes.repair.events import Answer, Order, Standing
+from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
 from unbroken.errors import WorldError
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
@@ -30,13 +30,13 @@ class Provider(Protocol):
     def supports(self) -> frozenset[Action]:
         """What it can do at all."""
 
-    async def order(self, order: Order) -> Standing:
+    async def order(self, order: RepairOrder) -> OrderStatus:
         """See to the order; doing it once is enough, however often it is asked.
 
         WorldError and PeerError as `unbroken.kube.client.api_errors` raises them; asked again then.
         """
 
-    async def standing(self, order: Order) -> Standing:
+    async def standing(self, order: RepairOrder) -> OrderStatus:
         """How an order stands that was given, perhaps by an earlier process."""
 
 
@@ -85,13 +85,13 @@ async def delete(client: KubeClient, path: str, uid: str) -> None:
             raise
 
 
-def stale(order: Order, boot_id: str | None) -> Standing | None:
+def stale(order: RepairOrder, boot_id: str | None) -> OrderStatus | None:
     """The answer to an order about a boot that is over; None: it is about this one."""
     if boot_id is None or not order.boot_id or not boot_id or boot_id == order.boot_id:
         return None
     if order.action is Action.REBOOT:
-        return Standing(Answer.DONE, "the node has booted since")
-    return Standing(Answer.FAILED, "the node has booted since it was ordered")
+        return OrderStatus(Answer.DONE, "the node has booted since")
+    return OrderStatus(Answer.FAILED, "the node has booted since it was ordered")
 
 
 class ObjectProvider(ABC):
@@ -111,28 +111,28 @@ class ObjectProvider(ABC):
     def is_of(self, found: Object, node: str) -> bool:
         """Whether an object stands behind a node."""
 
-    async def standing(self, order: Order) -> Standing:
+    async def standing(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.standing`."""
         return await self.order(order)
 
-    async def order(self, order: Order) -> Standing:
+    async def order(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.order`."""
         path = await self.collection()
         listed = None if path is None else await get_object(self._client, path)
         if listed is None or path is None:
-            return Standing(Answer.UNSUPPORTED, f"the cluster serves no {self.what}")
+            return OrderStatus(Answer.UNSUPPORTED, f"the cluster serves no {self.what}")
         boot_id = await node_boot(self._client, order.node)
         for found in listed.get("items") or ():
             notes = found["metadata"].get("annotations") or {}
             if notes.get(ORDER) == order.id or self.is_of(found, order.node):
                 return await self._order_of(order, path, found, boot_id)
         if boot_id is None:
-            return Standing(Answer.GONE, f"node and {self.what} are gone")
-        return Standing(Answer.UNSUPPORTED, f"no {self.what} is behind {order.node}")
+            return OrderStatus(Answer.GONE, f"node and {self.what} are gone")
+        return OrderStatus(Answer.UNSUPPORTED, f"no {self.what} is behind {order.node}")
 
     async def _order_of(
-        self, order: Order, path: str, found: Object, boot_id: str | None
-    ) -> Standing:
+        self, order: RepairOrder, path: str, found: Object, boot_id: str | None
+    ) -> OrderStatus:
         metadata = found["metadata"]
         name = quote(metadata["name"])
         if namespace := metadata.get("namespace"):
@@ -147,8 +147,8 @@ class ObjectProvider(ABC):
             await annotate(self._client, path, found, {ORDER: order.id, **self.request(order)})
         if order.action is Action.REPLACE and not metadata.get("deletionTimestamp"):
             await delete(self._client, path, metadata["uid"])
-        return Standing(Answer.WORKING, f"{self.what} {metadata['name']} is asked for it")
+        return OrderStatus(Answer.WORKING, f"{self.what} {metadata['name']} is asked for it")
 
-    def request(self, order: Order) -> dict[str, str]:
+    def request(self, order: RepairOrder) -> dict[str, str]:
         """Further annotations that ask for what is ordered."""
         return {}

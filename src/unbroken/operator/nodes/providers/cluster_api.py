@@ -10,7 +10,7 @@ found: the provider is for clusters that manage themselves.
 
 from __future__ import annotations
 
-from unbroken.core.nodes.repair.events import Order
+from unbroken.core.nodes.repair.events import RepairOrder
 from unbroken.spec.nodes.keys import Action
 
 from .base import Object, ObjectProvider, get_object
@@ -38,6 +38,6 @@ class ClusterApiProvider(ObjectProvider):
         reference = (found.get("status") or {}).get("nodeRef") or {}
         return bool(reference.get("name") == node)
 
-    def request(self, order: Order) -> dict[str, str]:
+    def request(self, order: RepairOrder) -> dict[str, str]:
         """As `ObjectProvider.request`."""
         return {REMEDIATE: ""} if order.action is Action.REBOOT else {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, Order, Standing
+from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, RepairOrder
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
 from unbroken.spec.nodes.keys import Action
@@ -69,18 +69,18 @@ class CommandProvider:
         self._words = tuple(words)
         self._limit_seconds = limit_seconds
 
-    async def standing(self, order: Order) -> Standing:
+    async def standing(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.standing`."""
         return await self._call(order)
 
-    async def order(self, order: Order) -> Standing:
+    async def order(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.order`."""
         over = stale(order, await node_boot(self._client, order.node))
         if over is not None and order.action is Action.REBOOT:
             return over
         return await self._call(order)
 
-    async def _call(self, order: Order) -> Standing:
+    async def _call(self, order: RepairOrder) -> OrderStatus:
         node = await get_object(self._client, f"api/v1/nodes/{quote(order.node)}") or {}
         provider_id = str((node.get("spec") or {}).get("providerID") or "")
         values = (order.node, order.action.value, provider_id, order.boot_id, order.id)
@@ -91,7 +91,7 @@ class CommandProvider:
         self._client.require_leave()
         return await self._run(words, {**os.environ, **given, MARK: mark}, mark)
 
-    async def _run(self, words: list[str], given: Mapping[str, str], mark: str) -> Standing:
+    async def _run(self, words: list[str], given: Mapping[str, str], mark: str) -> OrderStatus:
         try:
             process = await asyncio.create_subprocess_exec(
                 *words,
@@ -101,7 +101,7 @@ class CommandProvider:
                 env=given,
             )
         except OSError as error:
-            return Standing(Answer.FAILED, f"{words[0]} cannot be started: {error.strerror}")
+            return OrderStatus(Answer.FAILED, f"{words[0]} cannot be started: {error.strerror}")
         assert process.stdout is not None
         assert process.stderr is not None
         async with asyncio.TaskGroup() as tasks:
@@ -115,7 +115,7 @@ class CommandProvider:
                 await _end_all(mark, {tasks.create_task(process.wait()), out, err})
         if is_late:
             text = f"{words[0]} has not ended within {self._limit_seconds:.0f} s and was killed"
-            return Standing(Answer.FAILED, text)
+            return OrderStatus(Answer.FAILED, text)
         code = process.returncode or 0
         return _answer(words[0], code, _last_line(out.result()), _last_line(err.result()))
 
@@ -160,13 +160,15 @@ async def _tail(stream: asyncio.StreamReader) -> bytes:
     return kept
 
 
-def _answer(command: str, code: int, out: str, err: str) -> Standing:
+def _answer(command: str, code: int, out: str, err: str) -> OrderStatus:
     if code == 0:
         is_named = out.startswith(REPLACEMENT)
-        return Standing(Answer.DONE, replacement=out.removeprefix(REPLACEMENT) if is_named else "")
+        return OrderStatus(
+            Answer.DONE, replacement=out.removeprefix(REPLACEMENT) if is_named else ""
+        )
     if code == STILL_WORKING:
-        return Standing(Answer.WORKING, err or out)
-    return Standing(Answer.FAILED, err or f"{command} ended with exit code {code}")
+        return OrderStatus(Answer.WORKING, err or out)
+    return OrderStatus(Answer.FAILED, err or f"{command} ended with exit code {code}")
 
 
 def _last_line(output: bytes) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from urllib.parse import quote
 
-from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, Order, Standing
+from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, RepairOrder
 from unbroken.kube.client import ApiRefusal, KubeClient
 from unbroken.operator.jobs.requests import CONFLICT
 from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Action, Health
@@ -34,40 +34,40 @@ class MachinesProvider:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def standing(self, order: Order) -> Standing:
+    async def standing(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.standing`."""
         return await self.order(order)
 
-    async def order(self, order: Order) -> Standing:
+    async def order(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.order`."""
         found = await get_object(self._client, _path(order.node))
         if order.action is Action.REPLACE:
             return await self._replace(order, found)
         if found is None:
-            return Standing(Answer.UNSUPPORTED, f"no Machine is behind {order.node}")
+            return OrderStatus(Answer.UNSUPPORTED, f"no Machine is behind {order.node}")
         return await self._count(order, found)
 
-    async def _count(self, order: Order, found: Object) -> Standing:
+    async def _count(self, order: RepairOrder, found: Object) -> OrderStatus:
         key = COUNTS[order.action]
         metadata = found["metadata"]
         identity, _, wanted = (metadata.get("annotations") or {}).get(ORDER, "").partition(" ")
         status = found.get("status") or {}
         done = int(status.get(key) or 0)
         if metadata.get("deletionTimestamp"):
-            return Standing(Answer.FAILED, f"Machine {order.node} is being deleted")
+            return OrderStatus(Answer.FAILED, f"Machine {order.node} is being deleted")
         if identity != order.id or not wanted.isdecimal():
             # One that somebody else has ordered, and that is not yet done, will do.
             count = max(int((found.get("spec") or {}).get(key) or 0), done + 1)
             await self._raise(order, found, key, count)
-            return Standing(Answer.WORKING, "ordered")
+            return OrderStatus(Answer.WORKING, "ordered")
         if done >= int(wanted):
-            return Standing(Answer.DONE)
+            return OrderStatus(Answer.DONE)
         phase, message = status.get("phase") or "", status.get("message") or ""
         if phase == MachinePhase.FAILED.value:
-            return Standing(Answer.FAILED, message or "the Machine has failed")
-        return Standing(Answer.WORKING, message)
+            return OrderStatus(Answer.FAILED, message or "the Machine has failed")
+        return OrderStatus(Answer.WORKING, message)
 
-    async def _raise(self, order: Order, found: Object, key: str, count: int) -> None:
+    async def _raise(self, order: RepairOrder, found: Object, key: str, count: int) -> None:
         metadata = found["metadata"]
         body: Object = {
             "metadata": {
@@ -78,7 +78,7 @@ class MachinesProvider:
         }
         await merge(self._client, _path(order.node), body)
 
-    async def _replace(self, order: Order, found: Object | None) -> Standing:
+    async def _replace(self, order: RepairOrder, found: Object | None) -> OrderStatus:
         if found is None:
             return await self._replaced(order)
         metadata = found["metadata"]
@@ -91,9 +91,9 @@ class MachinesProvider:
             await self._create(name, found, order)
             await delete(self._client, _path(order.node), metadata["uid"])
         text = f"{name} takes the place; {(found.get('status') or {}).get('message') or ''}"
-        return Standing(Answer.WORKING, text.removesuffix("; "), name)
+        return OrderStatus(Answer.WORKING, text.removesuffix("; "), name)
 
-    async def _create(self, name: str, old: Object, order: Order) -> None:
+    async def _create(self, name: str, old: Object, order: RepairOrder) -> None:
         """Another machine for the same place; it has booted and been reset never."""
         metadata = old["metadata"]
         spec = {key: value for key, value in old["spec"].items() if key not in COUNTS.values()}
@@ -118,16 +118,16 @@ class MachinesProvider:
             if error.code != CONFLICT:
                 raise
 
-    async def _replaced(self, order: Order) -> Standing:
+    async def _replaced(self, order: RepairOrder) -> OrderStatus:
         """The old Machine is gone: by this order, if there is one that was made for it."""
         listed = await get_object(self._client, MACHINE.path) or {}
         for one in listed.get("items") or ():
             if (one["metadata"].get("annotations") or {}).get(ORDER) == f"for {order.id}":
-                return Standing(Answer.DONE, replacement=one["metadata"]["name"])
+                return OrderStatus(Answer.DONE, replacement=one["metadata"]["name"])
         node = await get_object(self._client, f"api/v1/nodes/{quote(order.node)}")
         if node is None:
-            return Standing(Answer.GONE, f"Machine and node {order.node} are gone")
-        return Standing(Answer.UNSUPPORTED, f"no Machine is behind {order.node}")
+            return OrderStatus(Answer.GONE, f"Machine and node {order.node} are gone")
+        return OrderStatus(Answer.UNSUPPORTED, f"no Machine is behind {order.node}")
 
 
 def held_back(spec: Object) -> Object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unbroken.core.nodes.repair.events import Answer, Order, Standing
+from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
 from unbroken.spec.nodes.keys import Action
 
 
@@ -12,10 +12,12 @@ class NoProvider:
     name = "none"
     supports: frozenset[Action] = frozenset()
 
-    async def order(self, order: Order) -> Standing:
+    async def order(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.order`."""
-        return Standing(Answer.UNSUPPORTED, f"there is no provider to {order.action.value} a node")
+        return OrderStatus(
+            Answer.UNSUPPORTED, f"there is no provider to {order.action.value} a node"
+        )
 
-    async def standing(self, order: Order) -> Standing:
+    async def standing(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.standing`."""
         return await self.order(order)
