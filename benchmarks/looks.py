@@ -107,7 +107,7 @@ class Harness:
         used, began = self.processor_seconds(), time.monotonic()
         if seconds:
             self._asked += 1
-            self.link.collect(CollectCommand(self._asked, 0, seconds, samples_per_second))
+            self.link.send(CollectCommand(self._asked, 0, seconds, samples_per_second))
         await asyncio.sleep(WINDOW_SECONDS)
         used = self.processor_seconds() - used
         assert self._answers == self._asked, "the agent has not answered"

@@ -22,10 +22,9 @@ from unbroken.agent_http.client import AgentLink, Identity
 from unbroken.wire.agent import (
     AgentReport,
     AgentState,
-    Command,
     StartCommand,
     StopCommand,
-    WarmCommand,
+    ToAgent,
 )
 from unbroken.wire.agent_codec import decode_report
 from unbroken.wire.observation import CollectCommand, Evidence
@@ -196,9 +195,7 @@ class Operator:
     losses: list[str] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     evidence: list[Evidence] = field(default_factory=list)
-    send: Callable[[Command], None] = lambda command: None
-    collect: Callable[[CollectCommand], None] = lambda command: None
-    warm: Callable[[WarmCommand], None] = lambda command: None
+    send: Callable[[ToAgent], None] = lambda command: None
 
     def on_report(self, report: AgentReport) -> None:
         self.reports.append(report)
@@ -217,7 +214,7 @@ class Operator:
     ) -> Evidence:
         """Ask what the ranks do, and wait for the answer."""
         request = len(self.evidence) + 1
-        self.collect(CollectCommand(request, attempt, seconds, samples_per_second))
+        self.send(CollectCommand(request, attempt, seconds, samples_per_second))
         await self.until(lambda: any(one.request == request for one in self.evidence))
         return self.evidence[-1]
 
@@ -267,7 +264,7 @@ async def linked(
         "127.0.0.1", port, key and Identity(key, uid), operator.on_report, operator.on_lost,
         on_evidence=operator.on_evidence,
     )  # fmt: skip
-    operator.send, operator.collect, operator.warm = link.send, link.collect, link.warm
+    operator.send = link.send
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(link.run())
         try:

@@ -150,7 +150,7 @@ def test_a_rank_that_the_kernel_does_not_let_go_holds_up_nobody(tmp_path: Path) 
 
 def test_a_crash_ends_the_examination(tmp_path: Path) -> None:
     async def story(agent: Running, operator: Operator) -> None:
-        operator.collect(CollectCommand(1, 0, 60.0))
+        operator.send(CollectCommand(1, 0, 60.0))
         os.kill(operator.reports[-1].workers[1].pid, signal.SIGKILL)
         await operator.until(lambda: bool(operator.evidence))
         assert [one.rank for one in operator.evidence[0].ranks] in ([0, 1], [0], [])
@@ -296,7 +296,7 @@ def test_what_is_no_python_has_a_state_and_a_note(tmp_path: Path) -> None:
 
 def test_the_workers_are_stopped_while_they_are_examined(tmp_path: Path) -> None:
     async def story(agent: Running, operator: Operator) -> None:
-        operator.collect(CollectCommand(1, 0, 60.0))
+        operator.send(CollectCommand(1, 0, 60.0))
         operator.send(stop(0))
         await operator.state(AgentState.READY)
         await operator.until(lambda: bool(operator.evidence))
@@ -310,7 +310,7 @@ def test_the_workers_are_stopped_while_they_are_examined(tmp_path: Path) -> None
 
 def test_an_agent_ends_while_it_examines(tmp_path: Path) -> None:
     async def story(agent: Running, operator: Operator) -> None:
-        operator.collect(CollectCommand(1, 0, 60.0))
+        operator.send(CollectCommand(1, 0, 60.0))
         agent.process.terminate()
         assert await asyncio.to_thread(agent.wait) == 128 + signal.SIGTERM
 
@@ -446,7 +446,7 @@ def test_without_py_spy_the_note_says_so(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_evidence_names_who_asked(tmp_path: Path) -> None:
     async def story(agent: Running, operator: Operator) -> None:
-        operator.collect(CollectCommand(2**40, 0, 20.0))
+        operator.send(CollectCommand(2**40, 0, 20.0))
         await operator.until(lambda: bool(operator.evidence))
         evidence: Evidence = operator.evidence[0]
         report = operator.reports[-1]
@@ -490,7 +490,7 @@ def test_an_agent_without_a_link_is_not_asked(tmp_path: Path) -> None:
     async def story() -> None:
         with running(tmp_path, program(tmp_path, HANGS), "sleeping", nproc=1, link=False) as agent:
             async with linked(agent) as operator:
-                operator.collect(CollectCommand(1, 0, 1.0))
+                operator.send(CollectCommand(1, 0, 1.0))
                 operator.send(start(0))
                 await operator.state(AgentState.RUNNING)
                 assert operator.evidence == []
@@ -536,7 +536,7 @@ def test_samples_show_which_of_two_ranks_the_other_waits_for(tmp_path: Path, slo
 
 def test_sampling_ends_with_the_workers(tmp_path: Path) -> None:
     async def story(agent: Running, operator: Operator) -> None:
-        operator.collect(CollectCommand(1, 0, 60.0, 5))
+        operator.send(CollectCommand(1, 0, 60.0, 5))
         operator.send(stop(0))
         await operator.until(lambda: bool(operator.evidence))
         assert {one.rank for one in operator.evidence[0].ranks} <= {0, 1}

@@ -65,7 +65,7 @@ async def until_known(operator: Operator, count: int, *peers: str) -> None:
     """Say who knows what to import until a report shows it."""
     await operator.state(AgentState.READY)
     while operator.reports[-1].imports != count:
-        operator.warm(WarmCommand(peers))
+        operator.send(WarmCommand(peers))
         operator.news.clear()
         await operator.news.wait()
 
@@ -85,7 +85,7 @@ def test_a_spare_imports_what_the_workers_of_another_agent_have(tmp_path: Path) 
         with running(directories[0], script) as one, running(directories[1], INFO, script) as spare:
             async with linked(one) as gang, linked(spare) as operator:
                 assert (await operator.state(AgentState.READY)).imports == 0
-                operator.warm(WarmCommand((f"127.0.0.1:{one.port}",)))
+                operator.send(WarmCommand((f"127.0.0.1:{one.port}",)))
                 await started(gang)
                 known = (await gang.report(lambda r: bool(r.imports))).imports
                 code, body, _ = one.request("GET", "/v1/imports")
@@ -113,7 +113,7 @@ def test_of_several_the_first_that_answers_well_is_believed(tmp_path: Path) -> N
                 peer(other) as good,
             ):
                 await operator.state(AgentState.READY)
-                operator.warm(WarmCommand((broken, "no address", strange)))
+                operator.send(WarmCommand((broken, "no address", strange)))
                 await asyncio.to_thread(spare.stderr.wait_for, f"agent={strange} does not tell")
                 assert operator.reports[-1].imports == 0
                 await until_known(operator, 2, broken, strange, good)
@@ -156,7 +156,7 @@ def test_a_start_does_not_wait_for_what_is_being_imported(tmp_path: Path) -> Non
         with running(tmp_path, INFO, script, PYTHONPATH=str(site), **PLAIN) as spare:
             async with linked(spare) as operator, peer(answer("colorsys")) as one:
                 await operator.state(AgentState.READY)
-                operator.warm(WarmCommand((one,)))
+                operator.send(WarmCommand((one,)))
                 assert await asyncio.to_thread(os.read, rung, 4) == b"here"
                 report = await started(operator)
                 assert [worker.start for worker in report.workers] == ["cold", "cold"]

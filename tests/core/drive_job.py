@@ -11,7 +11,7 @@ from dataclasses import replace
 from unbroken.core.job.events import (
     AgentLost,
     AgentReported,
-    CollectEvidence,
+    AskAgent,
     CreatePod,
     DeleteJob,
     DeletePod,
@@ -37,7 +37,6 @@ from unbroken.core.job.events import (
     StartWorkers,
     StopWorkers,
     Synced,
-    WarmWorkers,
     WriteIncident,
     WriteStatus,
 )
@@ -59,10 +58,11 @@ from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     FaultKind,
+    WarmCommand,
     WorkerFault,
     WorkerReport,
 )
-from unbroken.wire.observation import RankWatch
+from unbroken.wire.observation import CollectCommand, RankWatch
 
 
 def spec(replicas: int = 2, spares: int = 0, policy: RunPolicy | None = None) -> JobSpec:
@@ -316,10 +316,10 @@ def show(effect: JobEffect, asked: str) -> list[str]:
             mode = " keep" if command.restart_mode == IN_PROCESS_RESTART else " end"
             is_asked = " keep" in asked or " end" in asked
             return [f"stop {_name(pod)} {command.attempt}{mode if is_asked else ''}"]
-        case WarmWorkers(pod, command):
-            return [f"warm {_name(pod)} by={'/'.join(command.peers)}"]
-        case CollectEvidence(pod, command):
-            return [f"{'sample' if command.samples_per_second else 'look'} {_name(pod)}"]
+        case AskAgent(pod, WarmCommand(peers)):
+            return [f"warm {_name(pod)} by={'/'.join(peers)}"]
+        case AskAgent(pod, CollectCommand(samples_per_second=samples)):
+            return [f"{'sample' if samples else 'look'} {_name(pod)}"]
         case CreatePod(name, _, _, avoid):
             away = f" avoid={'/'.join(sorted(avoid))}" if avoid else ""
             return [f"create {name[2:]}{away}"]

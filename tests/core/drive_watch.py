@@ -7,7 +7,7 @@ from dataclasses import replace
 from core.drive_job import Script, show, spec
 from unbroken.core.job.events import (
     AgentReported,
-    CollectEvidence,
+    AskAgent,
     EvidenceReceived,
     JobEffect,
     JobSeen,
@@ -18,7 +18,14 @@ from unbroken.core.job.events import (
 from unbroken.core.tick import Tick
 from unbroken.spec.job.detectors import Detector, read_detectors
 from unbroken.spec.job.ledger import Ledger
-from unbroken.wire.observation import Alarm, Evidence, RankEvidence, RankWatch, ThreadStack
+from unbroken.wire.observation import (
+    Alarm,
+    CollectCommand,
+    Evidence,
+    RankEvidence,
+    RankWatch,
+    ThreadStack,
+)
 
 ALL_REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:2806)", "train (train.py:30)")
 IN_DATA = ("clock_nanosleep (libc.so.6)", "get_batch (data.py:41)", "train (train.py:20)")
@@ -72,8 +79,9 @@ class WatchedJob(Script):
     def answer(self, pod: str, at: float, *ranks: RankEvidence) -> str:
         """The agent's answer to the newest question; what is ordered for it."""
         uid = PodUid(f"{pod}.0")
-        asked = [e for e in self.effects if isinstance(e, CollectEvidence) and e.pod == uid]
-        command = asked[-1].command
+        asked = [e for e in self.effects if isinstance(e, AskAgent) and e.pod == uid]
+        command = asked[-1].request
+        assert isinstance(command, CollectCommand)
         evidence = Evidence(command.request, command.attempt, f"{pod}.a", at, ranks)
         return shown(self.give(EvidenceReceived(uid, evidence), at))
 

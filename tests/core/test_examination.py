@@ -6,16 +6,22 @@ from dataclasses import replace
 
 from core.drive_job import Script
 from core.drive_watch import IN_DATA, WatchedJob, ill, looked, shown, well
-from unbroken.core.job.events import AgentReported, CollectEvidence, EvidenceReceived, PodUid
+from unbroken.core.job.events import AgentReported, AskAgent, EvidenceReceived, JobEffect, PodUid
 from unbroken.core.job.watch.examination import DISMISSED, EXAMINE_SECONDS, is_hang
 from unbroken.core.job.watch.questions import GRACE_SECONDS
 from unbroken.spec.job.detectors import Detector
 from unbroken.wire.agent import AgentReport, AgentState, FaultKind, RuleState, RuleView, WorkerFault
-from unbroken.wire.observation import Evidence
+from unbroken.wire.observation import CollectCommand, Evidence
 
 SILENT, STOPPED, STUCK = Detector.SILENT, Detector.STOPPED, Detector.STUCK
 STOP = "stop w-0 0, stop w-1 0, incident 1 open"
 WAITS = EXAMINE_SECONDS + GRACE_SECONDS
+
+
+def questions(effects: list[JobEffect]) -> list[CollectCommand]:
+    """What agents were asked."""
+    asked = [one.request for one in effects if isinstance(one, AskAgent)]
+    return [one for one in asked if isinstance(one, CollectCommand)]
 
 
 def silent(modes: str = "", allowed: float = 10.0) -> WatchedJob:
@@ -88,7 +94,7 @@ def test_without_any_evidence_the_silence_is_a_fault_of_nobody() -> None:
 
 def test_an_answer_to_another_question_is_none() -> None:
     job = silent()
-    asked = next(e for e in job.effects if isinstance(e, CollectEvidence)).command
+    asked = questions(job.effects)[0]
     for request, attempt in ((asked.request - 1, 0), (asked.request, 1)):
         for uid in ("w-0.0", "w-1.0"):
             evidence = Evidence(request, attempt, "a", 31.0)
@@ -332,9 +338,9 @@ def test_a_new_operator_begins_the_look_anew() -> None:
     for pod, rank in (("w-0", 0), ("w-1", 1)):
         report = replace(job.agents[pod], rank=rank)
         effects += new.give(AgentReported(PodUid(f"{pod}.0"), report), 34)
-    requests = {e.command.request for e in effects if isinstance(e, CollectEvidence)}
+    requests = {one.request for one in questions(effects)}
     assert len(requests) == 1
-    assert requests != {e.command.request for e in job.effects if isinstance(e, CollectEvidence)}
+    assert requests != {one.request for one in questions(job.effects)}
 
 
 def test_after_a_fault_of_a_job_with_steps_only_a_step_is_progress() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from core.drive_job import Script, spec
 from unbroken.core.job.events import (
     AgentReported,
-    CollectEvidence,
+    AskAgent,
     EvidenceReceived,
     JobSeen,
     PodUid,
@@ -23,7 +23,7 @@ from unbroken.spec.job.log_rule_ranks import Scope, Watch
 from unbroken.spec.job.types import JobOptions, LogRule, RunPolicy
 from unbroken.spec.schema.write import write_record
 from unbroken.wire.agent import AgentReport, AgentState, RuleState, RuleView
-from unbroken.wire.observation import Evidence
+from unbroken.wire.observation import CollectCommand, Evidence
 
 RULE = LogRule("loss", "loss=", expected_recurring_frequency_in_seconds=60)
 WAITING = RuleView("loss", RuleState.WAITING, "some")
@@ -52,8 +52,8 @@ class Logs(Script):
         report = self._report("runs", [pod, str(attempt)], {})
         said = AgentReported(self._uid([pod]), replace(report, log_rules=views))
         for effect in self.give(said, at):
-            if isinstance(effect, CollectEvidence):
-                asked = effect.command
+            if isinstance(effect, AskAgent) and isinstance(effect.request, CollectCommand):
+                asked = effect.request
                 seen = Evidence(asked.request, asked.attempt, report.agent_id, at)
                 self.give(EvidenceReceived(effect.pod, seen), at)
         return f"{self.condition.type} {self.condition.reason}"

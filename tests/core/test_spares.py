@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.job.events import WarmWorkers
+from unbroken.core.job.events import AskAgent
 from unbroken.core.job.spares import REPEAT_SECONDS
 
 
@@ -19,7 +19,7 @@ def script() -> Script:
 
 def warmed(script: Script) -> list[str]:
     """The pods that were told."""
-    return [one.pod for one in script.effects if isinstance(one, WarmWorkers)]
+    return [one.pod for one in script.effects if isinstance(one, AskAgent)]
 
 
 def test_a_spare_is_told_until_it_reports_what_the_others_have(script: Script) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from core.drive_job import Script
 from core.drive_watch import WatchedJob, alarm, ill, well
-from unbroken.core.job.events import AgentReported, CollectEvidence, PodUid
+from unbroken.core.job.events import AgentReported, AskAgent, PodUid
 from unbroken.core.job.watch.questions import GRACE_SECONDS
 from unbroken.core.job.watch.stalls import COMPARE_SECONDS
 from unbroken.core.job.watch.stragglers import SURVEY_SECONDS
@@ -230,7 +230,7 @@ def test_a_new_operator_hears_the_alarms_that_stand() -> None:
 
 def _looks(new: Script, pod: str, at: float) -> list[str]:
     effects = new.give(AgentReported(PodUid(f"{pod}.0"), new.agents[pod]), at)
-    return [e.pod for e in effects if isinstance(e, CollectEvidence)]
+    return [e.pod for e in effects if isinstance(e, AskAgent)]
 
 
 def test_a_rank_that_has_ended_is_not_silent() -> None:
@@ -239,7 +239,7 @@ def test_a_rank_that_has_ended_is_not_silent() -> None:
     report = replace(job._report("completed", ["w-1", "0"], {}), watch=(ill(1, SILENT, 8),))
     job.give(AgentReported(PodUid("w-1.0"), report), 21)
     assert job.record(SILENT) == (0, 1)
-    assert "w-1.0" not in [e.pod for e in job.effects if isinstance(e, CollectEvidence)][2:]
+    assert "w-1.0" not in [e.pod for e in job.effects if isinstance(e, AskAgent)][2:]
 
 
 def test_alarms_of_detectors_that_nobody_knows_are_passed_over() -> None:

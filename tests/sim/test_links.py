@@ -10,8 +10,7 @@ from unbroken.core.agent.link_order import LinkOrder
 from unbroken.core.job.events import PodUid
 from unbroken.sim.actors.links import Link, Quality
 from unbroken.sim.schedule import Schedule
-from unbroken.wire.agent import AgentReport, AgentState, Command, StopCommand, WarmCommand
-from unbroken.wire.observation import CollectCommand
+from unbroken.wire.agent import AgentReport, AgentState, Command, Request, StopCommand
 
 
 @dataclass
@@ -31,10 +30,7 @@ class Speaker:
     def command(self, command: Command) -> None:
         self.obeyed.append(command)
 
-    def collect(self, command: CollectCommand, answer: object) -> None:
-        raise NotImplementedError
-
-    def warm(self, command: WarmCommand) -> None:
+    def ask(self, request: Request, answer: object) -> None:
         raise NotImplementedError
 
 

@@ -52,6 +52,7 @@ from unbroken.wire.agent import (
     AgentReport,
     AgentState,
     Command,
+    Request,
     StartCommand,
     WarmCommand,
     WorkerReport,
@@ -201,7 +202,15 @@ class Driver:
         self._is_spare = command.spare
         self._table.take(command)
 
-    def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
+    def ask(self, request: Request, answer: Callable[[Evidence], None]) -> None:
+        """Follow a request; one for evidence is answered once, within its time."""
+        match request:
+            case CollectCommand():
+                self._collect(request, answer)
+            case WarmCommand():
+                self._warm(request)
+
+    def _collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the workers of an attempt, and answer within the command's time."""
         from unbroken.agent.evidence.examine import Examination  # asked for in trouble only
 
@@ -250,7 +259,7 @@ class Driver:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def warm(self, command: WarmCommand) -> None:
+    def _warm(self, command: WarmCommand) -> None:
         """Learn from others what to import beforehand, where that is of use."""
         is_free = self._learning is None or self._learning.done()
         if is_free and self._machine.state is AgentState.READY and self.imports() is not None:

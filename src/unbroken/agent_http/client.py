@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -33,10 +34,11 @@ from unbroken.wire.agent import (
     LINK_PATH,
     AgentReport,
     Command,
+    Request,
     ShutdownCommand,
     StartCommand,
     StopCommand,
-    WarmCommand,
+    ToAgent,
 )
 from unbroken.wire.agent_bodies import (
     parse_json,
@@ -83,6 +85,8 @@ POLL_SECONDS = 0.15
 RETRY_FIRST_SECONDS, RETRY_LIMIT_SECONDS = 0.02, 1.0
 ANSWER_BYTES_MAX = REPORT_BYTES_MAX
 """Longest answer of an agent to a documented request; a stock agent's status has some hundred."""
+REQUESTS_MAX = 4
+"""Requests that wait for the link to take them; older ones are dropped."""
 QUESTIONS_MAX = 2
 """Answers with evidence that an agent may still owe."""
 PLAIN = {"Accept-Encoding": "identity"}
@@ -169,7 +173,7 @@ class AgentLink:
         """Sent on this connection, on which nothing has been heard since."""
         self._has_command = asyncio.Event()
         self._is_linked = self._is_up = False
-        self._asides: dict[type, CollectCommand | WarmCommand] = {}
+        self._requests: deque[Request] = deque(maxlen=REQUESTS_MAX)
         self._heard_hash = 0
         """Of the last frame of this connection that had a report."""
         self._report: AgentReport | None = None
@@ -179,28 +183,21 @@ class AgentLink:
         self._why = ""
         """Why it could not be reached when that was last logged."""
 
-    def send(self, command: Command) -> None:
-        """Hand a command over; it goes out as soon as the agent can be reached."""
-        self._pending = command
-        self._has_command.set()
-
-    def collect(self, command: CollectCommand) -> None:
-        """Ask for evidence.  No answer comes from an agent that cannot give it or is not linked."""
-        self._questions = min(self._questions + 1, QUESTIONS_MAX)
-        self._send_aside(command)
+    def send(self, message: ToAgent) -> None:
+        """Hand a message over.  A command goes out as soon as the agent can be reached, the newest
+        alone; a request only if the agent is linked now."""
+        if not isinstance(message, Request):
+            self._pending = message
+        elif self._is_linked:
+            self._requests.append(message)
+        if isinstance(message, CollectCommand):
+            self._questions = min(self._questions + 1, QUESTIONS_MAX)
+        if self._pending is not None or self._requests:
+            self._has_command.set()
 
     def forget(self) -> None:
         """Keep nothing of the newest report: a heartbeat that repeats it is read anew."""
         self._report = None
-
-    def warm(self, command: WarmCommand) -> None:
-        """Say who knows what to import; nothing comes of it where the agent is not linked."""
-        self._send_aside(command)
-
-    def _send_aside(self, command: CollectCommand | WarmCommand) -> None:
-        if self._is_linked:
-            self._asides[type(command)] = command
-            self._has_command.set()
 
     async def run(self) -> None:
         """Connect, and connect again whenever that ends; returns only by cancellation."""
@@ -306,7 +303,7 @@ class AgentLink:
                 return await self._receive_all(socket)
             finally:
                 self._is_linked = False
-                self._asides.clear()
+                self._requests.clear()
                 sending.cancel()
 
     async def _connect(self, session: aiohttp.ClientSession) -> Socket:
@@ -422,14 +419,14 @@ class AgentLink:
             await self._has_command.wait()
             await self.permit.given()
             command = self._take()
-            asides, self._asides = self._asides, {}
+            requests, self._requests = self._requests, deque(maxlen=REQUESTS_MAX)
             try:
                 if command is not None:
                     self._unconfirmed = command
                     await self._say(socket, encode_command(command))
-                for aside in asides.values():
+                for request in requests:
                     await self.permit.given()
-                    await self._say(socket, encode_command(aside))
+                    await self._say(socket, encode_command(request))
             except _ERRORS:
                 return  # The receiving side hears of it too, and ends the link.
 

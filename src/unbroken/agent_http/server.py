@@ -30,9 +30,9 @@ from unbroken.wire.agent import (
     LINK_PATH,
     AgentReport,
     Command,
+    Request,
     ShutdownCommand,
     StartCommand,
-    WarmCommand,
 )
 from unbroken.wire.agent_bodies import (
     Status,
@@ -85,11 +85,8 @@ class Agent(Protocol):
     def update(self, command: StartCommand) -> None:
         """Take over the addresses of the ranks, and nothing else."""
 
-    def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
-        """Look at the ranks, and answer once, within the command's time."""
-
-    def warm(self, command: WarmCommand) -> None:
-        """Learn from others what to import beforehand."""
+    def ask(self, request: Request, answer: Callable[[Evidence], None]) -> None:
+        """Follow a request; one for evidence is answered once, within its time."""
 
     def imports(self) -> Collection[str] | None:
         """What workers import, for others."""
@@ -272,7 +269,7 @@ class AgentServer:
         report = self._agent.report()
         attempt = report.attempt if report.attempt is not None else report.newest_attempt
         answer: asyncio.Future[Evidence] = asyncio.get_running_loop().create_future()
-        self._agent.collect(CollectCommand(0, attempt or 0, seconds), _into(answer))
+        self._agent.ask(CollectCommand(0, attempt or 0, seconds), _into(answer))
         text = encode_evidence(await answer)
         return web.Response(text=text, content_type="application/json")
 
@@ -355,11 +352,8 @@ class AgentServer:
             except PeerError as error:
                 logger.warning("path=%s dropped reason=%r", LINK_PATH, str(error))
                 continue
-            if isinstance(command, CollectCommand):
-                self._agent.collect(command, unsent.answer)
-                continue
-            if isinstance(command, WarmCommand):
-                self._agent.warm(command)
+            if isinstance(command, Request):
+                self._agent.ask(command, unsent.answer)
                 continue
             if not self._order.may_command(unsent.number):
                 # An operator that lives links again, and repeats what it wants.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from .observation import RankWatch
+from .observation import CollectCommand, RankWatch
 
 PORT = 8080
 LINK_PATH = "/v1/link"
@@ -209,6 +209,7 @@ class ShutdownCommand:
 
 
 Command = StartCommand | StopCommand | ShutdownCommand
+"""Says what should be; the newest counts, and is sent until the agent reports it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,12 @@ class WarmCommand:
 
     peers: tuple[str, ...]
     """`host:port` of agents that know it (`IMPORTS_PATH`), best first."""
+
+
+Request = CollectCommand | WarmCommand
+"""Sent once, to an agent that is linked; it may be lost."""
+ToAgent = Command | Request
+"""What an operator says to an agent; `wire.agent_codec.FRAMES` has the frame of each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ Unknown fields are dropped, so that either side may be newer.  A wrong value rai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from unbroken.errors import PeerError
@@ -16,13 +16,14 @@ from .agent import (
     WARM_PEERS_MAX,
     AgentReport,
     AgentState,
-    Command,
     FaultKind,
     Receipt,
     RuleState,
     RuleView,
     ShutdownCommand,
     StartCommand,
+    StopCommand,
+    ToAgent,
     WarmCommand,
     WorkerFault,
     WorkerReport,
@@ -31,7 +32,7 @@ from .agent_bodies import start_body, start_command, stop_body, stop_command
 from .bounds import clean
 from .json_fields import TEXT_MAX, Taker, dump, load, plain
 from .observation import CollectCommand, Evidence
-from .observation_codec import EVIDENCE, collect_body, collect_from, evidence_from, watch_from
+from .observation_codec import EVIDENCE, collect_from, evidence_from, watch_from
 
 WORKERS_MAX = 1024
 FAULTS_MAX = 256
@@ -133,41 +134,53 @@ def decode_answer(frame: str | bytes, takes_evidence: bool = True) -> AgentRepor
     return report
 
 
-def encode_command(command: Command | CollectCommand | WarmCommand) -> str:
-    """A frame of the link."""
-    if isinstance(command, WarmCommand):
-        return dump({"type": "warm", "peers": list(command.peers)})
-    if isinstance(command, CollectCommand):
-        return dump({"type": "collect", **collect_body(command)})
-    if isinstance(command, ShutdownCommand):
-        return dump({"type": "shutdown"})
-    if isinstance(command, StartCommand):
-        return dump({"type": "start", **start_body(command)})
-    body: dict[str, Any] = {"type": "stop", **stop_body(command)}
+def _stop_frame(command: StopCommand) -> dict[str, Any]:
+    body = stop_body(command)
     if command.timeout_seconds is not None:
         body["timeout"] = command.timeout_seconds
-    return dump(body)
+    return body
 
 
-def decode_command(frame: str | bytes) -> Command | CollectCommand | WarmCommand:
+def _warm_command(value: Mapping[str, Any]) -> WarmCommand:
+    return WarmCommand(Taker(value, "warm").texts("peers", WARM_PEERS_MAX, TEXT_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The form of one kind of message on the link."""
+
+    type: str
+    body: Callable[[Any], Mapping[str, Any]]
+    """The frame without its type."""
+    read: Callable[[Mapping[str, Any]], ToAgent]
+    """Read a frame; PeerError."""
+
+
+FRAMES: Mapping[type[ToAgent], Frame] = {
+    StartCommand: Frame("start", start_body, start_command),
+    StopCommand: Frame("stop", _stop_frame, stop_command),
+    ShutdownCommand: Frame("shutdown", asdict, lambda value: ShutdownCommand()),
+    CollectCommand: Frame("collect", asdict, collect_from),
+    WarmCommand: Frame("warm", asdict, _warm_command),
+}
+_FRAMES_BY_TYPE = {frame.type: frame for frame in FRAMES.values()}
+
+
+def encode_command(message: ToAgent) -> str:
+    """A frame of the link."""
+    frame = FRAMES[type(message)]
+    return dump({"type": frame.type, **frame.body(message)})
+
+
+def decode_command(frame: str | bytes) -> ToAgent:
     """Read a frame of an operator; PeerError."""
     value = load(frame)
-    match value.get("type"):
-        case "start":
-            return start_command(value)
-        case "stop":
-            return stop_command(value)
-        case "shutdown":
-            return ShutdownCommand()
-        case "collect":
-            return collect_from(value)
-        case "warm":
-            peers = Taker(value, "warm").texts("peers", WARM_PEERS_MAX, TEXT_MAX)
-            return WarmCommand(peers)
-        case str(other):
-            raise PeerError(f"unknown command {clean(other, 40)!r}")
-        case _:
-            raise PeerError("a command without a type")
+    name = value.get("type")
+    if not isinstance(name, str):
+        raise PeerError("a command without a type")
+    if name not in _FRAMES_BY_TYPE:
+        raise PeerError(f"unknown command {clean(name, 40)!r}")
+    return _FRAMES_BY_TYPE[name].read(value)
 
 
 def decode_imports(body: bytes) -> tuple[str, ...]:

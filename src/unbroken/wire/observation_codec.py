@@ -60,11 +60,6 @@ def _alarm(item: Taker) -> Alarm:
     )
 
 
-def collect_body(command: CollectCommand) -> dict[str, Any]:
-    """A collect frame without its type."""
-    return asdict(command)
-
-
 def collect_from(value: Mapping[str, Any]) -> CollectCommand:
     """The command in a frame; PeerError."""
     take = Taker(value, "collect")

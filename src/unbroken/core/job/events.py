@@ -13,8 +13,8 @@ from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import JobOptions, JobSpec, JobStatus
-from unbroken.wire.agent import PORT, AgentReport, StartCommand, StopCommand, WarmCommand
-from unbroken.wire.observation import CollectCommand, Evidence
+from unbroken.wire.agent import PORT, AgentReport, Request, StartCommand, StopCommand
+from unbroken.wire.observation import Evidence
 
 from .kueue import Gate
 
@@ -146,7 +146,7 @@ class AgentReported:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceReceived:
-    """The agent in the pod has looked at its ranks, as `CollectEvidence` asked it to."""
+    """The agent in the pod has looked at its ranks, as a CollectCommand asked it to."""
 
     pod: PodUid
     evidence: Evidence
@@ -255,19 +255,12 @@ class StopWorkers:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmWorkers:
-    """Let an agent that runs nothing import beforehand what others have; its report shows it."""
+class AskAgent:
+    """Send an agent a request.  A CollectCommand is answered by `EvidenceReceived`, or not at all;
+    what comes of a WarmCommand is in the agent's reports."""
 
     pod: PodUid
-    command: WarmCommand
-
-
-@dataclass(frozen=True, slots=True)
-class CollectEvidence:
-    """Let an agent say what its ranks are doing; answered by `EvidenceReceived`, or not at all."""
-
-    pod: PodUid
-    command: CollectCommand
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,8 +317,7 @@ JobEffect = (
     | ProveFence
     | StartWorkers
     | StopWorkers
-    | WarmWorkers
-    | CollectEvidence
+    | AskAgent
     | WriteStatus
     | RecordEvent
     | WriteIncident

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from unbroken.core.snapshots.buddies import address_of
 from unbroken.wire.agent import WARM_PEERS_MAX, AgentReport, AgentState, WarmCommand
 
-from .events import JobEffect, WarmWorkers
+from .events import AskAgent, JobEffect
 from .gang import GangStage
 from .roster import Member
 from .state import JobState
@@ -54,7 +54,7 @@ class Spares:
         most = _known(teachers[0]) if teachers else 0
         command = WarmCommand(tuple(map(address_of, teachers)))
         idle = [m for uid, m in members.items() if uid not in ranks and _is_idle(m)]
-        found: list[JobEffect] = [WarmWorkers(m.uid, command) for m in idle if _known(m) < most]
+        found: list[JobEffect] = [AskAgent(m.uid, command) for m in idle if _known(m) < most]
         if found:
             self._at = now + REPEAT_SECONDS
         return found

@@ -21,7 +21,7 @@ from unbroken.core.job.events import (
     PodUid,
     PodView,
 )
-from unbroken.wire.agent import AgentReport, Command, WarmCommand
+from unbroken.wire.agent import AgentReport, ToAgent
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .agent_memory import AgentMemory, bare, weigh_report
@@ -88,25 +88,14 @@ class AgentLinks:
         """How many agents can be reached, of how many that are to be."""
         return sum(held.is_up for held in self._held.values()), len(self._held)
 
-    def send(self, uid: PodUid, command: Command) -> bool:
-        """Give an agent its command; False: there is no link, and the job says it again later."""
+    def send(self, uid: PodUid, message: ToAgent) -> bool:
+        """Send an agent a message; False: there is no link, and the job says it again later."""
+        if isinstance(message, CollectCommand):
+            self._memory.drop_evidence(uid)
         held = self._held.get(uid)
         if held is not None:
-            held.link.send(command)
+            held.link.send(message)
         return held is not None
-
-    def collect(self, uid: PodUid, command: CollectCommand) -> None:
-        """Ask an agent what its ranks do; without a link there is no answer."""
-        self._memory.drop_evidence(uid)
-        held = self._held.get(uid)
-        if held is not None:
-            held.link.collect(command)
-
-    def warm(self, uid: PodUid, command: WarmCommand) -> None:
-        """Tell an agent who knows what to import; without a link it is told later."""
-        held = self._held.get(uid)
-        if held is not None:
-            held.link.warm(command)
 
     def _make(self, uid: PodUid, address: str, place: AgentPlace) -> None:
         self.drop(uid)

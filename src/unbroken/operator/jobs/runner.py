@@ -19,7 +19,7 @@ from unbroken.agent_http.permit import Always, Permit
 from unbroken.agent_http.turns import Turns
 from unbroken.core.job.events import (
     AgentReported,
-    CollectEvidence,
+    AskAgent,
     CreatePod,
     DeleteIncident,
     DeleteJob,
@@ -47,7 +47,6 @@ from unbroken.core.job.events import (
     RecordEvent,
     StartWorkers,
     StopWorkers,
-    WarmWorkers,
     WriteIncident,
     WriteLedger,
     WriteStatus,
@@ -93,7 +92,7 @@ REPLACED = "AgentKeyUnknown"
 
 Order = CreatePod | DeletePod | FenceNode | ProveFence | DeleteJob
 Told = WriteStatus | RecordEvent | WriteIncident | WriteLedger | DeleteIncident
-Commanded = StartWorkers | StopWorkers | WarmWorkers | CollectEvidence
+Commanded = StartWorkers | StopWorkers | AskAgent
 
 
 class Machine(Protocol):
@@ -375,17 +374,9 @@ class JobRunner:
     # --- effects
 
     def _command(self, order: Commanded, links: AgentLinks) -> None:
-        if isinstance(order, CollectEvidence):
-            links.collect(order.pod, order.command)
-            log.info("job=%s pod=%s collect=%d", self.title, order.pod, order.command.request)
-            return
-        if isinstance(order, WarmWorkers):
-            links.warm(order.pod, order.command)
-            log.debug("job=%s pod=%s warm by=%s", self.title, order.pod, order.command.peers)
-            return
-        uid, command = order.pod, order.command
-        is_sent = links.send(uid, command)
-        log.debug("job=%s pod=%s sent=%s command=%s", self.title, uid, is_sent, command)
+        message = order.request if isinstance(order, AskAgent) else order.command
+        is_sent = links.send(order.pod, message)
+        log.debug("job=%s pod=%s sent=%s command=%s", self.title, order.pod, is_sent, message)
 
     def _record(self, effect: Told) -> None:
         match effect:

@@ -16,7 +16,7 @@ from unbroken.core.agent.link_order import LinkOrder
 from unbroken.core.agent.machine import ProgramStage
 from unbroken.sim.scenario import Restartable
 from unbroken.sim.schedule import Alarm, Schedule
-from unbroken.wire.agent import AgentReport, Command, StartCommand, WarmCommand
+from unbroken.wire.agent import AgentReport, Command, Request, StartCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .cluster import Local
@@ -138,7 +138,15 @@ class Agent:
         """From whoever is linked to it."""
         self.give(machine.Commanded(command))
 
-    def warm(self, command: WarmCommand) -> None:
+    def ask(self, request: Request, answer: Callable[[Evidence], None]) -> None:
+        """Follow a request; one for evidence is answered."""
+        match request:
+            case CollectCommand():
+                self._collect(request, answer)
+            case WarmCommand():
+                self._warm(request)
+
+    def _warm(self, command: WarmCommand) -> None:
         """Ask others what workers import."""
         if not self.is_frozen:
             assert self._world.imports is not None, "told that starts no workers warm"
@@ -151,7 +159,7 @@ class Agent:
             views = tuple(watches.view(w) for w in self._living() if w.attempt == attempt)
             self._schedule.after(0.01, self.give, machine.WatchRead(attempt, views))
 
-    def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
+    def _collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         """Look at the workers, which takes a while."""
         if self._world.watches is not None and not self.is_frozen and not self.is_blind:
             seconds = self._schedule.between(0.2, command.seconds)

@@ -9,8 +9,8 @@ from typing import Protocol
 from unbroken.core.agent.link_order import LinkOrder
 from unbroken.core.job.events import PodUid
 from unbroken.sim.schedule import Schedule
-from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command, WarmCommand
-from unbroken.wire.observation import CollectCommand, Evidence
+from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentReport, Command, Request
+from unbroken.wire.observation import Evidence
 
 POLL_SECONDS = 0.15
 """From a command to the question how the agent stands, where it has no link."""
@@ -50,11 +50,8 @@ class Reporter(Protocol):
     def command(self, command: Command) -> None:
         """Obey."""
 
-    def collect(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
-        """Look at the workers, and answer."""
-
-    def warm(self, command: WarmCommand) -> None:
-        """Import beforehand."""
+    def ask(self, request: Request, answer: Callable[[Evidence], None]) -> None:
+        """Follow a request; one for evidence is answered."""
 
 
 class Link:
@@ -116,21 +113,13 @@ class Link:
         self._orders += self.agent.quality.is_polled and not self.is_silent
         self._send(self._arrived_down, command)
 
-    def warm(self, command: WarmCommand) -> None:
-        """Tell it once; that may be lost, late and doubled."""
-        self._send(self._arrived_aside, command)
+    def ask(self, request: Request) -> None:
+        """Ask once; request and answer may be lost, late and doubled."""
+        self._send(self._arrived_request, request)
 
-    def _arrived_aside(self, command: WarmCommand) -> None:
+    def _arrived_request(self, request: Request) -> None:
         if self.agent.is_alive and not self.is_silent:
-            self.agent.warm(command)
-
-    def collect(self, command: CollectCommand) -> None:
-        """Ask once; question and answer may be lost, late and doubled."""
-        self._send(self._arrived_question, command)
-
-    def _arrived_question(self, command: CollectCommand) -> None:
-        if self.agent.is_alive and not self.is_silent:
-            self.agent.collect(command, self._answer)
+            self.agent.ask(request, self._answer)
 
     def _answer(self, evidence: Evidence) -> None:
         self._send(self._arrived_answer, evidence)

@@ -224,14 +224,10 @@ class Operator:
         if isinstance(effect, core.StartWorkers | core.StopWorkers):
             self._command(effect.pod, effect.command)
             return
-        if isinstance(effect, core.CollectEvidence | core.WarmWorkers):
+        if isinstance(effect, core.AskAgent):
             peer = self._peers.get(effect.pod)
-            if peer is None or peer.link is None or peer.link.is_silent:
-                return
-            if isinstance(effect, core.WarmWorkers):
-                peer.link.warm(effect.command)
-            else:
-                peer.link.collect(effect.command)
+            if peer is not None and peer.link is not None and not peer.link.is_silent:
+                peer.link.ask(effect.request)
             return
         if isinstance(effect, core.WriteStatus):
             self._writes = deque(w for w in self._writes if not isinstance(w, core.WriteStatus))

@@ -22,7 +22,7 @@ from unbroken.sim.schedule import Schedule
 from unbroken.spec.job.incident import Incident, Remedy
 from unbroken.spec.job.types import JobSpec, JobStatus
 from unbroken.wire.agent import AgentReport, StartCommand
-from unbroken.wire.observation import Evidence, RankEvidence
+from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
 
 from .barriers import Barriers
 from .hearing import Hearing
@@ -251,9 +251,9 @@ class Checkers:
 
     def _told_or_asked(self, effect: core.JobEffect) -> None:
         match effect:
-            case core.CollectEvidence(_, command):
-                if command.request != self._request:
-                    self._request, self._is_asked = command.request, True
+            case core.AskAgent(_, CollectCommand(request)):
+                if request != self._request:
+                    self._request, self._is_asked = request, True
                     self._seen.clear()
             case core.RecordEvent(reason) if reason == DISMISSED:
                 self._is_asked = False

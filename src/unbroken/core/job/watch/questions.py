@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from unbroken.core.job.events import CollectEvidence, PodUid
+from unbroken.core.job.events import AskAgent, PodUid
 from unbroken.core.job.roster import is_stock
 from unbroken.core.job.state import JobState
 from unbroken.wire.observation import CollectCommand, Evidence, RankEvidence
@@ -48,7 +48,7 @@ def ask(state: JobState, seconds: float, now: float, samples_per_second: int = 0
     state.questions = max(state.questions + 1, int(now * 1000))
     asked = [uid for uid in state.gang.ranks if _can_answer(state, uid)]
     command = CollectCommand(state.questions, state.attempt, seconds, samples_per_second)
-    state.commands += [CollectEvidence(uid, command) for uid in sorted(asked)]
+    state.commands += [AskAgent(uid, command) for uid in sorted(asked)]
     by = now + seconds + GRACE_SECONDS
     return Question(state.questions, state.attempt, by, set(asked))
 
