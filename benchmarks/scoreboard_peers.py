@@ -6,14 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scoreboard_trials import HEALTHY
+from scoreboard_trials import HEALTHY, PAUSED
 
 _SECTION = re.compile(r"^## .*?(?:\(`(?P<fault>[\w-]+)`\))?$")
 _COMMAND = re.compile(r"^    \S*python (?P<words>benchmarks/scoreboard\.py .*)$")
 HEADS = ("launcher", "hang")
 """First words of the heads of tables."""
-NOTHING = "## Nothing is wrong"
-"""Beginning of the heading of healthy runs."""
+NOTHING, PAUSE = "## Nothing is wrong", "one long pause"
+"""Beginning of the headings of healthy runs, and what tells those with a pause."""
+SUMMARY = "## All faults together"
+"""Heading of the summaries, which end before the healthy runs."""
 _LOAD = re.compile(r"^(\| [^|]+ \| [^|]+ \|) (?!\d+ \|)")
 
 
@@ -26,6 +28,8 @@ class Peers:
     notes: Sequence[str] = ()
     """How each was set."""
     commands: Sequence[str] = ()
+    summaries: str = ""
+    """Tables of all faults and hangs, for a page on which no hang was run again."""
 
     def left(self, fault: str, mine: Sequence[str]) -> list[str]:
         """Rows of a fault that `mine` do not replace: of another launcher, program or load."""
@@ -46,12 +50,16 @@ def peers(page: str) -> Peers:
         if found := _COMMAND.match(line):
             commands.append(line)
         elif found := _SECTION.match(line):
-            fault = found["fault"] or (HEALTHY if line.startswith(NOTHING) else "")
+            fault = found["fault"] or ""
+            if line.startswith(NOTHING):
+                fault = PAUSED if PAUSE in line else HEALTHY
         elif line.startswith("| ") and fault and line.split()[1] not in HEADS:
             rows.setdefault(fault, []).append(_with_load(line))
         elif line.startswith("- `"):
             notes.append(line)
-    return Peers(rows, notes, commands)
+    _, heading, after = page.partition(SUMMARY)
+    summaries = f"{heading}{after.partition(NOTHING)[0]}" if heading else ""
+    return Peers(rows, notes, commands, summaries)
 
 
 def _key(row: str) -> tuple[str, ...]:

@@ -103,7 +103,10 @@ def markdown(
     parts = [_commands(documents), *(before if earlier.commands else []), *earlier.commands]
     commands = "\n".join(parts)
     head = HEAD.format(commands=commands) + (f"\n{fill(note, 100)}\n" if note else "")
+    has_hangs = any(BY_NAME[row.fault].is_hang for row in found)
     parts = [head, _summary(found), _modes(found)]
+    if earlier.summaries and not has_hangs:
+        parts[1:] = [earlier.summaries]
     parts += [_healthy(name, found, earlier) for name in WELL]
     parts += [_fault(fault.name, found, earlier) for fault in FAULTS if fault.name not in WELL]
     parts.append(_notes(documents, found, earlier))
