@@ -266,6 +266,7 @@ class LogRules:
         for rule in self._rules:
             clock = rule.clocks.get(rank)
             if clock and rule.is_per_rank:
+                self.turns += not clock.is_stopped
                 clock.is_stopped = True
             elif clock and clock.rank == rank:
                 clock.is_resting = True
