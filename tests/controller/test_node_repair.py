@@ -215,6 +215,29 @@ def test_faulty_node_is_rebooted_and_all_that_told_of_it_taken_away(fleet: Any) 
     asyncio.run(check())
 
 
+def test_repair_waits_until_the_ray_pods_of_the_node_have_left(fleet: Any) -> None:
+    async def check() -> None:
+        async with fleet() as found:
+            options = RepairOptions("command", found.script("exit 0"), QUICK)
+            name = await found.node()
+            pod = f"llm-worker-{name}"
+            body = {
+                "metadata": {"name": pod, "labels": {"ray.io/cluster": "llm"}},
+                "spec": {"nodeName": name, "containers": [{"name": "ray", "image": "any"}]},
+            }
+            pods = "api/v1/namespaces/default/pods"
+            await found.call("POST", pods, body=body)
+            async with found.repairer(options):
+                await found.fault(name)
+                waits = f"1 pods of jobs have to leave: {pod}"
+                await found.record(name, lambda one: one.repair and one.repair.message == waits)
+                assert found.calls() == []
+                await found.call("DELETE", f"{pods}/{pod}", body={"gracePeriodSeconds": 0})
+                await found.record(name, lambda one: one.repair and one.repair.acted_at)
+
+    asyncio.run(check())
+
+
 def test_without_recovery_nothing_is_touched_but_on_a_persons_order(fleet: Any) -> None:
     async def check() -> None:
         async with fleet() as found:

@@ -78,6 +78,7 @@ def test_label_of_older_documents_asks_for_a_replacement() -> None:
     [
         ({"HPJob": "lm"}, "Running", True),
         ({"training.kubeflow.org/job-name": "lm"}, "Pending", True),
+        ({"ray.io/cluster": "lm"}, "Running", True),
         ({"HPJob": "lm"}, "Succeeded", False),
         ({"app": "dns"}, "Running", False),
     ],

@@ -32,7 +32,6 @@ PODS, NODES, SECRETS, EVENTS = (
     ("api/v1", plural) for plural in ("pods", "nodes", "secrets", "events")
 )
 Collection = tuple[str, str]
-JOB_LABEL = "HPJob"
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
@@ -108,7 +107,7 @@ class Cluster:
 
     async def pods(self, job: str) -> list[Object]:
         """The job's pods."""
-        return await self.select(PODS, f"{JOB_LABEL}={job}")
+        return await self.select(PODS, f"{job_spec.JOB_LABEL}={job}")
 
     async def incidents(self, job: Object) -> list[incident_spec.Incident]:
         """The job's incidents, oldest first; none of an earlier job with the same name."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import Event, Pod
 
-from unbroken.cli.connection import JOB_LABEL, Cluster, Object, is_owned
+from unbroken.cli.connection import Cluster, Object, is_owned
 from unbroken.kube.informer import Informer
 from unbroken.spec.job import incident as incident_spec
 from unbroken.spec.job import types as job_spec
@@ -31,7 +31,7 @@ class Watched:
         self.name = name
         self._stack = AsyncExitStack()
         namespace, client = cluster.namespace, cluster.client
-        labels = f"{JOB_LABEL}={name}"
+        labels = f"{job_spec.JOB_LABEL}={name}"
         self._event = asyncio.Event()
 
         def informer(kind: type[Any], **scope: str) -> Informer[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 from unbroken.cli.job.views import span
 from unbroken.cli.show import Paper
 from unbroken.core.nodes import blame
+from unbroken.spec.job_kinds import is_pod_of_a_job
 from unbroken.spec.nodes.keys import (
     ADVICE,
     CLUSTER_NAME,
@@ -30,7 +31,6 @@ from unbroken.spec.times import time_text
 Object = dict[str, Any]
 TITLES = ("NAME", "STATUS", "HEALTH", "TYPE", "GROUP", "PODS", "REPAIR", "SCORE")
 WIDE = ("CLUSTER", "CHECK", "FAULT", "BOOT", "MESSAGE")
-JOB_LABELS = ("HPJob", "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name")
 SCORE_DIGITS = 1
 
 
@@ -90,12 +90,7 @@ def _pod_name(pod: Object) -> str:
 def _is_on(pod: Object, node: str) -> bool:
     labels = pod["metadata"].get("labels") or {}
     phase = (pod.get("status") or {}).get("phase")
-    is_here = (pod.get("spec") or {}).get("nodeName") == node
-    return (
-        is_here
-        and phase not in ("Succeeded", "Failed")
-        and any(key in labels for key in JOB_LABELS)
-    )
+    return (pod.get("spec") or {}).get("nodeName") == node and is_pod_of_a_job(labels, phase)
 
 
 def status_text(row: Mapping[str, Any]) -> str:

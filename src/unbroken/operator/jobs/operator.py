@@ -37,10 +37,10 @@ from unbroken.spec.job.codec import incident_from, job_status_from
 from unbroken.spec.job.ledger import ANNOTATION as LEDGER
 from unbroken.spec.job.ledger import read_ledger
 from unbroken.spec.job.parse import Parsed, parse_job
-from unbroken.spec.job.types import JobStatus
+from unbroken.spec.job.types import JOB_LABEL, JobStatus
 from unbroken.spec.problems import Problem
 
-from .pods import JOB_LABEL, JobIdentity, job_identity
+from .pods import JobIdentity, job_identity
 from .requests import JobRequests, persist
 from .runner import JobRunner, Surroundings
 from .views import node_view

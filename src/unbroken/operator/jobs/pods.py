@@ -13,14 +13,12 @@ from typing import Any
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.events import CreatePod, NodeName
-from unbroken.spec.job.types import GROUP, KIND, VERSION, JobSpec
+from unbroken.spec.job.types import GROUP, JOB_LABEL, KIND, VERSION, JobSpec
 from unbroken.spec.job.warm import PRELOAD, PRELOAD_VARIABLE, WARM, WARM_VARIABLE
 from unbroken.wire.agent import PORT
 
 Object = dict[str, Any]
 
-JOB_LABEL = "HPJob"
-"""On every pod; the stock client selects by it."""
 NAME_LABEL = "job-name"
 REPLICA_LABEL, INDEX_LABEL = "unbroken.dev/replica-spec", "unbroken.dev/index"
 AUTH_ANNOTATION = "unbroken.dev/agent-auth"

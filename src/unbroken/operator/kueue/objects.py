@@ -24,9 +24,9 @@ from unbroken.core.job.kueue import (
 )
 from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS
 from unbroken.kube.clock import parse_time, rfc3339
-from unbroken.operator.jobs.pods import INDEX_LABEL, JOB_LABEL, JobIdentity
+from unbroken.operator.jobs.pods import INDEX_LABEL, JobIdentity
 from unbroken.spec.job.queues import GROUP, PREFIX, QUEUE, TIME_LIMIT, queue_of
-from unbroken.spec.job.types import KIND, JobSpec, ReplicaSpec
+from unbroken.spec.job.types import JOB_LABEL, KIND, JobSpec, ReplicaSpec
 
 Object = dict[str, Any]
 

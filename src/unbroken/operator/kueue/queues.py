@@ -39,14 +39,14 @@ from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.operator.jobs.pods import JOB_LABEL, REPLICA_LABEL, job_identity
+from unbroken.operator.jobs.pods import REPLICA_LABEL, job_identity
 from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
 from unbroken.operator.kinds import JobObject
 from unbroken.spec.job.codec import job_status_from
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.queues import GROUP, PRIORITY, queue_of, queue_warnings
 from unbroken.spec.job.types import GROUP as JOB_GROUP
-from unbroken.spec.job.types import KIND, VERSION, JobSpec
+from unbroken.spec.job.types import JOB_LABEL, KIND, VERSION, JobSpec
 
 from .api import served_version
 from .objects import (

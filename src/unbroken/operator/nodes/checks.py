@@ -23,6 +23,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.kinds import NodeCheckObject
+from unbroken.spec.job_kinds import ENDED_PHASES
 from unbroken.spec.nodes.check import (
     KEPT_SECONDS,
     CheckKind,
@@ -392,7 +393,7 @@ def _by_step(pods: Iterable[Pod]) -> dict[Step, list[Pod]]:
 
 def _has_ended(pod: Pod) -> bool:
     is_leaving = pod.metadata is not None and pod.metadata.deletionTimestamp is not None
-    return is_leaving or bool(pod.status and pod.status.phase in check_pods.ENDED)
+    return is_leaving or bool(pod.status and pod.status.phase in ENDED_PHASES)
 
 
 def _unmade(step: Step, why: str) -> list[CheckResult]:

@@ -14,6 +14,7 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.nodes.checks.limits import RUN
 from unbroken.core.nodes.checks.plan_steps import Step
+from unbroken.spec.job_kinds import ENDED_PHASES, is_pod_of_a_job
 from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
 from unbroken.spec.problems import Report
 from unbroken.spec.schema.read import read_record
@@ -30,14 +31,8 @@ SECONDS = "unbroken.dev/check-seconds"
 PLANT = "unbroken.dev/check-plant"
 """Annotation of a Node: faults for the tests to find there (`UNBROKEN_CHECK_PLANT`)."""
 GPUS = "nvidia.com/gpu"
-JOB_LABELS = (
-    *("HPJob", "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name"),
-    *("jobset.sigs.k8s.io/jobset-name", "ray.io/cluster"),
-)
-"""Of pods that train."""
 MEMORY_SHARE = 0.5
 """Of the free memory, to be tested."""
-ENDED = ("Succeeded", "Failed")
 PORT = 29531
 EMBEDDED = "unbroken://"
 """Runtime of the nodes of an embedded cluster, which run this host's programs."""
@@ -184,7 +179,8 @@ def _is_forced(check: Mapping[str, Any]) -> bool:
 def why_busy(node: str, pods: Iterable[Pod], check: str) -> str:
     """What keeps a node from being tested; empty: nothing."""
     for pod in pods:
-        if node_of(pod) != node or ((pod.status and pod.status.phase) or "") in ENDED:
+        phase = pod.status.phase if pod.status else None
+        if node_of(pod) != node or phase in ENDED_PHASES:
             continue
         assert pod.metadata is not None
         labels = pod.metadata.labels or {}
@@ -193,7 +189,7 @@ def why_busy(node: str, pods: Iterable[Pod], check: str) -> str:
             if other != check:
                 return f"check {other} tests it"
             continue
-        if any(label in labels for label in JOB_LABELS) or _takes_gpus(pod):
+        if is_pod_of_a_job(labels, phase) or _takes_gpus(pod):
             return f"pod {pod.metadata.namespace}/{pod.metadata.name} runs there"
     return ""
 

@@ -12,6 +12,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.nodes.repair.events import CheckSeen, NodeFault, RepairNode
 from unbroken.core.nodes.repair.records import FAULT_ANNOTATIONS, FAULT_LABELS
 from unbroken.operator.jobs.views import FAULTS, node_view
+from unbroken.spec.job_kinds import is_pod_of_a_job
 from unbroken.spec.nodes.keys import (
     ADVICE,
     CLUSTER_NAME,
@@ -35,8 +36,6 @@ from unbroken.spec.schema.write import write_record
 Object = dict[str, Any]
 CONDITIONS = FAULTS | {GPU_UNHEALTHY, HARDWARE_UNHEALTHY}
 MESSAGE_MAX = 300
-JOB_LABELS = ("HPJob", "training.kubeflow.org/job-name", "batch.kubernetes.io/job-name")
-"""Of pods that belong to a job: ours, Kubeflow's, Kubernetes' own."""
 APPEAL = ("clearedAt", "clearedBy")
 """Fields of a NodeRecord that only a person writes."""
 
@@ -109,7 +108,7 @@ def is_of_a_job(pod: Pod) -> bool:
     """Whether the pod belongs to a job and has not ended."""
     labels = (pod.metadata and pod.metadata.labels) or {}
     phase = pod.status.phase if pod.status else None
-    return phase not in ("Succeeded", "Failed") and any(key in labels for key in JOB_LABELS)
+    return is_pod_of_a_job(labels, phase)
 
 
 def check_seen(name: str, content: object) -> CheckSeen:

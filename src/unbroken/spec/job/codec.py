@@ -69,7 +69,7 @@ def incident_to(incident: Incident, job: Mapping[str, Any]) -> dict[str, Any]:
         "metadata": {
             "name": f"{name}-{incident.number}",
             "namespace": job["namespace"],
-            "labels": {"HPJob": name, "job-name": name},
+            "labels": {jobs.JOB_LABEL: name, "job-name": name},
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {**write_record(incident), **({} if cost is None else {SECONDS: cost})},
