@@ -27,8 +27,9 @@ from attack import places
 from attack.hostile_objects import JSON, mutated, nested
 from controller.conftest import conditions, job
 from unbroken.cli.connection import _decoded
-from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.kube.nesting import cut, is_too_deep
 from unbroken.kube.refusals import Refusals, head_of

@@ -33,7 +33,8 @@ from control_plane_world import (
     server,
 )
 
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
+from unbroken.kube.errors import ApiRefusal
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,9 @@ from apiservers import Cluster
 from unbroken.cluster_api.credentials import credentials_text
 from unbroken.cluster_api.driver import ClusterApiOptions, serve_cluster_api
 from unbroken.cluster_api.signatures import Credential, Message, sign
-from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause, rfc3339, wall
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator import definitions

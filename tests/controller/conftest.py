@@ -13,8 +13,9 @@ import pytest
 
 from apiservers import Cluster
 from job_keys import MASTER
-from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
+from unbroken.kube.errors import ApiRefusal
 from unbroken.operator.driver import OperatorOptions, run_operator
 from unbroken.operator.election import LeaderTerms
 from unbroken.operator.kinds import INCIDENTS, JOBS

@@ -12,8 +12,9 @@ import msgspec
 
 from controller.conftest import Place
 from controller.kueue_definitions import GROUP, definitions
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause, rfc3339, wall
+from unbroken.kube.errors import ApiRefusal
 
 Object = dict[str, Any]
 DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -10,7 +10,8 @@ import yaml
 import unbroken.local
 from controller.conftest import MERGE, Place
 from unbroken.errors import WorldError
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
+from unbroken.kube.errors import ApiRefusal
 from unbroken.spec.kubeflow.pytorchjob import (
     AUTO_RESUME,
     INDEX_LABEL,

@@ -12,9 +12,8 @@ import pytest
 from apiservers import Cluster
 from controller.conftest import Place, conditions, job
 from fault_proxy import READS, Call, Fault, FaultProxy
-from unbroken.kube.client import connect
+from unbroken.kube.client import MERGE, connect
 from unbroken.operator import definitions
-from unbroken.operator.jobs.requests import MERGE
 from unbroken.spec.schema.crd import MADE_BY
 
 JOB = "hyperpodpytorchjobs/lm"

@@ -21,8 +21,9 @@ from apiservers import Cluster
 from fault_proxy import Call, Fault, FaultProxy
 from unbroken.errors import WorldError
 from unbroken.kube import informer as informer_module
-from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import IDLE_SECONDS, Informer
 from watching import PATIENCE_SECONDS, Watcher, running
 

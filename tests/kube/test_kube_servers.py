@@ -15,8 +15,9 @@ from lightkube.resources.core_v1 import ConfigMap, Event, Namespace
 
 from apiservers import CannotStartError, Cluster, real_cluster
 from unbroken.errors import WorldError
-from unbroken.kube.client import ApiRefusal, KubeClient, api_errors, connect
+from unbroken.kube.client import KubeClient, api_errors, connect
 from unbroken.kube.clock import micro_time, parse_time, pause, rfc3339
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import BURST, Correlator, EventRecorder, Occurrence, reference_to
 from unbroken.kube.informer import Informer
 from unbroken.kube.lease import LeaseTerms, renew_lease

@@ -81,7 +81,7 @@ class Cluster:
 
     async def job(self, name: str) -> Object:
         """A job; SpecError where there is none."""
-        from unbroken.kube.client import ApiRefusal
+        from unbroken.kube.errors import ApiRefusal
 
         try:
             return await self.get(JOBS, name)
@@ -94,7 +94,7 @@ class Cluster:
 
     async def jobs(self, namespace: str | None = None) -> list[Object]:
         """All jobs; SpecError where the cluster knows no such kind."""
-        from unbroken.kube.client import ApiRefusal
+        from unbroken.kube.errors import ApiRefusal
 
         try:
             return await self.select(JOBS, namespace=namespace)
@@ -117,7 +117,7 @@ class Cluster:
         self, jobs: Iterable[Object], namespace: str | None = None
     ) -> dict[str, list[incident_spec.Incident]]:
         """The incidents of each job, oldest first, by the job's uid."""
-        from unbroken.kube.client import ApiRefusal
+        from unbroken.kube.errors import ApiRefusal
 
         try:
             objects = await self.select(INCIDENTS, namespace=namespace)

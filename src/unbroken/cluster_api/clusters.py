@@ -12,7 +12,7 @@ from typing import Any
 
 from unbroken.core.clusters.groups import is_continuous, retargeted
 from unbroken.core.clusters.state import ClusterPhase, ClusterState, SoftwareUpdate
-from unbroken.kube.client import ApiRefusal
+from unbroken.kube.errors import ApiRefusal
 from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.keys import Recovery
 from unbroken.spec.nodes.kinds import CLUSTER

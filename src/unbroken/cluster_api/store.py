@@ -16,7 +16,8 @@ import msgspec
 
 from unbroken.core.clusters.state import ClusterState, read_state, write_state
 from unbroken.errors import WorldError
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
+from unbroken.kube.errors import ApiRefusal
 from unbroken.spec.nodes.cluster import ClusterSpec, ClusterStatus
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_RECORD
 from unbroken.spec.nodes.machine import MachineSpec, MachineStatus

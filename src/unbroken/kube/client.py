@@ -30,6 +30,7 @@ from lightkube.core.resource import NamespacedResource, Resource, api_info
 
 from unbroken.errors import PeerError, SpecError, UnbrokenError, WorldError
 
+from .errors import AlreadyExists, Conflict, NotFound, refusal
 from .nesting import cut
 from .transport import NOT_ALLOWED, AiohttpTransport, GuardedTransport
 
@@ -37,6 +38,12 @@ Object = dict[str, Any]
 """One Kubernetes object as decoded JSON."""
 
 R = TypeVar("R", bound=Resource)
+T = TypeVar("T")
+
+MERGE = {"Content-Type": "application/merge-patch+json"}
+"""Headers of a JSON merge patch (RFC 7386)."""
+STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
+"""Headers of a patch that merges lists of built-in kinds by their keys."""
 
 TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
 """A request that is no watch: the server's own limit is 60 s (kube-apiserver --request-timeout),
@@ -54,15 +61,6 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)
 BUSY = frozenset({401, 408, 429, 500, 502, 503, 504})
 """Answers that need not be the last word.  401 is that of a token whose file holds no newer one
 yet; who comes again reads the file again."""
-
-
-class ApiRefusal(PeerError):
-    """The API understood and declined; `code` and `reason` are those of its Status."""
-
-    def __init__(self, message: str, code: int, reason: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
 
 
 class _ListMeta(msgspec.Struct):
@@ -289,6 +287,80 @@ class KubeClient(AsyncClient):
             content: bytes = response.content
             return content
 
+    async def get_or_none(self, path: str, kind: type[T]) -> T | None:
+        """Read an object or a list, decoded as `kind`; None if the API has no such thing."""
+        try:
+            found = await self.raw("GET", path)
+        except NotFound:
+            return None
+        with api_errors(f"GET {path}"):
+            return msgspec.json.decode(found, type=kind)
+
+    async def create_if_absent(self, collection: str, body: Mapping[str, Any]) -> bool:
+        """Create an object; False if one of its name exists."""
+        try:
+            await self.raw("POST", collection, body=body)
+        except AlreadyExists:
+            return False
+        return True
+
+    async def merge(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        uid: str | None = None,
+        version: str | None = None,
+    ) -> bytes:
+        """Merge `body` into an object, and return the object.
+
+        Conflict if its uid is not `uid`, or its resourceVersion no longer `version`.
+        """
+        wanted = {"uid": uid, "resourceVersion": version}
+        given = {key: value for key, value in wanted.items() if value is not None}
+        if given:
+            body = {**body, "metadata": {**body.get("metadata", {}), **given}}
+        return await self.raw("PATCH", path, body=body, headers=MERGE)
+
+    async def merge_if_present(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        uid: str | None = None,
+        version: str | None = None,
+    ) -> bool:
+        """As `merge`; False if the API has no such object."""
+        try:
+            await self.merge(path, body, uid=uid, version=version)
+        except NotFound:
+            return False
+        return True
+
+    async def delete_if_present(
+        self,
+        path: str,
+        uid: str | None = None,
+        *,
+        grace_seconds: int | None = None,
+        propagation: str | None = None,
+    ) -> bool:
+        """Delete an object; False if it is gone, or another one (not of `uid`) has its name."""
+        options: Object = {} if uid is None else {"preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        if propagation is not None:
+            options["propagationPolicy"] = propagation
+        try:
+            await self.raw("DELETE", path, body=options or None)
+        except NotFound:
+            return False
+        except Conflict:
+            if uid is None:
+                raise
+            return False
+        return True
+
 
 def connect(
     kubeconfig: Path | str | None = None, *, context: str | None = None, manager: str = "unbroken"
@@ -370,7 +442,7 @@ def _sorted(doing: str, message: str, code: int, reason: str) -> UnbrokenError:
     text = f"{doing}: {message or reason or code}"
     if code in BUSY:
         return WorldError(text, retry_after_seconds=RETRY_SECONDS)
-    return ApiRefusal(text, code, reason)
+    return refusal(text, code, reason)
 
 
 def _refusal(doing: str, raw: msgspec.Raw) -> UnbrokenError:

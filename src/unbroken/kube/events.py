@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 
 from lightkube.core.resource import Resource, api_info
 from lightkube.models.core_v1 import ObjectReference
-from lightkube.resources.core_v1 import Event
-from lightkube.types import PatchType
 
 from unbroken.errors import UnbrokenError
 
 from .cache import HasMetadata
-from .client import ApiRefusal, KubeClient, Object, api_errors
+from .client import KubeClient, Object
 from .clock import rfc3339, wall
 
 log = logging.getLogger(__name__)
@@ -183,28 +181,13 @@ class EventRecorder:
             return  # sent with an earlier occurrence
         count = series.count
         namespace = what.namespace or "default"
-        if series.sent:
-            try:
-                await self._raise_count(series, count, namespace)
-            except ApiRefusal as error:
-                if error.code != 404:
-                    raise
-            else:
-                series.sent = count
-                return
         path = f"api/v1/namespaces/{namespace}/events"
-        await self._client.raw("POST", path, body=self._body(what, series, count, namespace))
+        counted = {"count": count, "lastTimestamp": rfc3339(series.last)}
+        if not series.sent or not await self._client.merge_if_present(
+            f"{path}/{series.event_name}", counted
+        ):
+            await self._client.raw("POST", path, body=self._body(what, series, count, namespace))
         series.sent = count
-
-    async def _raise_count(self, series: Series, count: int, namespace: str) -> None:
-        with api_errors(f"count event {series.event_name}"):
-            await self._client.patch(
-                Event,
-                series.event_name,
-                {"count": count, "lastTimestamp": rfc3339(series.last)},
-                namespace=namespace,
-                patch_type=PatchType.MERGE,
-            )
 
     def _body(self, what: Occurrence, series: Series, count: int, namespace: str) -> Object:
         return {

@@ -23,8 +23,9 @@ from unbroken.errors import SpecError, UnbrokenError
 
 from .backoff import Backoff
 from .cache import Cache, Change, HasMetadata, Key, key_of
-from .client import ApiRefusal, KubeClient, Scope
+from .client import KubeClient, Scope
 from .clock import entropy, monotonic
+from .errors import Expired
 from .events import EventRecorder
 from .nesting import DEPTH_MAX, is_too_deep
 from .observed import observed
@@ -168,7 +169,7 @@ class Informer(Generic[T]):
             except UnbrokenError as error:
                 self.failures += 1
                 reason = str(error)
-                if isinstance(error, ApiRefusal) and error.code == 410:
+                if isinstance(error, Expired):
                     self._version = None
                     if resumes:
                         # The server answers, and has forgotten the version: list at once.

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightkube.models.meta_v1 import OwnerReference
-from lightkube.resources.coordination_v1 import Lease
-from lightkube.types import PatchType
 
 from unbroken.errors import UnbrokenError
 
 from .backoff import Backoff
-from .client import ApiRefusal, KubeClient, Object, api_errors
+from .client import KubeClient, Object
 from .clock import entropy, micro_time, monotonic, pause, wall
 
 log = logging.getLogger(__name__)
@@ -69,19 +67,7 @@ async def renew_lease(client: KubeClient, terms: LeaseTerms, now: float) -> None
         "renewTime": micro_time(now),
     }
     path = f"apis/coordination.k8s.io/v1/namespaces/{terms.namespace}/leases"
-    try:
-        with api_errors(f"renew lease {terms.namespace}/{terms.name}"):
-            await client.patch(
-                Lease,
-                terms.name,
-                {"spec": spec},
-                namespace=terms.namespace,
-                patch_type=PatchType.MERGE,
-            )
-    except ApiRefusal as error:
-        if error.code != 404:
-            raise
-    else:
+    if await client.merge_if_present(f"{path}/{terms.name}", {"spec": spec}):
         return
     body: Object = {
         "apiVersion": "coordination.k8s.io/v1",

@@ -41,8 +41,9 @@ from unbroken.core.nodes.signals_table import SignTable
 from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.backoff import Backoff
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import entropy, monotonic, pause, wall
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.spec.nodes.keys import INSTANCE_GROUP

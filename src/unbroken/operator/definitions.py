@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from unbroken.errors import WorldError
-from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND, persist
+from unbroken.kube.client import KubeClient
+from unbroken.kube.errors import Conflict, Forbidden, NotFound
+from unbroken.kube.persist import persist
 from unbroken.spec.job import incident
 from unbroken.spec.job import types as job
 from unbroken.spec.nodes.kinds import OWN_KINDS
@@ -23,7 +22,6 @@ from .kinds import INCIDENTS, JOBS
 log = logging.getLogger(__name__)
 
 PATH = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-FORBIDDEN = 403
 
 
 async def install(client: KubeClient) -> None:
@@ -37,9 +35,7 @@ async def install(client: KubeClient) -> None:
         name = definition["metadata"]["name"]
         try:
             await persist(f"definition={name} write=apply", partial(_apply, client, definition))
-        except ApiRefusal as error:
-            if error.code != FORBIDDEN:
-                raise
+        except Forbidden as error:
             log.info('definition=%s not_installed="%s"', name, error)
     await served(client)
 
@@ -54,29 +50,20 @@ async def served(client: KubeClient) -> None:
 async def _apply(client: KubeClient, definition: dict[str, Any]) -> None:
     # Not by server-side apply: servers before 1.25 then refuse rules in CEL, which they would
     # otherwise leave out.
-    path = f"{PATH}/{quote(definition['metadata']['name'])}"
+    name, mark = definition["metadata"]["name"], definition["metadata"]["annotations"]
+    path = f"{PATH}/{quote(name)}"
     try:
-        try:
-            found = msgspec.json.decode(await client.raw("GET", path))
-            mark = definition["metadata"]["annotations"]
-            theirs = (found["metadata"].get("annotations") or {}).get(MADE_BY, "")
-            if _parts(theirs) > _parts(mark[MADE_BY]):
-                name = definition["metadata"]["name"]
-                log.warning("definition=%s kept_of_version=%s", name, theirs)
-                return
-            metadata = {
-                "resourceVersion": found["metadata"]["resourceVersion"],
-                "annotations": mark,
-            }
-            body = {"metadata": metadata, "spec": definition["spec"]}
-            await client.raw("PATCH", path, body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code != NOT_FOUND:
-                raise
+        found = await client.get_or_none(path, dict[str, Any])
+        if found is None:
             await client.raw("POST", PATH, body=definition)
-    except ApiRefusal as error:
-        if error.code != CONFLICT:
-            raise
+            return
+        theirs = (found["metadata"].get("annotations") or {}).get(MADE_BY, "")
+        if _parts(theirs) > _parts(mark[MADE_BY]):
+            log.warning("definition=%s kept_of_version=%s", name, theirs)
+            return
+        body = {"metadata": {"annotations": mark}, "spec": definition["spec"]}
+        await client.merge(path, body, version=found["metadata"]["resourceVersion"])
+    except (Conflict, NotFound) as error:
         # Another operator does the same: the replicas of a new installation start together.
         raise WorldError(str(error), 0.0) from error
 
@@ -90,13 +77,12 @@ async def _serve(client: KubeClient, path: str) -> None:
     """Return if the API serves the kind; WorldError while it may be about to."""
     try:
         await client.raw("GET", path, parameters={"limit": "1"})
-    except ApiRefusal as error:
-        if error.code == NOT_FOUND:
-            raise WorldError(
-                f"the cluster does not serve {path}; an administrator installs it with: "
-                "kubectl apply --server-side -f deploy/crds",
-                1.0,
-            ) from error
+    except NotFound as error:
+        raise WorldError(
+            f"the cluster does not serve {path}; an administrator installs it with: "
+            "kubectl apply --server-side -f deploy/crds",
+            1.0,
+        ) from error
+    except Forbidden:
         # Listing in all namespaces may be more than an operator of one namespace is allowed.
-        if error.code != FORBIDDEN:
-            raise
+        return

@@ -27,15 +27,15 @@ import msgspec
 from lightkube.resources.coordination_v1 import Lease
 
 from unbroken.errors import PeerError, WorldError
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import boottime, micro_time, monotonic, wall
+from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.informer import Informer
 from unbroken.kube.mandate import Mandate
 
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
-NOT_FOUND, CONFLICT = 404, 409
 RELEASE_SECONDS = 2.0
 ROUNDS = 3
 """A lease that others write at the same time is read and written again so often."""
@@ -209,7 +209,7 @@ class Election:
             async with asyncio.timeout(self._terms.try_seconds):
                 self._is_held = await self._take()
         except ApiRefusal as error:
-            if error.code != CONFLICT and not self._is_held:
+            if not isinstance(error, Conflict) and not self._is_held:
                 raise
             log.warning('lease=%s not_renewed="%s"', self._title, error)
         except (WorldError, PeerError, TimeoutError) as error:
@@ -233,9 +233,7 @@ class Election:
                 return False
             try:
                 self._ours = await self._write(found)
-            except ApiRefusal as error:
-                if error.code not in (CONFLICT, NOT_FOUND):
-                    raise
+            except (Conflict, NotFound):
                 found = await self._read()
             else:
                 return True
@@ -251,13 +249,7 @@ class Election:
         return written
 
     async def _read(self) -> Object | None:
-        try:
-            found: Object = msgspec.json.decode(await self._client.raw("GET", self._path))
-        except ApiRefusal as error:
-            if error.code == NOT_FOUND:
-                return None
-            raise
-        return found
+        return await self._client.get_or_none(self._path, Object)
 
     def _may_take(self, lease: Object) -> bool:
         holder = (lease.get("spec") or {}).get("holderIdentity") or ""

@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 from unbroken.core.keys import MASTER_BYTES
 from unbroken.errors import SpecError
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
-from unbroken.operator.jobs.requests import CONFLICT, persist
+from unbroken.kube.persist import persist
 
 log = logging.getLogger(__name__)
 
@@ -108,12 +108,7 @@ async def mounted_key(client: KubeClient, path: Path, secret: KeySecret) -> byte
     }
     collection = f"api/v1/namespaces/{quote(secret.namespace)}/secrets"
     title = f"{secret.namespace}/{secret.name}"
-    try:
-        await persist("make=operator_key", lambda: client.raw("POST", collection, body=body))
-    except ApiRefusal as error:
-        if error.code != CONFLICT:
-            raise
-    else:
+    if await persist("make=operator_key", lambda: client.create_if_absent(collection, body)):
         log.info("operator_key=made secret=%s", title)
         return key
     log.info("operator_key=waits secret=%s file=%s for the kubelet", title, path)

@@ -14,8 +14,9 @@ from lightkube.resources.core_v1 import Namespace
 
 from apiservers import Cluster
 from unbroken.errors import UnbrokenError
-from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause, wall
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.lease import LeaseTerms, renew_lease
 from unbroken.local.controllers import ControllerOptions, run_controllers
 from watching import PATIENCE_SECONDS, running

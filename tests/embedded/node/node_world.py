@@ -17,8 +17,9 @@ import aiohttp
 from lightkube.resources.core_v1 import Event, Pod, ServiceAccount
 from yarl import URL
 
-from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import wall
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.local.apiserver.driver import serving
 from unbroken.local.node import NodeOptions, run_node

@@ -177,7 +177,7 @@ def _start(job: Object, place: Place, output: Output) -> None:
 
 
 async def _create(cluster: Cluster, job: Object) -> Object:
-    from unbroken.kube.client import ApiRefusal
+    from unbroken.kube.errors import ApiRefusal
 
     try:
         return await cluster.create(JOBS, job)
@@ -351,7 +351,7 @@ def get_log(
 
 async def _job(cluster: Cluster, name: str) -> Object:
     """A job; SpecError where there is none."""
-    from unbroken.kube.client import ApiRefusal
+    from unbroken.kube.errors import ApiRefusal
 
     try:
         return await cluster.get(JOBS, name)
@@ -365,7 +365,7 @@ async def _job(cluster: Cluster, name: str) -> Object:
 
 async def _jobs(cluster: Cluster, labels: str = "", namespace: str | None = None) -> list[Object]:
     """All jobs; SpecError where the cluster knows no such kind."""
-    from unbroken.kube.client import ApiRefusal
+    from unbroken.kube.errors import ApiRefusal
 
     try:
         return await cluster.select(JOBS, labels, namespace)

@@ -110,7 +110,7 @@ async def _names(cluster: Cluster, given: Sequence[str]) -> tuple[str, ...]:
 
 
 async def _create(cluster: Cluster, body: Object) -> Object:
-    from unbroken.kube.client import ApiRefusal
+    from unbroken.kube.errors import ApiRefusal
 
     try:
         found: Object = msgspec.json.decode(

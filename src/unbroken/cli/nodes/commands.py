@@ -332,7 +332,7 @@ async def _burnt_in(cluster: Cluster, name: str, since: float) -> RepairRecord:
 
 
 async def _node(cluster: Cluster, name: str) -> Object:
-    from unbroken.kube.client import ApiRefusal
+    from unbroken.kube.errors import ApiRefusal
 
     try:
         return await cluster.get(NODES, name)
@@ -349,7 +349,7 @@ async def _node(cluster: Cluster, name: str) -> Object:
 
 async def _records(cluster: Cluster) -> list[Object]:
     """All records; SpecError where the cluster knows no such kind."""
-    from unbroken.kube.client import ApiRefusal
+    from unbroken.kube.errors import ApiRefusal
 
     try:
         return await cluster.select(RECORDS, namespace="")
@@ -362,7 +362,7 @@ async def _records(cluster: Cluster) -> list[Object]:
 
 async def _record(cluster: Cluster, name: str) -> Object | None:
     """The record of a node; None: there is none."""
-    from unbroken.kube.client import ApiRefusal
+    from unbroken.kube.errors import ApiRefusal
 
     try:
         return await cluster.get(RECORDS, quote(name), namespace="")

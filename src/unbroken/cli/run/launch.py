@@ -114,7 +114,7 @@ async def _create_with_environment(cluster: Cluster, job: Object) -> Object:
 
 async def _replace(cluster: Cluster, secret: Object) -> None:
     """Create a Secret in the place of one that an earlier job has left."""
-    from unbroken.kube.client import ApiRefusal
+    from unbroken.kube.errors import ApiRefusal
 
     try:
         await cluster.delete(SECRETS, secret["metadata"]["name"])

@@ -12,7 +12,8 @@ import logging
 from lightkube.resources.core_v1 import ConfigMap, Namespace, ServiceAccount
 
 from unbroken.kube.cache import HasMetadata, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
 

@@ -9,7 +9,8 @@ import msgspec
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key
-from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.workqueue import WorkQueue
 
 from .garbage import (

@@ -12,7 +12,8 @@ from lightkube.resources.discovery_v1 import EndpointSlice
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import HasMetadata, Key, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 

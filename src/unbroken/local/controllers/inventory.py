@@ -27,8 +27,9 @@ from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from unbroken.errors import UnbrokenError
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.cache import HasMetadata, Key, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import entropy, pause
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
 

@@ -14,8 +14,9 @@ from lightkube.resources.core_v1 import Namespace
 
 from unbroken.errors import UnbrokenError
 from unbroken.kube.cache import key_of
-from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import rfc3339, wall
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
 

@@ -18,8 +18,9 @@ from msgspec import structs
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import monotonic, rfc3339, wall
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.lease import NODE_LEASES

@@ -11,7 +11,8 @@ from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim,
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import HasMetadata, Key, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue

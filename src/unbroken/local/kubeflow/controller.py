@@ -20,10 +20,12 @@ from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
+from unbroken.kube.persist import persist
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.kubeflow.decisions.events import (
     CreatePod,
@@ -36,7 +38,6 @@ from unbroken.local.kubeflow.decisions.events import (
 )
 from unbroken.local.kubeflow.decisions.pods import RENDEZVOUS_PORT
 from unbroken.local.kubeflow.decisions.pytorchjob import plan
-from unbroken.operator.jobs.requests import persist
 from unbroken.operator.kinds import PyTorchJobObject
 from unbroken.spec.kubeflow.pytorchjob import (
     GROUP,

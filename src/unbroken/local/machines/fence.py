@@ -14,7 +14,8 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import key_of
-from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.local.machines.decisions.machine import Power
 from unbroken.spec.nodes.keys import FENCE, OUT_OF_SERVICE, POWER

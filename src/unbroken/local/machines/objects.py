@@ -10,7 +10,8 @@ from urllib.parse import quote
 import msgspec
 
 from unbroken.errors import WorldError
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
+from unbroken.kube.errors import ApiRefusal
 from unbroken.local.machines.decisions.places import Changes, Listed, changes
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachineSpec, MachineStatus

@@ -8,7 +8,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
+from unbroken.kube.errors import ApiRefusal
 from unbroken.local.node.pods.events import Object
 
 STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}

@@ -25,8 +25,9 @@ from lightkube.resources.core_v1 import Pod
 from unbroken.agent.socket import directory as socket_directory
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube import clock
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import steady_clock
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.lease import LeaseTerms, keep_lease

@@ -15,8 +15,9 @@ from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Namespace, Node, PersistentVolumeClaim, Pod
 
 from unbroken.kube.cache import Key, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient, Object
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import pause, rfc3339, wall
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -28,11 +28,11 @@ from unbroken.core.clusters.groups import retargeted
 from unbroken.core.clusters.rules import decide_cluster
 from unbroken.core.clusters.state import ClusterState, write_state
 from unbroken.kube.cache import key_of
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
+from unbroken.kube.errors import Conflict
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.operator.jobs.requests import MERGE
 from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject
 from unbroken.spec.job.incident import GROUP, VERSION
 from unbroken.spec.nodes.check import NodeCheckSpec
@@ -49,7 +49,6 @@ FINALIZER = "unbroken.dev/cluster"
 """Keeps a Cluster until its last machine is gone."""
 CLUSTER_LABEL = "unbroken.dev/cluster"
 """Of machines and checks: the Cluster object that they belong to."""
-NOT_FOUND, CONFLICT = 404, 409
 CONFLICT_SECONDS = 0.1
 """Until what another has just written has surely arrived here."""
 
@@ -108,9 +107,7 @@ class Clusters:
                 await self._write(cluster, made, now)
             for effect in made.effects:
                 await self._do(name, effect)
-        except ApiRefusal as error:
-            if error.code != CONFLICT:
-                raise
+        except Conflict as error:
             log.debug('cluster=%s conflict="%s"', name, error)
             return CONFLICT_SECONDS
         return None if made.again_at is None else max(0.0, made.again_at - now)
@@ -143,31 +140,26 @@ class Clusters:
                     CLUSTER_NAME: spec.labels[CLUSTER_NAME],
                     INSTANCE_GROUP: spec.instance_group,
                 }
-                await self._create(MACHINE.path, MACHINE.new(name, spec, {"labels": labels}))
+                body = MACHINE.new(name, spec, {"labels": labels})
+                await self._client.create_if_absent(MACHINE.path, body)
             case DeleteMachine(name):
-                await _unless_gone(lambda: self._client.raw("DELETE", f"{MACHINE.path}/{name}"))
+                await self._client.delete_if_present(f"{MACHINE.path}/{name}")
             case CreateCheck(name, nodes, kinds, reason):
                 wanted = NodeCheckSpec(nodes, kinds, reason)
                 body = NODE_CHECK.new(name, wanted, {"labels": {CLUSTER_LABEL: cluster}})
-                await self._create(NODE_CHECK.path, body)
+                await self._client.create_if_absent(NODE_CHECK.path, body)
             case LabelNode():
                 await self._label(effect)
             case Configure():
                 await self._configure(effect)
             case ReplaceNode(name):
                 annotations = {REPAIR: Action.REPLACE.value}
-                await self._patch(f"api/v1/nodes/{quote(name)}", {"annotations": annotations})
+                body = {"metadata": {"annotations": annotations}}
+                await self._client.merge_if_present(f"api/v1/nodes/{quote(name)}", body)
             case Retarget():
                 await self._retarget(cluster, effect)
             case ReleaseCluster():
                 await self._release(cluster)
-
-    async def _create(self, path: str, body: Object) -> None:
-        try:
-            await self._client.raw("POST", path, body=body)
-        except ApiRefusal as error:
-            if error.reason != "AlreadyExists":
-                raise
 
     async def _label(self, effect: LabelNode) -> None:
         def change(node: Object) -> Object:
@@ -206,18 +198,10 @@ class Clusters:
 
         Lists are replaced as a whole: never what was added meanwhile.
         """
-        found = await _unless_gone(lambda: self._client.raw("GET", path))
-        if found is None:
-            return
-        seen: Object = msgspec.json.decode(found)
-        body = change(seen)
-        version = {"resourceVersion": seen["metadata"]["resourceVersion"]}
-        body["metadata"] = {**body.get("metadata", {}), **version}
-        await _unless_gone(lambda: self._client.raw("PATCH", path, body=body, headers=MERGE))
-
-    async def _patch(self, path: str, metadata: Object) -> None:
-        body = {"metadata": metadata}
-        await _unless_gone(lambda: self._client.raw("PATCH", path, body=body, headers=MERGE))
+        found = await self._client.get_or_none(path, Object)
+        if found is not None:
+            version = found["metadata"]["resourceVersion"]
+            await self._client.merge_if_present(path, change(found), version=version)
 
     async def _retarget(self, name: str, effect: Retarget) -> None:
         path = f"{CLUSTER.path}/{quote(name)}"
@@ -227,15 +211,11 @@ class Clusters:
         await self._client.raw("PUT", path, body=body)
 
     async def _release(self, name: str) -> None:
-        path = f"{CLUSTER.path}/{quote(name)}"
-        found = await _unless_gone(lambda: self._client.raw("GET", path))
-        if found is None:
-            return
-        metadata: Object = msgspec.json.decode(found)["metadata"]
-        kept = [one for one in metadata.get("finalizers") or () if one != FINALIZER]
-        await self._patch(
-            path, {"finalizers": kept or None, "resourceVersion": metadata["resourceVersion"]}
-        )
+        def change(cluster: Object) -> Object:
+            held = cluster["metadata"].get("finalizers") or ()
+            return {"metadata": {"finalizers": [one for one in held if one != FINALIZER] or None}}
+
+        await self._change(f"{CLUSTER.path}/{quote(name)}", change)
 
 
 def _is_news(world: World, state: ClusterState, made: ClusterDecision) -> bool:
@@ -244,13 +224,3 @@ def _is_news(world: World, state: ClusterState, made: ClusterDecision) -> bool:
 
 def _either(old: Any, new: Any) -> Any:
     return new if new is not None else old
-
-
-async def _unless_gone(request: Callable[[], Awaitable[bytes]]) -> bytes | None:
-    """The answer; None where what it is about is no longer there."""
-    try:
-        return await request()
-    except ApiRefusal as error:
-        if error.code != NOT_FOUND:
-            raise
-        return None

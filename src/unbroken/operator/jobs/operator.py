@@ -25,10 +25,12 @@ from unbroken.core.job.record.conditions import ConditionType, advance
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.cache import HasMetadata, Key, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import entropy, pause
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
+from unbroken.kube.persist import persist
 from unbroken.kube.refusals import Refusal
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.operator.kinds import IncidentObject, JobObject
@@ -41,7 +43,7 @@ from unbroken.spec.job.types import JOB_LABEL, JobStatus
 from unbroken.spec.problems import Problem
 
 from .pods import JobIdentity, job_identity
-from .requests import JobRequests, persist
+from .requests import JobRequests
 from .runner import JobRunner, Surroundings
 from .views import node_view
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.job.events import DeletePod, FenceNode
-from unbroken.errors import PeerError, WorldError
-from unbroken.kube.backoff import Backoff
-from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.kube.clock import entropy, pause
+from unbroken.kube.client import KubeClient
 from unbroken.operator.kinds import INCIDENTS, JOBS
 from unbroken.spec.job import incident as incidents
 from unbroken.spec.job import types as jobs
@@ -31,31 +27,11 @@ from .views import node_view
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
-T = TypeVar("T")
 
-MERGE = {"Content-Type": "application/merge-patch+json"}
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 FENCE = "unbroken.dev/fence"
 """Annotation of a node that asks for proof that nothing runs there; its value is the reason."""
 FAULTY = "latestFaultyPodInstanceList"
-NOT_FOUND, CONFLICT = 404, 409
-RETRY = Backoff(first=0.1, limit=2.0)
-LOUD_FAILURES = 4
-
-
-async def persist(doing: str, request: Callable[[], Awaitable[T]]) -> T:
-    """The answer to a request that is made until the API server gives one; raises ApiRefusal."""
-    random, failures = entropy(), 0
-    while True:
-        try:
-            return await request()
-        except ApiRefusal:
-            raise
-        except (WorldError, PeerError) as error:
-            failures += 1
-            level = logging.WARNING if failures == LOUD_FAILURES else logging.DEBUG
-            log.log(level, '%s failures=%d reason="%s"', doing, failures, error)
-        await pause(RETRY.delay(failures, random))
 
 
 def status_patch(status: JobStatus) -> Object:
@@ -88,8 +64,7 @@ class JobRequests:
 
     async def pod(self, name: str) -> Pod | None:
         """The pod of a name as it is now."""
-        found = await self._get(f"{self._pods}/{quote(name)}")
-        return None if found is None else msgspec.json.decode(found, type=Pod)
+        return await self._client.get_or_none(f"{self._pods}/{quote(name)}", Pod)
 
     async def warnings(self, uid: str) -> list[Object]:
         """Some events of type Warning about the pod."""
@@ -100,20 +75,17 @@ class JobRequests:
 
     async def delete_pod(self, order: DeletePod) -> bool:
         """Delete this very pod; False: it is gone already, perhaps replaced."""
-        body: Object = {"preconditions": {"uid": order.uid}}
-        if order.force:
-            body["gracePeriodSeconds"] = 0
-        return await self._delete(f"{self._pods}/{quote(order.name)}", body)
+        path, grace = f"{self._pods}/{quote(order.name)}", 0 if order.force else None
+        return await self._client.delete_if_present(path, order.uid, grace_seconds=grace)
 
     async def delete_job(self) -> None:
         """Delete the job; its objects go with it."""
-        body = {"preconditions": {"uid": self._job.uid}, "propagationPolicy": "Background"}
-        await self._delete(self._self, body)
+        await self._client.delete_if_present(self._self, self._job.uid, propagation="Background")
 
     async def write_status(self, status: JobStatus) -> None:
         """Write the status of this very job."""
-        body = {"metadata": {"uid": self._job.uid}, "status": status_patch(status)}
-        await self._client.raw("PATCH", f"{self._self}/status", body=body, headers=MERGE)
+        body = {"status": status_patch(status)}
+        await self._client.merge(f"{self._self}/status", body, uid=self._job.uid)
 
     async def write_incident(self, incident: Incident) -> None:
         """Create or replace the Incident object."""
@@ -127,13 +99,13 @@ class JobRequests:
     async def write_ledger(self, ledger: Ledger) -> None:
         """Write the annotation with the ledger of this very job."""
         annotations = {LEDGER: write_ledger(ledger) or None}
-        body = {"metadata": {"uid": self._job.uid, "annotations": annotations}}
-        await self._client.raw("PATCH", self._self, body=body, headers=MERGE)
+        body = {"metadata": {"annotations": annotations}}
+        await self._client.merge(self._self, body, uid=self._job.uid)
 
     async def delete_incident(self, number: int) -> None:
         """Delete the Incident object, if it is there."""
         name = f"{self._job.name}-{number}"
-        await self._delete(f"{self._incidents}/{quote(name)}", {})
+        await self._client.delete_if_present(f"{self._incidents}/{quote(name)}")
 
     async def fence(self, order: FenceNode) -> None:
         """Ask for the fence of a node that is still not ready; one that is gone runs nothing.
@@ -142,45 +114,22 @@ class JobRequests:
         """
         body = {"metadata": {"annotations": {FENCE: order.reason}}}
         path = f"api/v1/nodes/{quote(order.node)}"
-        try:
-            found = await self._client.raw("GET", path)
-            if node_view(msgspec.json.decode(found, type=Node)).is_ready:
-                log.info("node=%s fence=dropped reason=ready", order.node)
-                return
-            await self._client.raw("PATCH", path, body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code != NOT_FOUND:
-                raise
+        node = await self._client.get_or_none(path, Node)
+        if node is None:
+            return
+        if node_view(node).is_ready:
+            log.info("node=%s fence=dropped reason=ready", order.node)
+            return
+        await self._client.merge_if_present(path, body)
 
     async def is_fenced(self, node: str) -> bool:
         """Whether the node is fenced or gone now: watches may lag behind."""
-        found = await self._get(f"api/v1/nodes/{quote(node)}")
-        return found is None or node_view(msgspec.json.decode(found, type=Node)).is_fenced
+        found = await self._client.get_or_none(f"api/v1/nodes/{quote(node)}", Node)
+        return found is None or node_view(found).is_fenced
 
     async def create_secret(self, name: str, key: bytes) -> None:
         """Create the Secret with the job's key, if there is none of its name.
 
         Secrets are never read: the name tells which key is in it (`core/keys`).
         """
-        try:
-            await self._client.raw("POST", self._secrets, body=key_secret(self._job, name, key))
-        except ApiRefusal as error:
-            if error.code != CONFLICT:
-                raise
-
-    async def _get(self, path: str) -> bytes | None:
-        try:
-            return await self._client.raw("GET", path)
-        except ApiRefusal as error:
-            if error.code == NOT_FOUND:
-                return None
-            raise
-
-    async def _delete(self, path: str, body: Mapping[str, Any]) -> bool:
-        try:
-            await self._client.raw("DELETE", path, body=body)
-        except ApiRefusal as error:
-            if error.code not in (NOT_FOUND, CONFLICT):
-                raise
-            return False
-        return True
+        await self._client.create_if_absent(self._secrets, key_secret(self._job, name, key))

@@ -55,8 +55,9 @@ from unbroken.core.job.kueue import Admission
 from unbroken.core.keys import job_key, job_secret_name
 from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import catch_up, pause
+from unbroken.kube.errors import ApiRefusal, Conflict
 from unbroken.kube.events import EventRecorder
 from unbroken.observe.job_records import JobName
 from unbroken.observe.program_metrics import JobHealth
@@ -68,7 +69,7 @@ from .agent_memory import AgentMemory
 from .links import AgentLinks
 from .pod_troubles import newest_warning
 from .pods import JobIdentity, build_pod
-from .requests import CONFLICT, JobRequests
+from .requests import JobRequests
 from .views import AgentPlace, agent_place, pod_view
 from .writer import JobWriter
 
@@ -462,7 +463,7 @@ class JobRunner:
                 body = place_pod(body, gate, order.replica_spec, order.index)
             made = await self._requests.create_pod(body)
         except ApiRefusal as error:
-            if error.code == CONFLICT and await self._is_there(order):
+            if isinstance(error, Conflict) and await self._is_there(order):
                 return
             log.warning('job=%s pod=%s refused="%s"', self.title, order.name, error)
             self.tell(PodRefused(order.name, str(error), error.code in FINAL))

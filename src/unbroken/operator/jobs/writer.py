@@ -15,14 +15,15 @@ from functools import partial
 from lightkube.models.core_v1 import ObjectReference
 
 from unbroken.core.job.events import RecordEvent
-from unbroken.kube.client import ApiRefusal
+from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.events import EventRecorder
+from unbroken.kube.persist import persist
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import GROUP, KIND, VERSION, JobStatus
 
 from .pods import JobIdentity
-from .requests import CONFLICT, NOT_FOUND, JobRequests, persist
+from .requests import JobRequests
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class JobWriter:
         except ApiRefusal as error:
             # The watch will tell that the job is gone; anything else is a status that was never
             # meant to be refused.
-            level = logging.DEBUG if error.code in (NOT_FOUND, CONFLICT) else logging.ERROR
+            level = logging.DEBUG if isinstance(error, NotFound | Conflict) else logging.ERROR
             log.log(level, 'job=%s write=status refused="%s"', self._title, error)
         if self._status is written:
             self._status = None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
-import msgspec
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
 from unbroken.kube.informer import Informer
-from unbroken.operator.jobs.requests import NOT_FOUND, persist
+from unbroken.kube.persist import persist
 from unbroken.spec.job.queues import GROUP
 
 from .objects import VERSIONS, WORKLOADS
@@ -65,12 +65,7 @@ class _Definition:
 
 async def _discovered(client: KubeClient) -> str | None:
     for version in VERSIONS:
-        try:
-            listed = msgspec.json.decode(await client.raw("GET", f"apis/{GROUP}/{version}"))
-        except ApiRefusal as error:
-            if error.code != NOT_FOUND:
-                raise
-            continue
-        if any(one["name"] == WORKLOADS for one in listed["resources"]):
+        listed = await client.get_or_none(f"apis/{GROUP}/{version}", dict[str, Any])
+        if listed is not None and any(one["name"] == WORKLOADS for one in listed["resources"]):
             return version
     return None

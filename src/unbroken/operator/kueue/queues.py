@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, assert_never
 from urllib.parse import quote
 
@@ -32,15 +33,14 @@ from unbroken.core.job.kueue import (
     decide_gate,
 )
 from unbroken.core.job.record.conditions import standing
-from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
+from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.jobs.pods import REPLICA_LABEL, job_identity
-from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
 from unbroken.operator.kinds import JobObject
 from unbroken.spec.job.codec import job_status_from
 from unbroken.spec.job.parse import parse_job
@@ -275,34 +275,25 @@ class Queues:
                 return
             case Withdraw(reason):
                 assert found is not None
-                body = {"preconditions": {"uid": found["metadata"]["uid"]}}
-                await self._send("DELETE", self._path(found), body)
-                log.info('job=%s workload=withdrawn reason="%s"', key, reason)
+                uid = found["metadata"]["uid"]
+                if await self._client.delete_if_present(self._path(found), uid):
+                    log.info('job=%s workload=withdrawn reason="%s"', key, reason)
             case Move():
                 assert found is not None
-                metadata = {"resourceVersion": found["metadata"]["resourceVersion"]}
-                body = {"metadata": metadata, "spec": {"queueName": queue_of(job)}}
-                await self._send("PATCH", self._path(found), body, headers=MERGE)
+                body = {"spec": {"queueName": queue_of(job)}}
+                version = found["metadata"]["resourceVersion"]
+                await self._client.merge_if_present(self._path(found), body, version=version)
             case GiveBack() | Report():
                 assert found is not None
                 status = status_after(found, order, wall())
                 # With its resourceVersion: what Kueue has just written is not undone.
                 head: Object = {"apiVersion": f"{GROUP}/{self._version}", "kind": "Workload"}
                 body = {**found, **head, "status": status}
-                await self._send("PUT", f"{self._path(found)}/status", body)
-                log.info("job=%s workload=%s told=%s", key, found["metadata"]["name"], order)
+                with suppress(NotFound):
+                    await self._client.raw("PUT", f"{self._path(found)}/status", body=body)
+                    log.info("job=%s workload=%s told=%s", key, found["metadata"]["name"], order)
             case _:
                 assert_never(order)
-
-    async def _send(self, method: str, path: str, body: object, **more: Any) -> None:
-        """Raises WorldError, which repeats the look, where the Workload has changed meanwhile."""
-        try:
-            await self._client.raw(method, path, body=body, **more)
-        except ApiRefusal as error:
-            if error.code == CONFLICT:
-                raise WorldError(f"{path} has just changed", 0.0) from error
-            if error.code != NOT_FOUND:
-                raise
 
     async def _ask(self, job: JobObject, spec: JobSpec) -> None:
         assert self._version is not None
@@ -311,9 +302,9 @@ class Queues:
             priority = await self._priority(job, spec)
             body = workload_body(job, identity, spec, self._version, priority)
             await self._client.raw("POST", self._collection(identity.namespace), body=body)
+        except AlreadyExists:
+            return
         except ApiRefusal as error:
-            if error.code == CONFLICT:
-                return
             text = f"the job cannot be queued: {error}"
             self._recorder.record(_reference(job), "Warning", "NotQueued", text)
             raise

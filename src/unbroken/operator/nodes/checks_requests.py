@@ -12,8 +12,8 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import key_of
-from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
+from unbroken.kube.client import KubeClient
+from unbroken.kube.errors import ApiRefusal, NotFound
 from unbroken.spec.nodes.check import NodeCheckStatus
 from unbroken.spec.nodes.kinds import NODE_CHECK
 from unbroken.spec.schema.write import write_record
@@ -39,45 +39,36 @@ class CheckRequests:
     async def start(self, body: Object) -> None:
         """Create a pod, if it is not there; and its namespace."""
         try:
-            await self._client.raw("POST", PODS, body=body)
-        except ApiRefusal as error:
-            if error.code == NOT_FOUND:
-                await self._make_namespace()
-                await self._client.raw("POST", PODS, body=body)
-            elif error.code != CONFLICT:
-                raise
+            await self._client.create_if_absent(PODS, body)
+        except NotFound:
+            await self._make_namespace()
+            await self._client.create_if_absent(PODS, body)
 
     async def _make_namespace(self) -> None:
         # The tests look at the host's devices, which stricter levels do not allow.
         labels = {"pod-security.kubernetes.io/enforce": "privileged"}
         body = {"metadata": {"name": NAMESPACE, "labels": labels}}
-        try:
-            await self._client.raw("POST", "api/v1/namespaces", body=body)
-        except ApiRefusal as error:
-            if error.code != CONFLICT:
-                raise
+        await self._client.create_if_absent("api/v1/namespaces", body)
 
     async def patch_node(self, node: Node, patch: Object) -> None:
-        """Merge into a node; ApiRefusal 409 where it has changed meanwhile."""
-        path = f"api/v1/nodes/{quote(key_of(node).name)}"
-        await self._client.raw("PATCH", path, body=patch, headers=MERGE)
+        """Merge into a node; Conflict if it has changed meanwhile."""
+        await self._client.merge(f"api/v1/nodes/{quote(key_of(node).name)}", patch)
 
     async def write(self, check: Object, status: NodeCheckStatus) -> None:
         """Write the status of this very check, if it is not written yet."""
         if status == NODE_CHECK.status_of(check)[0]:
             return
         path = f"{NODE_CHECK.path}/{quote(check['metadata']['name'])}/status"
-        body = {"metadata": {"uid": check["metadata"]["uid"]}, "status": write_record(status)}
-        await self._client.raw("PATCH", path, body=body, headers=MERGE)
+        uid = check["metadata"]["uid"]
+        await self._client.merge(path, {"status": write_record(status)}, uid=uid)
 
     async def check(self, name: str) -> Object | None:
         """A NodeCheck as it is now."""
-        found = await self._send("GET", f"{NODE_CHECK.path}/{quote(name)}")
-        return None if found is None else msgspec.json.decode(found)
+        return await self._client.get_or_none(f"{NODE_CHECK.path}/{quote(name)}", Object)
 
     async def delete_check(self, name: str) -> None:
         """Delete a NodeCheck; its pods go with it."""
-        await self._send("DELETE", f"{NODE_CHECK.path}/{quote(name)}")
+        await self._client.delete_if_present(f"{NODE_CHECK.path}/{quote(name)}")
 
     async def pods_of(self, check: str) -> list[Pod]:
         """The pods of a check."""
@@ -97,26 +88,17 @@ class CheckRequests:
         `is_needed`: WorldError where its node does not answer now, but may later.
         """
         assert pod.metadata is not None
-        found = None
+        found = b""
         try:
-            found = await self._send("GET", f"{PODS}/{pod.metadata.name}/log")
+            found = await self._client.raw("GET", f"{PODS}/{pod.metadata.name}/log")
         except (ApiRefusal, WorldError) as error:
             if is_needed and isinstance(error, WorldError):
                 raise
             # It has not started yet, or its node does not answer.
             log.debug('pod=%s log="%s"', pod.metadata.name, error)
-        return (found or b"").decode(errors="replace")
+        return found.decode(errors="replace")
 
     async def delete_pod(self, pod: Pod) -> None:
         """Delete a pod, if it is there."""
         assert pod.metadata is not None
-        await self._send("DELETE", f"{PODS}/{pod.metadata.name}")
-
-    async def _send(self, method: str, path: str) -> bytes | None:
-        """The answer; None where the object is not there."""
-        try:
-            return await self._client.raw(method, path)
-        except ApiRefusal as error:
-            if error.code == NOT_FOUND:
-                return None
-            raise
+        await self._client.delete_if_present(f"{PODS}/{pod.metadata.name}")

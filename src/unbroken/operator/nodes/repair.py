@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 from urllib.parse import quote
 
-import msgspec
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Node, Pod
 
@@ -46,13 +45,13 @@ from unbroken.core.nodes.repair.machine import Repairer
 from unbroken.core.tick import Tick
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.cache import key_of
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import catch_up, pause, steady_clock
+from unbroken.kube.errors import NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.jobs.pods import JobIdentity
-from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
 from unbroken.operator.kinds import ClusterObject, NodeCheckObject, NodeRecordObject
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, NodeProvider, Recovery
@@ -254,7 +253,7 @@ class NodeRepair:
             case WriteRecord():
                 await self._write(effect)
             case DropRecord(name):
-                await self._drop(name)
+                await self._client.delete_if_present(f"{NODE_RECORD.path}/{quote(name)}")
             case PatchNode():
                 await self._patch(effect)
             case TellNode(name, reason, text, is_warning):
@@ -267,7 +266,7 @@ class NodeRepair:
                 self._orders[order.node] = (order, isinstance(effect, OrderRepair))
                 self._asks.add(order.node)
             case MakeCheck(_, name, spec):
-                await self._create(NODE_CHECK.path, NODE_CHECK.new(name, spec))
+                await self._client.create_if_absent(NODE_CHECK.path, NODE_CHECK.new(name, spec))
             case _:
                 assert_never(effect)
 
@@ -281,45 +280,19 @@ class NodeRepair:
             )
         path = f"{NODE_RECORD.path}/{quote(effect.node)}"
         try:
-            body = record_patch(effect.record)
-            await self._client.raw("PATCH", path, body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code != NOT_FOUND:
-                raise
+            await self._client.merge(path, record_patch(effect.record))
+        except NotFound as error:
             record = replace(effect.record, cleared_at=None, cleared_by="")
-            made = await self._create(NODE_RECORD.path, NODE_RECORD.new(effect.node, record))
-            if not made:
+            body = NODE_RECORD.new(effect.node, record)
+            if not await self._client.create_if_absent(NODE_RECORD.path, body):
                 raise WorldError(f"{path} was just made by another", 0.0) from error
 
-    async def _drop(self, name: str) -> None:
-        try:
-            await self._client.raw("DELETE", f"{NODE_RECORD.path}/{quote(name)}")
-        except ApiRefusal as error:
-            if error.code != NOT_FOUND:
-                raise
-
-    async def _create(self, path: str, body: Object) -> bool:
-        """Create an object; False: there is one of the name."""
-        try:
-            await self._client.raw("POST", path, body=body)
-        except ApiRefusal as error:
-            if error.code != CONFLICT:
-                raise
-            return False
-        return True
-
     async def _patch(self, effect: PatchNode) -> None:
-        """Change a node that is there."""
+        """Change a node, if it exists."""
         path = f"api/v1/nodes/{quote(effect.node)}"
-        try:
-            found: Object = msgspec.json.decode(await self._client.raw("GET", path))
-            body = node_patch(found, effect)
-            await self._client.raw("PATCH", path, body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code == CONFLICT:
-                raise WorldError(str(error), 0.0) from error
-            if error.code != NOT_FOUND:
-                raise
+        found = await self._client.get_or_none(path, Object)
+        if found is not None:
+            await self._client.merge_if_present(path, node_patch(found, effect))
 
     async def _ask(self, name: str) -> None:
         """Ask the provider; no answer comes of a call that fails, which is made again."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 from urllib.parse import quote
 
-import msgspec
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Node, Pod
@@ -30,13 +29,14 @@ from unbroken.core.auto_resume import (
 )
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
+from unbroken.kube.errors import Conflict
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.operator.jobs.requests import CONFLICT, FENCE, MERGE, NOT_FOUND
+from unbroken.operator.jobs.requests import FENCE
 from unbroken.operator.kinds import PyTorchJobObject
 from unbroken.spec.kubeflow.pytorchjob import GROUP, JOB_LABEL, KIND, PATH, PLURAL, VERSION
 
@@ -220,13 +220,7 @@ class Resumer:
 
     async def _node(self, name: str) -> Node | None:
         """The node as it is now."""
-        try:
-            body = await self._client.raw("GET", f"api/v1/nodes/{quote(name)}")
-        except ApiRefusal as error:
-            if error.code == NOT_FOUND:
-                return None
-            raise
-        return msgspec.json.decode(body, type=Node)
+        return await self._client.get_or_none(f"api/v1/nodes/{quote(name)}", Node)
 
     async def _carry_out(self, job: PyTorchJobObject, effect: ResumeEffect) -> None:
         match effect:
@@ -244,36 +238,22 @@ class Resumer:
 
     async def _write(self, job: PyTorchJobObject, order: WriteResumeRecord) -> None:
         """Raises WorldError, which leaves the rest undone, where the job has changed meanwhile."""
-        metadata = {
-            "uid": _uid(job),
-            "resourceVersion": order.version,
-            "annotations": write_record(order.record),
-        }
+        body = {"metadata": {"annotations": write_record(order.record)}}
         key = key_of(job)
         path = f"{PATH}/namespaces/{quote(key.namespace)}/{PLURAL}/{quote(key.name)}"
-        body = {"metadata": metadata}
         try:
-            await self._client.raw("PATCH", path, body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code == CONFLICT:
-                raise WorldError(f"PyTorchJob {key} has just changed", 0.0) from error
-            raise
+            await self._client.merge(path, body, uid=_uid(job), version=order.version)
+        except Conflict as error:
+            raise WorldError(f"PyTorchJob {key} has just changed", 0.0) from error
 
     async def _delete(self, job: PyTorchJobObject, order: DeleteResumedPod) -> None:
         if order.force and not await self._is_dead(order.node):
             return
-        body: dict[str, Any] = {"preconditions": {"uid": order.uid}}
-        if order.force:
-            body["gracePeriodSeconds"] = 0
         namespace = key_of(job).namespace
         path = f"api/v1/namespaces/{quote(namespace)}/pods/{quote(order.name)}"
-        try:
-            await self._client.raw("DELETE", path, body=body)
-        except ApiRefusal as error:
-            if error.code not in (NOT_FOUND, CONFLICT):
-                raise
-            return
-        log.info("pod=%s/%s deleted=yes force=%s", namespace, order.name, order.force)
+        grace = 0 if order.force else None
+        if await self._client.delete_if_present(path, order.uid, grace_seconds=grace):
+            log.info("pod=%s/%s deleted=yes force=%s", namespace, order.name, order.force)
 
     async def _is_dead(self, name: str | None) -> bool:
         """Whether the node is gone or fenced at this moment: copies may be late."""
@@ -285,13 +265,8 @@ class Resumer:
     async def _fence(self, order: AskForFence) -> None:
         body = {"metadata": {"annotations": {FENCE: order.reason}}}
         path = f"api/v1/nodes/{quote(order.node)}"
-        try:
-            await self._client.raw("PATCH", path, body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code != NOT_FOUND:
-                raise
-            return
-        log.warning('node=%s fence=asked reason="%s"', order.node, order.reason)
+        if await self._client.merge_if_present(path, body):
+            log.warning('node=%s fence=asked reason="%s"', order.node, order.reason)
 
 
 def _uid(job: Mapping[str, Any]) -> str:

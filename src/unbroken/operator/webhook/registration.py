@@ -19,16 +19,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from lightkube.resources.admissionregistration_v1 import ValidatingWebhookConfiguration
 
 from unbroken.core.keys import derive
 from unbroken.errors import SpecError, WorldError
-from unbroken.kube.client import ApiRefusal, KubeClient
+from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
+from unbroken.kube.errors import NotFound
 from unbroken.kube.informer import Informer
+from unbroken.kube.persist import persist
 from unbroken.kube.workqueue import WorkQueue
-from unbroken.operator.jobs.requests import MERGE, NOT_FOUND, persist
 from unbroken.spec.job.types import GROUP, PLURAL, VERSION
 
 from .certificates import Authority, Leaf
@@ -156,9 +156,7 @@ async def serve_webhook(
 async def _check_api(client: KubeClient) -> None:
     try:
         await persist("read=webhooks", lambda: client.raw("GET", REGISTRATIONS))
-    except ApiRefusal as error:
-        if error.code != NOT_FOUND:
-            raise
+    except NotFound as error:
         raise SpecError(
             "this API server takes no webhooks; the embedded cluster judges jobs by itself when "
             "they are applied: leave --webhook-port out"
@@ -214,24 +212,15 @@ class _Upkeep:
     async def _register(self) -> None:
         trusted = self._authority.certificate
         wanted = configuration(self._options, self._port, trusted, self.path)
-        found = await self._get(f"{CONFIGURATIONS}/{NAME}")
+        path = f"{CONFIGURATIONS}/{NAME}"
+        found = await self._client.get_or_none(path, Object)
         if found is None:
             await self._client.raw("POST", CONFIGURATIONS, body=wanted)
             log.info("webhook=registered client=%s", _client_of(wanted))
         elif not _says(found, wanted):
             body = {"metadata": wanted["metadata"], "webhooks": wanted["webhooks"]}
-            path = f"{CONFIGURATIONS}/{NAME}"
-            await self._client.raw("PATCH", path, body=body, headers=MERGE)
+            await self._client.merge(path, body)
             log.info("webhook=registered_again client=%s", _client_of(wanted))
-
-    async def _get(self, path: str) -> Object | None:
-        try:
-            found: Object = msgspec.json.decode(await self._client.raw("GET", path))
-        except ApiRefusal as error:
-            if error.code == NOT_FOUND:
-                return None
-            raise
-        return found
 
 
 def _ignore(leaf: Leaf) -> None:

@@ -31,7 +31,8 @@ from aiohttp import web
 from lightkube import ApiError
 
 from unbroken.errors import PeerError, UnbrokenError, WorldError
-from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.errors import ApiRefusal
 from unbroken.listener import Connections, Limits, admitted
 from unbroken.spec.job.parse import Parsed
 from unbroken.spec.problems import Problem, Verdict

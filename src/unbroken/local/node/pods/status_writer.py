@@ -7,7 +7,7 @@ import logging
 
 from unbroken.errors import PeerError, WorldError
 from unbroken.kube import clock
-from unbroken.kube.client import ApiRefusal
+from unbroken.kube.errors import ApiRefusal
 from unbroken.local.node.api import CONFLICT, NOT_FOUND
 from unbroken.local.node.context import NodeContext
 

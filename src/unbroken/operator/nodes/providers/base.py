@@ -6,12 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any, Protocol
 from urllib.parse import quote
 
-import msgspec
-
 from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
-from unbroken.errors import WorldError
-from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.operator.jobs.requests import CONFLICT, MERGE, NOT_FOUND
+from unbroken.kube.client import KubeClient
 from unbroken.spec.nodes.keys import Action
 
 Object = dict[str, Any]
@@ -40,20 +36,9 @@ class Provider(Protocol):
         """How an order stands that was given, perhaps by an earlier process."""
 
 
-async def get_object(client: KubeClient, path: str) -> Object | None:
-    """The object or the list; None: it is not there, or its kind is not served."""
-    try:
-        found: Object = msgspec.json.decode(await client.raw("GET", path))
-    except ApiRefusal as error:
-        if error.code != NOT_FOUND:
-            raise
-        return None
-    return found
-
-
 async def node_boot(client: KubeClient, name: str) -> str | None:
     """The boot ID that a node shows; empty: it shows none; None: there is no such node."""
-    node = await get_object(client, f"api/v1/nodes/{quote(name)}")
+    node = await client.get_or_none(f"api/v1/nodes/{quote(name)}", Object)
     if node is None:
         return None
     info = (node.get("status") or {}).get("nodeInfo") or {}
@@ -62,27 +47,7 @@ async def node_boot(client: KubeClient, name: str) -> str | None:
 
 async def annotate(client: KubeClient, path: str, found: Object, notes: dict[str, str]) -> None:
     """Annotate this very object; WorldError where it has just changed."""
-    metadata: Object = {"annotations": notes, "uid": found["metadata"]["uid"]}
-    await merge(client, path, {"metadata": metadata})
-
-
-async def merge(client: KubeClient, path: str, body: Object) -> None:
-    """Merge into an object; WorldError where it is no longer the one that was meant."""
-    try:
-        await client.raw("PATCH", path, body=body, headers=MERGE)
-    except ApiRefusal as error:
-        if error.code == CONFLICT:
-            raise WorldError(str(error), 0.0) from error
-        raise
-
-
-async def delete(client: KubeClient, path: str, uid: str) -> None:
-    """Delete this very object, if it is there."""
-    try:
-        await client.raw("DELETE", path, body={"preconditions": {"uid": uid}})
-    except ApiRefusal as error:
-        if error.code not in (NOT_FOUND, CONFLICT):
-            raise
+    await client.merge(path, {"metadata": {"annotations": notes}}, uid=found["metadata"]["uid"])
 
 
 def stale(order: RepairOrder, boot_id: str | None) -> OrderStatus | None:
@@ -118,7 +83,7 @@ class ObjectProvider(ABC):
     async def order(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.order`."""
         path = await self.collection()
-        listed = None if path is None else await get_object(self._client, path)
+        listed = None if path is None else await self._client.get_or_none(path, Object)
         if listed is None or path is None:
             return OrderStatus(Answer.UNSUPPORTED, f"the cluster serves no {self.what}")
         boot_id = await node_boot(self._client, order.node)
@@ -146,7 +111,7 @@ class ObjectProvider(ABC):
         if not is_ours:
             await annotate(self._client, path, found, {ORDER: order.id, **self.request(order)})
         if order.action is Action.REPLACE and not metadata.get("deletionTimestamp"):
-            await delete(self._client, path, metadata["uid"])
+            await self._client.delete_if_present(path, metadata["uid"])
         return OrderStatus(Answer.WORKING, f"{self.what} {metadata['name']} is asked for it")
 
     def request(self, order: RepairOrder) -> dict[str, str]:

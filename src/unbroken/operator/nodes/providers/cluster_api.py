@@ -13,7 +13,7 @@ from __future__ import annotations
 from unbroken.core.nodes.repair.events import RepairOrder
 from unbroken.spec.nodes.keys import Action
 
-from .base import Object, ObjectProvider, get_object
+from .base import Object, ObjectProvider
 
 GROUP = "cluster.x-k8s.io"
 REMEDIATE = f"{GROUP}/remediate-machine"
@@ -28,7 +28,7 @@ class ClusterApiProvider(ObjectProvider):
 
     async def collection(self) -> str | None:
         """As `ObjectProvider.collection`; in the version that the cluster prefers."""
-        group = await get_object(self._client, f"apis/{GROUP}")
+        group = await self._client.get_or_none(f"apis/{GROUP}", Object)
         if group is None:
             return None
         return f"apis/{group['preferredVersion']['groupVersion']}/machines"

@@ -25,7 +25,7 @@ from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
 from unbroken.spec.nodes.keys import Action
 
-from .base import get_object, node_boot, stale
+from .base import Object, node_boot, stale
 
 STILL_WORKING = 75
 LIMIT_SECONDS = 300.0
@@ -81,7 +81,7 @@ class CommandProvider:
         return await self._call(order)
 
     async def _call(self, order: RepairOrder) -> OrderStatus:
-        node = await get_object(self._client, f"api/v1/nodes/{quote(order.node)}") or {}
+        node = await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object) or {}
         provider_id = str((node.get("spec") or {}).get("providerID") or "")
         values = (order.node, order.action.value, provider_id, order.boot_id, order.id)
         told = dict(zip(NAMES, values, strict=True))

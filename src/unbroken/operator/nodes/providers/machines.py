@@ -11,13 +11,12 @@ import hashlib
 from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, RepairOrder
-from unbroken.kube.client import ApiRefusal, KubeClient
-from unbroken.operator.jobs.requests import CONFLICT
+from unbroken.kube.client import KubeClient
 from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Action, Health
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachinePhase
 
-from .base import ORDER, Object, delete, get_object, merge
+from .base import ORDER, Object, annotate
 
 FINALIZER = "unbroken.dev/machine"
 COUNTS = {Action.REBOOT: "boots", Action.RESET_GPU: "resets"}
@@ -40,7 +39,7 @@ class MachinesProvider:
 
     async def order(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.order`."""
-        found = await get_object(self._client, _path(order.node))
+        found = await self._client.get_or_none(_path(order.node), Object)
         if order.action is Action.REPLACE:
             return await self._replace(order, found)
         if found is None:
@@ -68,15 +67,10 @@ class MachinesProvider:
         return OrderStatus(Answer.WORKING, message)
 
     async def _raise(self, order: RepairOrder, found: Object, key: str, count: int) -> None:
-        metadata = found["metadata"]
-        body: Object = {
-            "metadata": {
-                "resourceVersion": metadata["resourceVersion"],
-                "annotations": {ORDER: f"{order.id} {count}"},
-            },
-            "spec": {key: count},
-        }
-        await merge(self._client, _path(order.node), body)
+        notes = {ORDER: f"{order.id} {count}"}
+        body = {"metadata": {"annotations": notes}, "spec": {key: count}}
+        version = found["metadata"]["resourceVersion"]
+        await self._client.merge(_path(order.node), body, version=version)
 
     async def _replace(self, order: RepairOrder, found: Object | None) -> OrderStatus:
         if found is None:
@@ -86,10 +80,9 @@ class MachinesProvider:
         is_ours = (metadata.get("annotations") or {}).get(ORDER) == order.id
         if not metadata.get("deletionTimestamp") or not is_ours:
             if not is_ours:
-                notes = {"uid": metadata["uid"], "annotations": {ORDER: order.id}}
-                await merge(self._client, _path(order.node), {"metadata": notes})
+                await annotate(self._client, _path(order.node), found, {ORDER: order.id})
             await self._create(name, found, order)
-            await delete(self._client, _path(order.node), metadata["uid"])
+            await self._client.delete_if_present(_path(order.node), metadata["uid"])
         text = f"{name} takes the place; {(found.get('status') or {}).get('message') or ''}"
         return OrderStatus(Answer.WORKING, text.removesuffix("; "), name)
 
@@ -112,19 +105,15 @@ class MachinesProvider:
             },
             "spec": spec,
         }
-        try:
-            await self._client.raw("POST", MACHINE.path, body=body)
-        except ApiRefusal as error:
-            if error.code != CONFLICT:
-                raise
+        await self._client.create_if_absent(MACHINE.path, body)
 
     async def _replaced(self, order: RepairOrder) -> OrderStatus:
         """The old Machine is gone: by this order, if there is one that was made for it."""
-        listed = await get_object(self._client, MACHINE.path) or {}
+        listed = await self._client.get_or_none(MACHINE.path, Object) or {}
         for one in listed.get("items") or ():
             if (one["metadata"].get("annotations") or {}).get(ORDER) == f"for {order.id}":
                 return OrderStatus(Answer.DONE, replacement=one["metadata"]["name"])
-        node = await get_object(self._client, f"api/v1/nodes/{quote(order.node)}")
+        node = await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object)
         if node is None:
             return OrderStatus(Answer.GONE, f"Machine and node {order.node} are gone")
         return OrderStatus(Answer.UNSUPPORTED, f"no Machine is behind {order.node}")

@@ -1,0 +1,47 @@
+"""Answers with which the Kubernetes API declines a request, as exceptions.
+
+This module is light: commands may import it before they need a connection.
+"""
+
+from __future__ import annotations
+
+from unbroken.errors import PeerError
+
+
+class ApiRefusal(PeerError):
+    """The API understood and declined; `code` and `reason` are those of its Status."""
+
+    def __init__(self, message: str, code: int, reason: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+
+
+class Forbidden(ApiRefusal):
+    """403: this client may not do it, or the namespace is being deleted."""
+
+
+class NotFound(ApiRefusal):
+    """404: the API has no such object, or serves no such kind."""
+
+
+class Conflict(ApiRefusal):
+    """409: the object has changed since it was read, or another object has its name."""
+
+
+class AlreadyExists(Conflict):
+    """409 to a create: an object of this name exists."""
+
+
+class Expired(ApiRefusal):
+    """410: the history since the version that a watch or a list asks for is gone."""
+
+
+_CLASSES = {403: Forbidden, 404: NotFound, 409: Conflict, 410: Expired}
+
+
+def refusal(message: str, code: int, reason: str) -> ApiRefusal:
+    """Return the exception for a Status."""
+    if (code, reason) == (409, "AlreadyExists"):
+        return AlreadyExists(message, code, reason)
+    return _CLASSES.get(code, ApiRefusal)(message, code, reason)
