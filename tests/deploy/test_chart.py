@@ -30,6 +30,7 @@ from unbroken import __version__
 from unbroken.cli.main import app
 from unbroken.observe.server import HEALTH_PATH
 from unbroken.operator.nodes.providers import PROVIDERS
+from unbroken.operator.parts import PARTS, PartName
 from unbroken.spec.nodes.keys import NodeProvider
 from unbroken.spec.schema.crd import definitions
 
@@ -59,6 +60,24 @@ def test_the_node_daemon_without_helm_is_the_same() -> None:
     made = tool("node_daemon_manifest")
     for path, text in made.texts().items():
         assert path.read_text() == text, f"run {sys.executable} tools/{made.__name__}.py"
+
+
+def test_roles_are_those_of_the_operators_parts() -> None:
+    made = tool("operator_parts")
+    assert made.FILE.read_text() == made.text(), f"run {sys.executable} tools/operator_parts.py"
+
+
+def test_parts_name_options_and_values_that_exist() -> None:
+    context = click.Context(typer.main.get_command(app))
+    command = typer.main.get_command(app).get_command(context, "operator")  # type: ignore[attr-defined]
+    options = {word for one in command.params for word in one.opts}
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert set(PARTS) == set(PartName)
+    for part in PARTS.values():
+        assert not part.option or part.option in options
+        if part.chart:
+            group, key = part.chart.split(".")
+            assert values[group][key] in (True, False)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from unbroken.operator.telemetry.node_metrics import watch_nodes
 from . import definitions
 from .election import Election, LeaderTerms, identity
 from .nodes import repair as node_repair
+from .parts import PARTS, PartName
 
 COMPONENT = "hyperpod-pytorch-job-controller"
 """Reporter of the events of jobs (as upstream's)."""
@@ -50,16 +51,15 @@ class OperatorOptions:
     repair: RepairOptions = field(default_factory=RepairOptions)
     metrics: MetricsPlace | None = None
     """Where metrics are served; None: nowhere, or by the caller."""
-    defines: bool = True
-    """Install the definitions of our kinds; else they are somebody else's."""
-    nodes: bool = True
-    """Repair and check nodes, and look after clusters."""
-    resumes: bool = True
-    """Resume PyTorchJobs that ask for it."""
-    queues: bool = True
-    """Let jobs wait in Kueue's queues, wherever there is a Kueue."""
+    without: frozenset[PartName] = frozenset()
+    """Parts that are left to somebody else."""
     key: bytes = field(kw_only=True, repr=False)
     """The master key (`core/keys`), the same for all operators of a cluster."""
+
+    def has(self, part: PartName) -> bool:
+        """Whether this operator does a part."""
+        is_possible = self.namespace is None or not PARTS[part].is_clusterwide
+        return is_possible and part not in self.without
 
 
 async def run_operator(
@@ -77,7 +77,8 @@ async def run_operator(
         with observing() as found:
             await run_operator(client, informers, options, OperatorMetrics(found))
         return
-    await (definitions.install if options.defines else definitions.served)(client)
+    has_definitions = options.has(PartName.DEFINITIONS)
+    await (definitions.install if has_definitions else definitions.served)(client)
     election = Election(client, options.terms, identity())
 
     async def lead(mandate: Mandate) -> None:
@@ -120,10 +121,9 @@ async def _lead(
             tasks.create_task(IncidentTraces(watches.incidents, told.send).run())
         recorder = EventRecorder(client, COMPONENT)
         tasks.create_task(recorder.run())
-        if options.resumes:
+        if options.has(PartName.PYTORCHJOBS):
             tasks.create_task(run_auto_resume(client, informers, recorder, namespace))
-        if namespace is None and options.nodes:
-            # Nodes belong to no namespace.
+        if options.has(PartName.NODES):
             if informers is None:
                 informers = Informers(client)
                 tasks.create_task(informers.run())
@@ -146,8 +146,8 @@ async def _lead(
             )
             if repair is not None:
                 around = replace(around, incident_ended=repair.incident_ended)
-            queues = Queues(client, recorder, watches.jobs, watches.pods, namespace)
-            queues.is_on = options.queues
+            is_on = options.has(PartName.QUEUES)
+            queues = Queues(client, recorder, watches.jobs, watches.pods, namespace, is_on)
             operator = Operator(around, watches, queues)
             told.metrics.tell_of(operator)
             await operator.run()

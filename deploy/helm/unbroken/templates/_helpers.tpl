@@ -40,16 +40,6 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
-{{/* Whether the operator looks after nodes: "true" or empty. */}}
-{{- define "unbroken.nodes" -}}
-{{- if and .Values.nodes.enabled (not .Values.operator.namespace) }}true{{ end }}
-{{- end }}
-
-{{/* Whether jobs are judged when they are applied: "true" or empty.  All are, or none. */}}
-{{- define "unbroken.webhook" -}}
-{{- if and .Values.webhook.enabled (not .Values.operator.namespace) }}true{{ end }}
-{{- end }}
-
 {{- define "unbroken.leaseNamespace" -}}
 {{- .Values.operator.leaseNamespace | default (.Values.operator.namespace | default "kube-system") }}
 {{- end }}

@@ -24,9 +24,10 @@ from unbroken.cli.nodes.options import (
     RepairShare,
 )
 from unbroken.cli.place import Context, Embedded, cluster_of
+from unbroken.spec.nodes.keys import NodeProvider, Recovery
 
 from .key import KeyFile, KeyPlace, KeySecretName, key_place
-from .parts import Part, Without
+from .parts import Without
 from .webhook_options import (
     WebhookClientAuthority,
     WebhookPort,
@@ -75,6 +76,12 @@ TlsKey = Annotated[
     typer.Option("--cluster-api-tls-key", help="Private key of --cluster-api-tls-cert (PEM)."),
 ]
 
+Namespace = Annotated[
+    str | None,
+    typer.Option(
+        "-n", "--namespace", help="Run the jobs of this namespace only.", show_default="all"
+    ),
+]
 Kubeconfig = Annotated[
     Path | None,
     typer.Option("--kubeconfig", help="Of the cluster.", show_default="KUBECONFIG's"),
@@ -98,10 +105,7 @@ def command(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     directory: Embedded = None,
-    namespace: Annotated[
-        str | None,
-        typer.Option("-n", "--namespace", help="Look after its jobs only.", show_default="all"),
-    ] = None,
+    namespace: Namespace = None,
     lease_namespace: Annotated[
         str, typer.Option("--lease-namespace", help="Where operators agree on who acts.")
     ] = "kube-system",
@@ -145,20 +149,23 @@ def command(
     keys = key_place(key_file, key_secret, kubeconfig, directory)
     file, context = cluster_of(kubeconfig, context, directory)
     repair = options_of(
-        node_recovery or "Automatic",
-        node_provider or "none",
-        node_command or "",
-        DEFAULT_SHARE if repair_share is None else repair_share,
-        bool(repair_dry_run),
+        node_recovery or Recovery.AUTOMATIC, node_provider or NodeProvider.NONE, node_command or "",
+        DEFAULT_SHARE if repair_share is None else repair_share, bool(repair_dry_run),
+    )  # fmt: skip
+    least = link_bandwidth(check_link)
+    options = partial(
+        OperatorOptions,
+        namespace=namespace,
+        terms=LeaderTerms(namespace=lease_namespace),
+        checks=CheckerOptions(check_image, log_directory=check_logs, link_bandwidth=least),
+        repair=repair,
+        metrics=_metrics(metrics_host, metrics_port),
+        without=frozenset(without or ()),
     )
-    terms, least = LeaderTerms(namespace=lease_namespace), link_bandwidth(check_link)
-    checks = CheckerOptions(check_image, log_directory=check_logs, link_bandwidth=least)
-    settings = (namespace, terms, checks, repair, _metrics(metrics_host, metrics_port))
-    options = partial(OperatorOptions, *settings, *(part not in (without or ()) for part in Part))
     tls = tls_files(cluster_api_tls_cert, cluster_api_tls_key)
     serving = _serving(cluster_api_host, cluster_api_port, cluster_api_credentials, tls)
-    asked = webhook_options(webhook_port, webhook_service, webhook_client_ca)
-    asyncio.run(_run(file, context, partial(_work, options, keys, serving, asked)))
+    webhook = webhook_options(webhook_port, webhook_service, webhook_client_ca)
+    asyncio.run(_run(file, context, partial(_work, options, keys, serving, webhook)))
 
 
 def _serving(
@@ -202,7 +209,7 @@ async def _work(
     make: Callable[..., OperatorOptions],
     keys: KeyPlace,
     serving: ClusterApiOptions | None,
-    asked: WebhookOptions | None,
+    webhook: WebhookOptions | None,
     client: KubeClient,
 ) -> None:
     from unbroken.cluster_api.driver import serve_cluster_api
@@ -213,9 +220,9 @@ async def _work(
         if serving is not None:
             address = await stack.enter_async_context(serve_cluster_api(client, serving))
             log.info("cluster_api=%s", address)
-        if asked is not None:
+        if webhook is not None:
             from unbroken.operator.webhook.registration import serve_webhook
 
-            address = await stack.enter_async_context(serve_webhook(client, asked, options.key))
+            address = await stack.enter_async_context(serve_webhook(client, webhook, options.key))
             log.info("webhook=%s", address)
         await run_operator(client, None, options)

@@ -1,29 +1,32 @@
-"""Parts of the operator that somebody else may do, and the option that leaves them."""
+"""`--without`, the option that leaves parts of the operator to somebody else."""
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from unbroken.operator.parts import PARTS, WITHOUT, PartName
 
-class Part(StrEnum):
-    """What the operator does beside jobs of its own kind."""
+LEFT = {name: part for name, part in PARTS.items() if part.option == WITHOUT}
+"""Parts that can be left out."""
 
-    DEFINITIONS = "definitions"
-    NODES = "nodes"
-    PYTORCHJOBS = "pytorchjobs"
-    QUEUES = "queues"
+
+def part_of(text: str) -> PartName:
+    """Read the name of a part that can be left out; BadParameter lists these parts."""
+    if text not in LEFT:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(LEFT)}")
+    return PartName(text)
 
 
 Without = Annotated[
-    list[Part] | None,
+    list[PartName] | None,
     typer.Option(
-        "--without",
-        help="Leave this to somebody else, and ask for no right to do it: `definitions` of our "
-        "kinds, `nodes` (repair, checks, clusters), `pytorchjobs` (auto-resume), `queues` (Kueue). "
-        "Repeatable.",
+        WITHOUT,
+        parser=part_of,
+        metavar="PART",
+        help="Leave a part to somebody else; the operator then needs no rights for it. Repeatable. "
+        + " ".join(f"{name}: {part.help}" for name, part in LEFT.items()),
         show_default="nothing is left out",
     ),
 ]

@@ -77,7 +77,8 @@ OnChange = Callable[[Key], None]
 class Queues:
     """What the queues say of each job; `run` keeps it fresh.
 
-    `jobs` and `pods` are copies that the caller keeps; `namespace` None: all.
+    `jobs` and `pods` are copies that the caller keeps; `namespace` None: all.  `is_on` False: as if
+    the cluster had no Kueue.
     """
 
     def __init__(
@@ -87,14 +88,14 @@ class Queues:
         jobs: Informer[JobObject],
         pods: Informer[Pod],
         namespace: str | None = None,
+        is_on: bool = True,
     ) -> None:
         self._client = client
         self._recorder = recorder
         self._jobs = jobs
         self._pods = pods
         self._namespace = namespace
-        self.is_on = True
-        """False: as if there were no Kueue."""
+        self._is_on = is_on
         self._version: str | None = None
         self._is_known = False
         self._workloads: Informer[Any] | None = None
@@ -136,7 +137,7 @@ class Queues:
         """Work until cancelled."""
         for informer in (self._pods, self._jobs):
             await informer.synced.wait()
-        if not self.is_on:
+        if not self._is_on:
             self._is_known = True
             for job in self._jobs.items():
                 self._on_change(key_of(job))

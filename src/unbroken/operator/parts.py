@@ -1,0 +1,188 @@
+"""The parts of the operator: how each is switched, what it needs, and its rights in Kubernetes.
+
+`unbroken operator --without`, `OperatorOptions` and the roles of the chart are made from this table
+(tools/operator_parts.py).  A test compares the roles with the audit log of a real API server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from unbroken.spec.nodes.keys import NodeProvider
+
+WITHOUT = "--without"
+JOBS, OURS = "sagemaker.amazonaws.com", "unbroken.dev"
+LEASES, ADMISSION = "coordination.k8s.io", "admissionregistration.k8s.io"
+EXTENSIONS, KUBEFLOW, KUEUE = "apiextensions.k8s.io", "kubeflow.org", "kueue.x-k8s.io"
+CLUSTER_API, KARPENTER = "cluster.x-k8s.io", "karpenter.sh"
+DEFINITIONS, REGISTRATIONS = "customresourcedefinitions", "validatingwebhookconfigurations"
+PROVIDED = "list patch delete"
+"""Verbs on the machines of a provider that is not unbroken's own."""
+
+
+class Role(Enum):
+    """Roles of the chart; the value names the template that holds a role's rules."""
+
+    NAMESPACED = "unbroken.jobRules"
+    """Holds in every namespace, or in the one of `operator.namespace`."""
+    CLUSTER = "unbroken.clusterRules"
+    LEASE = "unbroken.leaseRules"
+    """Holds in the namespace of the Lease."""
+    KEY = "unbroken.keyRules"
+    """Holds in the release's own namespace."""
+    CHECKS = "unbroken.checkRules"
+    """Holds in the namespace of the pods that test nodes."""
+    CLUSTER_API = "unbroken.clusterApiRules"
+    """Role of another ServiceAccount: the chart runs the cluster API as a program of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """One rule of a role."""
+
+    role: Role
+    group: str
+    resource: str
+    """Plural, with a subresource where it is one: `pods/log`."""
+    verbs: str
+    """Separated by spaces."""
+    name: str = ""
+    """The only object that the rule holds for; empty: all."""
+    provider: NodeProvider | None = None
+    """The node provider that needs the right; None: all."""
+
+
+class PartName(StrEnum):
+    """Names of the parts, as `--without` and the chart's templates spell them."""
+
+    JOBS = "jobs"
+    DEFINITIONS = "definitions"
+    NODES = "nodes"
+    PYTORCHJOBS = "pytorchjobs"
+    QUEUES = "queues"
+    WEBHOOK = "webhook"
+    CLUSTER_API = "cluster-api"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of the operator."""
+
+    help: str
+    """Says what the part does."""
+    option: str = WITHOUT
+    """Option of `unbroken operator` that turns the part off (`--without`) or on; empty: none."""
+    is_on: bool = True
+    """Whether the part is on by default."""
+    needs: str = ""
+    """What the cluster must have for the part to do anything; empty: nothing."""
+    is_clusterwide: bool = False
+    """Off in an operator of one namespace."""
+    chart: str | None = ""
+    """The chart's value that turns the part on; empty: always on, None: never."""
+    rights: tuple[Right, ...] = ()
+
+
+PARTS: Mapping[PartName, Part] = {
+    PartName.JOBS: Part(
+        help="Runs HyperPodPyTorchJobs.",
+        option="",
+        rights=(
+            Right(Role.NAMESPACED, JOBS, "hyperpodpytorchjobs", "list watch patch delete"),
+            Right(Role.NAMESPACED, JOBS, "hyperpodpytorchjobs/status", "patch"),
+            # Pods and Secrets block the deletion of their job, for which some servers ask a right.
+            Right(Role.NAMESPACED, JOBS, "hyperpodpytorchjobs/finalizers", "update"),
+            Right(Role.NAMESPACED, OURS, "incidents", "list watch create patch delete"),
+            Right(Role.NAMESPACED, "", "pods", "get list watch create delete"),
+            # The key of a job's agents, in a Secret that the operator cannot read.
+            Right(Role.NAMESPACED, "", "secrets", "create"),
+            # List: only an event of the kubelet says why it cannot mount a pod's volume.
+            Right(Role.NAMESPACED, "", "events", "list create patch"),
+            # Which nodes are healthy, and requests to fence a node (an annotation).
+            Right(Role.CLUSTER, "", "nodes", "get list watch patch"),
+            Right(Role.LEASE, LEASES, "leases", "create"),
+            Right(Role.LEASE, LEASES, "leases", "get list watch update", "unbroken-operator"),
+            # The operator's own key, in a Secret that it cannot read either.
+            Right(Role.KEY, "", "secrets", "create"),
+        ),
+    ),
+    PartName.DEFINITIONS: Part(
+        help="Installs the CustomResourceDefinitions of unbroken.",
+        chart=None,
+        rights=(Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "get create patch"),),
+    ),
+    PartName.NODES: Part(
+        help="Repairs and checks nodes, and runs Clusters.",
+        needs="an operator of all namespaces",
+        is_clusterwide=True,
+        chart="nodes.enabled",
+        rights=(
+            Right(Role.CLUSTER, OURS, "noderecords", "list watch create patch delete"),
+            Right(Role.CLUSTER, OURS, "nodechecks", "get list watch create delete"),
+            Right(Role.CLUSTER, OURS, "nodechecks/status", "patch"),
+            Right(Role.CHECKS, "", "pods/log", "get"),
+            Right(Role.CLUSTER, OURS, "clusters", "get list watch update patch"),
+            Right(Role.CLUSTER, OURS, "clusters/status", "update"),
+            Right(Role.CLUSTER, OURS, "machines", "list watch create delete"),
+            Right(Role.CLUSTER, OURS, "machines", "get patch", provider=NodeProvider.MACHINES),
+            Right(
+                Role.CLUSTER, CLUSTER_API, "machines", PROVIDED, provider=NodeProvider.CLUSTER_API
+            ),
+            Right(Role.CLUSTER, KARPENTER, "nodeclaims", PROVIDED, provider=NodeProvider.KARPENTER),
+        ),
+    ),
+    PartName.PYTORCHJOBS: Part(
+        help="Resumes Kubeflow's PyTorchJobs (auto-resume).",
+        needs="the definition of PyTorchJobs",
+        chart="pytorchjobs.enabled",
+        rights=(
+            Right(Role.NAMESPACED, KUBEFLOW, "pytorchjobs", "list watch patch"),
+            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", "pytorchjobs.kubeflow.org"),
+        ),
+    ),
+    PartName.QUEUES: Part(
+        help="Lets jobs wait in Kueue's queues.",
+        needs="Kueue",
+        chart="kueue.enabled",
+        rights=(
+            Right(Role.NAMESPACED, KUEUE, "workloads", "list watch create patch delete"),
+            Right(Role.NAMESPACED, KUEUE, "workloads/status", "update"),
+            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", "workloads.kueue.x-k8s.io"),
+            # The quota's nodes, and which job goes first.
+            Right(Role.CLUSTER, KUEUE, "resourceflavors", "list watch"),
+            Right(Role.CLUSTER, KUEUE, "workloadpriorityclasses", "get"),
+            Right(Role.CLUSTER, "scheduling.k8s.io", "priorityclasses", "get list"),
+        ),
+    ),
+    PartName.WEBHOOK: Part(
+        help="Refuses jobs that cannot run when they are applied.",
+        option="--webhook-port",
+        is_on=False,
+        needs="an operator of all namespaces",
+        is_clusterwide=True,
+        chart="webhook.enabled",
+        rights=(
+            Right(Role.CLUSTER, ADMISSION, REGISTRATIONS, "create"),
+            Right(Role.CLUSTER, ADMISSION, REGISTRATIONS, "get list watch patch", "unbroken-jobs"),
+            # Whether a user may create pods, before a dry run of the job's pod template.
+            Right(Role.CLUSTER, "authorization.k8s.io", "subjectaccessreviews", "create"),
+        ),
+    ),
+    PartName.CLUSTER_API: Part(
+        help="Serves SageMaker's operations on clusters.",
+        option="--cluster-api-port",
+        is_on=False,
+        needs="an operator with the part `nodes`",
+        chart="clusterApi.enabled",
+        rights=(
+            Right(Role.CLUSTER_API, OURS, "clusters", "get list create update delete"),
+            Right(Role.CLUSTER_API, OURS, "clusters/status", "update"),
+            Right(Role.CLUSTER_API, OURS, "machines", "list delete"),
+            Right(Role.CLUSTER_API, OURS, "noderecords", "get"),
+            # BatchRebootClusterNodes and BatchReplaceClusterNodes annotate nodes.
+            Right(Role.CLUSTER_API, "", "nodes", "get patch"),
+        ),
+    ),
+}
