@@ -12,11 +12,10 @@ from controller.conftest import MERGE, Place
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import ApiRefusal
+from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.kubeflow.pytorchjob import (
-    AUTO_RESUME,
     INDEX_LABEL,
     JOB_LABEL,
-    MAX_RETRIES,
     TYPE_LABEL,
 )
 

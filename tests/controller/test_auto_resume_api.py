@@ -13,7 +13,7 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.operator.resume.controller import run_auto_resume
 from unbroken.operator.resume.views import COUNT, EXHAUSTED, FAULT, PODS
-from unbroken.spec.kubeflow.pytorchjob import AUTO_RESUME
+from unbroken.spec.auto_resume import AUTO_RESUME
 from watching import running
 
 Object = dict[str, Any]

@@ -27,7 +27,7 @@ from unbroken.core.auto_resume import (
     Say,
     WriteResumeRecord,
 )
-from unbroken.spec.kubeflow.pytorchjob import Resume
+from unbroken.spec.auto_resume import Resume
 
 PODS = (
     PodState("lm-worker-0", "u0", "n0", "Running"),

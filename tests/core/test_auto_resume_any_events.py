@@ -25,7 +25,7 @@ from unbroken.core.auto_resume import (
     Say,
     WriteResumeRecord,
 )
-from unbroken.spec.kubeflow.pytorchjob import Resume
+from unbroken.spec.auto_resume import Resume
 
 RANKS = 3
 GRACE = 5.0

@@ -8,16 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES, Resume, resume_of, resume_problems
 from unbroken.spec.kubeflow.pytorchjob import (
-    AUTO_RESUME,
-    MAX_RETRIES,
     CleanPodPolicy,
     Replica,
     RestartPolicy,
-    Resume,
     parse_pytorchjob,
-    resume_of,
-    resume_problems,
 )
 
 Object = dict[str, Any]

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from unbroken.spec.kubeflow.pytorchjob import Resume
+from unbroken.spec.auto_resume import Resume
 
 from .wording import all_of, counted
 

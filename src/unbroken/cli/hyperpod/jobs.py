@@ -11,6 +11,7 @@ from typing import Any
 
 from unbroken.cli.documents import read_documents
 from unbroken.errors import SpecError
+from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.kubeflow.hyperpod_config import (
     CHECKED_ONLY,
     QUEUE,
@@ -19,7 +20,6 @@ from unbroken.spec.kubeflow.hyperpod_config import (
     read_config,
     resume_annotations,
 )
-from unbroken.spec.kubeflow.pytorchjob import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.nodes.instance_types import instance_type
 from unbroken.spec.problems import ManifestError, Problem
 

@@ -11,7 +11,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness, Record
 from unbroken.operator.jobs.requests import FENCE
 from unbroken.operator.jobs.views import FAULTS, HEALTH_LABEL, node_view
-from unbroken.spec.kubeflow.pytorchjob import AUTO_RESUME, MAX_RETRIES, resume_of, resume_problems
+from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES, resume_of, resume_problems
 from unbroken.spec.times import time_seconds, time_text
 
 PREFIX = "unbroken.dev/auto-resume-"

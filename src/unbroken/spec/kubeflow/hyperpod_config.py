@@ -13,21 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
+from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES, resume_problems
 from unbroken.spec.nodes.instance_types import EFA, GPU, NEURON, InstanceType
 from unbroken.spec.problems import Problem, Report
 from unbroken.spec.schema.fields import INT_MAX, Limits
 from unbroken.spec.schema.read import read_record
 
-from .pytorchjob import (
-    AUTO_RESUME,
-    CONTAINER,
-    GROUP,
-    KIND,
-    MAX_RETRIES,
-    VERSION,
-    RestartPolicy,
-    resume_problems,
-)
+from .pytorchjob import CONTAINER, GROUP, KIND, VERSION, RestartPolicy
 
 Object = dict[str, Any]
 MISSING = "???"

@@ -1,8 +1,7 @@
-"""Kubeflow's PyTorchJob (kubeflow.org/v1) as values: what a person writes, and the two annotations
-by which HyperPod resumes one.
+"""Kubeflow's PyTorchJob (kubeflow.org/v1) as values: what a person writes.
 
 Names and defaults are those of the training operator 1.8 (`pytorch_types.go`, `common_types.go`,
-`pytorch_defaults.go`); the annotations are in the reference, section 4.
+`pytorch_defaults.go`).
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
+from unbroken.spec.auto_resume import resume_problems
 from unbroken.spec.job.rules import PODS_MAX
 from unbroken.spec.job.template_kinds import check_kinds
 from unbroken.spec.problems import Problem, Report, below
@@ -31,9 +31,6 @@ TYPE_LABEL, INDEX_LABEL = PREFIX + "replica-type", PREFIX + "replica-index"
 OPERATOR_LABEL, OPERATOR = PREFIX + "operator-name", "pytorchjob-controller"
 MANAGER = "kubeflow.org/training-operator"
 """`managedBy` of a job that is not somebody else's."""
-
-AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
-MAX_RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
 
 NAME_MAX = 63
 """Of services, which are named as pods (RFC 1035)."""
@@ -229,42 +226,6 @@ def _check_elastic(spec: PyTorchJobSpec, report: Report) -> None:
         report.required(place, "minReplicas and maxReplicas go together")
     if spec.pytorch_replica_specs.worker is None:
         report.required("spec.pytorchReplicaSpecs.Worker", "elasticPolicy is about workers")
-
-
-# --- resuming
-
-TRUE: Final = "true"
-"""The older HyperPod CLI writes `True`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Whether and how often a job is restarted for the sake of its nodes."""
-
-    is_wanted: bool = False
-    retries_max: int = 0
-
-
-def resume_of(annotations: Mapping[str, str]) -> Resume:
-    """What the two annotations say; nothing is wanted where they are not right."""
-    if resume_problems(annotations) or annotations.get(AUTO_RESUME, "").lower() != TRUE:
-        return Resume()
-    return Resume(True, int(annotations[MAX_RETRIES]))
-
-
-def resume_problems(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """What is wrong with the two annotations, in words."""
-    wanted, most = annotations.get(AUTO_RESUME), annotations.get(MAX_RETRIES)
-    if wanted is not None and wanted.lower() not in (TRUE, "false"):
-        return (f'annotation {AUTO_RESUME} must be "true" or "false", not {wanted[:40]!r}',)
-    is_on = wanted is not None and wanted.lower() == TRUE
-    if is_on and most is None:
-        return (f'annotation {AUTO_RESUME} needs {MAX_RETRIES} beside it, such as "2"',)
-    if most is not None and not (most.isascii() and most.isdecimal() and len(most) < 10):
-        return (f"annotation {MAX_RETRIES} must be a whole number from 0, not {most[:40]!r}",)
-    if most is not None and not is_on:
-        return (f'annotation {MAX_RETRIES} counts only with {AUTO_RESUME}: "true"',)
-    return ()
 
 
 def _annotations(content: Mapping[str, Any]) -> Mapping[str, str]:

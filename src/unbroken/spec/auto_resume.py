@@ -1,0 +1,42 @@
+"""The two annotations by which HyperPod resumes a job after the loss of a node or a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
+MAX_RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
+TRUE: Final = "true"
+"""Compared in lower case: the older HyperPod CLI writes `True`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Whether a job is resumed, and how often at most."""
+
+    is_wanted: bool = False
+    retries_max: int = 0
+
+
+def resume_of(annotations: Mapping[str, str]) -> Resume:
+    """Read the two annotations; a job whose annotations are invalid is not resumed."""
+    if resume_problems(annotations) or annotations.get(AUTO_RESUME, "").lower() != TRUE:
+        return Resume()
+    return Resume(True, int(annotations[MAX_RETRIES]))
+
+
+def resume_problems(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """List what is wrong with the two annotations."""
+    wanted, most = annotations.get(AUTO_RESUME), annotations.get(MAX_RETRIES)
+    if wanted is not None and wanted.lower() not in (TRUE, "false"):
+        return (f'annotation {AUTO_RESUME} must be "true" or "false", not {wanted[:40]!r}',)
+    is_on = wanted is not None and wanted.lower() == TRUE
+    if is_on and most is None:
+        return (f'annotation {AUTO_RESUME} needs {MAX_RETRIES} beside it, such as "2"',)
+    if most is not None and not (most.isascii() and most.isdecimal() and len(most) < 10):
+        return (f"annotation {MAX_RETRIES} must be a whole number from 0, not {most[:40]!r}",)
+    if most is not None and not is_on:
+        return (f'annotation {MAX_RETRIES} counts only with {AUTO_RESUME}: "true"',)
+    return ()
