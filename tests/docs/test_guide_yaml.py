@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from unbroken.local.admissions import ADMISSIONS
+from unbroken.local.job_programs import ADMISSIONS
 
 GUIDE = Path(__file__).parents[2] / "docs/guide"
 KINDS = {

@@ -37,12 +37,11 @@ from unbroken.operator.nodes.repair import options_of
 from unbroken.operator.telemetry.metrics import OperatorMetrics
 from unbroken.operator.telemetry.node_metrics import watch_nodes
 
-from . import kubeflow as pytorchjobs
 from . import networks
-from .admissions import ADMISSIONS
 from .cluster_keys import credentials_file
 from .controllers import ControllerOptions, run_controllers
 from .folders import private
+from .job_programs import ADMISSIONS, job_programs
 from .node import stop_pods
 from .node_daemons import daemon_beside
 from .scheduler import run_scheduler
@@ -120,8 +119,8 @@ async def _run_parts(
             await definitions.install(client)
             if not options.operator:
                 watch_nodes(informers, metrics.registry, state.since)
-            if options.pytorchjobs:
-                await pytorchjobs.install(client)
+            for program in job_programs(options):
+                await program.install(client)
             first.append(await _start_machines(parts, paths, options, server, client, informers))
             # Those that judge nodes come after: after a restart, no node is late because of it.
             others = [
@@ -179,8 +178,8 @@ def _programs(
     )
     yield run_controllers(client, controllers, informers)
     yield run_scheduler(client, informers)
-    if options.pytorchjobs:
-        yield pytorchjobs.run_pytorchjobs(client, informers)
+    for program in job_programs(options):
+        yield program.run(client, informers)
     if options.operator:
         repair = options_of(
             options.node_recovery,

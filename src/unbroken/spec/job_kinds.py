@@ -26,6 +26,11 @@ class JobKind:
     pod_label: str
     """Label of the job's pods; its value is the name of the job."""
 
+    @property
+    def resource(self) -> str:
+        """The plural with its group, which is also the name of the kind's definition."""
+        return f"{self.plural}.{self.group}"
+
 
 HYPERPOD_JOB = JobKind(
     hyperpod.GROUP, hyperpod.VERSION, hyperpod.KIND, hyperpod.PLURAL, hyperpod.JOB_LABEL

@@ -23,10 +23,10 @@ from apiclient import Api
 from apiservers import Cluster
 from job_samples import changed, job, published, rule
 from samples import define
-from unbroken.local.admissions import ADMISSIONS
 from unbroken.local.apiserver.driver import Serving, serving
 from unbroken.local.apiserver.write.admission import Admit
-from unbroken.spec.job.types import RESOURCE
+from unbroken.local.job_programs import ADMISSIONS
+from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.schema.crd import job_definition
 
 JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
@@ -168,7 +168,7 @@ JSON = st.recursive(
 )
 def test_any_template_is_judged_without_an_error(path: str, value: Any) -> None:
     manifest = changed(f"spec/replicaSpecs/0/template/{path}", value)
-    for problem in ADMISSIONS[RESOURCE](manifest).problems:
+    for problem in ADMISSIONS[HYPERPOD_JOB.resource](manifest).problems:
         assert problem.path.startswith("spec.replicaSpecs[0].template")
 
 

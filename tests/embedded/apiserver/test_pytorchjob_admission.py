@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from job_samples import MANIFESTS
-from unbroken.local.admissions import ADMISSIONS
+from unbroken.local.job_programs import ADMISSIONS
 
 admit = ADMISSIONS["pytorchjobs.kubeflow.org"]
 

@@ -1,7 +1,8 @@
-"""Runs Kubeflow's PyTorchJobs on the embedded cluster, in the place of the training operator."""
+"""Runs Kubeflow's PyTorchJobs on the local cluster, in the place of the training operator."""
 
 from __future__ import annotations
 
+from .admission import admit_pytorchjob
 from .controller import install, run_pytorchjobs
 
-__all__ = ["install", "run_pytorchjobs"]
+__all__ = ["admit_pytorchjob", "install", "run_pytorchjobs"]

@@ -18,7 +18,6 @@ from .log_rule_ranks import Watch
 
 GROUP, VERSION, KIND = "sagemaker.amazonaws.com", "v1", "HyperPodPyTorchJob"
 PLURAL = "hyperpodpytorchjobs"
-RESOURCE = f"{PLURAL}.{GROUP}"
 JOB_LABEL = "HPJob"
 """Label of a job's pods and of the other objects that go with it: the job's name."""
 
