@@ -35,7 +35,7 @@ class Cluster:
         return subprocess.run(command, text=True, capture_output=True, check=check, timeout=60)
 
     def kubectl(
-        self, *arguments: str, stdin: str | None = None, check: bool = True
+        self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: int = 60
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl; its error output is shown when it fails."""
         done = subprocess.run(
@@ -43,7 +43,7 @@ class Cluster:
             input=stdin,
             text=True,
             capture_output=True,
-            timeout=60,
+            timeout=seconds,
             env=self.environment,
             check=False,
         )
@@ -63,7 +63,8 @@ class Cluster:
 
     def wait(self, what: str, condition: str, *, seconds: int = 30) -> None:
         """`kubectl wait --for=CONDITION`."""
-        self.kubectl("wait", what, f"--for={condition}", f"--timeout={seconds}s")
+        arguments = (what, f"--for={condition}", f"--timeout={seconds}s")
+        self.kubectl("wait", *arguments, seconds=seconds + 30)
 
     def wait_served(self) -> None:
         """Return once an operator has seen to it that jobs can be created."""
