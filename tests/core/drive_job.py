@@ -6,7 +6,9 @@ Effects of status, events and incidents are left out of a line unless it asks fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from unbroken.core.job.events import (
     AgentLost,
@@ -68,6 +70,43 @@ from unbroken.wire.observation import CollectCommand, RankWatch
 def spec(replicas: int = 2, spares: int = 0, policy: RunPolicy | None = None) -> JobSpec:
     """A job of one replica spec."""
     return JobSpec((ReplicaSpec("w", {}, replicas, spares),), run_policy=policy or RunPolicy())
+
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class Words:
+    """The words that follow an event's name; a word that nothing takes is an error."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.options = dict(word.split("=", 1) for word in words if "=" in word)
+        self.plain = [word for word in words if "=" not in word]
+        assert len(self.options) + len(self.plain) == len(words), f"an option twice: {words}"
+
+    def first(self) -> str:
+        """Take the first plain word."""
+        return self.plain.pop(0)
+
+    def has(self, name: str) -> bool:
+        """Take a plain word if it is there."""
+        found = name in self.plain
+        if found:
+            self.plain.remove(name)
+        return found
+
+    def get(self, name: str, default: str = "") -> str:
+        """Take the value of an option."""
+        return self.options.pop(name, default)
+
+    def read(self, name: str, read: Callable[[str], T], default: D) -> T | D:
+        """Take an option whose value is not a text."""
+        return read(self.options.pop(name)) if name in self.options else default
+
+    def end(self) -> None:
+        """Fail if a word is left."""
+        assert not self.plain, f"unknown words: {self.plain}"
+        assert not self.options, f"unknown options: {self.options}"
 
 
 class Script:
@@ -168,64 +207,71 @@ class Script:
         name, *words = line.split()
         return self._event(name, words)
 
-    def _event(self, name: str, words: list[str]) -> JobEvent:
-        options = dict(word.split("=", 1) for word in words if "=" in word)
-        words = [word for word in words if "=" not in word]
+    def report(self, line: str) -> AgentReport:
+        """The report of a line that has no time."""
+        event = self.event(line)
+        assert isinstance(event, AgentReported)
+        return event.report
+
+    def _event(self, name: str, given: list[str]) -> JobEvent:
+        words = Words(given)
+        event = self._event_of(name, words)
+        words.end()
+        return event
+
+    def _event_of(self, name: str, words: Words) -> JobEvent:
         match name:
             case "job":
-                return self._job(words, options)
-            case "synced":
-                return Synced()
-            case "tick":
-                return Tick()
+                return self._job(words)
+            case "synced" | "tick":
+                return Synced() if name == "synced" else Tick()
             case "node":
-                return NodeSeen(self._node(words, options))
+                return NodeSeen(self._node(words))
             case "node-gone":
-                return NodeGone(NodeName(words[0]))
-            case "pod" | "gone" | "refused":
-                return self._pod_event(name, words, options)
+                return NodeGone(NodeName(words.first()))
+            case "pod":
+                return PodSeen(self._pod(words))
+            case "gone":
+                pod = words.first()
+                event = PodGone(PodName(f"j-{pod}"), self._uid(pod))
+                self.views.pop(pod, None)
+                return event
+            case "refused":
+                pod = PodName(f"j-{words.first()}")
+                return PodRefused(pod, words.get("why"), words.has("final"))
             case "proven":
-                return FenceProven(self._uid(words))
+                return FenceProven(self._uid(words.first()))
             case "lost":
-                return AgentLost(self._uid(words), options.get("why", "silent"))
+                return AgentLost(self._uid(words.first()), words.get("why", "silent"))
             case _:
-                return AgentReported(self._uid(words), self._report(name, words, options))
+                pod = words.first()
+                return AgentReported(self._uid(pod), self._report(name, pod, words))
 
-    def _pod_event(self, name: str, words: list[str], options: dict[str, str]) -> JobEvent:
-        if name == "pod":
-            return PodSeen(self._pod(words, options))
-        pod = PodName(f"j-{words[0]}")
-        if name == "gone":
-            event = PodGone(pod, self._uid(words))
-            self.views.pop(words[0], None)
-            return event
-        return PodRefused(pod, options["why"], "final" in words)
-
-    def _job(self, words: list[str], options: dict[str, str]) -> JobSeen:
-        policy = self.spec.run_policy
-        if "suspend" in options:
-            policy = replace(policy, suspend=options["suspend"] == "yes")
-        self.spec = replace(self.spec, run_policy=policy)
-        asked = float(options["restart"]) if "restart" in options else None
+    def _job(self, words: Words) -> JobSeen:
+        suspend = words.read("suspend", {"yes": True, "no": False}.__getitem__, None)
+        if suspend is not None:
+            policy = replace(self.spec.run_policy, suspend=suspend)
+            self.spec = replace(self.spec, run_policy=policy)
         chosen = JobOptions(
-            restart=asked,
-            in_process=Switch(options.get("in-process", "on")),
-            buddy=Switch(options.get("buddy", "on")),
+            restart=words.read("restart", float, None),
+            in_process=Switch(words.get("in-process", "on")),
+            buddy=Switch(words.get("buddy", "on")),
         )
-        if "hold" in options:
-            reason, _, text = options["hold"].partition(":")
+        hold = words.get("hold")
+        if hold:
+            reason, _, text = hold.partition(":")
             self.gate = Hold(reason, text) if reason != "no" else None
-        return JobSeen(self.spec, chosen, "deleting" in words, gate=self.gate)
+        return JobSeen(self.spec, chosen, words.has("deleting"), gate=self.gate)
 
-    def _uid(self, words: list[str]) -> PodUid:
-        return self.views[words[0]].uid if words[0] in self.views else PodUid(words[0])
+    def _uid(self, name: str) -> PodUid:
+        return self.views[name].uid if name in self.views else PodUid(name)
 
-    def _pod(self, words: list[str], options: dict[str, str]) -> PodView:
+    def _pod(self, words: Words) -> PodView:
         """`pod w-0 [uid=] [node=] [phase=] [why=] [says=] [ends=] [lines=] [deleting]
         [ended]`; else as it was."""
-        name = words[0]
+        name = words.first()
         index = int(name.rsplit("-", 1)[1])
-        uid = PodUid(options.get("uid", f"{name}.0"))
+        uid = PodUid(words.get("uid", f"{name}.0"))
         old = self.views.get(name)
         if old is None or old.uid != uid:
             address = f"10.0.0.{index}"
@@ -234,36 +280,37 @@ class Script:
             view = old
         view = replace(
             view,
-            node=NodeName(options["node"]) if "node" in options else view.node,
-            phase=PodPhase(options["phase"]) if "phase" in options else view.phase,
-            reason=options.get("why", view.reason),
-            message=options.get("says", view.message),
-            ends=int(options.get("ends", view.ends)),
-            last_lines=tuple(options["lines"].split("|")) if "lines" in options else (),
-            is_deleting="deleting" in words or view.is_deleting,
-            has_ended="ended" in words or view.has_ended,
+            node=words.read("node", NodeName, view.node),
+            phase=words.read("phase", PodPhase, view.phase),
+            reason=words.get("why", view.reason),
+            message=words.get("says", view.message),
+            ends=words.read("ends", int, view.ends),
+            last_lines=words.read("lines", _lines, ()),
+            is_deleting=words.has("deleting") or view.is_deleting,
+            has_ended=words.has("ended") or view.has_ended,
         )
         self.views[name] = view
         return view
 
-    def _node(self, words: list[str], options: dict[str, str]) -> NodeView:
+    def _node(self, words: Words) -> NodeView:
         """`node n0 ready|not-ready|fenced|unhealthy [topology=a/b]`."""
-        name = NodeName(words[0])
+        name, is_healthy = NodeName(words.first()), not words.has("unhealthy")
+        is_ready, is_not_ready = words.has("ready"), words.has("not-ready")
         node = NodeView(
             name,
-            is_ready="ready" in words or "unhealthy" in words,
-            is_fenced="fenced" in words,
-            is_healthy="unhealthy" not in words,
-            topology=tuple(options.get("topology", "").split("/")),
+            is_ready=(is_ready or not is_healthy) and not is_not_ready,
+            is_fenced=words.has("fenced"),
+            is_healthy=is_healthy,
+            topology=tuple(words.get("topology").split("/")),
         )
         self.nodes[name] = node
         return node
 
-    def _report(self, name: str, words: list[str], options: dict[str, str]) -> AgentReport:
+    def _report(self, name: str, pod: str, words: Words) -> AgentReport:
         """`ready w-0 [newest]`, `runs w-0 attempt`, `completed ...`, `failed ... [kind=]`.
 
         `broke w-0 [newest]`: a worker that had no rank yet has ended."""
-        pod, attempt = words[0], int(words[1]) if len(words) > 1 else None
+        attempt = int(words.first()) if words.plain else None
         state = {
             "boots": AgentState.INIT,
             "ready": AgentState.READY,
@@ -278,31 +325,28 @@ class Script:
         port = 29000 + (attempt if attempt is not None else -1) + 1
         order = self.job.state.gang.order
         report = AgentReport(
-            options.get("agent", f"{pod}.a"),
+            words.get("agent", f"{pod}.a"),
             state,
             newest_attempt=attempt,
             attempt=None if is_idle else attempt,
-            rank=int(options["rank"]) if "rank" in options else None,
-            master_addr=options.get("master", order.master_addr if order else "10.0.0.0"),
-            master_port=int(options.get("port", order.master_port if order else port)),
+            rank=words.read("rank", int, None),
+            master_addr=words.get("master", order.master_addr if order else "10.0.0.0"),
+            master_port=words.read("port", int, order.master_port if order else port),
             nproc=1,
             offered_port=port,
-            kept=(int(options["kept"]),) if "kept" in options else (),
+            kept=words.read("kept", lambda value: (int(value),), ()),
+            imports=words.read("imports", int, None),
+            watch=words.read("told", lambda step: (RankWatch(0, step=int(step)),), ()),
         )
-        if "imports" in options:
-            report = replace(report, imports=int(options["imports"]))
-        if "told" in options:
-            report = replace(report, watch=(RankWatch(0, step=int(options["told"])),))
         if state is AgentState.FAULTED:
-            report = replace(report, faults=(_fault(options),), reason="WorkerCrash")
-        elif "fault" in options:
-            report = replace(report, faults=(_fault({**options, "kind": options["fault"]}),))
-        if "output" in options:
-            worker = WorkerReport(0, 0, 1, "running", 0.0, None, float(options["output"]))
-            report = replace(report, workers=(worker,))
-        if "left" in options:
-            worker = WorkerReport(0, int(options["left"]), 1, "succeeded", 0.0, 1.0)
-            report = replace(report, workers=(*report.workers, worker))
+            fault = _fault(words.get("kind", "ExitCode"), report.rank or 0, words)
+            report = replace(report, faults=(fault,), reason="WorkerCrash")
+        elif kind := words.get("fault"):
+            report = replace(report, faults=(_fault(kind, report.rank or 0, words),))
+        report = replace(
+            report,
+            workers=(*words.read("output", _writing, ()), *words.read("left", _ended, ())),
+        )
         self.agents[pod] = report
         return report
 
@@ -352,16 +396,30 @@ def _name(uid: str) -> str:
     return uid.removesuffix(".0")
 
 
-def _fault(options: dict[str, str]) -> WorkerFault:
+def _lines(value: str) -> tuple[str, ...]:
+    return tuple(value.split("|"))
+
+
+def _writing(value: str) -> tuple[WorkerReport, ...]:
+    """A worker that wrote its last output at that time."""
+    return (WorkerReport(0, 0, 1, "running", 0.0, None, float(value)),)
+
+
+def _ended(rank: str) -> tuple[WorkerReport, ...]:
+    """A worker that has succeeded."""
+    return (WorkerReport(0, int(rank), 1, "succeeded", 0.0, 1.0),)
+
+
+def _fault(kind: str, rank: int, words: Words) -> WorkerFault:
     return WorkerFault(
-        FaultKind(options.get("kind", "ExitCode")),
+        FaultKind(kind),
         local_rank=0,
-        rank=int(options.get("rank", "0")),
+        rank=rank,
         pid=1,
-        at=float(options.get("at", "0")),
+        at=words.read("at", float, 0.0),
         exit_code=1,
-        message=options.get("text", "exit code 1"),
-        lines=tuple(options["lines"].split("|")) if "lines" in options else (),
-        fingerprint=options.get("print", ""),
-        step=int(options["step"]) if "step" in options else None,
+        message=words.get("text", "exit code 1"),
+        lines=words.read("lines", _lines, ()),
+        fingerprint=words.get("print"),
+        step=words.read("step", int, None),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core.drive_job import Script, show, spec
+from core.drive_job import Script, Words, show, spec
 from unbroken.core.job.events import (
     AgentReported,
     AskAgent,
@@ -62,15 +62,15 @@ class WatchedJob(Script):
         self.detectors = read_detectors(modes)
         self.up()
 
-    def _job(self, words: list[str], options: dict[str, str]) -> JobSeen:
-        seen = super()._job(words, options)
+    def _job(self, words: Words) -> JobSeen:
+        seen = super()._job(words)
         return replace(seen, options=replace(seen.options, detectors=self.detectors))
 
     def tell(self, pod: str, at: float, *watch: RankWatch, attempt: int = 0) -> str:
         """A report with the ranks; what is ordered for it."""
-        report = replace(self._report("runs", [pod, str(attempt)], {}), watch=watch)
+        report = replace(self.report(f"runs {pod} {attempt}"), watch=watch)
         self.agents[pod] = report
-        return shown(self.give(AgentReported(self._uid([pod]), report), at))
+        return shown(self.give(AgentReported(self._uid(pod), report), at))
 
     def tick(self, at: float) -> str:
         """Time passes; what is ordered for it."""

@@ -270,7 +270,7 @@ HANGING = RuleView("loss", RuleState.HANGING, "some", 3, last_match_at=5.0, last
 
 def hang(job: WatchedJob, pod: str, at: float) -> str:
     """The agent no longer hears the rule `loss`."""
-    report = replace(job._report("runs", [pod, "0"], {}), log_rules=(HANGING,))
+    report = replace(job.report(f"runs {pod} 0"), log_rules=(HANGING,))
     return shown(job.give(AgentReported(PodUid(f"{pod}.0"), report), at))
 
 
@@ -299,7 +299,7 @@ def rule_fault(job: Script, pod: str, text: str, at: float) -> str:
     """The agent has found a rule broken, and lets its workers run."""
     rank = int(pod[-1])
     fault = WorkerFault(FaultKind.LOG_RULE, 0, rank, 7, at, message=text)
-    report = replace(job._report("failed", [pod, "0"], {}), faults=(fault,))
+    report = replace(job.report(f"failed {pod} 0"), faults=(fault,))
     return shown(job.give(AgentReported(PodUid(f"{pod}.0"), report), at))
 
 

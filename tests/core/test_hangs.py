@@ -49,8 +49,8 @@ class Logs(Script):
 
     def say(self, pod: str, at: float, *views: RuleView, attempt: int = 0) -> str:
         """A report with the rules; the job's true condition afterwards."""
-        report = self._report("runs", [pod, str(attempt)], {})
-        said = AgentReported(self._uid([pod]), replace(report, log_rules=views))
+        report = self.report(f"runs {pod} {attempt}")
+        said = AgentReported(self._uid(pod), replace(report, log_rules=views))
         for effect in self.give(said, at):
             if isinstance(effect, AskAgent) and isinstance(effect.request, CollectCommand):
                 asked = effect.request

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core.drive_job import Script, spec
+
+
+@pytest.mark.parametrize(
+    "line", ["0 job restrat=4", "0 node n0 redy", "1 pod w-0 nod=n0", "0 tick 1"]
+)
+def test_a_word_of_a_script_that_nothing_reads_is_an_error(line: str) -> None:
+    with pytest.raises(AssertionError, match="unknown"):
+        Script().run(line)
 
 
 def test_pods_are_created_and_started_once_every_agent_is_ready() -> None:

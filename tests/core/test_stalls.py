@@ -236,7 +236,7 @@ def _looks(new: Script, pod: str, at: float) -> list[str]:
 def test_a_rank_that_has_ended_is_not_silent() -> None:
     job = WatchedJob()
     job.tell("w-1", 20, ill(1, SILENT, 8))
-    report = replace(job._report("completed", ["w-1", "0"], {}), watch=(ill(1, SILENT, 8),))
+    report = replace(job.report("completed w-1 0"), watch=(ill(1, SILENT, 8),))
     job.give(AgentReported(PodUid("w-1.0"), report), 21)
     assert job.record(SILENT) == (0, 1)
     assert "w-1.0" not in [e.pod for e in job.effects if isinstance(e, AskAgent)][2:]
