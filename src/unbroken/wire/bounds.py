@@ -32,11 +32,15 @@ def is_clean(text: str) -> bool:
 
 def is_small(value: object, bytes_max: int, depth_max: int) -> bool:
     """Whether a decoded JSON value is neither deeper nor, as JSON, longer than this."""
-    return _is_flat(value, depth_max) and len(_ENCODE(value)) <= bytes_max
-
-
-def _is_flat(value: object, depth_max: int) -> bool:
-    if not isinstance(value, dict | list):
-        return True
-    inner = value.values() if isinstance(value, dict) else value
-    return depth_max > 0 and all(_is_flat(one, depth_max - 1) for one in inner)
+    values, count = [value], 0
+    for _ in range(depth_max + 1):
+        outer = [one for one in values if isinstance(one, dict | list)]
+        if not outer:
+            return len(_ENCODE(value)) <= bytes_max
+        values = [
+            inner for one in outer for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        count += len(values)
+        if count > bytes_max:  # each takes a byte at least
+            return False
+    return False
