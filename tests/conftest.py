@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -72,3 +74,13 @@ def cluster(request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]) 
         if found.minor < minor:
             pytest.skip(f"{found.name} is v1.{found.minor}; {what} came with v1.{minor}")
     return found
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def test_*` in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    asyncio.run(pyfuncitem.obj(**arguments))
+    return True

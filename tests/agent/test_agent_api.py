@@ -216,7 +216,7 @@ def test_a_start_that_is_refused_starts_nothing(agent: Running) -> None:
         ({TAG_HEADER: "é"}, 400, "not valid UTF-8"),
     ],
 )
-def test_without_the_key_nothing_is_said_or_done(
+async def test_without_the_key_nothing_is_said_or_done(
     agent: Running, headers: dict[str, str], refused: int, why: str
 ) -> None:
     for method, path in [
@@ -232,13 +232,9 @@ def test_without_the_key_nothing_is_said_or_done(
             assert code == refused
             assert why in detail(answer)
             assert stranger.request("GET", "/v1/health", None, {})[0] == 200
-
-    async def link() -> None:
-        async with aiohttp.ClientSession() as session:
-            with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
-                await session.ws_connect(f"http://127.0.0.1:{agent.port}/v1/link")
-
-    asyncio.run(link())
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
+            await session.ws_connect(f"http://127.0.0.1:{agent.port}/v1/link")
 
 
 def test_workers_do_not_learn_the_key_and_get_torchruns_variables(tmp_path: Path) -> None:
@@ -351,21 +347,18 @@ def test_a_huge_body_is_refused(agent: Running) -> None:
     assert agent.status()["status"] == "ready"
 
 
-def test_rubbish_on_the_link_changes_nothing(agent: Running) -> None:
-    async def story() -> None:
-        async with raw_link(agent.port, KEY) as link, linked(agent) as operator:
-            for frame in ("{", "[]", '{"type": "dance"}', '{"type": "start"}', "x" * 100_000):
-                await link.send(frame)
-            await link.send(b"\0\1")
-            operator.send(start(0))
-            await operator.workers(0)
-            operator.send(stop(0))
-            await operator.state(AgentState.READY)
-
-    asyncio.run(story())
+async def test_rubbish_on_the_link_changes_nothing(agent: Running) -> None:
+    async with raw_link(agent.port, KEY) as link, linked(agent) as operator:
+        for frame in ("{", "[]", '{"type": "dance"}', '{"type": "start"}', "x" * 100_000):
+            await link.send(frame)
+        await link.send(b"\0\1")
+        operator.send(start(0))
+        await operator.workers(0)
+        operator.send(stop(0))
+        await operator.state(AgentState.READY)
 
 
-def test_a_link_may_ask_for_slower_heartbeats(agent: Running) -> None:
+async def test_a_link_may_ask_for_slower_heartbeats(agent: Running) -> None:
     async def frames(asked: str, count: int) -> list[float]:
         found = []
         async with raw_link(agent.port, KEY, f"?heartbeat={asked}") as link:
@@ -374,10 +367,7 @@ def test_a_link_may_ask_for_slower_heartbeats(agent: Running) -> None:
                 found.append(asyncio.get_running_loop().time())
         return found
 
-    async def story() -> None:
-        first, second = await frames("1.5", 2)
-        assert second - first > 1.1
-        for rubbish in ("nan", "-1", "inf", "soon"):
-            assert await frames(rubbish, 1)
-
-    asyncio.run(story())
+    first, second = await frames("1.5", 2)
+    assert second - first > 1.1
+    for rubbish in ("nan", "-1", "inf", "soon"):
+        assert await frames(rubbish, 1)

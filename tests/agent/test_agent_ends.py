@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -100,34 +99,30 @@ signal.pause()
 
 
 @pytest.mark.parametrize("is_told_first", [False, True])
-def test_who_died_before_the_stop_is_named_though_the_agent_hears_of_both_at_once(
+async def test_who_died_before_the_stop_is_named_though_the_agent_hears_of_both_at_once(
     tmp_path: Path, is_told_first: bool
 ) -> None:
     """On a busy node its peers elsewhere may be first to complain, and the whole job be stopped
     for that: without this sign one of them would be blamed."""
-
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            asked = AgentRequests("127.0.0.1", agent.port, KEY)
-            async with linked(agent) as operator:
-                with contextlib.closing(asked):
-                    operator.send(start(0))
-                    report = await operator.workers(0)
-                    asked.request("GET", "/status", None, {})
-                    stop = asked.tagged("POST", "/stop", None, {})
-                    with frozen(report.pid or 0):
-                        if is_told_first:
-                            asked.connection.request("POST", "/stop", headers=stop)
-                        os.kill(report.workers[1].pid, signal.SIGKILL)
-                        await_end(report.workers[1].pid)
-                        if not is_told_first:
-                            asked.connection.request("POST", "/stop", headers=stop)
-                    assert asked.connection.getresponse().status == 200
-                await operator.state(AgentState.READY)
-            told = [one.faults for one in operator.reports if one.faults]
-            assert [(f.rank, f.kind, f.signal) for f in told[-1]] == [(1, FaultKind.SIGNAL, 9)]
-
-    asyncio.run(story())
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        asked = AgentRequests("127.0.0.1", agent.port, KEY)
+        async with linked(agent) as operator:
+            with contextlib.closing(asked):
+                operator.send(start(0))
+                report = await operator.workers(0)
+                asked.request("GET", "/status", None, {})
+                stop = asked.tagged("POST", "/stop", None, {})
+                with frozen(report.pid or 0):
+                    if is_told_first:
+                        asked.connection.request("POST", "/stop", headers=stop)
+                    os.kill(report.workers[1].pid, signal.SIGKILL)
+                    await_end(report.workers[1].pid)
+                    if not is_told_first:
+                        asked.connection.request("POST", "/stop", headers=stop)
+                assert asked.connection.getresponse().status == 200
+            await operator.state(AgentState.READY)
+        told = [one.faults for one in operator.reports if one.faults]
+        assert [(f.rank, f.kind, f.signal) for f in told[-1]] == [(1, FaultKind.SIGNAL, 9)]
 
 
 @pytest.mark.parametrize("failing", ["none", "pre", "train", "post"])
@@ -159,27 +154,23 @@ sys.exit(4 if stage == sys.argv[-1] else 0)
         assert len(list(agent.log_dir.glob("pre_train_job_*/attempt_0/0/stdout.log"))) == 1
 
 
-def test_what_a_script_leaves_running_ends_with_the_attempt(tmp_path: Path) -> None:
+async def test_what_a_script_leaves_running_ends_with_the_attempt(tmp_path: Path) -> None:
     hook = tmp_path / "hook.sh"
     hook.write_text("#!/bin/sh\nsleep 1000 &\n")
     hook.chmod(0o755)
-
-    async def story() -> None:
-        arguments = ("--pre-train-script", str(hook), program(tmp_path, SLEEPER))
-        with running(tmp_path, *arguments, nproc=1) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.report(
-                    lambda r: bool(r.workers) and bool(r.workers[0].first_output_at)
-                )
-                assert len(agent.processes()) == 3
-                os.kill(report.workers[0].pid, signal.SIGKILL)
-                await operator.state(AgentState.FAULTED)
-                operator.send(stop(0))
-                await operator.state(AgentState.READY)
-                assert len(agent.processes()) == 1
-
-    asyncio.run(story())
+    arguments = ("--pre-train-script", str(hook), program(tmp_path, SLEEPER))
+    with running(tmp_path, *arguments, nproc=1) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.report(
+                lambda r: bool(r.workers) and bool(r.workers[0].first_output_at)
+            )
+            assert len(agent.processes()) == 3
+            os.kill(report.workers[0].pid, signal.SIGKILL)
+            await operator.state(AgentState.FAULTED)
+            operator.send(stop(0))
+            await operator.state(AgentState.READY)
+            assert len(agent.processes()) == 1
 
 
 def test_run_path_module_and_local_rank_in_arguments(tmp_path: Path) -> None:
@@ -210,7 +201,7 @@ main()
     assert fault.lines[-1] == "KeyError: 'lost'"
 
 
-def test_ranks_that_leave_early_are_blamed_by_those_who_stay(tmp_path: Path) -> None:
+async def test_ranks_that_leave_early_are_blamed_by_those_who_stay(tmp_path: Path) -> None:
     text = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -219,20 +210,16 @@ if os.environ["RANK"] == "1":
     os._exit(0)
 dist.all_reduce(torch.ones(1))
 """
-
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, text)) as agent:
-            async with linked(agent) as operator:
-                first = await operator.state(AgentState.READY)
-                operator.send(start(0, master_port=first.offered_port))
-                report = await operator.state(AgentState.FAULTED)
-                kinds = [(fault.kind, fault.local_rank) for fault in report.faults]
-                assert kinds == [(FaultKind.EARLY_EXIT, 1), (FaultKind.PEER_LOST, 0)]
-
-    asyncio.run(story())
+    with running(tmp_path, program(tmp_path, text)) as agent:
+        async with linked(agent) as operator:
+            first = await operator.state(AgentState.READY)
+            operator.send(start(0, master_port=first.offered_port))
+            report = await operator.state(AgentState.FAULTED)
+            kinds = [(fault.kind, fault.local_rank) for fault in report.faults]
+            assert kinds == [(FaultKind.EARLY_EXIT, 1), (FaultKind.PEER_LOST, 0)]
 
 
-def test_a_store_port_that_is_taken_is_told(tmp_path: Path) -> None:
+async def test_a_store_port_that_is_taken_is_told(tmp_path: Path) -> None:
     text = "import torch.distributed as dist; dist.init_process_group('gloo')"
 
     async def story(port: int) -> None:
@@ -243,4 +230,4 @@ def test_a_store_port_that_is_taken_is_told(tmp_path: Path) -> None:
                 assert report.faults[0].kind is FaultKind.STORE_PORT_TAKEN
 
     with socket.create_server(("0.0.0.0", 0)) as taken:
-        asyncio.run(story(taken.getsockname()[1]))
+        await story(taken.getsockname()[1])

@@ -159,31 +159,28 @@ def test_a_crash_ends_the_examination(tmp_path: Path) -> None:
     tell(tmp_path, story, program(tmp_path, HANGS), "sleeping", "sleeping")
 
 
-def test_a_rank_that_ends_between_the_looks_is_gone(tmp_path: Path) -> None:
-    async def story() -> None:
-        script = program(tmp_path, HANGS)
-        workers = []
-        for rank in range(2):
-            worker = await asyncio.create_subprocess_exec(
-                sys.executable, script, "sleeping", "sleeping",
-                stdout=subprocess.PIPE, env=os.environ | {"LOCAL_RANK": str(rank)},
-            )  # fmt: skip
-            assert worker.stdout is not None
-            await worker.stdout.readline()
-            workers.append(worker)
-        reports = [WorkerReport(i, i, one.pid, "running", 0.0) for i, one in enumerate(workers)]
-        examination = Examination(0, reports, 20.0)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(examination.run())
-            workers[1].kill()
-            await workers[1].wait()
-        one, gone = examination.evidence()
-        assert (gone.rank, gone.state, gone.note) == (1, "", "it has ended")
-        assert (main_frames(one)[-1], one.is_same) == ("<module>", True)
-        workers[0].kill()
-        await workers[0].wait()
-
-    asyncio.run(story())
+async def test_a_rank_that_ends_between_the_looks_is_gone(tmp_path: Path) -> None:
+    script = program(tmp_path, HANGS)
+    workers = []
+    for rank in range(2):
+        worker = await asyncio.create_subprocess_exec(
+            sys.executable, script, "sleeping", "sleeping",
+            stdout=subprocess.PIPE, env=os.environ | {"LOCAL_RANK": str(rank)},
+        )  # fmt: skip
+        assert worker.stdout is not None
+        await worker.stdout.readline()
+        workers.append(worker)
+    reports = [WorkerReport(i, i, one.pid, "running", 0.0) for i, one in enumerate(workers)]
+    examination = Examination(0, reports, 20.0)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(examination.run())
+        workers[1].kill()
+        await workers[1].wait()
+    one, gone = examination.evidence()
+    assert (gone.rank, gone.state, gone.note) == (1, "", "it has ended")
+    assert (main_frames(one)[-1], one.is_same) == ("<module>", True)
+    workers[0].kill()
+    await workers[0].wait()
 
 
 def test_what_is_known_by_the_end_of_the_time_is_the_answer(tmp_path: Path) -> None:
@@ -422,26 +419,24 @@ def test_a_process_that_the_kernel_protects_leads_to_the_advice(tmp_path: Path) 
     assert done.stdout.strip() == spy.NOT_ALLOWED
 
 
-def test_a_process_that_has_ended_is_said_to_have_ended() -> None:
+async def test_a_process_that_has_ended_is_said_to_have_ended() -> None:
     with subprocess.Popen(["/bin/true"]) as ended:
-        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        await asyncio.to_thread(os.waitid, os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(WorldError, match="it has ended"):
-            asyncio.run(spy.dump(ended.pid, spy.PLAIN))
+            await spy.dump(ended.pid, spy.PLAIN)
 
 
-def test_without_py_spy_the_note_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_py_spy_the_note_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bare = tmp_path / "bare"
     bare.mkdir()
     monkeypatch.setattr(sys, "executable", str(bare / "python"))
     monkeypatch.setenv("PATH", str(bare))
-
-    async def story() -> None:
-        examination = Examination(0, [WorkerReport(0, 0, os.getpid(), "running", 0.0)], 20.0)
-        await examination.run()
-        (rank,) = examination.evidence()
-        assert (rank.state, rank.threads, rank.note) == ("R", (), spy.MISSING)
-
-    asyncio.run(story())
+    examination = Examination(0, [WorkerReport(0, 0, os.getpid(), "running", 0.0)], 20.0)
+    await examination.run()
+    (rank,) = examination.evidence()
+    assert (rank.state, rank.threads, rank.note) == ("R", (), spy.MISSING)
 
 
 def test_evidence_names_who_asked(tmp_path: Path) -> None:
@@ -486,16 +481,13 @@ def test_who_waits_in_a_collective_of_torch_is_told_from_who_does_not(tmp_path: 
     tell(tmp_path, story, program(tmp_path, WAITING))
 
 
-def test_an_agent_without_a_link_is_not_asked(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, HANGS), "sleeping", nproc=1, link=False) as agent:
-            async with linked(agent) as operator:
-                operator.send(CollectCommand(1, 0, 1.0))
-                operator.send(start(0))
-                await operator.state(AgentState.RUNNING)
-                assert operator.evidence == []
-
-    asyncio.run(story())
+async def test_an_agent_without_a_link_is_not_asked(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, HANGS), "sleeping", nproc=1, link=False) as agent:
+        async with linked(agent) as operator:
+            operator.send(CollectCommand(1, 0, 1.0))
+            operator.send(start(0))
+            await operator.state(AgentState.RUNNING)
+            assert operator.evidence == []
 
 
 IN_STEP = """

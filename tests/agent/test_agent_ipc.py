@@ -46,43 +46,40 @@ def told(agent: Running, local_rank: int, count: int = 1) -> list[dict[str, Any]
     return [json.loads(one.partition(":")[2]) for one in re.findall(line, seen)]
 
 
-def test_the_survivor_of_a_kill_keeps_its_process_and_gets_the_next_attempts_variables(
+async def test_the_survivor_of_a_kill_keeps_its_process_and_gets_the_next_attempts_variables(
     tmp_path: Path,
 ) -> None:
-    async def story() -> None:
-        async with agent_with(tmp_path, OURS) as (agent, operator):
-            operator.send(start())
-            before = await operator.workers(0)
-            os.kill(before.workers[0].pid, signal.SIGKILL)
-            faulted = await operator.state(AgentState.FAULTED, 0)
-            assert [worker.state for worker in faulted.workers] == ["failed", "running"]
-            operator.send(stop(0, **KEEP))
-            assert (await operator.state(AgentState.READY)).kept == (1,)
-            operator.send(start(1))
-            after = await operator.workers(1)
-            assert after.workers[1].pid == before.workers[1].pid
-            assert after.workers[0].pid != before.workers[0].pid
-            assert after.workers[1].started_at > before.workers[1].started_at
-            assert told(agent, 1, 2)[1:] == [
-                {
-                    "rank": "1",
-                    "attempt": "1",
-                    "port": "29401",
-                    "restart_count": 0,
-                    "pid": before.workers[1].pid,
-                    "local_rank": 1,
-                }
-            ]
-            assert told(agent, 0, 2)[1]["attempt"] == "1"
-            operator.send(stop(1))
-            assert (await operator.state(AgentState.READY)).kept == ()
-            assert agent.status()["restartMode"] == "process_level_restart"
-            operator.send(start(2))
-            last = await operator.workers(2)
-            pids = {worker.pid for worker in (*before.workers, *after.workers)}
-            assert pids.isdisjoint(worker.pid for worker in last.workers)
-
-    asyncio.run(story())
+    async with agent_with(tmp_path, OURS) as (agent, operator):
+        operator.send(start())
+        before = await operator.workers(0)
+        os.kill(before.workers[0].pid, signal.SIGKILL)
+        faulted = await operator.state(AgentState.FAULTED, 0)
+        assert [worker.state for worker in faulted.workers] == ["failed", "running"]
+        operator.send(stop(0, **KEEP))
+        assert (await operator.state(AgentState.READY)).kept == (1,)
+        operator.send(start(1))
+        after = await operator.workers(1)
+        assert after.workers[1].pid == before.workers[1].pid
+        assert after.workers[0].pid != before.workers[0].pid
+        assert after.workers[1].started_at > before.workers[1].started_at
+        assert told(agent, 1, 2)[1:] == [
+            {
+                "rank": "1",
+                "attempt": "1",
+                "port": "29401",
+                "restart_count": 0,
+                "pid": before.workers[1].pid,
+                "local_rank": 1,
+            }
+        ]
+        assert told(agent, 0, 2)[1]["attempt"] == "1"
+        operator.send(stop(1))
+        assert (await operator.state(AgentState.READY)).kept == ()
+        assert agent.status()["restartMode"] == "process_level_restart"
+        operator.send(start(2))
+        last = await operator.workers(2)
+        pids = {worker.pid for worker in (*before.workers, *after.workers)}
+        assert pids.isdisjoint(worker.pid for worker in last.workers)
 
 
 DEAF = (
@@ -105,70 +102,61 @@ signal.pause()
 )
 
 
-def test_one_that_does_not_leave_is_killed_in_time_with_all_that_it_has_started(
+async def test_one_that_does_not_leave_is_killed_in_time_with_all_that_it_has_started(
     tmp_path: Path,
 ) -> None:
-    async def story() -> None:
-        deaf = agent_with(tmp_path, DEAF, UNBROKEN_ARRIVE_SECONDS="1")
-        async with deaf as (agent, operator):
-            operator.send(start())
-            before = await operator.workers(0)
-            stopped = asyncio.get_running_loop().time()
-            operator.send(stop(0, **KEEP))
-            assert (await operator.state(AgentState.READY)).kept == (1,)
-            assert asyncio.get_running_loop().time() - stopped >= 1
-            survivors = set(agent.processes())
-            assert before.workers[1].pid in survivors
-            assert before.workers[0].pid not in survivors
-            operator.send(start(1))
-            after = await operator.workers(1)
-            assert after.workers[1].pid == before.workers[1].pid
-            assert after.workers[0].pid not in survivors
-
-    asyncio.run(story())
+    deaf = agent_with(tmp_path, DEAF, UNBROKEN_ARRIVE_SECONDS="1")
+    async with deaf as (agent, operator):
+        operator.send(start())
+        before = await operator.workers(0)
+        stopped = asyncio.get_running_loop().time()
+        operator.send(stop(0, **KEEP))
+        assert (await operator.state(AgentState.READY)).kept == (1,)
+        assert asyncio.get_running_loop().time() - stopped >= 1
+        survivors = set(agent.processes())
+        assert before.workers[1].pid in survivors
+        assert before.workers[0].pid not in survivors
+        operator.send(start(1))
+        after = await operator.workers(1)
+        assert after.workers[1].pid == before.workers[1].pid
+        assert after.workers[0].pid not in survivors
 
 
-def test_one_that_dies_at_the_barrier_is_replaced(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with agent_with(tmp_path, OURS) as (_, operator):
-            operator.send(start())
-            before = await operator.workers(0)
-            operator.send(stop(0, **KEEP))
-            assert (await operator.state(AgentState.READY)).kept == (0, 1)
-            os.kill(before.workers[0].pid, signal.SIGKILL)
-            await operator.report(lambda report: report.kept == (1,))
-            operator.send(start(1))
-            after = await operator.workers(1)
-            assert after.workers[0].pid != before.workers[0].pid
-            assert after.workers[1].pid == before.workers[1].pid
-
-    asyncio.run(story())
+async def test_one_that_dies_at_the_barrier_is_replaced(tmp_path: Path) -> None:
+    async with agent_with(tmp_path, OURS) as (_, operator):
+        operator.send(start())
+        before = await operator.workers(0)
+        operator.send(stop(0, **KEEP))
+        assert (await operator.state(AgentState.READY)).kept == (0, 1)
+        os.kill(before.workers[0].pid, signal.SIGKILL)
+        await operator.report(lambda report: report.kept == (1,))
+        operator.send(start(1))
+        after = await operator.workers(1)
+        assert after.workers[0].pid != before.workers[0].pid
+        assert after.workers[1].pid == before.workers[1].pid
 
 
-def test_theirs_wait_for_their_ranks_and_keep_their_processes(tmp_path: Path) -> None:
-    async def story() -> None:
-        theirs = agent_with(tmp_path, THEIRS, "--inprocess-restart")
-        async with theirs as (agent, operator):
-            await operator.state(AgentState.READY)
-            status = agent.status()
-            assert (status["restartMode"], status["rank_labels"]) == ("in_process_restart", {})
-            operator.send(start(0, rank=1, nnodes=2, rank_ips=((0, "10.0.0.1"),)))
-            before = await operator.workers(0)
-            agent.request("POST", "/stop", {})
-            assert (await operator.state(AgentState.READY)).kept == (2, 3)
-            operator.send(start(1, rank=1, nnodes=2))
-            faulted = await operator.state(AgentState.FAULTED, 1)
-            assert (faulted.reason, faulted.message.splitlines()[-1].split(": ")[-1]) == (
-                *("MyReason", "my message"),
-            )
-            assert faulted.faults[0].kind is FaultKind.REPORTED
-            assert [w.pid for w in faulted.workers] == [w.pid for w in before.workers]
-            check_theirs(agent)
-            operator.send(stop(1))
-            await operator.state(AgentState.INIT)
-            await operator.state(AgentState.READY)
-
-    asyncio.run(story())
+async def test_theirs_wait_for_their_ranks_and_keep_their_processes(tmp_path: Path) -> None:
+    theirs = agent_with(tmp_path, THEIRS, "--inprocess-restart")
+    async with theirs as (agent, operator):
+        await operator.state(AgentState.READY)
+        status = agent.status()
+        assert (status["restartMode"], status["rank_labels"]) == ("in_process_restart", {})
+        operator.send(start(0, rank=1, nnodes=2, rank_ips=((0, "10.0.0.1"),)))
+        before = await operator.workers(0)
+        agent.request("POST", "/stop", {})
+        assert (await operator.state(AgentState.READY)).kept == (2, 3)
+        operator.send(start(1, rank=1, nnodes=2))
+        faulted = await operator.state(AgentState.FAULTED, 1)
+        assert (faulted.reason, faulted.message.splitlines()[-1].split(": ")[-1]) == (
+            *("MyReason", "my message"),
+        )
+        assert faulted.faults[0].kind is FaultKind.REPORTED
+        assert [w.pid for w in faulted.workers] == [w.pid for w in before.workers]
+        check_theirs(agent)
+        operator.send(stop(1))
+        await operator.state(AgentState.INIT)
+        await operator.state(AgentState.READY)
 
 
 def check_theirs(agent: Running) -> None:
@@ -203,67 +191,59 @@ train()
 )
 
 
-def test_a_restartable_function_waits_for_its_rank_where_there_is_none(tmp_path: Path) -> None:
-    async def story() -> None:
-        ours = agent_with(tmp_path, RESTARTABLE, "--inprocess-restart")
-        async with ours as (agent, operator):
-            await operator.state(AgentState.READY)
-            operator.send(start(0, rank=1, nnodes=2))
-            before = await operator.workers(0)
-            (first,) = told(agent, 1)
-            assert (first["rank"], first["attempt"], first["world"]) == (3, 0, 4)
-            operator.send(stop(0, **KEEP))
-            assert (await operator.state(AgentState.READY)).kept == (2, 3)
-            operator.send(start(1, rank=0, nnodes=2))
-            after = await operator.workers(1)
-            assert [one.pid for one in after.workers] == [one.pid for one in before.workers]
-            second = told(agent, 1, 2)[1]
-            assert (second["rank"], second["attempt"], second["pid"]) == (1, 1, first["pid"])
-
-    asyncio.run(story())
+async def test_a_restartable_function_waits_for_its_rank_where_there_is_none(
+    tmp_path: Path,
+) -> None:
+    ours = agent_with(tmp_path, RESTARTABLE, "--inprocess-restart")
+    async with ours as (agent, operator):
+        await operator.state(AgentState.READY)
+        operator.send(start(0, rank=1, nnodes=2))
+        before = await operator.workers(0)
+        (first,) = told(agent, 1)
+        assert (first["rank"], first["attempt"], first["world"]) == (3, 0, 4)
+        operator.send(stop(0, **KEEP))
+        assert (await operator.state(AgentState.READY)).kept == (2, 3)
+        operator.send(start(1, rank=0, nnodes=2))
+        after = await operator.workers(1)
+        assert [one.pid for one in after.workers] == [one.pid for one in before.workers]
+        second = told(agent, 1, 2)[1]
+        assert (second["rank"], second["attempt"], second["pid"]) == (1, 1, first["pid"])
 
 
 @pytest.mark.parametrize("text", [OURS, RESTARTABLE])
-def test_an_agent_that_is_killed_takes_restartable_workers_and_its_socket_along(
+async def test_an_agent_that_is_killed_takes_restartable_workers_and_its_socket_along(
     tmp_path: Path, text: str
 ) -> None:
     short = tempfile.mkdtemp(prefix="ipc")
-
-    async def story() -> None:
-        async with agent_with(tmp_path, text, TMPDIR=short) as (agent, operator):
-            operator.send(start())
-            workers = (await operator.workers(0)).workers
-            assert [told(agent, local_rank)[0]["pid"] for local_rank in (0, 1)] == [
-                worker.pid for worker in workers
-            ]
-            (directory,) = os.listdir(short)
-            assert os.listdir(f"{short}/{directory}")
-            os.kill(agent.report().pid or 0, signal.SIGKILL)
-            assert agent.wait() == 137
-            assert agent.processes() == []
-            assert os.listdir(short) == []
-
-    asyncio.run(story())
+    async with agent_with(tmp_path, text, TMPDIR=short) as (agent, operator):
+        operator.send(start())
+        workers = (await operator.workers(0)).workers
+        assert [told(agent, local_rank)[0]["pid"] for local_rank in (0, 1)] == [
+            worker.pid for worker in workers
+        ]
+        (directory,) = os.listdir(short)
+        assert os.listdir(f"{short}/{directory}")
+        os.kill(agent.report().pid or 0, signal.SIGKILL)
+        assert agent.wait() == 137
+        assert agent.processes() == []
+        assert os.listdir(short) == []
     shutil.rmtree(short)
 
 
-def test_one_of_theirs_is_started_anew_alone(tmp_path: Path) -> None:
-    async def story() -> None:
-        theirs = agent_with(tmp_path, THEIRS, "--inprocess-restart")
-        async with theirs as (_, operator):
-            await operator.state(AgentState.READY)
-            operator.send(start())
-            before = await operator.workers(0)
-            os.kill(before.workers[0].pid, signal.SIGKILL)
-            await operator.state(AgentState.FAULTED, 0)
-            operator.send(stop(0, **KEEP))
-            await operator.state(AgentState.READY)
-            operator.send(start(1))
-            after = await operator.workers(1)
-            assert after.workers[0].pid != before.workers[0].pid
-            assert after.workers[1].pid == before.workers[1].pid
-
-    asyncio.run(story())
+async def test_one_of_theirs_is_started_anew_alone(tmp_path: Path) -> None:
+    theirs = agent_with(tmp_path, THEIRS, "--inprocess-restart")
+    async with theirs as (_, operator):
+        await operator.state(AgentState.READY)
+        operator.send(start())
+        before = await operator.workers(0)
+        os.kill(before.workers[0].pid, signal.SIGKILL)
+        await operator.state(AgentState.FAULTED, 0)
+        operator.send(stop(0, **KEEP))
+        await operator.state(AgentState.READY)
+        operator.send(start(1))
+        after = await operator.workers(1)
+        assert after.workers[0].pid != before.workers[0].pid
+        assert after.workers[1].pid == before.workers[1].pid
 
 
 STEPS = (
@@ -286,37 +266,33 @@ while True:
 )
 
 
-def test_steps_and_lines_of_a_kept_worker_count_for_the_attempt_in_which_they_came(
+async def test_steps_and_lines_of_a_kept_worker_count_for_the_attempt_in_which_they_came(
     tmp_path: Path,
 ) -> None:
     rule = {"name": "mark", "logPattern": r"mark=(\d+)"}
+    async with agent_with(tmp_path, STEPS) as (_, operator):
 
-    async def story() -> None:
-        async with agent_with(tmp_path, STEPS) as (_, operator):
-
-            async def seen(attempt: int, step: int, matches: int) -> None:
-                operator.send(start(attempt, log_rules=(rule,)))
-                report = await operator.report(
-                    lambda r: (
-                        r.attempt == attempt
-                        and [one.step for one in r.watch] == [step, step]
-                        and [view.matches for view in r.log_rules] == [matches]
-                    )
+        async def seen(attempt: int, step: int, matches: int) -> None:
+            operator.send(start(attempt, log_rules=(rule,)))
+            report = await operator.report(
+                lambda r: (
+                    r.attempt == attempt
+                    and [one.step for one in r.watch] == [step, step]
+                    and [view.matches for view in r.log_rules] == [matches]
                 )
-                first = 5 * (attempt > 0)
-                assert [one.first_step for one in report.watch] == [first, first]
-                mine = [r for r in operator.reports if r.attempt == attempt]
-                assert {one.step for r in mine for one in r.watch} <= {
-                    None,
-                    *range(first, step + 1),
-                }
+            )
+            first = 5 * (attempt > 0)
+            assert [one.first_step for one in report.watch] == [first, first]
+            mine = [r for r in operator.reports if r.attempt == attempt]
+            assert {one.step for r in mine for one in r.watch} <= {
+                None,
+                *range(first, step + 1),
+            }
 
-            await seen(0, 7, 16)
-            operator.send(stop(0, **KEEP))
-            assert (await operator.state(AgentState.READY)).kept == (0, 1)
-            await seen(1, 6, 4)
-
-    asyncio.run(story())
+        await seen(0, 7, 16)
+        operator.send(stop(0, **KEEP))
+        assert (await operator.state(AgentState.READY)).kept == (0, 1)
+        await seen(1, 6, 4)
 
 
 CHECKPOINTS = (
@@ -333,33 +309,30 @@ signal.pause()
 )
 
 
-def test_a_checkpoint_is_known_when_all_have_told_of_it(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with agent_with(tmp_path, CHECKPOINTS) as (agent, operator):
+async def test_a_checkpoint_is_known_when_all_have_told_of_it(tmp_path: Path) -> None:
+    async with agent_with(tmp_path, CHECKPOINTS) as (agent, operator):
 
-            async def known(attempt: int, progress: dict[str, Any]) -> None:
-                """Wait until the agent answers a request with this; its link leaves it out."""
+        async def known(attempt: int, progress: dict[str, Any]) -> None:
+            """Wait until the agent answers a request with this; its link leaves it out."""
 
-                def holds() -> bool:
-                    report = agent.report()
-                    return (report.attempt, report.progress) == (attempt, progress)
+            def holds() -> bool:
+                report = agent.report()
+                return (report.attempt, report.progress) == (attempt, progress)
 
-                await operator.until(holds)
+            await operator.until(holds)
 
-            operator.send(start())
-            await operator.workers(0)
-            both = {"model": {"progressData": "/c/20", "progressCount": 20}}
-            await known(0, both)
-            assert agent.status()["progress"] == both
-            operator.send(stop())
-            await operator.state(AgentState.READY)
-            chosen = {"model": {"progressData": "/c/10", "progressCount": 10}}
-            operator.send(start(1, progress=chosen))
-            await known(1, both)
-            assert [line["path"] for line in told(agent, 0, 2)] == [None, "/c/10"]
-            assert all(report.progress == {} for report in operator.reports)
-
-    asyncio.run(story())
+        operator.send(start())
+        await operator.workers(0)
+        both = {"model": {"progressData": "/c/20", "progressCount": 20}}
+        await known(0, both)
+        assert agent.status()["progress"] == both
+        operator.send(stop())
+        await operator.state(AgentState.READY)
+        chosen = {"model": {"progressData": "/c/10", "progressCount": 10}}
+        operator.send(start(1, progress=chosen))
+        await known(1, both)
+        assert [line["path"] for line in told(agent, 0, 2)] == [None, "/c/10"]
+        assert all(report.progress == {} for report in operator.reports)
 
 
 WRONG = (
@@ -402,18 +375,15 @@ signal.pause()
 )
 
 
-def test_who_speaks_badly_or_never_reads_loses_its_connection_and_nothing_else(
+async def test_who_speaks_badly_or_never_reads_loses_its_connection_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    async def story() -> None:
-        async with agent_with(tmp_path, WRONG, "--nproc-per-node", "1") as (agent, operator):
-            operator.send(start())
-            await operator.workers(0)
-            (line,) = told(agent, 0)
-            assert (line["found"], line["refused"], line["path"]) == ([True] * 2, 10, 4000)
-            assert b"reads nothing" in agent.stderr.wait_for("reads nothing.*")[0]
-
-    asyncio.run(story())
+    async with agent_with(tmp_path, WRONG, "--nproc-per-node", "1") as (agent, operator):
+        operator.send(start())
+        await operator.workers(0)
+        (line,) = told(agent, 0)
+        assert (line["found"], line["refused"], line["path"]) == ([True] * 2, 10, 4000)
+        assert b"reads nothing" in agent.stderr.wait_for("reads nothing.*")[0]
 
 
 def socket_path(agent: Running) -> Path:
@@ -426,7 +396,7 @@ def socket_path(agent: Running) -> Path:
     raise AssertionError("no worker has the variable")
 
 
-def test_strangers_are_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
+async def test_strangers_are_refused_and_nothing_is_left_behind(tmp_path: Path) -> None:
     async def story() -> Path:
         async with agent_with(tmp_path, OURS, TMPDIR=str(long_directory(tmp_path))) as found:
             agent, operator = found
@@ -440,7 +410,7 @@ def test_strangers_are_refused_and_nothing_is_left_behind(tmp_path: Path) -> Non
             agent.stderr.wait_for("is no worker's")
             return path
 
-    path = asyncio.run(story())
+    path = await story()
     assert not path.exists()
     assert not path.parent.exists()
 

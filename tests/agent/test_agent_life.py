@@ -49,73 +49,64 @@ signal.pause()
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_a_killed_worker_takes_the_nodes_others_with_it(tmp_path: Path, victim: int) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER), nproc=3) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.workers(0)
-                os.kill(report.workers[victim].pid, signal.SIGKILL)
-                report = await operator.state(AgentState.FAULTED)
-                (fault,) = report.faults
-                assert (fault.kind, fault.local_rank) == (FaultKind.SIGNAL, victim)
-                assert (fault.signal, fault.exit_code) == (9, None)
-                operator.send(stop(0))
-                report = await operator.state(AgentState.READY)
-                assert len(agent.processes()) == 1, "something besides the agent lives"
-                assert (report.newest_attempt, report.attempt, report.rank) == (0, None, 0)
-                operator.send(start(1))
-                report = await operator.workers(1)
-                assert {worker.state for worker in report.workers} == {"running"}
-                text = agent.attempt_file(1, victim, "stdout.log").read_text()
-                assert text == f"up {victim} of 3\n"
-
-    asyncio.run(story())
+async def test_a_killed_worker_takes_the_nodes_others_with_it(tmp_path: Path, victim: int) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER), nproc=3) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.workers(0)
+            os.kill(report.workers[victim].pid, signal.SIGKILL)
+            report = await operator.state(AgentState.FAULTED)
+            (fault,) = report.faults
+            assert (fault.kind, fault.local_rank) == (FaultKind.SIGNAL, victim)
+            assert (fault.signal, fault.exit_code) == (9, None)
+            operator.send(stop(0))
+            report = await operator.state(AgentState.READY)
+            assert len(agent.processes()) == 1, "something besides the agent lives"
+            assert (report.newest_attempt, report.attempt, report.rank) == (0, None, 0)
+            operator.send(start(1))
+            report = await operator.workers(1)
+            assert {worker.state for worker in report.workers} == {"running"}
+            text = agent.attempt_file(1, victim, "stdout.log").read_text()
+            assert text == f"up {victim} of 3\n"
 
 
-def test_ready_means_that_no_descendant_lives(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, FAMILY), nproc=2) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                await operator.workers(0)
-                assert len(agent.processes()) == 1 + 2 * FAMILY_SIZE
-                operator.send(stop(0))
-                await operator.state(AgentState.READY)
-                assert len(agent.processes()) == 1
-
-    asyncio.run(story())
+async def test_ready_means_that_no_descendant_lives(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, FAMILY), nproc=2) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            await operator.workers(0)
+            assert len(agent.processes()) == 1 + 2 * FAMILY_SIZE
+            operator.send(stop(0))
+            await operator.state(AgentState.READY)
+            assert len(agent.processes()) == 1
 
 
 @pytest.mark.parametrize("victim", ["agent", "keeper", "both workers"])
-def test_nothing_outlives_what_was_killed(tmp_path: Path, victim: str) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, FAMILY), nproc=2) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.workers(0)
-                assert report.pid is not None
-                if victim == "both workers":
-                    for worker in report.workers:
-                        os.kill(worker.pid, signal.SIGKILL)
-                    await operator.state(AgentState.FAULTED)
-                    operator.send(stop(0))
-                    await operator.state(AgentState.READY)
-                    assert agent.processes() == [report.pid]
-                    return
-                pid = report.pid if victim == "agent" else agent.process.pid
-                descriptors = [os.pidfd_open(pid) for pid in agent.processes()]
-                os.kill(pid, signal.SIGKILL)
-                code = agent.wait()
-                assert code == (137 if victim == "agent" else -9)
-                # The keeper waits for all; without it the agent itself does, and nobody for it.
-                for fd in descriptors:
-                    await readable(fd)
-                    os.close(fd)
-                assert marked(agent.mark) == []
-                await operator.until(lambda: len(operator.losses) == 1)
-
-    asyncio.run(story())
+async def test_nothing_outlives_what_was_killed(tmp_path: Path, victim: str) -> None:
+    with running(tmp_path, program(tmp_path, FAMILY), nproc=2) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.workers(0)
+            assert report.pid is not None
+            if victim == "both workers":
+                for worker in report.workers:
+                    os.kill(worker.pid, signal.SIGKILL)
+                await operator.state(AgentState.FAULTED)
+                operator.send(stop(0))
+                await operator.state(AgentState.READY)
+                assert agent.processes() == [report.pid]
+                return
+            pid = report.pid if victim == "agent" else agent.process.pid
+            descriptors = [os.pidfd_open(pid) for pid in agent.processes()]
+            os.kill(pid, signal.SIGKILL)
+            code = agent.wait()
+            assert code == (137 if victim == "agent" else -9)
+            # The keeper waits for all; without it the agent itself does, and nobody for it.
+            for fd in descriptors:
+                await readable(fd)
+                os.close(fd)
+            assert marked(agent.mark) == []
+            await operator.until(lambda: len(operator.losses) == 1)
 
 
 WITH_HELPER = """
@@ -126,27 +117,24 @@ signal.pause()
 """
 
 
-def test_workers_end_with_an_agent_that_leaves_nobody_to_end_them(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, WITH_HELPER), nproc=2) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.workers(0)
-                assert report.pid is not None
-                both = (agent.process.pid, report.pid)
-                left = [pid for pid in agent.processes() if pid not in both]
-                assert len(left) == 2 * len(report.workers)
-                descriptors = [os.pidfd_open(pid) for pid in left]
-                # Stopped, neither can end anything when the other is killed.
-                for number in (signal.SIGSTOP, signal.SIGKILL):
-                    for pid in both:
-                        os.kill(pid, number)
-                for fd in descriptors:
-                    await readable(fd)
-                    os.close(fd)
-                agent.wait()
-
-    asyncio.run(story())
+async def test_workers_end_with_an_agent_that_leaves_nobody_to_end_them(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, WITH_HELPER), nproc=2) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.workers(0)
+            assert report.pid is not None
+            both = (agent.process.pid, report.pid)
+            left = [pid for pid in agent.processes() if pid not in both]
+            assert len(left) == 2 * len(report.workers)
+            descriptors = [os.pidfd_open(pid) for pid in left]
+            # Stopped, neither can end anything when the other is killed.
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in both:
+                    os.kill(pid, number)
+            for fd in descriptors:
+                await readable(fd)
+                os.close(fd)
+            agent.wait()
 
 
 async def readable(fd: int) -> None:
@@ -157,47 +145,41 @@ async def readable(fd: int) -> None:
     loop.remove_reader(fd)
 
 
-def test_many_attempts_follow_one_another(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with linked(agent) as operator:
-                ports = set()
-                for attempt in range(15):
-                    operator.send(start(attempt))
-                    report = await operator.state(AgentState.RUNNING, attempt)
-                    ports.add(report.offered_port)
-                    operator.send(stop(attempt))
-                    await operator.report(
-                        lambda r, attempt=attempt: (  # type: ignore[misc]
-                            r.state is AgentState.READY and r.newest_attempt == attempt
-                        )
+async def test_many_attempts_follow_one_another(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with linked(agent) as operator:
+            ports = set()
+            for attempt in range(15):
+                operator.send(start(attempt))
+                report = await operator.state(AgentState.RUNNING, attempt)
+                ports.add(report.offered_port)
+                operator.send(stop(attempt))
+                await operator.report(
+                    lambda r, attempt=attempt: (  # type: ignore[misc]
+                        r.state is AgentState.READY and r.newest_attempt == attempt
                     )
-                assert len(ports) == 15, "a port was offered twice"
-                assert all(20000 <= port < 30000 for port in ports if port)
-                assert len(agent.processes()) == 1
+                )
+            assert len(ports) == 15, "a port was offered twice"
+            assert all(20000 <= port < 30000 for port in ports if port)
+            assert len(agent.processes()) == 1
 
-    asyncio.run(story())
 
-
-def test_stale_and_doubled_commands_change_nothing(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(2))
-                before = await operator.workers(2)
-                for command in (start(2), start(1), start(3), start(2, rank=7), stop(1)):
-                    count = len(operator.reports)
-                    operator.send(command)
-                    await operator.until(lambda count=count: len(operator.reports) > count)  # type: ignore[misc]
-                assert operator.reports[-1] == before
-                operator.send(stop(2))
-                await operator.state(AgentState.READY)
+async def test_stale_and_doubled_commands_change_nothing(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(2))
+            before = await operator.workers(2)
+            for command in (start(2), start(1), start(3), start(2, rank=7), stop(1)):
                 count = len(operator.reports)
-                operator.send(start(2))
-                await operator.until(lambda: len(operator.reports) > count)
-                assert operator.reports[-1].state is AgentState.READY
-
-    asyncio.run(story())
+                operator.send(command)
+                await operator.until(lambda count=count: len(operator.reports) > count)  # type: ignore[misc]
+            assert operator.reports[-1] == before
+            operator.send(stop(2))
+            await operator.state(AgentState.READY)
+            count = len(operator.reports)
+            operator.send(start(2))
+            await operator.until(lambda: len(operator.reports) > count)
+            assert operator.reports[-1].state is AgentState.READY
 
 
 @pytest.mark.parametrize(
@@ -207,88 +189,73 @@ def test_stale_and_doubled_commands_change_nothing(tmp_path: Path) -> None:
         (("--shutdown-signal=SIGTERM",), stop(0), "SIGTERM"),
     ],
 )
-def test_workers_are_asked_before_they_are_killed(
+async def test_workers_are_asked_before_they_are_killed(
     tmp_path: Path, arguments: tuple[str, ...], command: object, said: str
 ) -> None:
-    async def story() -> None:
-        with running(tmp_path, *arguments, program(tmp_path, OBEDIENT)) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                await operator.workers(0)
-                operator.send(command)  # type: ignore[arg-type]
-                await operator.state(AgentState.READY)
-                for local_rank in (0, 1):
-                    text = agent.attempt_file(0, local_rank, "stdout.log").read_text()
-                    assert text == f"up\ntold {said}\n"
-
-    asyncio.run(story())
+    with running(tmp_path, *arguments, program(tmp_path, OBEDIENT)) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            await operator.workers(0)
+            operator.send(command)  # type: ignore[arg-type]
+            await operator.state(AgentState.READY)
+            for local_rank in (0, 1):
+                text = agent.attempt_file(0, local_rank, "stdout.log").read_text()
+                assert text == f"up\ntold {said}\n"
 
 
-def test_who_does_not_follow_is_killed_when_the_time_is_over(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, STUBBORN)) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                await operator.workers(0)
-                loop = asyncio.get_running_loop()
-                began = loop.time()
-                operator.send(stop(0, is_graceful=True, timeout_seconds=0.5))
-                await operator.state(AgentState.READY)
-                assert 0.5 <= loop.time() - began < 5.0
-
-    asyncio.run(story())
+async def test_who_does_not_follow_is_killed_when_the_time_is_over(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, STUBBORN)) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            await operator.workers(0)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            operator.send(stop(0, is_graceful=True, timeout_seconds=0.5))
+            await operator.state(AgentState.READY)
+            assert 0.5 <= loop.time() - began < 5.0
 
 
 @pytest.mark.parametrize(("text", "seconds"), [(OBEDIENT, 0.0), (STUBBORN, 1.0)])
-def test_sigterm_ends_the_workers_and_then_the_agent(
+async def test_sigterm_ends_the_workers_and_then_the_agent(
     tmp_path: Path, text: str, seconds: float
 ) -> None:
-    async def story() -> None:
-        with running(tmp_path, "--shutdown-timeout=1", program(tmp_path, text)) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                await operator.workers(0)
-                loop = asyncio.get_running_loop()
-                began = loop.time()
-                agent.process.terminate()
-                await operator.state(AgentState.SHUTDOWN)
-                assert await asyncio.to_thread(agent.wait) == 143
-                assert seconds <= loop.time() - began < seconds + 5.0
-                word = b"told SIGTERM" if text is OBEDIENT else b"no"
-                assert agent.stdout.all().count(word) == 2
-
-    asyncio.run(story())
+    with running(tmp_path, "--shutdown-timeout=1", program(tmp_path, text)) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            await operator.workers(0)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            agent.process.terminate()
+            await operator.state(AgentState.SHUTDOWN)
+            assert await asyncio.to_thread(agent.wait) == 143
+            assert seconds <= loop.time() - began < seconds + 5.0
+            word = b"told SIGTERM" if text is OBEDIENT else b"no"
+            assert agent.stdout.all().count(word) == 2
 
 
 @pytest.mark.parametrize("way", ["link", "http"])
-def test_shutdown_ends_with_0(tmp_path: Path, way: str) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, OBEDIENT)) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                await operator.workers(0)
-                if way == "link":
-                    operator.send(ShutdownCommand())
-                else:
-                    assert agent.request("POST", "/shutdown", b"")[:2] == (200, b"")
-                assert await asyncio.to_thread(agent.wait) == 0
-                await operator.until(lambda: len(operator.losses) == 1)
-
-    asyncio.run(story())
+async def test_shutdown_ends_with_0(tmp_path: Path, way: str) -> None:
+    with running(tmp_path, program(tmp_path, OBEDIENT)) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            await operator.workers(0)
+            if way == "link":
+                operator.send(ShutdownCommand())
+            else:
+                assert agent.request("POST", "/shutdown", b"")[:2] == (200, b"")
+            assert await asyncio.to_thread(agent.wait) == 0
+            await operator.until(lambda: len(operator.losses) == 1)
 
 
-def test_it_stays_after_success_and_ends_with_0_when_told(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, "print('done')")) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.state(AgentState.COMPLETED)
-                assert {worker.state for worker in report.workers} == {"succeeded"}
-                operator.send(stop(0))
-                await operator.state(AgentState.READY)
-                operator.send(start(1))
-                await operator.state(AgentState.COMPLETED, 1)
-                agent.process.terminate()
-                assert await asyncio.to_thread(agent.wait) == 0
-
-    asyncio.run(story())
+async def test_it_stays_after_success_and_ends_with_0_when_told(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, "print('done')")) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.state(AgentState.COMPLETED)
+            assert {worker.state for worker in report.workers} == {"succeeded"}
+            operator.send(stop(0))
+            await operator.state(AgentState.READY)
+            operator.send(start(1))
+            await operator.state(AgentState.COMPLETED, 1)
+            agent.process.terminate()
+            assert await asyncio.to_thread(agent.wait) == 0

@@ -23,18 +23,15 @@ from unbroken.wire.agent_codec import decode_report, encode_command
 pytestmark = pytest.mark.slow
 
 
-def test_a_healthy_agent_is_heard_within_each_heartbeat(tmp_path: Path) -> None:
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with linked(agent) as operator:
-                await operator.state(AgentState.READY)
-                began, count = loop.time(), len(operator.reports)
-                await operator.until(lambda: len(operator.reports) >= count + 3)
-                assert loop.time() - began < 3 * HEARTBEAT_SECONDS
-                assert operator.reports[-1] == operator.reports[-2]
-
-    asyncio.run(story())
+async def test_a_healthy_agent_is_heard_within_each_heartbeat(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with linked(agent) as operator:
+            await operator.state(AgentState.READY)
+            began, count = loop.time(), len(operator.reports)
+            await operator.until(lambda: len(operator.reports) >= count + 3)
+            assert loop.time() - began < 3 * HEARTBEAT_SECONDS
+            assert operator.reports[-1] == operator.reports[-2]
 
 
 @pytest.mark.parametrize(("agents", "seconds"), [(0, 1.0), (4000, 1.0), (12_500, 3.1), (10**7, 60)])
@@ -42,113 +39,100 @@ def test_many_agents_are_asked_for_fewer_heartbeats(agents: int, seconds: float)
     assert heartbeat_seconds(agents) == seconds
 
 
-def test_a_command_waits_for_the_agent_and_the_newest_wins(tmp_path: Path) -> None:
-    async def story() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        async with linked(port) as operator:
+async def test_a_command_waits_for_the_agent_and_the_newest_wins(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    async with linked(port) as operator:
+        operator.send(start(0))
+        operator.send(start(5))
+        arguments = ("--server-port", str(port), program(tmp_path, SLEEPER))
+        context = running(tmp_path, *arguments)
+        # In a thread, so that the operator finds nobody there for a while.
+        agent = await asyncio.to_thread(context.__enter__)
+        try:
+            report = await operator.state(AgentState.RUNNING)
+            assert (report.attempt, report.newest_attempt) == (5, 5)
+            assert operator.losses == [], "it was not there yet, which is no loss"
+            operator.send(ShutdownCommand())
+            assert await asyncio.to_thread(agent.wait) == 0
+            await operator.until(lambda: len(operator.losses) == 1)
+        finally:
+            context.__exit__(None, None, None)
+
+
+async def test_a_frozen_agent_is_lost_once_and_found_again(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with linked(agent) as operator:
             operator.send(start(0))
-            operator.send(start(5))
-            arguments = ("--server-port", str(port), program(tmp_path, SLEEPER))
-            context = running(tmp_path, *arguments)
-            # In a thread, so that the operator finds nobody there for a while.
-            agent = await asyncio.to_thread(context.__enter__)
+            report = await operator.workers(0)
+            assert report.pid is not None
+            began = loop.time()
+            os.kill(report.pid, signal.SIGSTOP)
             try:
-                report = await operator.state(AgentState.RUNNING)
-                assert (report.attempt, report.newest_attempt) == (5, 5)
-                assert operator.losses == [], "it was not there yet, which is no loss"
-                operator.send(ShutdownCommand())
-                assert await asyncio.to_thread(agent.wait) == 0
-                await operator.until(lambda: len(operator.losses) == 1)
+                await operator.until(lambda: bool(operator.losses))
+                assert SILENCE_SECONDS - 1 < loop.time() - began < SILENCE_SECONDS + 2
+                assert operator.losses == [
+                    f"the agent at 127.0.0.1:{agent.port} was silent for 3 s"
+                ]
             finally:
-                context.__exit__(None, None, None)
+                os.kill(report.pid, signal.SIGCONT)
+            count = len(operator.reports)
+            await operator.until(lambda: len(operator.reports) > count)
+            assert operator.reports[-1].agent_id == report.agent_id
+            assert operator.reports[-1].state is AgentState.RUNNING
+            assert len(operator.losses) == 1
 
-    asyncio.run(story())
+
+async def test_an_operator_that_was_held_up_itself_loses_nobody(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with linked(agent) as operator:
+            await operator.state(AgentState.READY)
+            # The whole loop stands still, as on a machine that is starved of processor time;
+            # the next heartbeat is too far away then to be what saves the agent.
+            for beyond in (0.05, 0.5):
+                await operator.more(1)
+                time.sleep(SILENCE_SECONDS + beyond)  # noqa: ASYNC251
+                await operator.more(4)
+                assert operator.losses == []
 
 
-def test_a_frozen_agent_is_lost_once_and_found_again(tmp_path: Path) -> None:
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.workers(0)
-                assert report.pid is not None
-                began = loop.time()
-                os.kill(report.pid, signal.SIGSTOP)
-                try:
-                    await operator.until(lambda: bool(operator.losses))
-                    assert SILENCE_SECONDS - 1 < loop.time() - began < SILENCE_SECONDS + 2
-                    assert operator.losses == [
-                        f"the agent at 127.0.0.1:{agent.port} was silent for 3 s"
-                    ]
-                finally:
-                    os.kill(report.pid, signal.SIGCONT)
-                count = len(operator.reports)
-                await operator.until(lambda: len(operator.reports) > count)
-                assert operator.reports[-1].agent_id == report.agent_id
-                assert operator.reports[-1].state is AgentState.RUNNING
+async def test_a_killed_agent_is_lost_at_once_and_the_next_one_has_another_name(
+    tmp_path: Path,
+) -> None:
+    loop = asyncio.get_running_loop()
+    script = program(tmp_path, SLEEPER)
+    with running(tmp_path, script) as agent:
+        async with linked(agent) as operator:
+            report = await operator.state(AgentState.READY)
+            assert report.pid is not None
+            began = loop.time()
+            os.kill(report.pid, signal.SIGKILL)
+            await operator.until(lambda: bool(operator.losses))
+            assert loop.time() - began < 1.0
+            assert operator.losses == [
+                f"the agent at 127.0.0.1:{agent.port} refused the connection"
+            ]
+            arguments = ("--server-port", str(agent.port), script)
+            with running(tmp_path, *arguments):
+                again = await operator.report(lambda r: r.agent_id != report.agent_id)
+                assert again.newest_attempt is None
                 assert len(operator.losses) == 1
 
-    asyncio.run(story())
 
-
-def test_an_operator_that_was_held_up_itself_loses_nobody(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with linked(agent) as operator:
-                await operator.state(AgentState.READY)
-                # The whole loop stands still, as on a machine that is starved of processor time;
-                # the next heartbeat is too far away then to be what saves the agent.
-                for beyond in (0.05, 0.5):
-                    await operator.more(1)
-                    time.sleep(SILENCE_SECONDS + beyond)  # noqa: ASYNC251
-                    await operator.more(4)
-                    assert operator.losses == []
-
-    asyncio.run(story())
-
-
-def test_a_killed_agent_is_lost_at_once_and_the_next_one_has_another_name(tmp_path: Path) -> None:
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        script = program(tmp_path, SLEEPER)
-        with running(tmp_path, script) as agent:
-            async with linked(agent) as operator:
-                report = await operator.state(AgentState.READY)
-                assert report.pid is not None
-                began = loop.time()
-                os.kill(report.pid, signal.SIGKILL)
-                await operator.until(lambda: bool(operator.losses))
-                assert loop.time() - began < 1.0
-                assert operator.losses == [
-                    f"the agent at 127.0.0.1:{agent.port} refused the connection"
-                ]
-                arguments = ("--server-port", str(agent.port), script)
-                with running(tmp_path, *arguments):
-                    again = await operator.report(lambda r: r.agent_id != report.agent_id)
-                    assert again.newest_attempt is None
-                    assert len(operator.losses) == 1
-
-    asyncio.run(story())
-
-
-def test_two_operators_hear_the_same_and_do_no_harm(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with linked(agent) as one, linked(agent) as other:
-                one.send(start(0))
-                other.send(start(0))
-                report = await one.workers(0)
-                assert await other.workers(0) == report
-                await _repeat(one, stop(0), lambda: one.reports[-1].state is AgentState.READY)
-                other.send(start(0))  # It has not heard yet, and comes too late.
-                await _repeat(one, start(1), lambda: one.reports[-1].attempt == 1)
-                report = await other.workers(1)
-                assert (await one.workers(1)).workers == report.workers
-                assert one.losses == other.losses == []
-
-    asyncio.run(story())
+async def test_two_operators_hear_the_same_and_do_no_harm(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with linked(agent) as one, linked(agent) as other:
+            one.send(start(0))
+            other.send(start(0))
+            report = await one.workers(0)
+            assert await other.workers(0) == report
+            await _repeat(one, stop(0), lambda: one.reports[-1].state is AgentState.READY)
+            other.send(start(0))  # It has not heard yet, and comes too late.
+            await _repeat(one, start(1), lambda: one.reports[-1].attempt == 1)
+            report = await other.workers(1)
+            assert (await one.workers(1)).workers == report.workers
+            assert one.losses == other.losses == []
 
 
 async def _repeat(operator: Operator, command: Command, holds: Callable[[], bool]) -> None:
@@ -158,80 +142,67 @@ async def _repeat(operator: Operator, command: Command, holds: Callable[[], bool
         await operator.more(1)
 
 
-def test_late_commands_of_a_dead_operator_are_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        script = program(tmp_path, SLEEPER)
-        with running(tmp_path, script, UNBROKEN_AGENT_AUTH="none") as agent:
-            async with aiohttp.ClientSession() as session:
-                dead = await session.ws_connect(f"http://127.0.0.1:{agent.port}/v1/link")
-                async with linked(agent) as operator:
-                    await operator.state(AgentState.READY)
-                    await dead.send_str(encode_command(start(0, master_port=1)))
-                    while (message := await dead.receive()).type is aiohttp.WSMsgType.TEXT:
-                        assert decode_report(message.data).newest_attempt is None
-                    assert dead.closed
-                    assert agent.report().newest_attempt is None
-                    operator.send(start(0))
-                    report = await operator.workers(0)
-                    assert report.master_port == start(0).master_port
-
-    asyncio.run(story())
-
-
-def test_an_operator_that_lives_commands_again_over_a_newer_link(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+async def test_late_commands_of_a_dead_operator_are_refused(tmp_path: Path) -> None:
+    script = program(tmp_path, SLEEPER)
+    with running(tmp_path, script, UNBROKEN_AGENT_AUTH="none") as agent:
+        async with aiohttp.ClientSession() as session:
+            dead = await session.ws_connect(f"http://127.0.0.1:{agent.port}/v1/link")
             async with linked(agent) as operator:
                 await operator.state(AgentState.READY)
-                async with linked(agent) as other:
-                    await other.state(AgentState.READY)
-                await _repeat(operator, start(0), lambda: operator.reports[-1].attempt == 0)
-                assert operator.losses == []
+                await dead.send_str(encode_command(start(0, master_port=1)))
+                while (message := await dead.receive()).type is aiohttp.WSMsgType.TEXT:
+                    assert decode_report(message.data).newest_attempt is None
+                assert dead.closed
+                assert agent.report().newest_attempt is None
+                operator.send(start(0))
+                report = await operator.workers(0)
+                assert report.master_port == start(0).master_port
 
-    asyncio.run(story())
+
+async def test_an_operator_that_lives_commands_again_over_a_newer_link(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with linked(agent) as operator:
+            await operator.state(AgentState.READY)
+            async with linked(agent) as other:
+                await other.state(AgentState.READY)
+            await _repeat(operator, start(0), lambda: operator.reports[-1].attempt == 0)
+            assert operator.losses == []
 
 
-def test_a_wrong_key_is_no_loss_and_no_agent(
+async def test_a_wrong_key_is_no_loss_and_no_agent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with linked(agent.port, key=bytes(32)) as stranger, linked(agent) as operator:
-                stranger.send(start(0))
-                operator.send(start(1))
-                await operator.workers(1)
-                assert (stranger.reports, stranger.losses) == ([], [])
-                async with asyncio.timeout(30):
-                    while "does not prove that it has the job's key" not in caplog.text:
-                        await asyncio.sleep(0.01)
-
-    asyncio.run(story())
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with linked(agent.port, key=bytes(32)) as stranger, linked(agent) as operator:
+            stranger.send(start(0))
+            operator.send(start(1))
+            await operator.workers(1)
+            assert (stranger.reports, stranger.losses) == ([], [])
+            async with asyncio.timeout(30):
+                while "does not prove that it has the job's key" not in caplog.text:
+                    await asyncio.sleep(0.01)
 
 
-def test_an_agent_without_a_link_is_asked_and_told_by_requests(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER), link=False) as agent:
-            assert agent.request("GET", "/v1/link")[0] == 404
-            async with linked(agent) as operator:
-                first = await operator.state(AgentState.READY)
-                assert first.agent_id.startswith("stock-")
-                operator.send(start(0))
-                report = await operator.state(AgentState.RUNNING)
-                assert (report.rank, report.attempt, report.offered_port) == (0, None, None)
-                os.kill(agent.report().workers[1].pid, signal.SIGKILL)
-                report = await operator.state(AgentState.FAULTED)
-                assert (report.reason, report.agent_id) == ("WorkerCrash", first.agent_id)
-                operator.send(stop(0))
-                await operator.state(AgentState.READY)
-                operator.send(start(1))
-                await operator.state(AgentState.RUNNING)
-                operator.send(ShutdownCommand())
-                assert await asyncio.to_thread(agent.wait) == 0
-                await operator.until(lambda: len(operator.losses) == 1)
-
-    asyncio.run(story())
+async def test_an_agent_without_a_link_is_asked_and_told_by_requests(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER), link=False) as agent:
+        assert agent.request("GET", "/v1/link")[0] == 404
+        async with linked(agent) as operator:
+            first = await operator.state(AgentState.READY)
+            assert first.agent_id.startswith("stock-")
+            operator.send(start(0))
+            report = await operator.state(AgentState.RUNNING)
+            assert (report.rank, report.attempt, report.offered_port) == (0, None, None)
+            os.kill(agent.report().workers[1].pid, signal.SIGKILL)
+            report = await operator.state(AgentState.FAULTED)
+            assert (report.reason, report.agent_id) == ("WorkerCrash", first.agent_id)
+            operator.send(stop(0))
+            await operator.state(AgentState.READY)
+            operator.send(start(1))
+            await operator.state(AgentState.RUNNING)
+            operator.send(ShutdownCommand())
+            assert await asyncio.to_thread(agent.wait) == 0
+            await operator.until(lambda: len(operator.losses) == 1)
 
 
 class Stumbling:
@@ -262,28 +233,24 @@ class Stumbling:
         return web.Response()
 
 
-def test_an_agent_that_refuses_the_link_is_asked_and_one_that_stumbles_is_stopped() -> None:
+async def test_an_agent_that_refuses_the_link_is_asked_and_one_that_stumbles_is_stopped() -> None:
     agent = Stumbling()
-
-    async def story() -> None:
-        runner = web.AppRunner(agent.app)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            async with linked(runner.addresses[0][1], key=None) as operator:
-                report = await operator.state(AgentState.READY)
-                assert report.agent_id == "stock-2026-01-01T00:00:00.000000+00:00"
-                operator.send(start(0))
-                await operator.until(lambda: agent.told == ["/start", "/stop"])
-                heard = len(operator.reports)
-                await operator.until(lambda: len(operator.reports) > heard)
-                assert {one.state for one in operator.reports} == {AgentState.READY}
-                operator.send(start(0))
-                await operator.state(AgentState.RUNNING)
-        finally:
-            await runner.cleanup()
-
-    asyncio.run(story())
+    runner = web.AppRunner(agent.app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with linked(runner.addresses[0][1], key=None) as operator:
+            report = await operator.state(AgentState.READY)
+            assert report.agent_id == "stock-2026-01-01T00:00:00.000000+00:00"
+            operator.send(start(0))
+            await operator.until(lambda: agent.told == ["/start", "/stop"])
+            heard = len(operator.reports)
+            await operator.until(lambda: len(operator.reports) > heard)
+            assert {one.state for one in operator.reports} == {AgentState.READY}
+            operator.send(start(0))
+            await operator.state(AgentState.RUNNING)
+    finally:
+        await runner.cleanup()
 
 
 class Deaf:
@@ -296,19 +263,16 @@ class Deaf:
         self.writers.append(writer)
 
 
-def test_a_port_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
-    async def story() -> None:
-        deaf = Deaf()
-        server = await asyncio.start_server(deaf.accept, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        async with server, linked(port) as operator:
-            while len(deaf.writers) < 2:
-                await asyncio.wait_for(_accepted(deaf, len(deaf.writers)), timeout=30)
-            assert (operator.reports, operator.losses) == ([], [])
-            for writer in deaf.writers:
-                writer.close()
-
-    asyncio.run(story())
+async def test_a_port_that_never_answers_is_not_waited_for(tmp_path: Path) -> None:
+    deaf = Deaf()
+    server = await asyncio.start_server(deaf.accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, linked(port) as operator:
+        while len(deaf.writers) < 2:
+            await asyncio.wait_for(_accepted(deaf, len(deaf.writers)), timeout=30)
+        assert (operator.reports, operator.losses) == ([], [])
+        for writer in deaf.writers:
+            writer.close()
 
 
 async def _accepted(deaf: Deaf, count: int) -> None:
@@ -316,15 +280,12 @@ async def _accepted(deaf: Deaf, count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_an_operator_waits_for_nothing_when_it_is_told_to_end(tmp_path: Path) -> None:
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            operator: Operator
-            async with linked(agent) as operator:
-                await operator.state(AgentState.READY)
-                began = loop.time()
-            assert loop.time() - began < 1.0
-            assert operator.losses == []
-
-    asyncio.run(story())
+async def test_an_operator_waits_for_nothing_when_it_is_told_to_end(tmp_path: Path) -> None:
+    loop = asyncio.get_running_loop()
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        operator: Operator
+        async with linked(agent) as operator:
+            await operator.state(AgentState.READY)
+            began = loop.time()
+        assert loop.time() - began < 1.0
+        assert operator.losses == []

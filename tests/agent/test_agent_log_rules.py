@@ -156,7 +156,7 @@ def test_the_end_of_training_is_no_silence(tmp_path: Path) -> None:
         assert (report.state, report.faults) == (AgentState.COMPLETED, ())
 
 
-def test_a_node_of_several_tells_and_does_not_decide(tmp_path: Path) -> None:
+async def test_a_node_of_several_tells_and_does_not_decide(tmp_path: Path) -> None:
     rule = {**LOSS, "ranks": "some", "expectedStartCutOffInSeconds": 0.3}
 
     async def story(agent: Running) -> AgentReport:
@@ -167,11 +167,11 @@ def test_a_node_of_several_tells_and_does_not_decide(tmp_path: Path) -> None:
             )
 
     with running(tmp_path, script(tmp_path, SILENT), nproc=1) as agent:
-        report = asyncio.run(story(agent))
+        report = await story(agent)
     assert (report.state, report.faults) == (AgentState.RUNNING, ())
 
 
-def test_each_attempt_is_judged_by_itself(tmp_path: Path) -> None:
+async def test_each_attempt_is_judged_by_itself(tmp_path: Path) -> None:
     text = f"if os.environ['JOB_RESTART_COUNT'] == '0': say(1, 'loss=1\\n')\n{SILENT}"
     hang = {**LOSS, "expectedRecurringFrequencyInSeconds": 0.3}
 
@@ -186,11 +186,11 @@ def test_each_attempt_is_judged_by_itself(tmp_path: Path) -> None:
             return await operator.state(AgentState.FAULTED, 1)
 
     with running(tmp_path, script(tmp_path, text), nproc=1) as agent:
-        report = asyncio.run(story(agent))
+        report = await story(agent)
     assert "no match for 0.6 s since the start" in the_fault(report)[2]
 
 
-def test_without_rules_nothing_of_them_is_loaded(tmp_path: Path) -> None:
+async def test_without_rules_nothing_of_them_is_loaded(tmp_path: Path) -> None:
     with running(tmp_path, script(tmp_path, SILENT), nproc=1) as agent:
 
         async def story(rules: tuple[dict[str, Any], ...], attempt: int) -> int | None:
@@ -206,9 +206,9 @@ def test_without_rules_nothing_of_them_is_loaded(tmp_path: Path) -> None:
         def is_loaded() -> bool:
             return "_re2" in Path(f"/proc/{pid}/maps").read_text()
 
-        pid = asyncio.run(story((), 0))
+        pid = await story((), 0)
         assert not is_loaded()
-        asyncio.run(story((LOSS,), 1))
+        await story((LOSS,), 1)
         assert is_loaded()
 
 

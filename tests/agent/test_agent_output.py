@@ -134,7 +134,7 @@ os._exit(3)
 
 
 @pytest.mark.slow
-def test_a_console_that_takes_nothing_holds_up_the_workers_and_not_the_agent(
+async def test_a_console_that_takes_nothing_holds_up_the_workers_and_not_the_agent(
     tmp_path: Path,
 ) -> None:
     text = """
@@ -145,8 +145,7 @@ pathlib.Path("through").touch()
 """
     script = program(tmp_path, text)
     reader, writer = os.pipe()
-
-    async def story() -> None:
+    try:
         with running(tmp_path, script, nproc=1, stdout=writer) as agent:
             async with linked(agent) as operator:
                 operator.send(start(0))
@@ -155,9 +154,6 @@ pathlib.Path("through").touch()
                 os.kill(report.workers[0].pid, signal.SIGKILL)
                 report = await operator.state(AgentState.FAULTED)
                 assert not (tmp_path / "through").exists()
-
-    try:
-        asyncio.run(story())
     finally:
         os.close(reader)
         os.close(writer)

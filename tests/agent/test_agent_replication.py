@@ -56,35 +56,31 @@ async def ready(operator: Operator) -> None:
     await operator.state(AgentState.READY)
 
 
-def test_a_step_of_all_ranks_reaches_the_buddy_and_is_there_when_the_node_is_lost(
+async def test_a_step_of_all_ranks_reaches_the_buddy_and_is_there_when_the_node_is_lost(
     tmp_path: Path,
 ) -> None:
     environ = {"FIRST": "0", "LAST": "100000", "SECONDS": "0.05"}
-
-    async def scenario() -> None:
-        async with (
-            pair(tmp_path, TRAINS, **environ) as (first, second),
-            linked(first) as operator,
-            linked(second) as other,
-        ):
-            operator.send(begin(0, 0, buddy=address(second)))
-            other.send(begin(0, 1, buddy=address(first)))
-            await until(lambda: any(one.step for one in common(second)))
-            os.kill(first.report().pid or 0, signal.SIGKILL)
-            first.wait()
-            # Another node takes its rank, and has what it has kept as its buddy.
-            other.send(stop(0))
-            await ready(other)
-            other.send(begin(1, 0, holders=(address(first),)))
-            await other.workers(1)
-            fetched = [told(second, 1, rank)["fetched"] for rank in (0, 1)]
-            points = [{Copy(**one) for one in found["steps"]} for found in fetched]
-            assert any(one.step for one in points[0] & points[1])
-            for found in fetched:
-                assert all(found["whole"])
-                assert set(found["from"]) == {None}
-
-    asyncio.run(scenario())
+    async with (
+        pair(tmp_path, TRAINS, **environ) as (first, second),
+        linked(first) as operator,
+        linked(second) as other,
+    ):
+        operator.send(begin(0, 0, buddy=address(second)))
+        other.send(begin(0, 1, buddy=address(first)))
+        await until(lambda: any(one.step for one in common(second)))
+        os.kill(first.report().pid or 0, signal.SIGKILL)
+        first.wait()
+        # Another node takes its rank, and has what it has kept as its buddy.
+        other.send(stop(0))
+        await ready(other)
+        other.send(begin(1, 0, holders=(address(first),)))
+        await other.workers(1)
+        fetched = [told(second, 1, rank)["fetched"] for rank in (0, 1)]
+        points = [{Copy(**one) for one in found["steps"]} for found in fetched]
+        assert any(one.step for one in points[0] & points[1])
+        for found in fetched:
+            assert all(found["whole"])
+            assert set(found["from"]) == {None}
 
 
 def common(buddy: Running) -> set[Copy]:
@@ -105,7 +101,9 @@ signal.pause()
 )
 
 
-def test_a_new_node_brings_what_its_buddy_has_past_dead_and_silent_holders(tmp_path: Path) -> None:
+async def test_a_new_node_brings_what_its_buddy_has_past_dead_and_silent_holders(
+    tmp_path: Path,
+) -> None:
     async def scenario(silent: socket.socket) -> None:
         async with (
             pair(tmp_path, FETCHES) as (lost, buddy),
@@ -134,49 +132,41 @@ def test_a_new_node_brings_what_its_buddy_has_past_dead_and_silent_holders(tmp_p
                 assert found["all"]["from"] == found["listed"]["from"] == [0, 0]
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        asyncio.run(scenario(silent))
+        await scenario(silent)
 
 
-def test_at_a_low_rate_both_ranks_of_a_step_arrive_again_and_again(tmp_path: Path) -> None:
+async def test_at_a_low_rate_both_ranks_of_a_step_arrive_again_and_again(tmp_path: Path) -> None:
     rate, size = 20_000_000, 2_000_000
     environ = {"BYTES": str(size), "FIRST": "0", "LAST": "100000", "SECONDS": "0.02"}
     environ["UNBROKEN_REPLICATE_BYTES_PER_SECOND"] = str(rate)
+    async with (
+        pair(tmp_path, TRAINS, **environ) as (first, second),
+        linked(first) as operator,
+        linked(second) as other,
+    ):
+        seen: set[Copy] = set()
 
-    async def scenario() -> None:
-        async with (
-            pair(tmp_path, TRAINS, **environ) as (first, second),
-            linked(first) as operator,
-            linked(second) as other,
-        ):
-            seen: set[Copy] = set()
+        def has_three() -> bool:
+            seen.update(common(second))
+            return len(seen) >= 4
 
-            def has_three() -> bool:
-                seen.update(common(second))
-                return len(seen) >= 4
-
-            began = time.monotonic()
-            other.send(begin(0, 1, buddy=address(first)))
-            operator.send(begin(0, 0, buddy=address(second)))
-            await until(has_three)
-            sent = 2 * len(seen) * size
-            assert sent <= rate * (time.monotonic() - began + 0.5)
-            summary = json.loads(first.request("GET", "/v1/snapshots")[1])
-            assert summary["reason"] == ""
-
-    asyncio.run(scenario())
+        began = time.monotonic()
+        other.send(begin(0, 1, buddy=address(first)))
+        operator.send(begin(0, 0, buddy=address(second)))
+        await until(has_three)
+        sent = 2 * len(seen) * size
+        assert sent <= rate * (time.monotonic() - began + 0.5)
+        summary = json.loads(first.request("GET", "/v1/snapshots")[1])
+        assert summary["reason"] == ""
 
 
-def test_nothing_is_sent_at_a_rate_of_nothing(tmp_path: Path) -> None:
+async def test_nothing_is_sent_at_a_rate_of_nothing(tmp_path: Path) -> None:
     environ = {"FIRST": "0", "LAST": "4", "UNBROKEN_REPLICATE_BYTES_PER_SECOND": "0"}
-
-    async def scenario() -> None:
-        async with pair(tmp_path, TRAINS, **environ) as (first, second), linked(first) as operator:
-            operator.send(begin(0, 0, buddy=address(second)))
-            await operator.workers(0)
-            await until(lambda: "last" in first.attempt_file(0, 0, "stdout.log").read_text())
-            assert copies(second, 0) == []
-
-    asyncio.run(scenario())
+    async with pair(tmp_path, TRAINS, **environ) as (first, second), linked(first) as operator:
+        operator.send(begin(0, 0, buddy=address(second)))
+        await operator.workers(0)
+        await until(lambda: "last" in first.attempt_file(0, 0, "stdout.log").read_text())
+        assert copies(second, 0) == []
 
 
 def has_agreed(agent: Running, ranks: tuple[int, int], buddy: Running) -> bool:
@@ -197,42 +187,38 @@ def at_one_moment(agent: Running, ranks: tuple[int, int]) -> list[set[Copy]]:
 
 
 @pytest.mark.parametrize(("victim", "seed"), [(v, s) for v in KINDS for s in (1, 2)])
-def test_whoever_is_killed_whenever_only_whole_steps_are_left(
+async def test_whoever_is_killed_whenever_only_whole_steps_are_left(
     victim: str, seed: int, tmp_path: Path
 ) -> None:
     environ = {"BYTES": "5000000", "FIRST": "0", "LAST": "100000", "SECONDS": "0.03"}
     drawn = random.Random(f"{victim} {seed}")
-
-    async def scenario() -> None:
-        async with (
-            pair(tmp_path, TRAINS, **environ) as (first, second),
-            linked(first) as operator,
-            linked(second) as other,
-        ):
-            operator.send(begin(0, 0, buddy=address(second)))
-            other.send(begin(0, 1, buddy=address(first)))
-            await until(lambda: has_agreed(first, (0, 1), second))
-            await until(lambda: has_agreed(second, (2, 3), first))
-            # Any moment of the transfers that go on and on.
-            await asyncio.sleep(drawn.random())
-            if victim == "worker":
-                report = await operator.state(AgentState.RUNNING)
-                os.kill(report.workers[0].pid, signal.SIGKILL)
-                await operator.state(AgentState.FAULTED)
-            else:
-                agent = second if victim == "buddy" else first
-                os.kill(agent.report().pid or 0, signal.SIGKILL)
-                agent.wait()
-            # The helper fails where one is not whole.
-            left = {"sender": (second, (0, 1)), "buddy": (first, (2, 3))}
-            agent, ranks = left.get(victim, (second, (0, 1)))
-            kept = at_one_moment(agent, ranks)
-            assert kept[0] & kept[1], "no step of all ranks of the node"
-            if victim == "buddy":
-                report = await operator.state(AgentState.RUNNING, 0)
-                assert report.faults == (), "training does not feel it"
-
-    asyncio.run(scenario())
+    async with (
+        pair(tmp_path, TRAINS, **environ) as (first, second),
+        linked(first) as operator,
+        linked(second) as other,
+    ):
+        operator.send(begin(0, 0, buddy=address(second)))
+        other.send(begin(0, 1, buddy=address(first)))
+        await until(lambda: has_agreed(first, (0, 1), second))
+        await until(lambda: has_agreed(second, (2, 3), first))
+        # Any moment of the transfers that go on and on.
+        await asyncio.sleep(drawn.random())
+        if victim == "worker":
+            report = await operator.state(AgentState.RUNNING)
+            os.kill(report.workers[0].pid, signal.SIGKILL)
+            await operator.state(AgentState.FAULTED)
+        else:
+            agent = second if victim == "buddy" else first
+            os.kill(agent.report().pid or 0, signal.SIGKILL)
+            agent.wait()
+        # The helper fails where one is not whole.
+        left = {"sender": (second, (0, 1)), "buddy": (first, (2, 3))}
+        agent, ranks = left.get(victim, (second, (0, 1)))
+        kept = at_one_moment(agent, ranks)
+        assert kept[0] & kept[1], "no step of all ranks of the node"
+        if victim == "buddy":
+            report = await operator.state(AgentState.RUNNING, 0)
+            assert report.faults == (), "training does not feel it"
 
 
 RECEIPTS = (
@@ -253,8 +239,8 @@ signal.pause()
 )
 
 
-def test_receipts_are_reported_until_the_next_attempt(tmp_path: Path) -> None:
-    async def scenario() -> None:
+async def test_receipts_are_reported_until_the_next_attempt(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, RECEIPTS)) as agent:
         async with linked(agent) as operator:
             operator.send(start(0))
             report = await operator.report(
@@ -268,6 +254,3 @@ def test_receipts_are_reported_until_the_next_attempt(tmp_path: Path) -> None:
             await ready(operator)
             operator.send(start(1))
             assert (await operator.workers(1)).receipts == ()
-
-    with running(tmp_path, program(tmp_path, RECEIPTS)) as agent:
-        asyncio.run(scenario())

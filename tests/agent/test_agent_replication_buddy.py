@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -73,18 +72,14 @@ def test_what_a_sender_says_that_it_needs_is_kept(buddy: Running) -> None:
         assert [one.step for one in copies(buddy, 11)] == kept
 
 
-def test_a_holder_without_workers_is_told_by_its_address(buddy: Running) -> None:
+async def test_a_holder_without_workers_is_told_by_its_address(buddy: Running) -> None:
     assert put(buddy, 12, (1, 1), slot(12, 1, 1)) == 200
     address, slots = f"127.0.0.1:{buddy.port}", Snapshots()
     work = Fetch((NAME, 12), [address], KEY, None, slots.memory)
-
-    async def scenario() -> None:
-        (offer,) = await work.offers()
-        brought = await work.bring([offer])
-        assert brought is not None
-        slots.add(work.key, offer.point, brought[0], offer.node)
-
-    asyncio.run(scenario())
+    (offer,) = await work.offers()
+    brought = await work.bring([offer])
+    assert brought is not None
+    slots.add(work.key, offer.point, brought[0], offer.node)
     slots.begin(2)
     message = {"type": "snapshot_find", "name": NAME, "rank": 12, "attempt": 2}
     assert slots.answer(message).message["from"] == [address]

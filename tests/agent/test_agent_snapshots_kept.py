@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from pathlib import Path
@@ -33,7 +32,7 @@ signal.pause()
 """
 
 
-def test_a_killed_worker_goes_on_from_the_memory_of_its_agent(tmp_path: Path) -> None:
+async def test_a_killed_worker_goes_on_from_the_memory_of_its_agent(tmp_path: Path) -> None:
     async def scenario(port: int) -> list[str]:
         lines = []
         async with linked(agent) as operator:
@@ -46,7 +45,7 @@ def test_a_killed_worker_goes_on_from_the_memory_of_its_agent(tmp_path: Path) ->
         return lines
 
     with running(tmp_path, program(tmp_path, TRAIN), nproc=1) as agent:
-        lines = asyncio.run(scenario(agent.port))
+        lines = await scenario(agent.port)
     assert [json.loads(line) for line in lines] == [None, [2, "memory", 0, [2.0]]]
 
 
@@ -58,7 +57,7 @@ def copied(agent: Running) -> list[int]:
 
 
 @pytest.mark.heavy
-def test_a_lost_node_goes_on_from_the_memory_of_its_buddy(tmp_path: Path) -> None:
+async def test_a_lost_node_goes_on_from_the_memory_of_its_buddy(tmp_path: Path) -> None:
     """The third agent takes the rank of the first, whose memory is gone; the second has copies."""
 
     async def scenario(lost: Running, buddy: Running, new: Running) -> int:
@@ -83,7 +82,7 @@ def test_a_lost_node_goes_on_from_the_memory_of_its_buddy(tmp_path: Path) -> Non
         running(folders[1], str(folders[1] / "train.py"), nproc=1) as buddy,
         running(folders[2], str(folders[2] / "train.py"), nproc=1) as new,
     ):
-        newest = asyncio.run(scenario(lost, buddy, new))
+        newest = await scenario(lost, buddy, new)
         told = json.loads(new.attempt_file(1, 0, "stdout.log").read_text())
     assert told == [newest, "buddy 1", 0, [newest]]
 
@@ -114,7 +113,7 @@ signal.pause()
 
 
 @pytest.mark.heavy
-def test_who_is_left_divides_what_it_has_of_all_ranks(tmp_path: Path) -> None:
+async def test_who_is_left_divides_what_it_has_of_all_ranks(tmp_path: Path) -> None:
     """Of two nodes one is lost, and the job goes on with the other alone."""
 
     async def scenario(lost: Running, left: Running) -> None:
@@ -140,7 +139,7 @@ def test_who_is_left_divides_what_it_has_of_all_ranks(tmp_path: Path) -> None:
         running(folders[0], str(folders[0] / "train.py"), nproc=1) as lost,
         running(folders[1], str(folders[1] / "train.py"), nproc=1) as left,
     ):
-        asyncio.run(scenario(lost, left))
+        await scenario(lost, left)
         texts = [left.attempt_file(one, 0, "stdout.log").read_text() for one in (0, 1)]
     first, second = (json.loads(text) for text in texts)
     assert second[0] == [2, "memory of 2 ranks, divided anew"]
@@ -174,7 +173,7 @@ signal.pause()
 )
 
 
-def test_workers_are_told_what_there_is_of_all_ranks(tmp_path: Path) -> None:
+async def test_workers_are_told_what_there_is_of_all_ranks(tmp_path: Path) -> None:
     """Slots of both workers, and what the agent holds as a buddy."""
 
     async def scenario() -> None:
@@ -190,7 +189,7 @@ def test_workers_are_told_what_there_is_of_all_ranks(tmp_path: Path) -> None:
             await operator.workers(1)
 
     with running(tmp_path, program(tmp_path, LOOKS)) as agent:
-        asyncio.run(scenario())
+        await scenario()
         told = json.loads(agent.attempt_file(1, 1, "stdout.log").read_text())
     own = [[4, rank, step, True] for rank in (0, 1) for step in (4, 5)]
     # Copies that a worker has asked for are this agent's own too.
@@ -220,14 +219,11 @@ signal.pause()
 )
 
 
-def test_a_worker_opens_only_its_own_memory_in_the_attempt_that_runs(tmp_path: Path) -> None:
-    async def scenario() -> None:
+async def test_a_worker_opens_only_its_own_memory_in_the_attempt_that_runs(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, ASKS), nproc=1) as agent:
         async with linked(agent) as operator:
             operator.send(start(3))
             await operator.workers(3)
-
-    with running(tmp_path, program(tmp_path, ASKS), nproc=1) as agent:
-        asyncio.run(scenario())
         told = json.loads(agent.attempt_file(3, 0, "stdout.log").read_text())
     assert (told["own"], told["look"]) == ("", "")
     assert told["others"] == "this is rank 0, not 1"

@@ -76,106 +76,91 @@ async def started(operator: Operator, attempt: int = 0) -> AgentReport:
     return await operator.workers(attempt)
 
 
-def test_a_spare_imports_what_the_workers_of_another_agent_have(tmp_path: Path) -> None:
-    async def story() -> None:
-        script = program(tmp_path, TRAIN)
-        directories = [tmp_path / "one", tmp_path / "spare"]
-        for directory in directories:
-            directory.mkdir()
-        with running(directories[0], script) as one, running(directories[1], INFO, script) as spare:
-            async with linked(one) as gang, linked(spare) as operator:
-                assert (await operator.state(AgentState.READY)).imports == 0
-                operator.send(WarmCommand((f"127.0.0.1:{one.port}",)))
-                await started(gang)
-                known = (await gang.report(lambda r: bool(r.imports))).imports
-                code, body, _ = one.request("GET", "/v1/imports")
-                names = json.loads(body)["modules"]
-                assert (code, len(names)) == (200, known)
-                assert {"colorsys", "wave"} <= set(names)
-                assert known is not None
-                await until_known(operator, known, f"127.0.0.1:{one.port}")
-                await until_parked(spare)
-                report = await started(operator)
-                assert [worker.start for worker in report.workers] == ["warm", "warm"]
-                assert spare.attempt_file(0, 1, "stdout.log").read_text() == "1\n"
-
-    asyncio.run(story())
+async def test_a_spare_imports_what_the_workers_of_another_agent_have(tmp_path: Path) -> None:
+    script = program(tmp_path, TRAIN)
+    directories = [tmp_path / "one", tmp_path / "spare"]
+    for directory in directories:
+        directory.mkdir()
+    with running(directories[0], script) as one, running(directories[1], INFO, script) as spare:
+        async with linked(one) as gang, linked(spare) as operator:
+            assert (await operator.state(AgentState.READY)).imports == 0
+            operator.send(WarmCommand((f"127.0.0.1:{one.port}",)))
+            await started(gang)
+            known = (await gang.report(lambda r: bool(r.imports))).imports
+            code, body, _ = one.request("GET", "/v1/imports")
+            names = json.loads(body)["modules"]
+            assert (code, len(names)) == (200, known)
+            assert {"colorsys", "wave"} <= set(names)
+            assert known is not None
+            await until_known(operator, known, f"127.0.0.1:{one.port}")
+            await until_parked(spare)
+            report = await started(operator)
+            assert [worker.start for worker in report.workers] == ["warm", "warm"]
+            assert spare.attempt_file(0, 1, "stdout.log").read_text() == "1\n"
 
 
-def test_of_several_the_first_that_answers_well_is_believed(tmp_path: Path) -> None:
-    async def story() -> None:
-        half, other = answer("wave")[:-5], answer("no_such_module", "colorsys")
-        with running(tmp_path, INFO, program(tmp_path, TRAIN), **PLAIN) as spare:
-            async with (
-                linked(spare) as operator,
-                peer(half) as broken,
-                peer(answer(["wave"])) as strange,
-                peer(other) as good,
-            ):
-                await operator.state(AgentState.READY)
-                operator.send(WarmCommand((broken, "no address", strange)))
-                await asyncio.to_thread(spare.stderr.wait_for, f"agent={strange} does not tell")
-                assert operator.reports[-1].imports == 0
-                await until_known(operator, 2, broken, strange, good)
-                await until_parked(spare)
-                report = await started(operator)
-                assert [worker.start for worker in report.workers] == ["warm", "warm"]
-                assert spare.attempt_file(0, 1, "stdout.log").read_text() == "1\n"
-
-    asyncio.run(story())
+async def test_of_several_the_first_that_answers_well_is_believed(tmp_path: Path) -> None:
+    half, other = answer("wave")[:-5], answer("no_such_module", "colorsys")
+    with running(tmp_path, INFO, program(tmp_path, TRAIN), **PLAIN) as spare:
+        async with (
+            linked(spare) as operator,
+            peer(half) as broken,
+            peer(answer(["wave"])) as strange,
+            peer(other) as good,
+        ):
+            await operator.state(AgentState.READY)
+            operator.send(WarmCommand((broken, "no address", strange)))
+            await asyncio.to_thread(spare.stderr.wait_for, f"agent={strange} does not tell")
+            assert operator.reports[-1].imports == 0
+            await until_known(operator, 2, broken, strange, good)
+            await until_parked(spare)
+            report = await started(operator)
+            assert [worker.start for worker in report.workers] == ["warm", "warm"]
+            assert spare.attempt_file(0, 1, "stdout.log").read_text() == "1\n"
 
 
-def test_what_is_learned_later_is_imported_too(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, INFO, program(tmp_path, TRAIN), **PLAIN) as spare:
-            async with (
-                linked(spare) as operator,
-                peer(answer("wave")) as one,
-                peer(answer("wave", "colorsys")) as another,
-            ):
-                await until_known(operator, 1, one)
-                await until_parked(spare)
-                await until_known(operator, 2, another)
-                await asyncio.to_thread(spare.stderr.wait_for, "(?s)are parked.*2 are parked")
-                await started(operator)
-                assert spare.attempt_file(0, 0, "stdout.log").read_text() == "1\n"
-
-    asyncio.run(story())
+async def test_what_is_learned_later_is_imported_too(tmp_path: Path) -> None:
+    with running(tmp_path, INFO, program(tmp_path, TRAIN), **PLAIN) as spare:
+        async with (
+            linked(spare) as operator,
+            peer(answer("wave")) as one,
+            peer(answer("wave", "colorsys")) as another,
+        ):
+            await until_known(operator, 1, one)
+            await until_parked(spare)
+            await until_known(operator, 2, another)
+            await asyncio.to_thread(spare.stderr.wait_for, "(?s)are parked.*2 are parked")
+            await started(operator)
+            assert spare.attempt_file(0, 0, "stdout.log").read_text() == "1\n"
 
 
-def test_a_start_does_not_wait_for_what_is_being_imported(tmp_path: Path) -> None:
-    async def story() -> None:
-        gate, bell = tmp_path / "gate", tmp_path / "bell"
-        os.mkfifo(gate)
-        os.mkfifo(bell)
-        rung = os.open(bell, os.O_RDWR)
-        site = tmp_path / "site"
-        site.mkdir()
-        (site / "sitecustomize.py").write_text(GATE.format(gate=str(gate), bell=str(bell)))
-        script = program(tmp_path, TRAIN)
-        with running(tmp_path, INFO, script, PYTHONPATH=str(site), **PLAIN) as spare:
-            async with linked(spare) as operator, peer(answer("colorsys")) as one:
-                await operator.state(AgentState.READY)
-                operator.send(WarmCommand((one,)))
-                assert await asyncio.to_thread(os.read, rung, 4) == b"here"
-                report = await started(operator)
-                assert [worker.start for worker in report.workers] == ["cold", "cold"]
-                opened = os.open(gate, os.O_RDWR)
-                await until_parked(spare)
-                os.close(opened)
-                os.close(rung)
-                operator.send(stop(0))
-                await operator.report(lambda r: r.state is AgentState.READY)
-                report = await started(operator, 1)
-                assert [worker.start for worker in report.workers] == ["warm", "warm"]
-
-    asyncio.run(story())
+async def test_a_start_does_not_wait_for_what_is_being_imported(tmp_path: Path) -> None:
+    gate, bell = tmp_path / "gate", tmp_path / "bell"
+    os.mkfifo(gate)
+    os.mkfifo(bell)
+    rung = os.open(bell, os.O_RDWR)
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(GATE.format(gate=str(gate), bell=str(bell)))
+    script = program(tmp_path, TRAIN)
+    with running(tmp_path, INFO, script, PYTHONPATH=str(site), **PLAIN) as spare:
+        async with linked(spare) as operator, peer(answer("colorsys")) as one:
+            await operator.state(AgentState.READY)
+            operator.send(WarmCommand((one,)))
+            assert await asyncio.to_thread(os.read, rung, 4) == b"here"
+            report = await started(operator)
+            assert [worker.start for worker in report.workers] == ["cold", "cold"]
+            opened = os.open(gate, os.O_RDWR)
+            await until_parked(spare)
+            os.close(opened)
+            os.close(rung)
+            operator.send(stop(0))
+            await operator.report(lambda r: r.state is AgentState.READY)
+            report = await started(operator, 1)
+            assert [worker.start for worker in report.workers] == ["warm", "warm"]
 
 
-def test_nobody_is_told_where_the_job_wants_no_warm_workers(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, TRAIN), UNBROKEN_WARM="off") as spare:
-            async with linked(spare) as operator:
-                assert (await operator.state(AgentState.READY)).imports is None
-
-    asyncio.run(story())
+async def test_nobody_is_told_where_the_job_wants_no_warm_workers(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, TRAIN), UNBROKEN_WARM="off") as spare:
+        async with linked(spare) as operator:
+            assert (await operator.state(AgentState.READY)).imports is None

@@ -36,49 +36,43 @@ os._exit(0)
 """
 
 
-def test_attempts_are_commanded_killed_and_restarted_in_one_torchrun(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER), command=TORCHRUN) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.report(lambda r: len(r.workers) == 2)
-                assert [worker.rank for worker in report.workers] == [0, 1]
-                victim = report.workers[1]
-                os.kill(victim.pid, signal.SIGKILL)
-                report = await operator.state(AgentState.FAULTED)
-                (fault,) = report.faults
-                assert (fault.kind, fault.local_rank, fault.signal) == (FaultKind.SIGNAL, 1, 9)
-                operator.send(stop(0))
-                await operator.state(AgentState.READY)
-                operator.send(start(1))
-                report = await operator.report(lambda r: len(r.workers) == 2)
-                assert victim.pid not in {worker.pid for worker in report.workers}
-                # A healthy attempt is stopped as well: another node's worker has failed.
-                operator.send(stop(1))
-                report = await operator.state(AgentState.READY)
-                assert (report.newest_attempt, operator.losses) == (1, [])
-                operator.send(ShutdownCommand())
-                assert await asyncio.to_thread(agent.wait) == 0
-
-    asyncio.run(story())
+async def test_attempts_are_commanded_killed_and_restarted_in_one_torchrun(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER), command=TORCHRUN) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.report(lambda r: len(r.workers) == 2)
+            assert [worker.rank for worker in report.workers] == [0, 1]
+            victim = report.workers[1]
+            os.kill(victim.pid, signal.SIGKILL)
+            report = await operator.state(AgentState.FAULTED)
+            (fault,) = report.faults
+            assert (fault.kind, fault.local_rank, fault.signal) == (FaultKind.SIGNAL, 1, 9)
+            operator.send(stop(0))
+            await operator.state(AgentState.READY)
+            operator.send(start(1))
+            report = await operator.report(lambda r: len(r.workers) == 2)
+            assert victim.pid not in {worker.pid for worker in report.workers}
+            # A healthy attempt is stopped as well: another node's worker has failed.
+            operator.send(stop(1))
+            report = await operator.state(AgentState.READY)
+            assert (report.newest_attempt, operator.losses) == (1, [])
+            operator.send(ShutdownCommand())
+            assert await asyncio.to_thread(agent.wait) == 0
 
 
-def test_ranks_and_the_store_are_the_operators(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, REDUCE), command=TORCHRUN) as agent:
-            async with linked(agent) as operator:
-                report = await operator.state(AgentState.READY)
-                port = report.offered_port
-                operator.send(start(7, master_port=port))
-                report = await operator.state(AgentState.COMPLETED)
-                assert {worker.state for worker in report.workers} == {"succeeded"}
-                lines = sorted((tmp_path / "ranks").read_text().splitlines())
-                assert lines == [f"0 {port} 7 0", f"1 {port} 7 0"]
-                assert agent.process.poll() is None, "it waits until the job lets it go"
-                operator.send(ShutdownCommand())
-                assert await asyncio.to_thread(agent.wait) == 0
-
-    asyncio.run(story())
+async def test_ranks_and_the_store_are_the_operators(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, REDUCE), command=TORCHRUN) as agent:
+        async with linked(agent) as operator:
+            report = await operator.state(AgentState.READY)
+            port = report.offered_port
+            operator.send(start(7, master_port=port))
+            report = await operator.state(AgentState.COMPLETED)
+            assert {worker.state for worker in report.workers} == {"succeeded"}
+            lines = sorted((tmp_path / "ranks").read_text().splitlines())
+            assert lines == [f"0 {port} 7 0", f"1 {port} 7 0"]
+            assert agent.process.poll() is None, "it waits until the job lets it go"
+            operator.send(ShutdownCommand())
+            assert await asyncio.to_thread(agent.wait) == 0
 
 
 LATE = """
@@ -104,52 +98,43 @@ def busy(directory: Path, how: str) -> tuple[str, ...]:
     return (sys.executable, str(started), *TORCHRUN[3:])
 
 
-def test_a_start_that_comes_before_torchrun_asks_for_it_is_run(tmp_path: Path) -> None:
-    async def story() -> None:
-        script, command = program(tmp_path, SLEEPER), busy(tmp_path, LATE)
-        with running(tmp_path, script, command=command) as agent:
-            async with linked(agent) as operator:
-                await operator.state(AgentState.READY)
-                operator.send(start(7))
-                await operator.report(lambda r: r.newest_attempt == 7)
-                (tmp_path / "go").touch()
-                report = await operator.report(lambda r: len(r.workers) == 2 or bool(r.faults))
-                assert report.faults == ()
-                assert report.attempt == 7
-                operator.send(stop(7))
-                await operator.state(AgentState.READY)
-                operator.send(ShutdownCommand())
-                assert await asyncio.to_thread(agent.wait) == 0
-
-    asyncio.run(story())
+async def test_a_start_that_comes_before_torchrun_asks_for_it_is_run(tmp_path: Path) -> None:
+    script, command = program(tmp_path, SLEEPER), busy(tmp_path, LATE)
+    with running(tmp_path, script, command=command) as agent:
+        async with linked(agent) as operator:
+            await operator.state(AgentState.READY)
+            operator.send(start(7))
+            await operator.report(lambda r: r.newest_attempt == 7)
+            (tmp_path / "go").touch()
+            report = await operator.report(lambda r: len(r.workers) == 2 or bool(r.faults))
+            assert report.faults == ()
+            assert report.attempt == 7
+            operator.send(stop(7))
+            await operator.state(AgentState.READY)
+            operator.send(ShutdownCommand())
+            assert await asyncio.to_thread(agent.wait) == 0
 
 
-def test_workers_that_succeed_before_they_are_seen_complete_the_job(tmp_path: Path) -> None:
-    async def story() -> None:
-        script, command = program(tmp_path, ""), busy(tmp_path, BLIND)
-        with running(tmp_path, script, command=command) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.state(AgentState.COMPLETED)
-                assert [worker.state for worker in report.workers] == ["succeeded"] * 2
-                operator.send(ShutdownCommand())
-                assert await asyncio.to_thread(agent.wait) == 0
-
-    asyncio.run(story())
+async def test_workers_that_succeed_before_they_are_seen_complete_the_job(tmp_path: Path) -> None:
+    script, command = program(tmp_path, ""), busy(tmp_path, BLIND)
+    with running(tmp_path, script, command=command) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.state(AgentState.COMPLETED)
+            assert [worker.state for worker in report.workers] == ["succeeded"] * 2
+            operator.send(ShutdownCommand())
+            assert await asyncio.to_thread(agent.wait) == 0
 
 
-def test_a_script_that_fails_at_once_is_told(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, "1 / 0"), command=TORCHRUN) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.state(AgentState.FAULTED)
-                assert report.faults[0].kind in (
-                    FaultKind.EXIT_CODE,
-                    FaultKind.EXCEPTION,
-                    FaultKind.NOT_STARTED,
-                )
-                operator.send(stop(0))
-                await operator.state(AgentState.READY)
-
-    asyncio.run(story())
+async def test_a_script_that_fails_at_once_is_told(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, "1 / 0"), command=TORCHRUN) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.state(AgentState.FAULTED)
+            assert report.faults[0].kind in (
+                FaultKind.EXIT_CODE,
+                FaultKind.EXCEPTION,
+                FaultKind.NOT_STARTED,
+            )
+            operator.send(stop(0))
+            await operator.state(AgentState.READY)

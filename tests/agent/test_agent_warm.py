@@ -171,21 +171,18 @@ def test_starts_that_follow_each_other_at_once_are_warm(tmp_path: Path) -> None:
     tell(tmp_path, story)
 
 
-def test_with_modules_that_the_job_names_the_first_start_can_be_warm(tmp_path: Path) -> None:
-    async def story() -> None:
-        # Until it is killed: standard input may be at its end.
-        text = "import os, signal, sys; os.write(1, b'%d\\n' % ('colorsys' in sys.modules))"
-        text += "; signal.pause()"
-        script = program(tmp_path, text)
-        with running(tmp_path, INFO, script, UNBROKEN_PRELOAD="decimal,colorsys") as agent:
-            await asyncio.to_thread(agent.stderr.wait_for, "2 are parked")
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                report = await operator.workers(0)
-                assert [worker.start for worker in report.workers] == ["warm", "warm"]
-                assert agent.attempt_file(0, 1, "stdout.log").read_text() == "1\n"
-
-    asyncio.run(story())
+async def test_with_modules_that_the_job_names_the_first_start_can_be_warm(tmp_path: Path) -> None:
+    # Until it is killed: standard input may be at its end.
+    text = "import os, signal, sys; os.write(1, b'%d\\n' % ('colorsys' in sys.modules))"
+    text += "; signal.pause()"
+    script = program(tmp_path, text)
+    with running(tmp_path, INFO, script, UNBROKEN_PRELOAD="decimal,colorsys") as agent:
+        await asyncio.to_thread(agent.stderr.wait_for, "2 are parked")
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            report = await operator.workers(0)
+            assert [worker.start for worker in report.workers] == ["warm", "warm"]
+            assert agent.attempt_file(0, 1, "stdout.log").read_text() == "1\n"
 
 
 LATER = """
@@ -202,24 +199,21 @@ signal.pause()
 """
 
 
-def test_what_is_imported_after_the_template_began_is_learned_too(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, INFO, program(tmp_path, LATER)) as agent:
-            async with linked(agent) as operator:
-                operator.send(start(0))
-                await operator.workers(0)
-                await until_parked(agent)
-                for worker in operator.reports[-1].workers:
-                    os.kill(worker.pid, signal.SIGUSR1)
-                await operator.report(lambda r: all(one.step == 2 for one in r.watch))
-                await again(operator, 1)
-                assert agent.attempt_file(1, 0, "stdout.log").read_text() == "0"
-                await asyncio.to_thread(agent.stderr.wait_for, r"(?s)modules.*modules.*are parked")
-                await again(operator, 2)
-                assert {one.start for one in operator.reports[-1].workers} == {"warm"}
-                assert agent.attempt_file(2, 1, "stdout.log").read_text() == "1"
-
-    asyncio.run(story())
+async def test_what_is_imported_after_the_template_began_is_learned_too(tmp_path: Path) -> None:
+    with running(tmp_path, INFO, program(tmp_path, LATER)) as agent:
+        async with linked(agent) as operator:
+            operator.send(start(0))
+            await operator.workers(0)
+            await until_parked(agent)
+            for worker in operator.reports[-1].workers:
+                os.kill(worker.pid, signal.SIGUSR1)
+            await operator.report(lambda r: all(one.step == 2 for one in r.watch))
+            await again(operator, 1)
+            assert agent.attempt_file(1, 0, "stdout.log").read_text() == "0"
+            await asyncio.to_thread(agent.stderr.wait_for, r"(?s)modules.*modules.*are parked")
+            await again(operator, 2)
+            assert {one.start for one in operator.reports[-1].workers} == {"warm"}
+            assert agent.attempt_file(2, 1, "stdout.log").read_text() == "1"
 
 
 UNSAFE = """
@@ -320,26 +314,23 @@ wait_here()
 """
 
 
-def test_ranks_of_torch_that_learned_from_the_first_train_warm(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, TORCH)) as agent:
-            async with linked(agent) as operator:
-                report = await operator.state(AgentState.READY)
-                operator.send(start(0, master_port=report.offered_port))
-                await operator.workers(0)
-                await until_parked(agent)
-                os.kill(operator.reports[-1].workers[1].pid, signal.SIGKILL)
-                await operator.state(AgentState.FAULTED)
-                operator.send(stop(0))
-                report = await operator.state(AgentState.READY)
-                operator.send(start(1, master_port=report.offered_port))
-                report = await operator.workers(1)
-                assert [worker.start for worker in report.workers] == ["warm", "warm"]
-                assert agent.attempt_file(1, 0, "stdout.log").read_text() == "sum 3\n"
-                await operator.report(lambda r: all(one.step == 3 for one in r.watch))
-                evidence = await operator.examine(attempt=1)
-                for rank in evidence.ranks:
-                    (main,) = [thread for thread in rank.threads if thread.is_main]
-                    assert main.frames[-2:] == ("wait_here (train.py:12)", "<module> (train.py:13)")
-
-    asyncio.run(story())
+async def test_ranks_of_torch_that_learned_from_the_first_train_warm(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, TORCH)) as agent:
+        async with linked(agent) as operator:
+            report = await operator.state(AgentState.READY)
+            operator.send(start(0, master_port=report.offered_port))
+            await operator.workers(0)
+            await until_parked(agent)
+            os.kill(operator.reports[-1].workers[1].pid, signal.SIGKILL)
+            await operator.state(AgentState.FAULTED)
+            operator.send(stop(0))
+            report = await operator.state(AgentState.READY)
+            operator.send(start(1, master_port=report.offered_port))
+            report = await operator.workers(1)
+            assert [worker.start for worker in report.workers] == ["warm", "warm"]
+            assert agent.attempt_file(1, 0, "stdout.log").read_text() == "sum 3\n"
+            await operator.report(lambda r: all(one.step == 3 for one in r.watch))
+            evidence = await operator.examine(attempt=1)
+            for rank in evidence.ranks:
+                (main,) = [thread for thread in rank.threads if thread.is_main]
+                assert main.frames[-2:] == ("wait_here (train.py:12)", "<module> (train.py:13)")

@@ -127,24 +127,21 @@ signal.pause()
 """Local rank 1 attacks the socket it shares with local rank 0."""
 
 
-def test_a_hostile_worker_harms_neither_the_agent_nor_its_neighbour(tmp_path: Path) -> None:
-    async def story() -> None:
-        with running(tmp_path, program(tmp_path, HOSTILE)) as agent:
-            async with linked(agent) as operator:
-                operator.send(start())
-                first = await operator.workers(0)
-                before = resident(agents_pid(agent))
-                await asyncio.to_thread(agent.stdout.wait_for, '"over": true')
-                (tmp_path / "over").touch()
-                found = await asyncio.to_thread(agent.stdout.wait_for, r'"longest": ([\d.e-]+)')
-                last = await operator.workers(0)
-                growth = resident(agents_pid(agent)) - before
-                print(  # noqa: T201  (figures for docs/guide/security.md)
-                    f"worker socket: 1000 connections, memory {growth / 2**20:+.1f} MiB, longest "
-                    f"honest wait {float(found[1]):.3f} s"
-                )
-                assert [one.pid for one in last.workers] == [one.pid for one in first.workers]
-                assert growth < 64 << 20
-                assert float(found[1]) < 5
-
-    asyncio.run(story())
+async def test_a_hostile_worker_harms_neither_the_agent_nor_its_neighbour(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, HOSTILE)) as agent:
+        async with linked(agent) as operator:
+            operator.send(start())
+            first = await operator.workers(0)
+            before = resident(agents_pid(agent))
+            await asyncio.to_thread(agent.stdout.wait_for, '"over": true')
+            (tmp_path / "over").touch()
+            found = await asyncio.to_thread(agent.stdout.wait_for, r'"longest": ([\d.e-]+)')
+            last = await operator.workers(0)
+            growth = resident(agents_pid(agent)) - before
+            print(  # noqa: T201  (figures for docs/guide/security.md)
+                f"worker socket: 1000 connections, memory {growth / 2**20:+.1f} MiB, longest "
+                f"honest wait {float(found[1]):.3f} s"
+            )
+            assert [one.pid for one in last.workers] == [one.pid for one in first.workers]
+            assert growth < 64 << 20
+            assert float(found[1]) < 5

@@ -6,7 +6,6 @@ the operator's event loop, where it has 2^64 ways to fail on the empty line: eve
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import time
 from collections.abc import Iterator
@@ -64,24 +63,21 @@ def test_every_admission_refuses_at_once_with_place_and_remedy(source: str, key:
 
 
 @pytest.mark.slow
-def test_an_operator_without_webhook_fails_the_job_and_serves_the_next(place: Any) -> None:
-    async def check() -> None:
-        async with place() as at:
-            async with at.operator():
-                pass  # it installs the definitions
-            hostile = job("hostile")
-            rule = {"name": "r", "logPattern": HOSTILE["the audit's"], "faultOnMatch": True}
-            hostile["spec"]["runPolicy"] = {"logMonitoringConfiguration": [rule]}
-            await at.post("hyperpodpytorchjobs", hostile)
-            async with at.operator():
-                await at.post("hyperpodpytorchjobs", job("honest"))
-                await at.until("pods", lambda listed: len(listed["items"]) == 2)
-                found = await at.until("hyperpodpytorchjobs/hostile", conditions)
-        failed = conditions(found)["Failed"]
-        assert "logPattern" in failed["message"]
-        assert "(?! at character 10: RE2 does not know negative look-ahead" in failed["message"]
-
-    asyncio.run(check())
+async def test_an_operator_without_webhook_fails_the_job_and_serves_the_next(place: Any) -> None:
+    async with place() as at:
+        async with at.operator():
+            pass  # it installs the definitions
+        hostile = job("hostile")
+        rule = {"name": "r", "logPattern": HOSTILE["the audit's"], "faultOnMatch": True}
+        hostile["spec"]["runPolicy"] = {"logMonitoringConfiguration": [rule]}
+        await at.post("hyperpodpytorchjobs", hostile)
+        async with at.operator():
+            await at.post("hyperpodpytorchjobs", job("honest"))
+            await at.until("pods", lambda listed: len(listed["items"]) == 2)
+            found = await at.until("hyperpodpytorchjobs/hostile", conditions)
+    failed = conditions(found)["Failed"]
+    assert "logPattern" in failed["message"]
+    assert "(?! at character 10: RE2 does not know negative look-ahead" in failed["message"]
 
 
 def test_all_patterns_of_a_job_compile_within_a_bound() -> None:

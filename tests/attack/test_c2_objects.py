@@ -165,84 +165,76 @@ def odd(name: str, version: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", odd("x", 1))
-def test_a_job_that_cannot_be_read_is_told_and_hides_no_other(form: str, tmp_path: Path) -> None:
+async def test_a_job_that_cannot_be_read_is_told_and_hides_no_other(
+    form: str, tmp_path: Path
+) -> None:
     """In a list, in a watch, changed while it is known, and deleted."""
+    bad, worse, gone = odd("bad", 4)[form], odd("good", 7)[form], odd("good", 9)[form]
+    told = [
+        ("ADDED", odd("late", 6)[form]),
+        ("MODIFIED", worse),
+        ("ADDED", item("next", 8)),
+        ("DELETED", gone),
+    ]
+    server = Server([bad, item("good", 3)], told)
+    async with server.client(tmp_path) as client:
+        informer: Informer[JobObject] = Informer(client, JobObject)
+        seen, refused = Watcher[str](), Watcher[str]()
+        informer.subscribe(lambda old, new: seen.change(old, new))
+        informer.on_refusal(lambda one: refused(f"{one.head.key.name}{one.is_gone:d}"))
+        async with running(informer.run()):
+            await seen.until(lambda all: all == ["+good", "+next", "-good"])
+            await refused.until(lambda all: all == ["bad0", "late0", "good0", "good1"])
+            while len(server.events) < 3:
+                await pause(0.01)
+        assert informer.refusals.counts == {"unreadable": 4, "unhandled": 0}
+        assert [one["involvedObject"]["name"] for one in server.events[:2]] == ["bad", "late"]
+        assert {one["reason"] for one in server.events} == {"ObjectRefused"}
+        assert all(len(one["message"]) < 1000 for one in server.events)
 
-    async def check() -> None:
-        bad, worse, gone = odd("bad", 4)[form], odd("good", 7)[form], odd("good", 9)[form]
-        told = [
-            ("ADDED", odd("late", 6)[form]),
-            ("MODIFIED", worse),
-            ("ADDED", item("next", 8)),
-            ("DELETED", gone),
+
+async def test_a_change_that_cannot_be_read_is_no_deletion_at_the_next_list(tmp_path: Path) -> None:
+    server = Server([item("a", 3)], [])
+    async with server.client(tmp_path) as client:
+        informer: Informer[JobObject] = Informer(client, JobObject)
+        seen = Watcher[str]()
+        informer.subscribe(lambda old, new: seen.change(old, new))
+        async with running(informer.run()):
+            await seen.until(lambda all: all == ["+a"])
+        server.listed = [odd("a", 4)["1200 levels"], item("b", 4)]
+        informer._version = None
+        async with running(informer.run()):
+            await seen.until(lambda all: all == ["+a", "+b"])
+        server.listed = [
+            item("b", 4),
+            odd("a", 9)["1200 levels"].replace('"uid":"a"', '"uid":"z"'),
         ]
-        server = Server([bad, item("good", 3)], told)
-        async with server.client(tmp_path) as client:
-            informer: Informer[JobObject] = Informer(client, JobObject)
-            seen, refused = Watcher[str](), Watcher[str]()
-            informer.subscribe(lambda old, new: seen.change(old, new))
-            informer.on_refusal(lambda one: refused(f"{one.head.key.name}{one.is_gone:d}"))
-            async with running(informer.run()):
-                await seen.until(lambda all: all == ["+good", "+next", "-good"])
-                await refused.until(lambda all: all == ["bad0", "late0", "good0", "good1"])
-                while len(server.events) < 3:
-                    await pause(0.01)
-            assert informer.refusals.counts == {"unreadable": 4, "unhandled": 0}
-            assert [one["involvedObject"]["name"] for one in server.events[:2]] == ["bad", "late"]
-            assert {one["reason"] for one in server.events} == {"ObjectRefused"}
-            assert all(len(one["message"]) < 1000 for one in server.events)
-
-    asyncio.run(check())
+        informer._version = None
+        async with running(informer.run()):
+            await seen.until(lambda all: all == ["+a", "+b", "-a"])
 
 
-def test_a_change_that_cannot_be_read_is_no_deletion_at_the_next_list(tmp_path: Path) -> None:
-    async def check() -> None:
-        server = Server([item("a", 3)], [])
-        async with server.client(tmp_path) as client:
-            informer: Informer[JobObject] = Informer(client, JobObject)
-            seen = Watcher[str]()
-            informer.subscribe(lambda old, new: seen.change(old, new))
-            async with running(informer.run()):
-                await seen.until(lambda all: all == ["+a"])
-            server.listed = [odd("a", 4)["1200 levels"], item("b", 4)]
-            informer._version = None
-            async with running(informer.run()):
-                await seen.until(lambda all: all == ["+a", "+b"])
-            server.listed = [
-                item("b", 4),
-                odd("a", 9)["1200 levels"].replace('"uid":"a"', '"uid":"z"'),
-            ]
-            informer._version = None
-            async with running(informer.run()):
-                await seen.until(lambda all: all == ["+a", "+b", "-a"])
+async def test_a_handler_that_fails_for_one_object_is_called_for_the_others(tmp_path: Path) -> None:
+    server = Server([item("bad", 3), item("good", 3)], [("ADDED", item("next", 6))])
+    async with server.client(tmp_path) as client:
+        informer: Informer[JobObject] = Informer(client, JobObject)
+        seen = Watcher[str]()
 
-    asyncio.run(check())
+        def fail(old: Any, new: Any) -> None:
+            if new.metadata.name == "bad":
+                raise ValueError("x\ny\x1b[2J" + "z" * 5000)
 
-
-def test_a_handler_that_fails_for_one_object_is_called_for_the_others(tmp_path: Path) -> None:
-    async def check() -> None:
-        server = Server([item("bad", 3), item("good", 3)], [("ADDED", item("next", 6))])
-        async with server.client(tmp_path) as client:
-            informer: Informer[JobObject] = Informer(client, JobObject)
-            seen = Watcher[str]()
-
-            def fail(old: Any, new: Any) -> None:
-                if new.metadata.name == "bad":
-                    raise ValueError("x\ny\x1b[2J" + "z" * 5000)
-
-            informer.subscribe(fail)
-            informer.subscribe(lambda old, new: seen.change(old, new))
-            async with running(informer.run()):
-                await seen.until(lambda all: all == ["+bad", "+good", "+next"])
-                while not server.events:
-                    await pause(0.01)
-            assert informer.refusals.counts == {"unreadable": 0, "unhandled": 1}
-            message = server.events[0]["message"]
-            assert message.isprintable()
-            assert r"x\ny\x1b[2J" in message
-            assert len(message) < 400
-
-    asyncio.run(check())
+        informer.subscribe(fail)
+        informer.subscribe(lambda old, new: seen.change(old, new))
+        async with running(informer.run()):
+            await seen.until(lambda all: all == ["+bad", "+good", "+next"])
+            while not server.events:
+                await pause(0.01)
+        assert informer.refusals.counts == {"unreadable": 0, "unhandled": 1}
+        message = server.events[0]["message"]
+        assert message.isprintable()
+        assert r"x\ny\x1b[2J" in message
+        assert len(message) < 400
 
 
 def test_an_object_is_told_once_and_counted_each_time(caplog: pytest.LogCaptureFixture) -> None:
@@ -280,53 +272,47 @@ def test_cutting_takes_any_bytes(text: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_the_operator_fails_the_bad_job_and_serves_the_honest_one(
+async def test_the_operator_fails_the_bad_job_and_serves_the_honest_one(
     place: Any, cluster: Cluster
 ) -> None:
     """The audit's two objects, and their likes, on an API server; real: 1,200 levels and more."""
-
-    async def check() -> None:
-        async with place() as at:
-            async with at.operator():
-                pass  # it installs the definitions
-            path = at.path("hyperpodpytorchjobs")
-            for depth in (100, 1_200, 9_000) if cluster.is_real else (100, 180):
-                body = json.dumps(job(f"deep{depth}")).replace(
-                    '"any"', f'"any","x":{nested(depth)}'
-                )
-                await post_text(at.client, path, body)
-            port = job("port")
-            container = port["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
-            container["env"] = [{"name": "AGENT_PORT", "value": "9" * 5000}]
-            await at.post("hyperpodpytorchjobs", port)
-            many = job("many")
-            annotations = {f"unbroken.dev/{n}": "x" for n in range(3000)}
-            many["metadata"]["annotations"] = annotations
-            await at.post("hyperpodpytorchjobs", many)
-            async with at.operator():
-                await at.post("hyperpodpytorchjobs", job("honest"))
-                found = await at.until("hyperpodpytorchjobs/many", conditions)
-                told = conditions(found)["Failed"]["message"]
-                assert len(told) < 9000, told[-80:]
-                assert "more" in told[-20:], told[-80:]
-                found = await at.until("hyperpodpytorchjobs/port", conditions)
-                assert "must be a port" in conditions(found)["Failed"]["message"]
-                deep = await at.until("hyperpodpytorchjobs/deep100", conditions)
-                assert "nested more than 64 levels" in conditions(deep)["Failed"]["message"]
-                listed = await at.until("pods", lambda listed: len(listed["items"]) == 2)
-                await bad_pod(at, listed["items"][0])
-                name = listed["items"][1]["metadata"]["name"]
-                await at.delete(f"pods/{name}", gracePeriodSeconds=0)
-                await at.until(
-                    f"pods/{name}",
-                    lambda one: one["metadata"]["uid"] != listed["items"][1]["metadata"]["uid"],
-                )
-                await at.until(
-                    "events",
-                    lambda all: any(one["reason"] == "ObjectRefused" for one in all["items"]),
-                )
-
-    asyncio.run(check())
+    async with place() as at:
+        async with at.operator():
+            pass  # it installs the definitions
+        path = at.path("hyperpodpytorchjobs")
+        for depth in (100, 1_200, 9_000) if cluster.is_real else (100, 180):
+            body = json.dumps(job(f"deep{depth}")).replace('"any"', f'"any","x":{nested(depth)}')
+            await post_text(at.client, path, body)
+        port = job("port")
+        container = port["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
+        container["env"] = [{"name": "AGENT_PORT", "value": "9" * 5000}]
+        await at.post("hyperpodpytorchjobs", port)
+        many = job("many")
+        annotations = {f"unbroken.dev/{n}": "x" for n in range(3000)}
+        many["metadata"]["annotations"] = annotations
+        await at.post("hyperpodpytorchjobs", many)
+        async with at.operator():
+            await at.post("hyperpodpytorchjobs", job("honest"))
+            found = await at.until("hyperpodpytorchjobs/many", conditions)
+            told = conditions(found)["Failed"]["message"]
+            assert len(told) < 9000, told[-80:]
+            assert "more" in told[-20:], told[-80:]
+            found = await at.until("hyperpodpytorchjobs/port", conditions)
+            assert "must be a port" in conditions(found)["Failed"]["message"]
+            deep = await at.until("hyperpodpytorchjobs/deep100", conditions)
+            assert "nested more than 64 levels" in conditions(deep)["Failed"]["message"]
+            listed = await at.until("pods", lambda listed: len(listed["items"]) == 2)
+            await bad_pod(at, listed["items"][0])
+            name = listed["items"][1]["metadata"]["name"]
+            await at.delete(f"pods/{name}", gracePeriodSeconds=0)
+            await at.until(
+                f"pods/{name}",
+                lambda one: one["metadata"]["uid"] != listed["items"][1]["metadata"]["uid"],
+            )
+            await at.until(
+                "events",
+                lambda all: any(one["reason"] == "ObjectRefused" for one in all["items"]),
+            )
 
 
 async def bad_pod(at: Any, like: Object) -> None:
@@ -351,39 +337,26 @@ async def post_text(client: KubeClient, path: str, text: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_of_more_pods_than_memory_fails_alone(place: Any) -> None:
-    async def check() -> None:
-        async with place() as at, at.operator():
-            vast = job("vast")
-            vast["spec"]["replicaSpecs"][0]["replicas"] = 2_000_000_000
-            await at.post("hyperpodpytorchjobs", vast)
-            await at.post("hyperpodpytorchjobs", job("honest"))
-            await at.until("pods", lambda listed: len(listed["items"]) == 2)
-            found = await at.until("hyperpodpytorchjobs/vast", failed)
-            assert "at most 50000 pods" in failed(found)[0]["message"]
+async def test_a_job_of_more_pods_than_memory_fails_alone(place: Any) -> None:
 
     def failed(found: Object) -> list[Object]:
         conditions = found.get("status", {}).get("conditions", [])
         return [one for one in conditions if (one["type"], one["status"]) == ("Failed", "True")]
 
-    asyncio.run(check())
+    async with place() as at, at.operator():
+        vast = job("vast")
+        vast["spec"]["replicaSpecs"][0]["replicas"] = 2_000_000_000
+        await at.post("hyperpodpytorchjobs", vast)
+        await at.post("hyperpodpytorchjobs", job("honest"))
+        await at.until("pods", lambda listed: len(listed["items"]) == 2)
+        found = await at.until("hyperpodpytorchjobs/vast", failed)
+        assert "at most 50000 pods" in failed(found)[0]["message"]
 
 
 @pytest.mark.slow
-def test_a_job_of_thousands_of_pods_does_not_delay_another(place: Any) -> None:
+async def test_a_job_of_thousands_of_pods_does_not_delay_another(place: Any) -> None:
     """The pods of the other are made before most of the thousands."""
     many = 3000
-
-    async def check() -> None:
-        async with place() as at, at.operator():
-            huge = job("huge")
-            huge["spec"]["replicaSpecs"][0]["replicas"] = many
-            await at.post("hyperpodpytorchjobs", huge)
-            await at.until("pods", lambda listed: len(of(listed, "huge")) >= 100)
-            await at.post("hyperpodpytorchjobs", job("honest"))
-            listed = await at.until("pods", lambda listed: len(of(listed, "honest")) == 2)
-            assert len(of(listed, "huge")) < many / 2
-            await at.delete("hyperpodpytorchjobs/huge")
 
     def of(listed: Object, name: str) -> list[Object]:
         return [
@@ -392,7 +365,15 @@ def test_a_job_of_thousands_of_pods_does_not_delay_another(place: Any) -> None:
             if any(owner["name"] == name for owner in one["metadata"].get("ownerReferences", ()))
         ]
 
-    asyncio.run(check())
+    async with place() as at, at.operator():
+        huge = job("huge")
+        huge["spec"]["replicaSpecs"][0]["replicas"] = many
+        await at.post("hyperpodpytorchjobs", huge)
+        await at.until("pods", lambda listed: len(of(listed, "huge")) >= 100)
+        await at.post("hyperpodpytorchjobs", job("honest"))
+        listed = await at.until("pods", lambda listed: len(of(listed, "honest")) == 2)
+        assert len(of(listed, "huge")) < many / 2
+        await at.delete("hyperpodpytorchjobs/huge")
 
 
 @pytest.mark.slow

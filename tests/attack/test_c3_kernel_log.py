@@ -8,7 +8,6 @@ a replacement.  Other patterns matched such a name anywhere in the line.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 import subprocess
@@ -35,6 +34,7 @@ from unbroken.spec.nodes.fault_table import load_fault_table
 from unbroken.spec.nodes.keys import HEALTH
 
 TABLE = read_table(None)
+FORGED_CRASH = Path(forged_crash.__file__).read_text()
 NAME, FILE = "NVRM: Xid (PCI:", "): 79, pid=1, name=x, GPU has fallen off the bus."
 FALLEN = (
     "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -377,7 +377,7 @@ def test_the_rest_of_a_line_that_was_too_long_is_no_line(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the crash is x86-64 code")
-def test_a_real_crash_under_a_forged_name_is_no_fault_here(tmp_path: Path) -> None:
+async def test_a_real_crash_under_a_forged_name_is_no_fault_here(tmp_path: Path) -> None:
     reader = KmsgReader(Path("/"), "")
     try:
         reader.open()
@@ -388,8 +388,7 @@ def test_a_real_crash_under_a_forged_name_is_no_fault_here(tmp_path: Path) -> No
     file.write_bytes(forged_crash.CODE)
     fd = os.open(file, os.O_RDONLY)
     try:
-        program = Path(forged_crash.__file__).read_text()
-        command = [sys.executable, "-I", "-c", program, NAME, str(fd)]
+        command = [sys.executable, "-I", "-c", FORGED_CRASH, NAME, str(fd)]
         done = subprocess.run(command, pass_fds=[fd], check=False, timeout=30)
     finally:
         os.close(fd)
@@ -401,5 +400,5 @@ def test_a_real_crash_under_a_forged_name_is_no_fault_here(tmp_path: Path) -> No
         pytest.skip("this kernel does not log crashes (kernel.exception-trace is 0, or limited)")
     assert crashes[0].text.startswith(NAME)
     assert (crashes[0].facility, crashes[0].level) == (0, 6)
-    found = asyncio.run(look_once(TABLE, Path("/"), None, None, None))
+    found = await look_once(TABLE, Path("/"), None, None, None)
     assert [sign for sign in found.signs if sign.xid is not None] == []

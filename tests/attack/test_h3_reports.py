@@ -173,42 +173,36 @@ def tell(name: str, found: World, before: float, usual: list[float], seen: list[
     )
 
 
-def test_hostile_agents_of_one_job_harm_no_other() -> None:
-    async def story() -> None:
-        async with world(KINDS) as found:
-            usual = [await found.recover() for _ in range(3)]
-            before, _ = found.rss()
-            found.health.clear()
-            await found.create(1, SIZE)
-            until, seen = time.monotonic() + 20, []
-            while time.monotonic() < until:
-                seen.append(await found.recover())
-                await asyncio.sleep(1)
-            tell("attack", found, before, usual, seen)
-            assert found.rss()[1] - before < MEBIBYTES_MAX
-            assert max(found.health) < HEALTH_SECONDS_MAX
-            assert median(seen) < max(usual) + SLOWER_SECONDS_MAX
-
-    asyncio.run(story())
+async def test_hostile_agents_of_one_job_harm_no_other() -> None:
+    async with world(KINDS) as found:
+        usual = [await found.recover() for _ in range(3)]
+        before, _ = found.rss()
+        found.health.clear()
+        await found.create(1, SIZE)
+        until, seen = time.monotonic() + 20, []
+        while time.monotonic() < until:
+            seen.append(await found.recover())
+            await asyncio.sleep(1)
+        tell("attack", found, before, usual, seen)
+        assert found.rss()[1] - before < MEBIBYTES_MAX
+        assert max(found.health) < HEALTH_SECONDS_MAX
+        assert median(seen) < max(usual) + SLOWER_SECONDS_MAX
 
 
-def test_a_job_that_takes_too_much_memory_fails_alone() -> None:
-    async def story() -> None:
-        async with world(["fat"]) as found:
-            usual = [await found.recover() for _ in range(3)]
-            before, _ = found.rss()
-            await found.create(1, SIZE)
-            failed: list[dict[str, Any]] = []
-            for _ in range(600):
-                failed = [c for c in await found.conditions(1) if c["type"] == "Failed"]
-                if failed:
-                    break
-                await asyncio.sleep(0.1)
-            seen = [await found.recover() for _ in range(3)]
-            tell("budget", found, before, usual, seen)
-            assert [c["reason"] for c in failed] == ["AgentReportsTooLarge"]
-            assert "pod job-1-w-" in failed[0]["message"]
-            assert found.rss()[1] - before < MEBIBYTES_MAX
-            assert median(seen) < max(usual) + SLOWER_SECONDS_MAX
-
-    asyncio.run(story())
+async def test_a_job_that_takes_too_much_memory_fails_alone() -> None:
+    async with world(["fat"]) as found:
+        usual = [await found.recover() for _ in range(3)]
+        before, _ = found.rss()
+        await found.create(1, SIZE)
+        failed: list[dict[str, Any]] = []
+        for _ in range(600):
+            failed = [c for c in await found.conditions(1) if c["type"] == "Failed"]
+            if failed:
+                break
+            await asyncio.sleep(0.1)
+        seen = [await found.recover() for _ in range(3)]
+        tell("budget", found, before, usual, seen)
+        assert [c["reason"] for c in failed] == ["AgentReportsTooLarge"]
+        assert "pod job-1-w-" in failed[0]["message"]
+        assert found.rss()[1] - before < MEBIBYTES_MAX
+        assert median(seen) < max(usual) + SLOWER_SECONDS_MAX

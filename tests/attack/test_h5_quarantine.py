@@ -8,7 +8,6 @@ limited the number of nodes.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import sys
@@ -201,76 +200,69 @@ def test_a_person_s_order_is_not_held_up_by_a_full_share() -> None:
 # --- whose incidents count
 
 
-def test_objects_that_were_made_by_hand_change_nothing(fleet: Any) -> None:  # noqa: F811
-    async def check() -> None:
-        async with fleet() as found:
-            name = await found.node()
-            now = wall()
-            path = "apis/unbroken.dev/v1/namespaces/default/incidents"
-            owner = {
-                "apiVersion": "sagemaker.amazonaws.com/v1",
-                "kind": "HyperPodPyTorchJob",
-                "name": "lm",
-                "uid": "0-1",
+async def test_objects_that_were_made_by_hand_change_nothing(fleet: Any) -> None:  # noqa: F811
+    async with fleet() as found:
+        name = await found.node()
+        now = wall()
+        path = "apis/unbroken.dev/v1/namespaces/default/incidents"
+        owner = {
+            "apiVersion": "sagemaker.amazonaws.com/v1",
+            "kind": "HyperPodPyTorchJob",
+            "name": "lm",
+            "uid": "0-1",
+        }
+        for number in range(1, 7):
+            metadata: Object = {"name": f"forged{number}-1"}
+            if number % 2:
+                metadata["ownerReferences"] = [owner]
+            spec = write_record(claimed("NodeFault", name, now))
+            body = {
+                "apiVersion": "unbroken.dev/v1",
+                "kind": "Incident",
+                "metadata": metadata,
+                "spec": spec,
             }
-            for number in range(1, 7):
-                metadata: Object = {"name": f"forged{number}-1"}
-                if number % 2:
-                    metadata["ownerReferences"] = [owner]
-                spec = write_record(claimed("NodeFault", name, now))
-                body = {
-                    "apiVersion": "unbroken.dev/v1",
-                    "kind": "Incident",
-                    "metadata": metadata,
-                    "spec": spec,
-                }
-                await found.call("POST", path, body=body)
-            async with found.repairer(RepairOptions(settings=QUICK)) as repair:
-                real = claimed("CudaError", name, now)
-                repair.incident_ended(JobIdentity("team", "lm", "0-1"), real)
-                record = await found.record(name, lambda one: one.blame)
-            assert [one.source for one in record.blame] == ["team/lm-1"]
-            assert record.quarantined_at is None
-            for number in range(1, 7):
-                await found.client.raw("DELETE", f"{path}/forged{number}-1")
-
-    asyncio.run(check())
+            await found.call("POST", path, body=body)
+        async with found.repairer(RepairOptions(settings=QUICK)) as repair:
+            real = claimed("CudaError", name, now)
+            repair.incident_ended(JobIdentity("team", "lm", "0-1"), real)
+            record = await found.record(name, lambda one: one.blame)
+        assert [one.source for one in record.blame] == ["team/lm-1"]
+        assert record.quarantined_at is None
+        for number in range(1, 7):
+            await found.client.raw("DELETE", f"{path}/forged{number}-1")
 
 
-def test_an_incident_that_was_read_back_from_the_api_is_not_held_against_a_node(
+async def test_an_incident_that_was_read_back_from_the_api_is_not_held_against_a_node(
     cluster: ApiServer,
 ) -> None:
     """An operator that takes over reads open incidents, which their owner may have edited."""
+    told: list[int] = []
 
-    async def check() -> None:
-        told: list[int] = []
+    def ended(job: JobIdentity, incident: Incident) -> None:
+        told.append(incident.number)
 
-        def ended(job: JobIdentity, incident: Incident) -> None:
-            told.append(incident.number)
-
-        async with connect(cluster.kubeconfig) as client:
-            await definitions.install(client)
-            here = Place(client, "h5")
-            await client.raw("POST", "api/v1/namespaces", body={"metadata": {"name": "h5"}})
-            made = await here.post("hyperpodpytorchjobs", job())
-            async with surroundings(client) as around:
-                around = replace(around, incident_ended=ended)
-                script = Script()
-                script.runner = runner = JobRunner(around, job_identity(made), script)
-                edited = claimed("NodeFault", "victim", wall())
-                runner.tell(JobSeen(parse_job(made).spec))
-                runner.tell(IncidentSeen(replace(edited, ended_at=None)))
-                async with running(runner.run()):
-                    await script.until(IncidentSeen)
-                    script.orders = [
-                        WriteIncident(edited),
-                        WriteIncident(replace(edited, number=2)),
-                    ]
-                    await here.until("incidents/lm-2", lambda found: found["spec"])
-            await client.raw("DELETE", "api/v1/namespaces/h5")
-        assert told == [2]
-
-    asyncio.run(check())
+    async with connect(cluster.kubeconfig) as client:
+        await definitions.install(client)
+        here = Place(client, "h5")
+        await client.raw("POST", "api/v1/namespaces", body={"metadata": {"name": "h5"}})
+        made = await here.post("hyperpodpytorchjobs", job())
+        async with surroundings(client) as around:
+            around = replace(around, incident_ended=ended)
+            script = Script()
+            script.runner = runner = JobRunner(around, job_identity(made), script)
+            edited = claimed("NodeFault", "victim", wall())
+            runner.tell(JobSeen(parse_job(made).spec))
+            runner.tell(IncidentSeen(replace(edited, ended_at=None)))
+            async with running(runner.run()):
+                await script.until(IncidentSeen)
+                script.orders = [
+                    WriteIncident(edited),
+                    WriteIncident(replace(edited, number=2)),
+                ]
+                await here.until("incidents/lm-2", lambda found: found["spec"])
+        await client.raw("DELETE", "api/v1/namespaces/h5")
+    assert told == [2]
 
 
 @pytest.mark.slow

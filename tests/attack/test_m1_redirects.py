@@ -29,87 +29,66 @@ async def asked(pod: Redirecting, what: str, count: int = 2) -> None:
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_a_link_goes_nowhere_else(status: int) -> None:
-    async def check() -> None:
-        async with redirecting(Redirecting(status)) as pod, linked(pod.port, key=None):
-            await asked(pod, "GET /v1/link")
-        assert pod.heard == []
-
-    asyncio.run(check())
+async def test_a_link_goes_nowhere_else(status: int) -> None:
+    async with redirecting(Redirecting(status)) as pod, linked(pod.port, key=None):
+        await asked(pod, "GET /v1/link")
+    assert pod.heard == []
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_the_documented_status_goes_nowhere_else(status: int) -> None:
-    async def check() -> None:
-        given = Redirecting(status, ("/status",))
-        async with redirecting(given) as pod, linked(pod.port, key=None) as operator:
-            await asked(pod, "GET /status")
-            assert operator.reports == []
-        assert pod.heard == []
-
-    asyncio.run(check())
+async def test_the_documented_status_goes_nowhere_else(status: int) -> None:
+    given = Redirecting(status, ("/status",))
+    async with redirecting(given) as pod, linked(pod.port, key=None) as operator:
+        await asked(pod, "GET /status")
+        assert operator.reports == []
+    assert pod.heard == []
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_a_command_goes_nowhere_else(status: int) -> None:
-    async def check() -> None:
-        given = Redirecting(status, ("/stop",))
-        async with redirecting(given) as pod, linked(pod.port, key=None) as operator:
-            operator.send(StopCommand(0))
-            await asked(pod, "POST /stop", 1)
-            await asked(pod, "GET /v1/link")
+async def test_a_command_goes_nowhere_else(status: int) -> None:
+    given = Redirecting(status, ("/stop",))
+    async with redirecting(given) as pod, linked(pod.port, key=None) as operator:
+        operator.send(StopCommand(0))
+        await asked(pod, "POST /stop", 1)
+        await asked(pod, "GET /v1/link")
+    assert pod.heard == []
+
+
+async def test_every_session_refuses_redirects_for_every_method() -> None:
+    async with redirecting(Redirecting()) as pod, plain_session() as session:
+        for method in ("GET", "POST", "PUT", "DELETE", "HEAD"):
+            with pytest.raises(PeerError, match=r"a redirect \(HTTP 302\), which"):
+                await session.request(method, f"http://127.0.0.1:{pod.port}/any")
+        with pytest.raises(PeerError, match="a redirect"):
+            await session.ws_connect(f"http://127.0.0.1:{pod.port}/any")
+    assert pod.heard == []
+
+
+async def test_a_client_of_the_cluster_api_goes_nowhere_else() -> None:
+    async with (
+        redirecting(Redirecting(307)) as pod,
+        connected(f"http://127.0.0.1:{pod.port}", Credential("AKID", "secret"), "r") as client,
+    ):
+        with pytest.raises(PeerError, match="a redirect"):
+            await client.call("ListClusters", {})
+    assert pod.heard == []
+
+
+async def test_compressed_answers_are_refused_unread() -> None:
+    given = Redirecting(paths=("/elsewhere",))
+    async with redirecting(given) as pod, plain_session() as session:
+        with pytest.raises(PeerError, match="compressed content"):
+            await session.get(f"http://127.0.0.1:{pod.port}/bomb")
+
+
+async def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with redirecting(Redirecting(paths=("/elsewhere",))) as pod:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{pod.target}")
+        async with plain_session() as session:
+            await session.get(f"http://127.0.0.1:{pod.port}/status")
+        assert pod.asked == ["GET /status"]
         assert pod.heard == []
-
-    asyncio.run(check())
-
-
-def test_every_session_refuses_redirects_for_every_method() -> None:
-    async def check() -> None:
-        async with redirecting(Redirecting()) as pod, plain_session() as session:
-            for method in ("GET", "POST", "PUT", "DELETE", "HEAD"):
-                with pytest.raises(PeerError, match=r"a redirect \(HTTP 302\), which"):
-                    await session.request(method, f"http://127.0.0.1:{pod.port}/any")
-            with pytest.raises(PeerError, match="a redirect"):
-                await session.ws_connect(f"http://127.0.0.1:{pod.port}/any")
-        assert pod.heard == []
-
-    asyncio.run(check())
-
-
-def test_a_client_of_the_cluster_api_goes_nowhere_else() -> None:
-    async def check() -> None:
-        async with (
-            redirecting(Redirecting(307)) as pod,
-            connected(f"http://127.0.0.1:{pod.port}", Credential("AKID", "secret"), "r") as client,
-        ):
-            with pytest.raises(PeerError, match="a redirect"):
-                await client.call("ListClusters", {})
-        assert pod.heard == []
-
-    asyncio.run(check())
-
-
-def test_compressed_answers_are_refused_unread() -> None:
-    async def check() -> None:
-        given = Redirecting(paths=("/elsewhere",))
-        async with redirecting(given) as pod, plain_session() as session:
-            with pytest.raises(PeerError, match="compressed content"):
-                await session.get(f"http://127.0.0.1:{pod.port}/bomb")
-
-    asyncio.run(check())
-
-
-def test_no_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        async with redirecting(Redirecting(paths=("/elsewhere",))) as pod:
-            for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-                monkeypatch.setenv(name, f"http://127.0.0.1:{pod.target}")
-            async with plain_session() as session:
-                await session.get(f"http://127.0.0.1:{pod.port}/status")
-            assert pod.asked == ["GET /status"]
-            assert pod.heard == []
-
-    asyncio.run(check())
 
 
 def test_no_other_module_makes_a_session_of_its_own() -> None:

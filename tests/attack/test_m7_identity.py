@@ -62,21 +62,17 @@ def test_a_tag_is_the_hmac_of_the_number_and_the_message(size: int) -> None:
     ],
     ids=["no key", "another job's", "another pod's", "no pod's"],
 )
-def test_who_is_not_the_agent_is_told_nothing_and_not_believed(
+async def test_who_is_not_the_agent_is_told_nothing_and_not_believed(
     false: FalseAgent, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where the address of a pod went to a pod of another tenant, while the watch lags."""
     caplog.set_level(logging.INFO)
-
-    async def check() -> None:
-        async with false_agent(false), linked(false.port) as operator:
-            operator.send(stop(0))
-            await until_linked(false, 3)
-            assert (operator.reports, operator.losses) == ([], [])
-        assert false.heard == []
-        assert why in caplog.text
-
-    asyncio.run(check())
+    async with false_agent(false), linked(false.port) as operator:
+        operator.send(stop(0))
+        await until_linked(false, 3)
+        assert (operator.reports, operator.losses) == ([], [])
+    assert false.heard == []
+    assert why in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -91,69 +87,59 @@ def test_who_is_not_the_agent_is_told_nothing_and_not_believed(
         ("good plain", 1),
     ],
 )
-def test_a_report_that_is_forged_repeated_or_out_of_order_ends_the_link(
+async def test_a_report_that_is_forged_repeated_or_out_of_order_ends_the_link(
     says: str, believed: int
 ) -> None:
-    async def check() -> None:
-        false = FalseAgent(KEY, UID, says.split())
-        async with false_agent(false), linked(false.port) as operator:
-            await until_linked(false, 2)
-            assert len(operator.reports) <= believed * false.links
-            if believed:
-                assert operator.reports
-
-    asyncio.run(check())
+    false = FalseAgent(KEY, UID, says.split())
+    async with false_agent(false), linked(false.port) as operator:
+        await until_linked(false, 2)
+        assert len(operator.reports) <= believed * false.links
+        if believed:
+            assert operator.reports
 
 
 # --- who talks with an agent
 
 
-def test_the_key_is_never_sent_and_what_was_heard_is_worth_nothing(tmp_path: Path) -> None:
+async def test_the_key_is_never_sent_and_what_was_heard_is_worth_nothing(tmp_path: Path) -> None:
     """Everything is recorded, and said again to the same agent and to the next one of the pod."""
-
-    async def check() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with eavesdropping(agent.port) as between:
-                async with linked(between.port) as operator:
-                    operator.send(start(0))
-                    await operator.workers(0)
-                    operator.send(stop(0))
-                    await operator.state(AgentState.READY)
-                assert KEY not in between.heard
-                assert KEY.hex().encode() not in between.heard
-                for said in between.down:
-                    answer = await replayed(agent.port, said)
-                    assert b"agent_id" not in answer, "it reports to nobody"
-            assert agent.report().newest_attempt == 0
-            assert agent.status()["status"] == "ready"
-        place = tmp_path / "again"
-        place.mkdir()
-        with running(place, program(place, SLEEPER)) as agent:
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with eavesdropping(agent.port) as between:
+            async with linked(between.port) as operator:
+                operator.send(start(0))
+                await operator.workers(0)
+                operator.send(stop(0))
+                await operator.state(AgentState.READY)
+            assert KEY not in between.heard
+            assert KEY.hex().encode() not in between.heard
             for said in between.down:
-                assert b"agent_id" not in await replayed(agent.port, said)
-            assert agent.report().newest_attempt is None
+                answer = await replayed(agent.port, said)
+                assert b"agent_id" not in answer, "it reports to nobody"
+        assert agent.report().newest_attempt == 0
+        assert agent.status()["status"] == "ready"
+    place = tmp_path / "again"
+    place.mkdir()
+    with running(place, program(place, SLEEPER)) as agent:
+        for said in between.down:
+            assert b"agent_id" not in await replayed(agent.port, said)
+        assert agent.report().newest_attempt is None
 
-    asyncio.run(check())
 
-
-def test_a_recorded_shutdown_ends_no_other_agent(tmp_path: Path) -> None:
-    async def check() -> None:
-        with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-            async with eavesdropping(agent.port) as between:
-                async with connected(f"127.0.0.1:{between.port}", KEY, UID) as peer:
-                    await peer.ask("POST", "/shutdown")
-                    assert (await peer.head()).status == 200
-                assert await asyncio.to_thread(agent.wait) == 0
-        place = tmp_path / "again"
-        place.mkdir()
-        with running(place, program(place, SLEEPER)) as agent:
-            (said,) = between.down
-            request = said[said.index(b"POST /shutdown") :]
-            for data in (said, request):
-                assert b" 401 " in await replayed(agent.port, data)
-            assert agent.process.poll() is None
-
-    asyncio.run(check())
+async def test_a_recorded_shutdown_ends_no_other_agent(tmp_path: Path) -> None:
+    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
+        async with eavesdropping(agent.port) as between:
+            async with connected(f"127.0.0.1:{between.port}", KEY, UID) as peer:
+                await peer.ask("POST", "/shutdown")
+                assert (await peer.head()).status == 200
+            assert await asyncio.to_thread(agent.wait) == 0
+    place = tmp_path / "again"
+    place.mkdir()
+    with running(place, program(place, SLEEPER)) as agent:
+        (said,) = between.down
+        request = said[said.index(b"POST /shutdown") :]
+        for data in (said, request):
+            assert b" 401 " in await replayed(agent.port, data)
+        assert agent.process.poll() is None
 
 
 def test_a_request_is_good_once_on_its_connection_alone(agent: Running) -> None:
@@ -191,38 +177,33 @@ def test_what_is_not_what_the_tag_is_for_is_refused(
 
 
 @pytest.mark.parametrize("how", ["repeated", "forged", "skipped", "plain", "unproven"])
-def test_a_command_that_is_forged_or_repeated_is_not_followed(agent: Running, how: str) -> None:
+async def test_a_command_that_is_forged_or_repeated_is_not_followed(
+    agent: Running, how: str
+) -> None:
     command = encode_command(start(0)).encode()
-
-    async def check() -> None:
-        async with raw_link(agent.port, KEY) as link:
-            await link.receive()
-            sealed = link.seal(b'{"type": "dance"}')
-            if how == "repeated":
-                await link.socket.send_bytes(sealed)
-                await link.socket.send_bytes(sealed)
-            elif how == "forged":
-                await link.socket.send_bytes(sealed[:16] + command)
-            elif how == "skipped":
-                await link.send(command)
-            elif how == "plain":
-                await link.socket.send_str(command.decode())
-            else:
-                await link.socket.send_bytes(command)
-            while not link.socket.closed:
-                await link.socket.receive(timeout=15)
-
-    asyncio.run(check())
+    async with raw_link(agent.port, KEY) as link:
+        await link.receive()
+        sealed = link.seal(b'{"type": "dance"}')
+        if how == "repeated":
+            await link.socket.send_bytes(sealed)
+            await link.socket.send_bytes(sealed)
+        elif how == "forged":
+            await link.socket.send_bytes(sealed[:16] + command)
+        elif how == "skipped":
+            await link.send(command)
+        elif how == "plain":
+            await link.socket.send_str(command.decode())
+        else:
+            await link.socket.send_bytes(command)
+        while not link.socket.closed:
+            await link.socket.receive(timeout=15)
     assert agent.report().newest_attempt is None
 
 
-def test_who_links_without_the_key_hears_nothing(agent: Running) -> None:
-    async def check() -> None:
-        with pytest.raises(Stranger):
-            async with raw_link(agent.port, OTHER_KEY):
-                pass
-
-    asyncio.run(check())
+async def test_who_links_without_the_key_hears_nothing(agent: Running) -> None:
+    with pytest.raises(Stranger):
+        async with raw_link(agent.port, OTHER_KEY):
+            pass
     nonce = "00" * 16
     head = (
         f"GET /v1/link HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -230,7 +211,7 @@ def test_who_links_without_the_key_hears_nothing(agent: Running) -> None:
         f"Unbroken-Nonce: {nonce}\r\n\r\n"
     )
     # A masked text frame, `{}`, as if there were no key.
-    heard = asyncio.run(replayed(agent.port, head.encode() + b"\x81\x82\0\0\0\0{}"))
+    heard = await replayed(agent.port, head.encode() + b"\x81\x82\0\0\0\0{}")
     assert UID.encode() in heard, "the greeting"
     assert b"agent_id" not in heard
 
@@ -238,24 +219,25 @@ def test_who_links_without_the_key_hears_nothing(agent: Running) -> None:
 # --- buddies and our own commands
 
 
-def test_buddies_and_commands_speak_with_who_has_the_key_alone(agent: Running) -> None:
+async def test_buddies_and_commands_speak_with_who_has_the_key_alone(agent: Running) -> None:
     async def check(key: bytes, uid: str | None) -> None:
         async with connected(f"127.0.0.1:{agent.port}", key, uid) as peer:
             await peer.ask("GET", "/status")
             assert (await peer.head()).status == 200
 
-    asyncio.run(check(KEY, UID))
-    asyncio.run(check(KEY, None))
+    await check(KEY, UID)
+    await check(KEY, None)
     for key, uid in ((OTHER_KEY, None), (KEY, "uid-of-another")):
         with pytest.raises(Stranger):
-            asyncio.run(check(key, uid))
+            await check(key, uid)
 
 
 @pytest.mark.parametrize("old", [b"200 OK", b'"ready"'])
-def test_an_answer_that_was_changed_on_its_way_is_not_believed(agent: Running, old: bytes) -> None:
+async def test_an_answer_that_was_changed_on_its_way_is_not_believed(
+    agent: Running, old: bytes
+) -> None:
     new = b"201 OK" if old == b"200 OK" else b'"reads"'
-
-    async def check() -> None:
+    with pytest.raises(PeerError):
         async with (
             eavesdropping(agent.port) as between,
             connected(f"127.0.0.1:{between.port}", KEY, UID) as peer,
@@ -263,9 +245,6 @@ def test_an_answer_that_was_changed_on_its_way_is_not_believed(agent: Running, o
             between.change = lambda data: data.replace(old, new)
             await peer.ask("GET", "/status")
             await peer.text(await peer.head())
-
-    with pytest.raises(PeerError):
-        asyncio.run(check())
 
 
 def test_an_agent_with_a_key_speaks_no_plain_protocol(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def until_back(pids: Collection[int], before: int) -> None:
         time.sleep(0.1)
 
 
-def test_the_agent_serves_its_operator_and_keeps_its_link(tmp_path: Path) -> None:
+async def test_the_agent_serves_its_operator_and_keeps_its_link(tmp_path: Path) -> None:
     async def story(agent: Running) -> None:
         async with raw_link(agent.port, KEY) as link:
             address, pids = ("127.0.0.1", agent.port), marked(agent.mark)
@@ -117,7 +117,7 @@ def test_the_agent_serves_its_operator_and_keeps_its_link(tmp_path: Path) -> Non
             await link.receive()
 
     with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-        asyncio.run(story(agent))
+        await story(agent)
 
 
 def test_an_agent_without_a_key_waits_for_no_body(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_generic_resources_of_the_cluster(client: Any, api: Api) -> None:
     resource_registry.clear()
 
 
-def test_async_client(api: Api) -> None:
+async def test_async_client(api: Api) -> None:
     group = f"{api.namespace}.example.com"
     define(api, definition(group, open_schema(size={"type": "integer"})))
 
@@ -187,16 +187,16 @@ def test_async_client(api: Api) -> None:
             return seen
 
     # kube-apiserver may show that the pod is going before it is gone.
-    seen = [event for event in asyncio.run(use()) if event[0] != "MODIFIED"]
+    seen = [event for event in await use() if event[0] != "MODIFIED"]
     assert seen == [("ADDED", "q"), ("DELETED", "q")]
     resource_registry.clear()
 
 
-def test_many_requests_at_once(api: Api) -> None:
+async def test_many_requests_at_once(api: Api) -> None:
     async def use() -> int:
         async with AsyncClient(config=configured(api), namespace=api.namespace) as client:
             bodies = [ConfigMap(metadata=ObjectMeta(name=f"m{n}")) for n in range(30)]
             await asyncio.gather(*(client.create(body) for body in bodies))
             return len([found async for found in client.list(ConfigMap)])
 
-    assert asyncio.run(use()) == 30
+    assert await use() == 30

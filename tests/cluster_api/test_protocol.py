@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -140,8 +139,8 @@ async def _serve(cluster: Cluster, options: ClusterApiOptions) -> None:
         (Path("/nowhere/credentials"), "cannot read the credentials"),
     ],
 )
-def test_it_does_not_start_without_credentials(
+async def test_it_does_not_start_without_credentials(
     clusters: Callable[[str], Cluster], path: Path | None, said: str
 ) -> None:
     with pytest.raises(SpecError, match=said):
-        asyncio.run(_serve(clusters("embedded"), ClusterApiOptions(path)))
+        await _serve(clusters("embedded"), ClusterApiOptions(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -78,108 +77,93 @@ async def kubelet_ends(place: Place, name: str) -> None:
     await place.absent(f"pods/{name}")
 
 
-def test_an_unhealthy_node_restarts_all_pods_once(place: Open) -> None:
-    async def check() -> None:
-        async with place() as here:
-            job = await job_of_two(here)
-            async with resumer(here):
-                await here.merge(f"nodes/{node(here, 1)}", UNHEALTHY)
-                found = await here.until("pytorchjobs/lm", lambda one: COUNT in annotations(one))
-                assert annotations(found)[COUNT] == "1"
-                assert "UnschedulablePendingReboot" in annotations(found)[FAULT]
-                for index in range(2):
-                    await here.until(f"pods/lm-worker-{index}", is_leaving)
-                said = await event(here, "PyTorchJobRestarting")
-                assert said["involvedObject"]["uid"] == job["metadata"]["uid"]
-                assert f"node {node(here, 1)} is unhealthy" in said["message"]
-                assert "restart 1 of at most 1" in said["message"]
-                for index in range(2):
-                    await kubelet_ends(here, f"lm-worker-{index}")
+async def test_an_unhealthy_node_restarts_all_pods_once(place: Open) -> None:
+    async with place() as here:
+        job = await job_of_two(here)
+        async with resumer(here):
+            await here.merge(f"nodes/{node(here, 1)}", UNHEALTHY)
+            found = await here.until("pytorchjobs/lm", lambda one: COUNT in annotations(one))
+            assert annotations(found)[COUNT] == "1"
+            assert "UnschedulablePendingReboot" in annotations(found)[FAULT]
+            for index in range(2):
+                await here.until(f"pods/lm-worker-{index}", is_leaving)
+            said = await event(here, "PyTorchJobRestarting")
+            assert said["involvedObject"]["uid"] == job["metadata"]["uid"]
+            assert f"node {node(here, 1)} is unhealthy" in said["message"]
+            assert "restart 1 of at most 1" in said["message"]
+            for index in range(2):
+                await kubelet_ends(here, f"lm-worker-{index}")
 
-                # It takes pods all the same, and nothing is gained by moving them again.
-                await add_pod(here, job, 1, node(here, 1))
-                await event(here, "AutoResumeWaiting")
+            # It takes pods all the same, and nothing is gained by moving them again.
+            await add_pod(here, job, 1, node(here, 1))
+            await event(here, "AutoResumeWaiting")
 
-                # The next fault finds no retry left.
-                made = await add_pod(here, job, 0, node(here, 0))
-                await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
-                await here.until("pytorchjobs/lm", lambda one: EXHAUSTED in annotations(one))
-                assert "not restarted" in (await event(here, "AutoResumeExhausted"))["message"]
-                kept = await here.get("pods/lm-worker-0")
-                assert kept is not None
-                assert kept["metadata"]["uid"] == made["metadata"]["uid"]
-                assert not is_leaving(kept)
-
-    asyncio.run(check())
+            # The next fault finds no retry left.
+            made = await add_pod(here, job, 0, node(here, 0))
+            await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
+            await here.until("pytorchjobs/lm", lambda one: EXHAUSTED in annotations(one))
+            assert "not restarted" in (await event(here, "AutoResumeExhausted"))["message"]
+            kept = await here.get("pods/lm-worker-0")
+            assert kept is not None
+            assert kept["metadata"]["uid"] == made["metadata"]["uid"]
+            assert not is_leaving(kept)
 
 
-def test_a_pod_of_a_silent_node_is_forced_out_only_after_the_fence(place: Open) -> None:
-    async def check() -> None:
-        async with place() as here:
+async def test_a_pod_of_a_silent_node_is_forced_out_only_after_the_fence(place: Open) -> None:
+    async with place() as here:
+        await job_of_two(here)
+        silent = f"nodes/{node(here, 1)}"
+        async with resumer(here):
+            await say_ready(here, node(here, 1), "Unknown")
+            found = await here.until(silent, lambda one: FENCE in annotations(one))
+            assert "lm-worker-1" in annotations(found)[FENCE]
+            healthy = await here.get(f"nodes/{node(here, 0)}")
+            assert healthy is not None
+            assert FENCE not in annotations(healthy)
+            await here.until("pods/lm-worker-1", is_leaving)
+            await kubelet_ends(here, "lm-worker-0")
+        # The program was killed here; it is started again after the fence.
+        assert await here.get("pods/lm-worker-1") is not None
+        taint = {"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
+        await here.merge(silent, {"spec": {"taints": [taint]}})
+        async with resumer(here):
+            await here.absent("pods/lm-worker-1")
+        last = await here.get("pytorchjobs/lm")
+        assert last is not None
+        assert annotations(last)[COUNT] == "1"
+        assert len(annotations(last)[PODS].split()) == 2
+
+
+async def test_a_node_that_is_gone_needs_no_fence(place: Open) -> None:
+    async with place() as here:
+        await job_of_two(here)
+        async with resumer(here):
+            await here.delete(f"nodes/{node(here, 1)}")
+            await here.absent("pods/lm-worker-1")
+            said = await event(here, "PyTorchJobRestarting")
+            assert f"node {node(here, 1)} is gone" in said["message"]
+
+
+async def test_one_annotation_alone_is_said_to_be_wrong(place: Open) -> None:
+    async with place() as here:
+        await install(here.client)
+        async with resumer(here):
+            metadata = {"name": "lm", "annotations": {AUTO_RESUME: "true"}}
+            await here.until("pytorchjobs", lambda _: True)
+            await here.post("pytorchjobs", pytorchjob(metadata=metadata))
+            said = await event(here, "AutoResumeInvalid")
+            assert "job-max-retry-count" in said["message"]
+
+
+async def test_a_kind_that_is_installed_later_is_noticed(place: Open) -> None:
+    async with place() as here:
+        await install(here.client)
+        await here.client.raw("DELETE", f"{DEFINITIONS}/pytorchjobs.kubeflow.org")
+        await here.absent("pytorchjobs")
+        informers = Informers(here.client)
+        recorder = EventRecorder(here.client, "test")
+        work = run_auto_resume(here.client, informers, recorder)
+        async with running(informers.run(), recorder.run(), work):
             await job_of_two(here)
-            silent = f"nodes/{node(here, 1)}"
-            async with resumer(here):
-                await say_ready(here, node(here, 1), "Unknown")
-                found = await here.until(silent, lambda one: FENCE in annotations(one))
-                assert "lm-worker-1" in annotations(found)[FENCE]
-                healthy = await here.get(f"nodes/{node(here, 0)}")
-                assert healthy is not None
-                assert FENCE not in annotations(healthy)
-                await here.until("pods/lm-worker-1", is_leaving)
-                await kubelet_ends(here, "lm-worker-0")
-            # The program was killed here; it is started again after the fence.
-            assert await here.get("pods/lm-worker-1") is not None
-            taint = {"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
-            await here.merge(silent, {"spec": {"taints": [taint]}})
-            async with resumer(here):
-                await here.absent("pods/lm-worker-1")
-            last = await here.get("pytorchjobs/lm")
-            assert last is not None
-            assert annotations(last)[COUNT] == "1"
-            assert len(annotations(last)[PODS].split()) == 2
-
-    asyncio.run(check())
-
-
-def test_a_node_that_is_gone_needs_no_fence(place: Open) -> None:
-    async def check() -> None:
-        async with place() as here:
-            await job_of_two(here)
-            async with resumer(here):
-                await here.delete(f"nodes/{node(here, 1)}")
-                await here.absent("pods/lm-worker-1")
-                said = await event(here, "PyTorchJobRestarting")
-                assert f"node {node(here, 1)} is gone" in said["message"]
-
-    asyncio.run(check())
-
-
-def test_one_annotation_alone_is_said_to_be_wrong(place: Open) -> None:
-    async def check() -> None:
-        async with place() as here:
-            await install(here.client)
-            async with resumer(here):
-                metadata = {"name": "lm", "annotations": {AUTO_RESUME: "true"}}
-                await here.until("pytorchjobs", lambda _: True)
-                await here.post("pytorchjobs", pytorchjob(metadata=metadata))
-                said = await event(here, "AutoResumeInvalid")
-                assert "job-max-retry-count" in said["message"]
-
-    asyncio.run(check())
-
-
-def test_a_kind_that_is_installed_later_is_noticed(place: Open) -> None:
-    async def check() -> None:
-        async with place() as here:
-            await install(here.client)
-            await here.client.raw("DELETE", f"{DEFINITIONS}/pytorchjobs.kubeflow.org")
-            await here.absent("pytorchjobs")
-            informers = Informers(here.client)
-            recorder = EventRecorder(here.client, "test")
-            work = run_auto_resume(here.client, informers, recorder)
-            async with running(informers.run(), recorder.run(), work):
-                await job_of_two(here)
-                await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
-                await here.until("pytorchjobs/lm", lambda one: COUNT in annotations(one))
-
-    asyncio.run(check())
+            await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
+            await here.until("pytorchjobs/lm", lambda one: COUNT in annotations(one))

@@ -81,40 +81,33 @@ def leaders(place: Any) -> Callable[[int], Any]:
     return opened
 
 
-def test_one_acts_and_the_next_follows_at_once_when_it_ends(leaders: Any) -> None:
-    async def check() -> None:
-        async with leaders(60) as (found, here):
-            async with running(found.lead("second-host/x/1/1")):
-                await found.told.until(lambda told: len(told) == 1)
-                async with running(found.lead("third-host/x/1/1")):
-                    await here.until(
-                        "leases/l", lambda lease: lease["spec"]["holderIdentity"].startswith("sec")
-                    )
-                    assert found.told.seen == ["+second-host/x/1/1"]
+async def test_one_acts_and_the_next_follows_at_once_when_it_ends(leaders: Any) -> None:
+    async with leaders(60) as (found, here):
+        async with running(found.lead("second-host/x/1/1")):
+            await found.told.until(lambda told: len(told) == 1)
             async with running(found.lead("third-host/x/1/1")):
-                await found.told.until(lambda told: "+third-host/x/1/1" in told)
-            assert found.told.seen[1] == "-second-host/x/1/1"
+                await here.until(
+                    "leases/l", lambda lease: lease["spec"]["holderIdentity"].startswith("sec")
+                )
+                assert found.told.seen == ["+second-host/x/1/1"]
+        async with running(found.lead("third-host/x/1/1")):
+            await found.told.until(lambda told: "+third-host/x/1/1" in told)
+        assert found.told.seen[1] == "-second-host/x/1/1"
 
-    asyncio.run(check())
 
-
-def test_who_waits_hears_at_once_that_the_lease_was_given_back(
+async def test_who_waits_hears_at_once_that_the_lease_was_given_back(
     leaders: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-
-    async def check() -> None:
-        # Who had to ask again and again would ask too late for this test.
-        async with leaders(3600, 1800.0) as (found, here):
-            await lease(here, "other-host/x/1/1")
-            async with running(found.lead("me")):
-                async with asyncio.timeout(PATIENCE_SECONDS):
-                    while "operator=waiting" not in caplog.text:
-                        await pause(FAST)
-                await here.merge("leases/l", {"spec": {"holderIdentity": ""}})
-                await found.told.until(lambda told: told == ["+me"])
-
-    asyncio.run(check())
+    # Who had to ask again and again would ask too late for this test.
+    async with leaders(3600, 1800.0) as (found, here):
+        await lease(here, "other-host/x/1/1")
+        async with running(found.lead("me")):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while "operator=waiting" not in caplog.text:
+                    await pause(FAST)
+            await here.merge("leases/l", {"spec": {"holderIdentity": ""}})
+            await found.told.until(lambda told: told == ["+me"])
 
 
 def lease(here: Place, holder: str) -> Any:
@@ -126,56 +119,43 @@ def lease(here: Place, holder: str) -> Any:
     )
 
 
-def test_a_silent_holder_loses_the_lease(leaders: Any) -> None:
-    async def check() -> None:
-        async with leaders(1) as (found, here):
-            await lease(here, "dead-host/x/1/1")
-            async with running(found.lead("me")):
-                await found.told.until(lambda told: told == ["+me"])
-                seen = await here.get("leases/l")
-                assert seen is not None
-                assert seen["spec"]["leaseTransitions"] == 1
-
-    asyncio.run(check())
-
-
-def test_a_dead_process_of_this_machine_is_not_waited_for(leaders: Any) -> None:
-    async def check() -> None:
-        async with leaders(3600) as (found, here):
-            place_of, _, ticks = identity().rpartition("/")
-            await lease(here, f"{place_of}/{int(ticks) + 1}")
-            async with running(found.lead("me")):
-                await found.told.until(lambda told: told == ["+me"])
-
-    asyncio.run(check())
-
-
-def test_who_sees_another_holder_stops_to_act(leaders: Any) -> None:
-    async def check() -> None:
-        async with leaders(60) as (found, here), running(found.lead("me")):
+async def test_a_silent_holder_loses_the_lease(leaders: Any) -> None:
+    async with leaders(1) as (found, here):
+        await lease(here, "dead-host/x/1/1")
+        async with running(found.lead("me")):
             await found.told.until(lambda told: told == ["+me"])
-            await here.merge("leases/l", {"spec": {"holderIdentity": "other"}})
-            await found.told.until(lambda told: told == ["+me", "-me"])
+            seen = await here.get("leases/l")
+            assert seen is not None
+            assert seen["spec"]["leaseTransitions"] == 1
 
-    asyncio.run(check())
+
+async def test_a_dead_process_of_this_machine_is_not_waited_for(leaders: Any) -> None:
+    async with leaders(3600) as (found, here):
+        place_of, _, ticks = identity().rpartition("/")
+        await lease(here, f"{place_of}/{int(ticks) + 1}")
+        async with running(found.lead("me")):
+            await found.told.until(lambda told: told == ["+me"])
 
 
-def test_a_lease_that_others_write_too_is_kept(leaders: Any) -> None:
+async def test_who_sees_another_holder_stops_to_act(leaders: Any) -> None:
+    async with leaders(60) as (found, here), running(found.lead("me")):
+        await found.told.until(lambda told: told == ["+me"])
+        await here.merge("leases/l", {"spec": {"holderIdentity": "other"}})
+        await found.told.until(lambda told: told == ["+me", "-me"])
+
+
+async def test_a_lease_that_others_write_too_is_kept(leaders: Any) -> None:
     """Each write of theirs makes one of ours conflict, which is then made again."""
-
-    async def check() -> None:
-        async with leaders(60) as (found, here), running(found.lead("me")):
-            await found.told.until(lambda told: told == ["+me"])
-            first = await here.get("leases/l")
-            assert first is not None
-            for number in range(50):
-                await here.merge("leases/l", {"metadata": {"labels": {"n": str(number)}}})
-            renewed = first["spec"]["renewTime"]
-            await here.until("leases/l", lambda lease: lease["spec"]["renewTime"] > renewed)
-            assert found.told.seen == ["+me"]
-            assert found.mandates["me"].is_given()
-
-    asyncio.run(check())
+    async with leaders(60) as (found, here), running(found.lead("me")):
+        await found.told.until(lambda told: told == ["+me"])
+        first = await here.get("leases/l")
+        assert first is not None
+        for number in range(50):
+            await here.merge("leases/l", {"metadata": {"labels": {"n": str(number)}}})
+        renewed = first["spec"]["renewTime"]
+        await here.until("leases/l", lambda lease: lease["spec"]["renewTime"] > renewed)
+        assert found.told.seen == ["+me"]
+        assert found.mandates["me"].is_given()
 
 
 def test_silence_counts_only_while_the_server_answers() -> None:
@@ -202,7 +182,7 @@ async def until_given(mandate: Mandate, is_given: bool) -> None:
 
 
 @pytest.mark.slow
-def test_in_an_outage_a_leader_holds_still_and_goes_on_after_it(tmp_path: Path) -> None:
+async def test_in_an_outage_a_leader_holds_still_and_goes_on_after_it(tmp_path: Path) -> None:
     """Unless nobody else can reach the server either; the program itself is never ended."""
     folder = tmp_path / "server"
 
@@ -223,4 +203,4 @@ def test_in_an_outage_a_leader_holds_still_and_goes_on_after_it(tmp_path: Path) 
                     assert alone.told.seen == among.told.seen == ["+me"]
 
     with embedded_cluster(folder) as cluster:
-        asyncio.run(check(cluster))
+        await check(cluster)

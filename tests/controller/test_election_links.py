@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -76,39 +75,35 @@ class Agent:
 
 
 @pytest.mark.parametrize("is_stock", [False, True], ids=["linked", "stock"])
-def test_a_command_waits_for_leave_and_the_newest_goes_out(is_stock: bool) -> None:
+async def test_a_command_waits_for_leave_and_the_newest_goes_out(is_stock: bool) -> None:
     start: Command = StartCommand(
         attempt=1, rank=0, nnodes=1, master_addr="127.0.0.1", master_port=1
     )
-
-    async def check() -> None:
-        agent, now, told = Agent(is_stock), 100.0, Watcher[AgentReport]()
-        mandate = Mandate(10.0, lambda: now)
-        async with agent.serve() as port:
-            link = AgentLink("127.0.0.1", port, None, told, lambda why: None)
-            link.permit = mandate
-            async with running(link.run()):
-                await told.until(lambda seen: len(seen) >= 1)
-                link.send(StopCommand(0))
-                # It is still heard, and asked, as often as ever.
-                asked = 3 if is_stock else 0
-                await agent.questions.until(lambda seen: len(seen) >= asked)
-                assert len(agent.questions.seen) <= asked + 1, "who waits does not ask the more"
-                link.send(start)
-                mandate.renewed(now)
-                await agent.commands.until(lambda seen: len(seen) >= 1)
-                assert agent.commands.seen == ["start"], "what was held back is out of date"
-                now += 10.0
-                link.send(StopCommand(1))
-                link.send(start)
-                mandate.renewed(now)
-                await agent.commands.until(lambda seen: len(seen) >= 2)
-        assert agent.commands.seen == ["start", "start"]
-
-    asyncio.run(check())
+    agent, now, told = Agent(is_stock), 100.0, Watcher[AgentReport]()
+    mandate = Mandate(10.0, lambda: now)
+    async with agent.serve() as port:
+        link = AgentLink("127.0.0.1", port, None, told, lambda why: None)
+        link.permit = mandate
+        async with running(link.run()):
+            await told.until(lambda seen: len(seen) >= 1)
+            link.send(StopCommand(0))
+            # It is still heard, and asked, as often as ever.
+            asked = 3 if is_stock else 0
+            await agent.questions.until(lambda seen: len(seen) >= asked)
+            assert len(agent.questions.seen) <= asked + 1, "who waits does not ask the more"
+            link.send(start)
+            mandate.renewed(now)
+            await agent.commands.until(lambda seen: len(seen) >= 1)
+            assert agent.commands.seen == ["start"], "what was held back is out of date"
+            now += 10.0
+            link.send(StopCommand(1))
+            link.send(start)
+            mandate.renewed(now)
+            await agent.commands.until(lambda seen: len(seen) >= 2)
+    assert agent.commands.seen == ["start", "start"]
 
 
-def test_a_command_of_the_users_is_not_called_without_leave(
+async def test_a_command_of_the_users_is_not_called_without_leave(
     clusters: Callable[[str], Cluster], tmp_path: Path
 ) -> None:
     called = tmp_path / "called"
@@ -126,5 +121,5 @@ def test_a_command_of_the_users_is_not_called_without_leave(
                     await provider.order(order)
                 assert not called.exists()
 
-    asyncio.run(check())
+    await check()
     assert called.exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -60,58 +59,49 @@ async def change(here: Place, number: int, **spec: Any) -> None:
     await here.merge(f"incidents/lm-{number}", {"spec": spec})
 
 
-def test_an_incident_is_told_once_with_what_is_added_soon_after_its_end(place: Any) -> None:
-    async def check() -> None:
-        told = Told()
-        async with place() as here, watched(here) as (informer, _):
-            await create(here, 1)
-            async with running(IncidentTraces(informer, told, settle_seconds=1).run()):
-                await change(here, 1, outcome=RECOVERED)
-                await change(here, 1, resumed="resumed after step 7")
-                await told.until(bool)
-                await change(here, 1, resumed="too late")
-                await create(here, 2)
-                await change(here, 2, outcome="RetriesExhausted")
-                await told.until(lambda seen: len(seen) > 1)
-        assert told.names == ["lm-1", "lm-2"]
-        whole = told.seen[0].whole
-        assert whole.attributes["unbroken.incident.resumed"] == "resumed after step 7"
-        assert whole.attributes["unbroken.job.name"] == "lm"
-        assert whole.attributes["k8s.namespace.name"] == here.namespace
-        assert [one.problem for one in told.seen] == ["", "RetriesExhausted"]
-
-    asyncio.run(check())
-
-
-def test_who_leads_next_tells_nothing_again_and_what_is_left_open(place: Any) -> None:
-    async def check() -> None:
-        first, second = Told(), Told()
-        async with place() as here, watched(here) as (informer, _):
-            await create(here, 1)
+async def test_an_incident_is_told_once_with_what_is_added_soon_after_its_end(place: Any) -> None:
+    told = Told()
+    async with place() as here, watched(here) as (informer, _):
+        await create(here, 1)
+        async with running(IncidentTraces(informer, told, settle_seconds=1).run()):
+            await change(here, 1, outcome=RECOVERED)
+            await change(here, 1, resumed="resumed after step 7")
+            await told.until(bool)
+            await change(here, 1, resumed="too late")
             await create(here, 2)
-            async with running(IncidentTraces(informer, first, settle_seconds=0).run()):
-                await change(here, 1, outcome=RECOVERED)
-                await first.until(bool)
-            async with running(IncidentTraces(informer, second, settle_seconds=0).run()):
-                await change(here, 1, resumed="told later")
-                await change(here, 2, outcome=RECOVERED)
-                await second.until(bool)
-        assert (first.names, second.names) == (["lm-1"], ["lm-2"])
-
-    asyncio.run(check())
+            await change(here, 2, outcome="RetriesExhausted")
+            await told.until(lambda seen: len(seen) > 1)
+    assert told.names == ["lm-1", "lm-2"]
+    whole = told.seen[0].whole
+    assert whole.attributes["unbroken.incident.resumed"] == "resumed after step 7"
+    assert whole.attributes["unbroken.job.name"] == "lm"
+    assert whole.attributes["k8s.namespace.name"] == here.namespace
+    assert [one.problem for one in told.seen] == ["", "RetriesExhausted"]
 
 
-def test_who_ends_tells_what_has_ended_first(place: Any) -> None:
-    async def check() -> None:
-        told = Told()
-        async with place() as here, watched(here) as (informer, heard):
-            await create(here, 1)
-            await create(here, 2)
-            async with running(IncidentTraces(informer, told, settle_seconds=NEVER).run()):
-                await heard.until(lambda seen: "+lm-2" in seen)
-                await change(here, 1, outcome=RECOVERED)
-                await heard.until(lambda seen: "~lm-1" in seen)
-                assert told.names == []
-        assert told.names == ["lm-1"]
+async def test_who_leads_next_tells_nothing_again_and_what_is_left_open(place: Any) -> None:
+    first, second = Told(), Told()
+    async with place() as here, watched(here) as (informer, _):
+        await create(here, 1)
+        await create(here, 2)
+        async with running(IncidentTraces(informer, first, settle_seconds=0).run()):
+            await change(here, 1, outcome=RECOVERED)
+            await first.until(bool)
+        async with running(IncidentTraces(informer, second, settle_seconds=0).run()):
+            await change(here, 1, resumed="told later")
+            await change(here, 2, outcome=RECOVERED)
+            await second.until(bool)
+    assert (first.names, second.names) == (["lm-1"], ["lm-2"])
 
-    asyncio.run(check())
+
+async def test_who_ends_tells_what_has_ended_first(place: Any) -> None:
+    told = Told()
+    async with place() as here, watched(here) as (informer, heard):
+        await create(here, 1)
+        await create(here, 2)
+        async with running(IncidentTraces(informer, told, settle_seconds=NEVER).run()):
+            await heard.until(lambda seen: "+lm-2" in seen)
+            await change(here, 1, outcome=RECOVERED)
+            await heard.until(lambda seen: "~lm-1" in seen)
+            assert told.names == []
+    assert told.names == ["lm-1"]

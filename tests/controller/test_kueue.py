@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -56,28 +55,23 @@ async def stands(place: Place, condition: str, reason: str) -> Object:
     return conditions(found)[condition]
 
 
-def test_a_job_waits_runs_where_it_is_put_and_gives_its_quota_back(place: Any) -> None:
-    async def check() -> None:
-        async with place() as here:
-            await install(here.client, "v1beta2")
-            name = here.namespace
-            await flavor(here, name, nodeLabels={"gpu": "h100"}, tolerations=[TOLERATION])
-            await priority(here, name, 7)
-            async with here.operator():
-                await here.post(JOBS, queued(**{PRIORITY: name}))
-                await _is_asked_for(here)
-                await _is_admitted(here, name)
-                await _is_preempted(here)
-                await admit(here, name)
-                await is_there(here, 3)
-                await here.merge(
-                    f"{JOBS}/lm", {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}}
-                )
-                await stands(here, "Failed", "DeadlineExceeded")
-                ended = await workload(here, lambda found: said(found, "Finished")[0] == "True")
-                assert said(ended, "Finished") == ("True", "Failed")
-
-    asyncio.run(check())
+async def test_a_job_waits_runs_where_it_is_put_and_gives_its_quota_back(place: Any) -> None:
+    async with place() as here:
+        await install(here.client, "v1beta2")
+        name = here.namespace
+        await flavor(here, name, nodeLabels={"gpu": "h100"}, tolerations=[TOLERATION])
+        await priority(here, name, 7)
+        async with here.operator():
+            await here.post(JOBS, queued(**{PRIORITY: name}))
+            await _is_asked_for(here)
+            await _is_admitted(here, name)
+            await _is_preempted(here)
+            await admit(here, name)
+            await is_there(here, 3)
+            await here.merge(f"{JOBS}/lm", {"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
+            await stands(here, "Failed", "DeadlineExceeded")
+            ended = await workload(here, lambda found: said(found, "Finished")[0] == "True")
+            assert said(ended, "Finished") == ("True", "Failed")
 
 
 async def _is_asked_for(here: Place) -> None:
@@ -131,39 +125,36 @@ async def _is_preempted(here: Place) -> None:
     assert found["status"]["restartCount"] == 0
 
 
-def test_a_new_operator_stops_nothing_and_a_suspended_job_leaves_the_queue(place: Any) -> None:
-    async def check() -> None:
-        async with place() as here:
-            await install(here.client, "v1beta2")
-            await flavor(here, here.namespace)
-            async with here.operator():
-                await here.post(JOBS, queued())
-                first = await workload(here)
-                await admit(here, here.namespace)
-                before = await is_there(here, 3)
-            async with here.operator():
-                await here.merge(
-                    f"{JOBS}/lm", {"spec": {"runPolicy": {"activeDeadlineSeconds": 999}}}
-                )
-                await workload(here, lambda found: said(found, "PodsReady")[0] == "False")
-                assert uids(await here.get(PODS)) == uids(before)
-                await here.merge(f"{JOBS}/lm", {"spec": {"runPolicy": {"suspend": True}}})
-                await here.until("workloads", lambda listed: not listed["items"])
-                assert (await here.get(PODS))["items"] == []
-                await here.merge(f"{JOBS}/lm", {"spec": {"runPolicy": {"suspend": False}}})
-                again = await workload(here)
-                assert again["metadata"]["uid"] != first["metadata"]["uid"]
-                assert await stands(here, "Suspended", "Queued")
-                await here.delete(f"workloads/{again['metadata']['name']}")
-                anew = await workload(
-                    here, lambda found: found["metadata"]["uid"] != again["metadata"]["uid"]
-                )
-                path = f"workloads/{anew['metadata']['name']}"
-                await here.merge(path, {"spec": {"active": False}})
-                held = await stands(here, "Suspended", "Deactivated")
-                assert "kubectl patch workload" in held["message"]
-
-    asyncio.run(check())
+async def test_a_new_operator_stops_nothing_and_a_suspended_job_leaves_the_queue(
+    place: Any,
+) -> None:
+    async with place() as here:
+        await install(here.client, "v1beta2")
+        await flavor(here, here.namespace)
+        async with here.operator():
+            await here.post(JOBS, queued())
+            first = await workload(here)
+            await admit(here, here.namespace)
+            before = await is_there(here, 3)
+        async with here.operator():
+            await here.merge(f"{JOBS}/lm", {"spec": {"runPolicy": {"activeDeadlineSeconds": 999}}})
+            await workload(here, lambda found: said(found, "PodsReady")[0] == "False")
+            assert uids(await here.get(PODS)) == uids(before)
+            await here.merge(f"{JOBS}/lm", {"spec": {"runPolicy": {"suspend": True}}})
+            await here.until("workloads", lambda listed: not listed["items"])
+            assert (await here.get(PODS))["items"] == []
+            await here.merge(f"{JOBS}/lm", {"spec": {"runPolicy": {"suspend": False}}})
+            again = await workload(here)
+            assert again["metadata"]["uid"] != first["metadata"]["uid"]
+            assert await stands(here, "Suspended", "Queued")
+            await here.delete(f"workloads/{again['metadata']['name']}")
+            anew = await workload(
+                here, lambda found: found["metadata"]["uid"] != again["metadata"]["uid"]
+            )
+            path = f"workloads/{anew['metadata']['name']}"
+            await here.merge(path, {"spec": {"active": False}})
+            held = await stands(here, "Suspended", "Deactivated")
+            assert "kubectl patch workload" in held["message"]
 
 
 def uids(listed: Object) -> set[str]:
@@ -171,7 +162,7 @@ def uids(listed: Object) -> set[str]:
     return {each["metadata"]["uid"] for each in listed["items"]}
 
 
-def test_without_kueue_a_job_runs_and_with_it_the_next_one_waits(tmp_path: Path) -> None:
+async def test_without_kueue_a_job_runs_and_with_it_the_next_one_waits(tmp_path: Path) -> None:
     async def check(here: Place) -> None:
         async with here.operator():
             await here.post(JOBS, queued())
@@ -196,12 +187,9 @@ def test_without_kueue_a_job_runs_and_with_it_the_next_one_waits(tmp_path: Path)
             assert places["next-pods-2"] == {"gpu": "old", RACK: "r7"}
             assert places["lm-pods-2"] is None
 
-    async def opened() -> None:
+    with embedded_cluster(tmp_path / "server") as server:
         async with connect(server.kubeconfig) as client:
             await define_jobs(client)
             name = f"kueue-{next(NUMBERS)}"
             await client.raw("POST", "api/v1/namespaces", body={"metadata": {"name": name}})
             await check(OldPlace(client, name))
-
-    with embedded_cluster(tmp_path / "server") as server:
-        asyncio.run(opened())

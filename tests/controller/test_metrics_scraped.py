@@ -39,43 +39,37 @@ async def scraped(url: str, lines: set[str]) -> None:
                 found = set((await answer.text()).splitlines())
 
 
-def test_a_node_and_its_repair_are_scraped(place: Any) -> None:
-    async def check() -> None:
-        async with place() as here:
-            await definitions.install(here.client)
-            informers, registry = Informers(here.client), CollectorRegistry()
-            watch_nodes(informers, registry, since=1000.0)
-            name = f"{here.namespace}-node"
-            node = {"metadata": {"name": name, "labels": {HEALTH: "Schedulable"}}}
-            record = NODE_RECORD.new(name, NodeRecordSpec(history=(REPAIR,)))
-            async with (
-                running(informers.run()),
-                serving_metrics(registry, "127.0.0.1", 0) as url,
-            ):
-                await here.client.raw("POST", "api/v1/nodes", body=node)
-                await here.client.raw("POST", NODE_RECORD.path, body=record)
-                group = '{cluster_name="",instance_group=""}'
-                lines = {
-                    f"hyperpod_node_health_status_schedulable{group} 1.0",
-                    'unbroken_node_repairs_total{action="replace",outcome="Done"} 1.0',
-                }
-                await scraped(url, lines)
-                await here.client.raw("DELETE", f"api/v1/nodes/{name}")
-                await here.client.raw("DELETE", f"{NODE_RECORD.path}/{name}")
-
-    asyncio.run(check())
-
-
-def test_an_operator_that_waits_is_healthy() -> None:
-    async def check() -> None:
+async def test_a_node_and_its_repair_are_scraped(place: Any) -> None:
+    async with place() as here:
+        await definitions.install(here.client)
+        informers, registry = Informers(here.client), CollectorRegistry()
+        watch_nodes(informers, registry, since=1000.0)
+        name = f"{here.namespace}-node"
+        node = {"metadata": {"name": name, "labels": {HEALTH: "Schedulable"}}}
+        record = NODE_RECORD.new(name, NodeRecordSpec(history=(REPAIR,)))
         async with (
-            serving_metrics(OperatorMetrics(set()).registry, "127.0.0.1", 0) as url,
-            aiohttp.ClientSession() as session,
-            session.get(url.replace("/metrics", HEALTH_PATH)) as answer,
+            running(informers.run()),
+            serving_metrics(registry, "127.0.0.1", 0) as url,
         ):
-            assert (answer.status, await answer.text()) == (200, "ok\n")
+            await here.client.raw("POST", "api/v1/nodes", body=node)
+            await here.client.raw("POST", NODE_RECORD.path, body=record)
+            group = '{cluster_name="",instance_group=""}'
+            lines = {
+                f"hyperpod_node_health_status_schedulable{group} 1.0",
+                'unbroken_node_repairs_total{action="replace",outcome="Done"} 1.0',
+            }
+            await scraped(url, lines)
+            await here.client.raw("DELETE", f"api/v1/nodes/{name}")
+            await here.client.raw("DELETE", f"{NODE_RECORD.path}/{name}")
 
-    asyncio.run(check())
+
+async def test_an_operator_that_waits_is_healthy() -> None:
+    async with (
+        serving_metrics(OperatorMetrics(set()).registry, "127.0.0.1", 0) as url,
+        aiohttp.ClientSession() as session,
+        session.get(url.replace("/metrics", HEALTH_PATH)) as answer,
+    ):
+        assert (answer.status, await answer.text()) == (200, "ok\n")
 
 
 def test_an_operator_that_waits_says_so_and_tells_of_no_job() -> None:
@@ -90,7 +84,7 @@ def test_an_operator_that_waits_says_so_and_tells_of_no_job() -> None:
     assert metrics.registry.get_sample_value("of_a_leader") is None
 
 
-def test_a_port_that_is_taken_matters_only_where_it_was_chosen(
+async def test_a_port_that_is_taken_matters_only_where_it_was_chosen(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def check(port: int) -> None:
@@ -102,4 +96,4 @@ def test_a_port_that_is_taken_matters_only_where_it_was_chosen(
                 pass
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        asyncio.run(check(taken.getsockname()[1]))
+        await check(taken.getsockname()[1])

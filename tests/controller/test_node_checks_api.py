@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -135,7 +134,7 @@ def marks(node: Object) -> tuple[str | None, str | None, list[str], bool]:
     return labels.get(HEALTH), labels.get(DEEP_CHECK), ours, HOLD in annotations
 
 
-def test_a_pod_that_ends_without_results_is_nobodys_fault(
+async def test_a_pod_that_ends_without_results_is_nobodys_fault(
     place: Callable[[], Any],
 ) -> None:
     async def check() -> None:
@@ -163,57 +162,48 @@ def test_a_pod_that_ends_without_results_is_nobodys_fault(
                 ),
             )
 
-    asyncio.run(check())
+    await check()
 
 
-def test_one_check_of_a_node_waits_for_the_other(place: Callable[[], Any]) -> None:
-    async def check() -> None:
-        async with place() as one:
-            await one.start(0, CheckKind.BASIC)
-            pod = await one.pod(0)
-            second = await one.start(1, CheckKind.BASIC)
-            text = await one.until(second, lambda c: (c.get("status") or {}).get("message"))
-            assert text == f"waiting for {one.node}: check {one.checks[0]} tests it"
-            await one.ask("PATCH", f"{pod}/status", {"status": {"phase": "Succeeded"}})
-            await one.pod(1)
-
-    asyncio.run(check())
+async def test_one_check_of_a_node_waits_for_the_other(place: Callable[[], Any]) -> None:
+    async with place() as one:
+        await one.start(0, CheckKind.BASIC)
+        pod = await one.pod(0)
+        second = await one.start(1, CheckKind.BASIC)
+        text = await one.until(second, lambda c: (c.get("status") or {}).get("message"))
+        assert text == f"waiting for {one.node}: check {one.checks[0]} tests it"
+        await one.ask("PATCH", f"{pod}/status", {"status": {"phase": "Succeeded"}})
+        await one.pod(1)
 
 
-def test_a_check_of_a_node_that_is_not_there_ends_unknown(place: Callable[[], Any]) -> None:
-    async def check() -> None:
-        async with place() as one:
-            body = NODE_CHECK.new(one.checks[0], NodeCheckSpec(("nowhere",), (CheckKind.BASIC,)))
-            await one.ask("POST", NODE_CHECK.path, body)
-            path = f"{NODE_CHECK.path}/{one.checks[0]}"
-            status = await one.until(
-                path, lambda c: "endedAt" in (c.get("status") or {}) and c["status"]
-            )
-            assert status["phase"] == "Unknown"
-            assert status["results"][0]["message"] == "there is no node nowhere"
-
-    asyncio.run(check())
+async def test_a_check_of_a_node_that_is_not_there_ends_unknown(place: Callable[[], Any]) -> None:
+    async with place() as one:
+        body = NODE_CHECK.new(one.checks[0], NodeCheckSpec(("nowhere",), (CheckKind.BASIC,)))
+        await one.ask("POST", NODE_CHECK.path, body)
+        path = f"{NODE_CHECK.path}/{one.checks[0]}"
+        status = await one.until(
+            path, lambda c: "endedAt" in (c.get("status") or {}) and c["status"]
+        )
+        assert status["phase"] == "Unknown"
+        assert status["results"][0]["message"] == "there is no node nowhere"
 
 
-def test_an_ended_check_is_kept_for_a_day(place: Callable[[], Any]) -> None:
-    async def check() -> None:
-        async with place() as one:
-            ends = {}
-            for number, age in enumerate((KEPT_SECONDS - 3600, KEPT_SECONDS + 1)):
-                # The last one that a checker has ended, and that nothing is left to do of.
-                spec = NodeCheckSpec(("nowhere",), (CheckKind.BASIC,))
-                await one.ask("POST", NODE_CHECK.path, NODE_CHECK.new(one.checks[number], spec))
-                path = f"{NODE_CHECK.path}/{one.checks[number]}"
-                await one.until(path, ended)
-                ends[number] = {"status": {"endedAt": micro_time(wall() - age)}}
-            for number, body in ends.items():
-                path = f"{NODE_CHECK.path}/{one.checks[number]}/status"
-                await one.ask("PATCH", path, body)
+async def test_an_ended_check_is_kept_for_a_day(place: Callable[[], Any]) -> None:
+    async with place() as one:
+        ends = {}
+        for number, age in enumerate((KEPT_SECONDS - 3600, KEPT_SECONDS + 1)):
+            # The last one that a checker has ended, and that nothing is left to do of.
+            spec = NodeCheckSpec(("nowhere",), (CheckKind.BASIC,))
+            await one.ask("POST", NODE_CHECK.path, NODE_CHECK.new(one.checks[number], spec))
+            path = f"{NODE_CHECK.path}/{one.checks[number]}"
+            await one.until(path, ended)
+            ends[number] = {"status": {"endedAt": micro_time(wall() - age)}}
+        for number, body in ends.items():
+            path = f"{NODE_CHECK.path}/{one.checks[number]}/status"
+            await one.ask("PATCH", path, body)
 
-            def names(found: Object) -> list[str]:
-                return [item["metadata"]["name"] for item in found["items"]]
+        def names(found: Object) -> list[str]:
+            return [item["metadata"]["name"] for item in found["items"]]
 
-            await one.until(NODE_CHECK.path, lambda found: one.checks[1] not in names(found))
-            assert one.checks[0] in names(await one.ask("GET", NODE_CHECK.path))
-
-    asyncio.run(check())
+        await one.until(NODE_CHECK.path, lambda found: one.checks[1] not in names(found))
+        assert one.checks[0] in names(await one.ask("GET", NODE_CHECK.path))

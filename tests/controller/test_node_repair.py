@@ -185,152 +185,132 @@ def fleet(cluster: Cluster, tmp_path: Path) -> Any:
     return opened
 
 
-def test_faulty_node_is_rebooted_and_all_that_told_of_it_taken_away(fleet: Any) -> None:
-    async def check() -> None:
-        async with fleet() as found:
-            options = RepairOptions("command", found.script("exit 0"), QUICK)
-            name = await found.node()
-            async with found.repairer(options):
-                await found.fault(name)
-                await found.record(name, lambda one: one.repair and one.repair.acted_at)
-                await found.until(f"api/v1/nodes/{name}", lambda one: found.calls())
-                await found.boot(name, "boot-2")
-                node = await found.returned(name)
-                assert await found.reasons(name, "NodeRepaired") == [
-                    "RepairNeeded",
-                    "RepairOrdered",
-                    "NodeRepaired",
-                ]
-            metadata = node["metadata"]
-            assert not {FAULT_REASONS, FAULT_TYPES} & metadata["labels"].keys()
-            assert metadata["annotations"] == {VERIFIED: "boot-2"}
-            assert "taints" not in node["spec"]
-            assert set(found.calls()) == {f"reboot {name}"}
-            record = await found.record(name, lambda one: one.history)
-            assert record.history[-1].state is RepairState.DONE
-            assert record.history[-1].reason == "Xid79: GPU has fallen off the bus"
-            assert [one.kind for one in record.blame] == [BlameKind.FAULT]
-            assert record.probation_until is not None
-
-    asyncio.run(check())
+async def test_faulty_node_is_rebooted_and_all_that_told_of_it_taken_away(fleet: Any) -> None:
+    async with fleet() as found:
+        options = RepairOptions("command", found.script("exit 0"), QUICK)
+        name = await found.node()
+        async with found.repairer(options):
+            await found.fault(name)
+            await found.record(name, lambda one: one.repair and one.repair.acted_at)
+            await found.until(f"api/v1/nodes/{name}", lambda one: found.calls())
+            await found.boot(name, "boot-2")
+            node = await found.returned(name)
+            assert await found.reasons(name, "NodeRepaired") == [
+                "RepairNeeded",
+                "RepairOrdered",
+                "NodeRepaired",
+            ]
+        metadata = node["metadata"]
+        assert not {FAULT_REASONS, FAULT_TYPES} & metadata["labels"].keys()
+        assert metadata["annotations"] == {VERIFIED: "boot-2"}
+        assert "taints" not in node["spec"]
+        assert set(found.calls()) == {f"reboot {name}"}
+        record = await found.record(name, lambda one: one.history)
+        assert record.history[-1].state is RepairState.DONE
+        assert record.history[-1].reason == "Xid79: GPU has fallen off the bus"
+        assert [one.kind for one in record.blame] == [BlameKind.FAULT]
+        assert record.probation_until is not None
 
 
-def test_repair_waits_until_the_ray_pods_of_the_node_have_left(fleet: Any) -> None:
-    async def check() -> None:
-        async with fleet() as found:
-            options = RepairOptions("command", found.script("exit 0"), QUICK)
-            name = await found.node()
-            pod = f"llm-worker-{name}"
-            body = {
-                "metadata": {"name": pod, "labels": {"ray.io/cluster": "llm"}},
-                "spec": {"nodeName": name, "containers": [{"name": "ray", "image": "any"}]},
-            }
-            pods = "api/v1/namespaces/default/pods"
-            await found.call("POST", pods, body=body)
-            async with found.repairer(options):
-                await found.fault(name)
-                waits = f"1 pods of jobs have to leave: {pod}"
-                await found.record(name, lambda one: one.repair and one.repair.message == waits)
-                assert found.calls() == []
-                await found.call("DELETE", f"{pods}/{pod}", body={"gracePeriodSeconds": 0})
-                await found.record(name, lambda one: one.repair and one.repair.acted_at)
-
-    asyncio.run(check())
+async def test_repair_waits_until_the_ray_pods_of_the_node_have_left(fleet: Any) -> None:
+    async with fleet() as found:
+        options = RepairOptions("command", found.script("exit 0"), QUICK)
+        name = await found.node()
+        pod = f"llm-worker-{name}"
+        body = {
+            "metadata": {"name": pod, "labels": {"ray.io/cluster": "llm"}},
+            "spec": {"nodeName": name, "containers": [{"name": "ray", "image": "any"}]},
+        }
+        pods = "api/v1/namespaces/default/pods"
+        await found.call("POST", pods, body=body)
+        async with found.repairer(options):
+            await found.fault(name)
+            waits = f"1 pods of jobs have to leave: {pod}"
+            await found.record(name, lambda one: one.repair and one.repair.message == waits)
+            assert found.calls() == []
+            await found.call("DELETE", f"{pods}/{pod}", body={"gracePeriodSeconds": 0})
+            await found.record(name, lambda one: one.repair and one.repair.acted_at)
 
 
-def test_without_recovery_nothing_is_touched_but_on_a_persons_order(fleet: Any) -> None:
-    async def check() -> None:
-        async with fleet() as found:
-            spec = ClusterSpec("Mine", "abcdefghijkl", {}, Recovery.NONE)
-            await found.call("POST", CLUSTER.path, body=CLUSTER.new("mine", spec))
-            quiet = await found.node(**{CLUSTER_NAME: "Mine"})
-            other = await found.node()
-            options = RepairOptions("command", found.script("exit 0"), QUICK)
-            async with found.repairer(options):
-                await found.fault(quiet)
-                before = await found.call("GET", f"api/v1/nodes/{quiet}")
-                await found.fault(other)
-                await found.record(other, lambda one: one.repair and one.repair.acted_at)
-                await found.boot(other, "boot-2")
-                await found.returned(other)
-                assert await found.call("GET", f"api/v1/nodes/{quiet}") == before
-                record = await found.record(quiet, lambda one: one.blame)
-                assert record.repair is None
-                annotate = {"metadata": {"annotations": {REPAIR: "reboot"}}}
-                await found.merge(f"api/v1/nodes/{quiet}", annotate)
-                await found.record(quiet, lambda one: one.repair and one.repair.acted_at)
-                await found.boot(quiet, "boot-2")
-                node = await found.returned(quiet)
-            assert REPAIR not in node["metadata"]["annotations"]
-            await found.client.raw("DELETE", f"{CLUSTER.path}/mine")
-
-    asyncio.run(check())
+async def test_without_recovery_nothing_is_touched_but_on_a_persons_order(fleet: Any) -> None:
+    async with fleet() as found:
+        spec = ClusterSpec("Mine", "abcdefghijkl", {}, Recovery.NONE)
+        await found.call("POST", CLUSTER.path, body=CLUSTER.new("mine", spec))
+        quiet = await found.node(**{CLUSTER_NAME: "Mine"})
+        other = await found.node()
+        options = RepairOptions("command", found.script("exit 0"), QUICK)
+        async with found.repairer(options):
+            await found.fault(quiet)
+            before = await found.call("GET", f"api/v1/nodes/{quiet}")
+            await found.fault(other)
+            await found.record(other, lambda one: one.repair and one.repair.acted_at)
+            await found.boot(other, "boot-2")
+            await found.returned(other)
+            assert await found.call("GET", f"api/v1/nodes/{quiet}") == before
+            record = await found.record(quiet, lambda one: one.blame)
+            assert record.repair is None
+            annotate = {"metadata": {"annotations": {REPAIR: "reboot"}}}
+            await found.merge(f"api/v1/nodes/{quiet}", annotate)
+            await found.record(quiet, lambda one: one.repair and one.repair.acted_at)
+            await found.boot(quiet, "boot-2")
+            node = await found.returned(quiet)
+        assert REPAIR not in node["metadata"]["annotations"]
+        await found.client.raw("DELETE", f"{CLUSTER.path}/mine")
 
 
-def test_repairer_that_takes_over_orders_nothing_twice(fleet: Any) -> None:
-    async def check() -> None:
-        async with fleet() as found:
-            name = await found.node()
-            await found.call("POST", MACHINE.path, body=MACHINE.new(name, MachineSpec()))
-            options = RepairOptions("machines", settings=QUICK)
-            async with found.repairer(options):
-                await found.fault(name)
-                path = f"{MACHINE.path}/{name}"
-                await found.until(path, lambda one: one["spec"].get("boots") == 1)
-            async with found.repairer(options):
-                await found.merge(f"{path}/status", {"status": {"boots": 1}})
-                await found.boot(name, "boot-2")
-                await found.returned(name)
-            machine = await found.call("GET", path)
-            assert machine["spec"]["boots"] == 1
-
-    asyncio.run(check())
+async def test_repairer_that_takes_over_orders_nothing_twice(fleet: Any) -> None:
+    async with fleet() as found:
+        name = await found.node()
+        await found.call("POST", MACHINE.path, body=MACHINE.new(name, MachineSpec()))
+        options = RepairOptions("machines", settings=QUICK)
+        async with found.repairer(options):
+            await found.fault(name)
+            path = f"{MACHINE.path}/{name}"
+            await found.until(path, lambda one: one["spec"].get("boots") == 1)
+        async with found.repairer(options):
+            await found.merge(f"{path}/status", {"status": {"boots": 1}})
+            await found.boot(name, "boot-2")
+            await found.returned(name)
+        machine = await found.call("GET", path)
+        assert machine["spec"]["boots"] == 1
 
 
-def test_node_returns_when_its_check_has_passed(fleet: Any) -> None:
-    async def check() -> None:
-        async with fleet() as found:
-            settings = RepairSettings(check=(CheckKind.BASIC,), ask_seconds=0.1, share=1.0)
-            options = RepairOptions("command", found.script("exit 0"), settings)
-            name = await found.node()
-            async with found.repairer(options):
-                await found.fault(name)
-                await found.record(name, lambda one: one.repair and one.repair.acted_at)
-                await found.boot(name, "boot-2")
-                record = await found.record(name, lambda one: one.repair and one.repair.check)
-                made = f"{NODE_CHECK.path}/{record.repair.check}"
-                asked = await found.until(made, lambda one: True)
-                assert asked["spec"]["nodes"] == [name]
-                assert asked["spec"]["isForced"] is True
-                node = await found.call("GET", f"api/v1/nodes/{name}")
-                assert node["spec"]["taints"]
-                passed = {"status": {"phase": "Passed", "message": "3 of 3"}}
-                await found.merge(f"{made}/status", passed)
-                await found.returned(name)
-            await found.client.raw("DELETE", made)
-
-    asyncio.run(check())
+async def test_node_returns_when_its_check_has_passed(fleet: Any) -> None:
+    async with fleet() as found:
+        settings = RepairSettings(check=(CheckKind.BASIC,), ask_seconds=0.1, share=1.0)
+        options = RepairOptions("command", found.script("exit 0"), settings)
+        name = await found.node()
+        async with found.repairer(options):
+            await found.fault(name)
+            await found.record(name, lambda one: one.repair and one.repair.acted_at)
+            await found.boot(name, "boot-2")
+            record = await found.record(name, lambda one: one.repair and one.repair.check)
+            made = f"{NODE_CHECK.path}/{record.repair.check}"
+            asked = await found.until(made, lambda one: True)
+            assert asked["spec"]["nodes"] == [name]
+            assert asked["spec"]["isForced"] is True
+            node = await found.call("GET", f"api/v1/nodes/{name}")
+            assert node["spec"]["taints"]
+            passed = {"status": {"phase": "Passed", "message": "3 of 3"}}
+            await found.merge(f"{made}/status", passed)
+            await found.returned(name)
+        await found.client.raw("DELETE", made)
 
 
-def test_incidents_of_a_job_are_held_against_the_culprits_node_once(fleet: Any) -> None:
-    async def check() -> None:
-        async with fleet() as found:
-            name = await found.node()
-            now = wall()
-            culprit = Signal(now, "CudaError", "ECC error", node=name, rank=3)
-            incident = Incident(
-                1, 0, culprit, (culprit,), Remedy.POD, "lost", now, ended_at=now + 1.0
-            )
-            for _ in range(2):
-                async with found.repairer(RepairOptions(settings=QUICK)) as repair:
-                    repair.incident_ended(JobIdentity("team", "lm", "uid"), incident)
-                    record = await found.record(name, lambda one: one.blame)
-            assert [(one.source, one.weight) for one in record.blame] == [("team/lm-1", 0.2)]
-
-    asyncio.run(check())
+async def test_incidents_of_a_job_are_held_against_the_culprits_node_once(fleet: Any) -> None:
+    async with fleet() as found:
+        name = await found.node()
+        now = wall()
+        culprit = Signal(now, "CudaError", "ECC error", node=name, rank=3)
+        incident = Incident(1, 0, culprit, (culprit,), Remedy.POD, "lost", now, ended_at=now + 1.0)
+        for _ in range(2):
+            async with found.repairer(RepairOptions(settings=QUICK)) as repair:
+                repair.incident_ended(JobIdentity("team", "lm", "uid"), incident)
+                record = await found.record(name, lambda one: one.blame)
+        assert [(one.source, one.weight) for one in record.blame] == [("team/lm-1", 0.2)]
 
 
-def test_provider_that_is_unknown_or_lacks_its_command_is_refused(cluster: Cluster) -> None:
+async def test_provider_that_is_unknown_or_lacks_its_command_is_refused(cluster: Cluster) -> None:
     client = connect(cluster.kubeconfig)
     with pytest.raises(SpecError, match="there are: machines, cluster-api"):
         provider_of(client, "aws")
@@ -338,4 +318,4 @@ def test_provider_that_is_unknown_or_lacks_its_command_is_refused(cluster: Clust
         provider_of(client, "command")
     assert provider_of(client, "none").supports == frozenset()
     assert Action.REPLACE in provider_of(client, "karpenter").supports
-    asyncio.run(client.close())
+    await client.close()

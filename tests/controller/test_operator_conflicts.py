@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -41,54 +40,46 @@ def writes(proxy: FaultProxy) -> list[Call]:
     return [c for c in calls if "/leases" not in c.path and "/events" not in c.path]
 
 
-def test_who_writes_the_same_objects_all_the_time_makes_no_work(
+async def test_who_writes_the_same_objects_all_the_time_makes_no_work(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Labels and annotations of others are no reason to write; a change that matters is seen."""
-
-    async def check() -> None:
-        async with operated(cluster, tmp_path, "conflicts") as (here, proxy):
-            await here.post("hyperpodpytorchjobs", job())
-            await here.until("pods/lm-pods-1", lambda pod: pod)
-            await here.until(JOB, conditions)
-            before = len(writes(proxy))
-            for number in range(STORM):
-                mark = {"metadata": {"annotations": {"other": str(number)}}}
-                await here.merge(JOB, mark)
-                await here.merge("pods/lm-pods-0", mark)
-            old = await here.get("pods/lm-pods-1")
-            assert old is not None
-            await here.delete("pods/lm-pods-1", gracePeriodSeconds=0)
-            uid = old["metadata"]["uid"]
-            await here.until("pods/lm-pods-1", lambda pod: pod["metadata"]["uid"] != uid)
-            made = writes(proxy)[before:]
-            assert len(made) < STORM / 5, [(call.method, call.path) for call in made]
-
-    asyncio.run(check())
+    async with operated(cluster, tmp_path, "conflicts") as (here, proxy):
+        await here.post("hyperpodpytorchjobs", job())
+        await here.until("pods/lm-pods-1", lambda pod: pod)
+        await here.until(JOB, conditions)
+        before = len(writes(proxy))
+        for number in range(STORM):
+            mark = {"metadata": {"annotations": {"other": str(number)}}}
+            await here.merge(JOB, mark)
+            await here.merge("pods/lm-pods-0", mark)
+        old = await here.get("pods/lm-pods-1")
+        assert old is not None
+        await here.delete("pods/lm-pods-1", gracePeriodSeconds=0)
+        uid = old["metadata"]["uid"]
+        await here.until("pods/lm-pods-1", lambda pod: pod["metadata"]["uid"] != uid)
+        made = writes(proxy)[before:]
+        assert len(made) < STORM / 5, [(call.method, call.path) for call in made]
 
 
-def test_operators_that_start_together_install_the_definitions_together(
+async def test_operators_that_start_together_install_the_definitions_together(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Another has made one since this one was told that it is not there."""
-
-    async def check() -> None:
-        async with (
-            FaultProxy(cluster).serve() as proxy,
-            connect(proxy.kubeconfig(tmp_path / "kubeconfig")) as client,
-            connect(cluster.kubeconfig) as other,
-        ):
-            await definitions.install(other)
-            proxy.faults = [Fault(lambda call: call.method == "GET", status=404)]
-            await definitions.install(client)
-            posted = [call for call in proxy.calls if call.method == "POST"]
-            assert [call.status for call in posted] == [409]
-
-    asyncio.run(check())
+    async with (
+        FaultProxy(cluster).serve() as proxy,
+        connect(proxy.kubeconfig(tmp_path / "kubeconfig")) as client,
+        connect(cluster.kubeconfig) as other,
+    ):
+        await definitions.install(other)
+        proxy.faults = [Fault(lambda call: call.method == "GET", status=404)]
+        await definitions.install(client)
+        posted = [call for call in proxy.calls if call.method == "POST"]
+        assert [call.status for call in posted] == [409]
 
 
 @pytest.mark.parametrize(("theirs", "is_kept"), [("99.0.1", True), ("0.0.9", False), ("", False)])
-def test_a_definition_of_a_later_version_stays(
+async def test_a_definition_of_a_later_version_stays(
     cluster: Cluster, theirs: str, is_kept: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An operator that waits to lead may be older than the one that does."""
@@ -110,24 +101,20 @@ def test_a_definition_of_a_later_version_stays(
             await definitions.install(client)
             return found
 
-    assert ('"later"' in asyncio.run(check())) is is_kept
+    assert ('"later"' in await check()) is is_kept
     assert (f"kept_of_version={theirs}" in caplog.text) is is_kept
 
 
 @pytest.mark.heavy
-def test_a_server_that_takes_two_seconds_for_a_write_is_enough(
+async def test_a_server_that_takes_two_seconds_for_a_write_is_enough(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     """Pods are made beside each other, and each once."""
-
-    async def check() -> None:
-        async with operated(cluster, tmp_path, "slow") as (here, proxy):
-            slow = Fault(lambda call: call.method not in READS, times=None, slow_seconds=2.0)
-            proxy.faults.append(slow)
-            await here.post("hyperpodpytorchjobs", job(replicas=4))
-            await here.until("pods", lambda listed: len(listed["items"]) == 4)
-            posted = [call for call in writes(proxy) if call.path.endswith("/pods")]
-            assert len(posted) == 4
-            assert max(c.at for c in posted) - min(c.at for c in posted) < 2.0
-
-    asyncio.run(check())
+    async with operated(cluster, tmp_path, "slow") as (here, proxy):
+        slow = Fault(lambda call: call.method not in READS, times=None, slow_seconds=2.0)
+        proxy.faults.append(slow)
+        await here.post("hyperpodpytorchjobs", job(replicas=4))
+        await here.until("pods", lambda listed: len(listed["items"]) == 4)
+        posted = [call for call in writes(proxy) if call.path.endswith("/pods")]
+        assert len(posted) == 4
+        assert max(c.at for c in posted) - min(c.at for c in posted) < 2.0

@@ -55,7 +55,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path, content: str, mode: int, text
         kept_key(file)
 
 
-def test_one_operator_makes_the_secret_and_the_other_waits_for_its_file(
+async def test_one_operator_makes_the_secret_and_the_other_waits_for_its_file(
     place: Any, tmp_path: Path
 ) -> None:
     async def check(here: Place) -> None:
@@ -77,8 +77,5 @@ def test_one_operator_makes_the_secret_and_the_other_waits_for_its_file(
         assert await second == first
         assert await mounted_key(here.client, files[1], secret) == first
 
-    async def run() -> None:
-        async with place() as here:
-            await check(here)
-
-    asyncio.run(run())
+    async with place() as here:
+        await check(here)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -36,16 +34,6 @@ NUMBERS = itertools.count(1)
 CLAIMS = "apis/karpenter.sh/v1/nodeclaims"
 MACHINES = "apis/cluster.x-k8s.io/v1beta1/namespaces/default/machines"
 FINALIZER = "example.com/instance"
-
-
-def whole(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an asynchronous test."""
-
-    @functools.wraps(test)
-    def run(**given: Any) -> None:
-        asyncio.run(test(**given))
-
-    return run
 
 
 class Api(PlainRequests):
@@ -161,7 +149,6 @@ async def opened_behind(api: Api, what: str) -> tuple[Provider, str]:
 
 
 @pytest.mark.parametrize("what", ["karpenter", "cluster-api"])
-@whole
 async def test_node_counts_as_gone_when_its_finalizer_has_gone(opened: Any, what: str) -> None:
     async with opened() as api:
         provider, behind = await opened_behind(api, what)
@@ -181,7 +168,6 @@ async def test_node_counts_as_gone_when_its_finalizer_has_gone(opened: Any, what
 
 
 @pytest.mark.parametrize("what", ["karpenter", "cluster-api"])
-@whole
 async def test_order_about_a_boot_that_is_over_deletes_nothing(opened: Any, what: str) -> None:
     async with opened() as api:
         provider, behind = await opened_behind(api, what)
@@ -195,7 +181,6 @@ async def test_order_about_a_boot_that_is_over_deletes_nothing(opened: Any, what
 
 
 @pytest.mark.parametrize("what", ["karpenter", "cluster-api"])
-@whole
 async def test_node_that_nothing_is_behind_is_left_to_a_person(opened: Any, what: str) -> None:
     async with opened() as api:
         provider, behind = await opened_behind(api, what)
@@ -209,7 +194,6 @@ async def test_node_that_nothing_is_behind_is_left_to_a_person(opened: Any, what
         assert "deletionTimestamp" not in found["metadata"]
 
 
-@whole
 async def test_reboot_asks_cluster_api_for_remediation_once(opened: Any) -> None:
     async with opened() as api:
         provider, behind = await opened_behind(api, "cluster-api")
@@ -228,7 +212,6 @@ async def test_reboot_asks_cluster_api_for_remediation_once(opened: Any) -> None
         assert (await provider.standing(wanted)).answer is Answer.DONE
 
 
-@whole
 async def test_cluster_without_the_kind_is_said_so(opened: Any, cluster: Cluster) -> None:
     async with opened() as api:
         if await api.get("apis/cluster.x-k8s.io") is None:
@@ -250,7 +233,6 @@ async def machine(api: Api, spec: MachineSpec) -> str:
 @pytest.mark.parametrize(
     ("action", "key"), [(Action.REBOOT, "boots"), (Action.RESET_GPU, "resets")]
 )
-@whole
 async def test_machine_is_rebooted_once_for_an_order(opened: Any, action: Action, key: str) -> None:
     async with opened() as api:
         path = await machine(api, MachineSpec())
@@ -270,7 +252,6 @@ async def test_machine_is_rebooted_once_for_an_order(opened: Any, action: Action
         assert found["spec"][key] == 2
 
 
-@whole
 async def test_machine_that_fails_says_why(opened: Any) -> None:
     async with opened() as api:
         path = await machine(api, MachineSpec())
@@ -282,7 +263,6 @@ async def test_machine_that_fails_says_why(opened: Any) -> None:
         assert (answer.answer, answer.text) == (Answer.FAILED, "its script ended with 3")
 
 
-@whole
 async def test_machine_is_replaced_by_one_for_the_same_place(opened: Any) -> None:
     async with opened() as api:
         path = await machine(api, MachineSpec(instance_type="ml.t3.medium", boots=3))
@@ -307,7 +287,6 @@ async def test_machine_is_replaced_by_one_for_the_same_place(opened: Any) -> Non
         assert (done.answer, done.replacement) == (Answer.DONE, new[0]["metadata"]["name"])
 
 
-@whole
 async def test_machine_that_is_to_be_tested_first_joins_with_the_taint(opened: Any) -> None:
     async with opened() as api:
         given = (MachineTaint("team", "NoExecute", "a"), MachineTaint(HEALTH, "NoSchedule", "x"))
@@ -322,7 +301,6 @@ async def test_machine_that_is_to_be_tested_first_joins_with_the_taint(opened: A
         assert spec.taints == (given[0], MachineTaint(HEALTH, "NoSchedule", "Unschedulable"))
 
 
-@whole
 async def test_machine_of_a_cluster_gets_a_name_as_sagemaker_gives_it(opened: Any) -> None:
     async with opened() as api:
         await machine(api, MachineSpec(cluster="c", logical_id="i-1"))
@@ -332,7 +310,6 @@ async def test_machine_of_a_cluster_gets_a_name_as_sagemaker_gives_it(opened: An
         assert len(made[-1]) == len("hyperpod-i-") + 17
 
 
-@whole
 async def test_node_without_a_machine_is_left_to_a_person(opened: Any) -> None:
     async with opened() as api:
         await definitions.install(api.client)

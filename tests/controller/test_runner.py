@@ -134,54 +134,45 @@ def scripted(place: Any) -> Callable[..., Any]:
 CREATE = CreatePod(PodName("lm-pods-0"), "pods", 0)
 
 
-def test_a_pod_ordered_twice_is_there_once_and_is_told_of(scripted: Any) -> None:
-    async def check() -> None:
-        async with scripted() as (here, script):
-            script.orders = [CREATE, CREATE]
-            seen = await script.until(PodSeen)
-            script.orders = [CREATE]
-            found = await here.get("pods")
-            assert [pod["metadata"]["uid"] for pod in found["items"]] == [seen.pod.uid]
-            assert not any(isinstance(event, PodRefused) for event in script.told.seen)
-
-    asyncio.run(check())
+async def test_a_pod_ordered_twice_is_there_once_and_is_told_of(scripted: Any) -> None:
+    async with scripted() as (here, script):
+        script.orders = [CREATE, CREATE]
+        seen = await script.until(PodSeen)
+        script.orders = [CREATE]
+        found = await here.get("pods")
+        assert [pod["metadata"]["uid"] for pod in found["items"]] == [seen.pod.uid]
+        assert not any(isinstance(event, PodRefused) for event in script.told.seen)
 
 
-def test_what_was_said_while_it_stood_still_comes_before_what_is_due(scripted: Any) -> None:
-    async def check() -> None:
-        async with scripted() as (_, script):
-            loop, told = asyncio.get_running_loop(), script.runner.tell
-            script.due = steady_clock()() + 0.5
-            script.order.clear()
-            while Tick not in script.order:  # it now waits for what is due
-                await pause(0)
-            script.order.clear()
-            # The whole loop stands still; what was said is then read, understood, and told.
-            time.sleep(0.8)  # noqa: ASYNC251
-            gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
-            loop.call_soon(loop.call_soon, loop.call_soon, told, gone)
-            await script.until(PodGone)
-            assert script.order == [PodGone]
-
-    asyncio.run(check())
+async def test_what_was_said_while_it_stood_still_comes_before_what_is_due(scripted: Any) -> None:
+    async with scripted() as (_, script):
+        loop, told = asyncio.get_running_loop(), script.runner.tell
+        script.due = steady_clock()() + 0.5
+        script.order.clear()
+        while Tick not in script.order:  # it now waits for what is due
+            await pause(0)
+        script.order.clear()
+        # The whole loop stands still; what was said is then read, understood, and told.
+        time.sleep(0.8)  # noqa: ASYNC251
+        gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
+        loop.call_soon(loop.call_soon, loop.call_soon, told, gone)
+        await script.until(PodGone)
+        assert script.order == [PodGone]
 
 
-def test_reports_that_wait_are_taken_together_with_what_follows_them(scripted: Any) -> None:
-    async def check() -> None:
-        async with scripted() as (_, script):
-            await script.until(JobSeen)
-            script.order.clear()
-            script.together.clear()
-            script.due = steady_clock()() + 60.0
-            said = AgentReported(PodUid("u"), AgentReport("agent", AgentState.READY))
-            gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
-            for event in (said, said, gone, gone, said):
-                script.runner.tell(event)
-            await script.told.until(lambda told: script.runner.is_done and told[-1] == said)
-            assert script.order == [AgentReported, AgentReported, PodGone, PodGone, AgentReported]
-            assert script.together == [3, 1, 1]
-
-    asyncio.run(check())
+async def test_reports_that_wait_are_taken_together_with_what_follows_them(scripted: Any) -> None:
+    async with scripted() as (_, script):
+        await script.until(JobSeen)
+        script.order.clear()
+        script.together.clear()
+        script.due = steady_clock()() + 60.0
+        said = AgentReported(PodUid("u"), AgentReport("agent", AgentState.READY))
+        gone = PodGone(PodName("lm-pods-0"), PodUid("u"))
+        for event in (said, said, gone, gone, said):
+            script.runner.tell(event)
+        await script.told.until(lambda told: script.runner.is_done and told[-1] == said)
+        assert script.order == [AgentReported, AgentReported, PodGone, PodGone, AgentReported]
+        assert script.together == [3, 1, 1]
 
 
 class PauseLoop(asyncio.SelectorEventLoop):
@@ -220,104 +211,82 @@ def test_only_pods_that_wait_for_a_node_wake_their_job(scripted: Any) -> None:
         runner.run(check())
 
 
-def test_a_pod_that_can_never_be_is_refused_for_good(scripted: Any) -> None:
+async def test_a_pod_that_can_never_be_is_refused_for_good(scripted: Any) -> None:
     bad = job()
     bad["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]["name"] = "No_Name"
-
-    async def check() -> None:
-        async with scripted(bad) as (_, script):
-            script.orders = [CREATE]
-            refused = await script.until(PodRefused)
-            assert refused.is_final
-            assert "No_Name" in refused.reason
-
-    asyncio.run(check())
+    async with scripted(bad) as (_, script):
+        script.orders = [CREATE]
+        refused = await script.until(PodRefused)
+        assert refused.is_final
+        assert "No_Name" in refused.reason
 
 
-def test_a_name_that_is_taken_is_refused_for_now(scripted: Any) -> None:
-    async def check() -> None:
-        async with scripted() as (here, script):
-            spec = {"containers": [{"name": "c", "image": "any"}]}
-            await here.post("pods", {"metadata": {"name": "lm-pods-0"}, "spec": spec})
-            script.orders = [CREATE]
-            refused = await script.until(PodRefused)
-            assert not refused.is_final
-
-    asyncio.run(check())
+async def test_a_name_that_is_taken_is_refused_for_now(scripted: Any) -> None:
+    async with scripted() as (here, script):
+        spec = {"containers": [{"name": "c", "image": "any"}]}
+        await here.post("pods", {"metadata": {"name": "lm-pods-0"}, "spec": spec})
+        script.orders = [CREATE]
+        refused = await script.until(PodRefused)
+        assert not refused.is_final
 
 
-def test_only_the_very_pod_is_deleted_and_one_that_is_gone_is_told_of(scripted: Any) -> None:
-    async def check() -> None:
-        async with scripted() as (here, script):
-            script.orders = [CREATE]
-            seen = await script.until(PodSeen)
-            other = PodUid("00000000-0000-0000-0000-000000000000")
-            script.orders = [DeletePod(seen.pod.name, other, "old")]
-            assert await script.until(PodGone) == PodGone(seen.pod.name, other)
-            assert await here.get("pods/lm-pods-0") is not None
-            script.orders = [DeletePod(seen.pod.name, seen.pod.uid, "lost", force=True)]
-            gone = PodGone(seen.pod.name, seen.pod.uid)
-            await here.absent("pods/lm-pods-0")
-            script.orders = [DeletePod(seen.pod.name, seen.pod.uid, "again", force=True)]
-            await script.told.until(lambda told: gone in told)
-
-    asyncio.run(check())
+async def test_only_the_very_pod_is_deleted_and_one_that_is_gone_is_told_of(scripted: Any) -> None:
+    async with scripted() as (here, script):
+        script.orders = [CREATE]
+        seen = await script.until(PodSeen)
+        other = PodUid("00000000-0000-0000-0000-000000000000")
+        script.orders = [DeletePod(seen.pod.name, other, "old")]
+        assert await script.until(PodGone) == PodGone(seen.pod.name, other)
+        assert await here.get("pods/lm-pods-0") is not None
+        script.orders = [DeletePod(seen.pod.name, seen.pod.uid, "lost", force=True)]
+        gone = PodGone(seen.pod.name, seen.pod.uid)
+        await here.absent("pods/lm-pods-0")
+        script.orders = [DeletePod(seen.pod.name, seen.pod.uid, "again", force=True)]
+        await script.told.until(lambda told: gone in told)
 
 
-def test_pods_of_an_ended_job_are_deleted_once_its_end_is_stored(scripted: Any) -> None:
+async def test_pods_of_an_ended_job_are_deleted_once_its_end_is_stored(scripted: Any) -> None:
     ended = JobStatus(restart_count=7, conditions=(Condition("Completed", "True"),))
-
-    async def check() -> None:
-        async with scripted() as (here, script):
-            script.orders = [CREATE]
-            pod = (await script.until(PodSeen)).pod
-            script.orders = [WriteStatus(ended), DeletePod(pod.name, pod.uid, "it has ended")]
-            await here.absent("pods/lm-pods-0")
-            found = await here.get(f"{JOBS}/lm")
-            assert found["status"]["restartCount"] == 7
-
-    asyncio.run(check())
+    async with scripted() as (here, script):
+        script.orders = [CREATE]
+        pod = (await script.until(PodSeen)).pod
+        script.orders = [WriteStatus(ended), DeletePod(pod.name, pod.uid, "it has ended")]
+        await here.absent("pods/lm-pods-0")
+        found = await here.get(f"{JOBS}/lm")
+        assert found["status"]["restartCount"] == 7
 
 
-def test_a_fence_is_asked_for_and_a_job_deleted(scripted: Any) -> None:
-    async def check() -> None:
-        async with scripted() as (here, script):
-            name, back = f"node-of-{here.namespace}", f"back-of-{here.namespace}"
-            for one, ready in ((name, "Unknown"), (back, "True")):
-                made = {
-                    "metadata": {"name": one},
-                    "status": {"conditions": [{"type": "Ready", "status": ready}]},
-                }
-                await here.client.raw("POST", "api/v1/nodes", body=made)
-            asked = [FenceNode(NodeName(one), "lost") for one in (back, "none", name)]
-            script.orders = list(asked)
-            node = await here.until(
-                f"nodes/{name}", lambda found: found["metadata"].get("annotations")
-            )
-            assert node["metadata"]["annotations"]["unbroken.dev/fence"] == "lost"
-            # It has come back since it was found lost.
-            assert not (await here.get(f"nodes/{back}"))["metadata"].get("annotations")
-            script.orders = [DeleteJob("its time is over")]
-            await here.absent(f"{JOBS}/lm")
-
-    asyncio.run(check())
+async def test_a_fence_is_asked_for_and_a_job_deleted(scripted: Any) -> None:
+    async with scripted() as (here, script):
+        name, back = f"node-of-{here.namespace}", f"back-of-{here.namespace}"
+        for one, ready in ((name, "Unknown"), (back, "True")):
+            made = {
+                "metadata": {"name": one},
+                "status": {"conditions": [{"type": "Ready", "status": ready}]},
+            }
+            await here.client.raw("POST", "api/v1/nodes", body=made)
+        asked = [FenceNode(NodeName(one), "lost") for one in (back, "none", name)]
+        script.orders = list(asked)
+        node = await here.until(f"nodes/{name}", lambda found: found["metadata"].get("annotations"))
+        assert node["metadata"]["annotations"]["unbroken.dev/fence"] == "lost"
+        # It has come back since it was found lost.
+        assert not (await here.get(f"nodes/{back}"))["metadata"].get("annotations")
+        script.orders = [DeleteJob("its time is over")]
+        await here.absent(f"{JOBS}/lm")
 
 
-def test_a_fence_is_proven_by_the_node_as_it_is_now(scripted: Any) -> None:
-    async def check() -> None:
-        async with scripted() as (here, script):
-            back, fenced = f"back-of-{here.namespace}", f"fenced-of-{here.namespace}"
-            taint = {"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
-            for name, taints in ((back, []), (fenced, [taint])):
-                made = {"metadata": {"name": name}, "spec": {"taints": taints}}
-                await here.client.raw("POST", "api/v1/nodes", body=made)
-            requests = JobRequests(here.client, script.runner.job)
-            found = [await requests.is_fenced(name) for name in (back, fenced, "none")]
-            assert found == [False, True, True]
-            script.orders = [ProveFence(NodeName(fenced), PodUid("uid-1"))]
-            assert (await script.until(FenceProven)).pod == "uid-1"
-
-    asyncio.run(check())
+async def test_a_fence_is_proven_by_the_node_as_it_is_now(scripted: Any) -> None:
+    async with scripted() as (here, script):
+        back, fenced = f"back-of-{here.namespace}", f"fenced-of-{here.namespace}"
+        taint = {"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"}
+        for name, taints in ((back, []), (fenced, [taint])):
+            made = {"metadata": {"name": name}, "spec": {"taints": taints}}
+            await here.client.raw("POST", "api/v1/nodes", body=made)
+        requests = JobRequests(here.client, script.runner.job)
+        found = [await requests.is_fenced(name) for name in (back, fenced, "none")]
+        assert found == [False, True, True]
+        script.orders = [ProveFence(NodeName(fenced), PodUid("uid-1"))]
+        assert (await script.until(FenceProven)).pod == "uid-1"
 
 
 def incident(number: int, outcome: str = "") -> Incident:
@@ -328,57 +297,47 @@ def incident(number: int, outcome: str = "") -> Incident:
     )
 
 
-def test_an_incident_is_deleted_once_the_ledger_has_it(scripted: Any) -> None:
+async def test_an_incident_is_deleted_once_the_ledger_has_it(scripted: Any) -> None:
     ledger = Ledger(incidents=1, seconds={"Signal": 2.5})
-
-    async def check() -> None:
-        async with scripted() as (here, script):
-            script.orders = [WriteIncident(incident(1, "recovered")), WriteIncident(incident(2))]
-            await here.until("incidents/lm-2", lambda one: one["spec"])
-            script.orders = [DeleteIncident(7), DeleteIncident(1), WriteLedger(ledger)]
-            await here.absent("incidents/lm-1")
-            kept = (await here.get(f"{JOBS}/lm"))["metadata"]["annotations"][ANNOTATION]
-            assert read_ledger(kept) == ledger
-            assert await here.get("incidents/lm-2") is not None
-
-    asyncio.run(check())
+    async with scripted() as (here, script):
+        script.orders = [WriteIncident(incident(1, "recovered")), WriteIncident(incident(2))]
+        await here.until("incidents/lm-2", lambda one: one["spec"])
+        script.orders = [DeleteIncident(7), DeleteIncident(1), WriteLedger(ledger)]
+        await here.absent("incidents/lm-1")
+        kept = (await here.get(f"{JOBS}/lm"))["metadata"]["annotations"][ANNOTATION]
+        assert read_ledger(kept) == ledger
+        assert await here.get("incidents/lm-2") is not None
 
 
-def test_the_echo_of_the_ledger_wakes_no_machine(scripted: Any) -> None:
-    async def check() -> None:
-        async with scripted() as (_, script):
-            seen = await script.until(JobSeen)
-            script.runner.tell(replace(seen, ledger=Ledger(incidents=1)))
-            asked = replace(seen, options=replace(seen.options, restart=5.0))
-            script.runner.tell(asked)
-            await script.told.until(lambda told: told[-1] != seen)
-            told = [one for one in script.told.seen if isinstance(one, JobSeen)]
-            assert told == [seen, asked]
-
-    asyncio.run(check())
+async def test_the_echo_of_the_ledger_wakes_no_machine(scripted: Any) -> None:
+    async with scripted() as (_, script):
+        seen = await script.until(JobSeen)
+        script.runner.tell(replace(seen, ledger=Ledger(incidents=1)))
+        asked = replace(seen, options=replace(seen.options, restart=5.0))
+        script.runner.tell(asked)
+        await script.told.until(lambda told: told[-1] != seen)
+        told = [one for one in script.told.seen if isinstance(one, JobSeen)]
+        assert told == [seen, asked]
 
 
-def test_news_waits_for_more_until_somebody_waits_for_it(place: Any) -> None:
-    async def check() -> None:
-        async with place() as here:
-            await definitions.install(here.client)
-            identity = job_identity(await here.post(JOBS, job()))
-            requests = JobRequests(here.client, identity)
-            async with surroundings(here.client) as around:
-                writer = JobWriter(requests, around.recorder, identity, gather_seconds=3600.0)
-                async with running(writer.run()):
-                    writer.status(JobStatus(restart_count=1))
-                    for _ in range(3):
-                        assert "status" not in await here.get(f"{JOBS}/lm")
-                    writer.status(JobStatus(restart_count=2))
-                    await writer.status_stored()
-                    assert (await here.get(f"{JOBS}/lm"))["status"]["restartCount"] == 2
-
-    asyncio.run(check())
+async def test_news_waits_for_more_until_somebody_waits_for_it(place: Any) -> None:
+    async with place() as here:
+        await definitions.install(here.client)
+        identity = job_identity(await here.post(JOBS, job()))
+        requests = JobRequests(here.client, identity)
+        async with surroundings(here.client) as around:
+            writer = JobWriter(requests, around.recorder, identity, gather_seconds=3600.0)
+            async with running(writer.run()):
+                writer.status(JobStatus(restart_count=1))
+                for _ in range(3):
+                    assert "status" not in await here.get(f"{JOBS}/lm")
+                writer.status(JobStatus(restart_count=2))
+                await writer.status_stored()
+                assert (await here.get(f"{JOBS}/lm"))["status"]["restartCount"] == 2
 
 
 @pytest.mark.slow
-def test_what_happens_while_the_api_server_is_away_is_written_when_it_is_back(
+async def test_what_happens_while_the_api_server_is_away_is_written_when_it_is_back(
     tmp_path: Path,
 ) -> None:
     async def check(here: Place, kill: Callable[[], int]) -> None:
@@ -419,7 +378,7 @@ def test_what_happens_while_the_api_server_is_away_is_written_when_it_is_back(
             async with connect(cluster.kubeconfig) as client:
                 await check(Place(client, "default"), kill)
 
-        asyncio.run(story())
+        await story()
 
 
 def test_a_status_patch_takes_stale_parts_out_and_leaves_those_of_others() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -32,7 +31,7 @@ def test_the_guide_has_scripts() -> None:
 
 
 @pytest.mark.parametrize(("name", "text"), scripts(), ids=[name for name, _ in scripts()])
-def test_a_script_of_the_guide_runs_to_its_end(tmp_path: Path, name: str, text: str) -> None:
+async def test_a_script_of_the_guide_runs_to_its_end(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / "checkpoints").mkdir()
 
     async def scenario() -> AgentState:
@@ -42,6 +41,6 @@ def test_a_script_of_the_guide_runs_to_its_end(tmp_path: Path, name: str, text: 
             return (await operator.report(lambda report: report.state in ENDS)).state
 
     with running(tmp_path, program(tmp_path, text)) as agent:
-        state = asyncio.run(scenario())
+        state = await scenario()
         errors = agent.attempt_file(0, 0, "stderr.log").read_text()
     assert (state, "Error" in errors) == (AgentState.COMPLETED, False), f"{name}: {errors}"

@@ -174,11 +174,13 @@ async def until_warm(one: Job, pod: str) -> None:
     listening.cancel()
 
 
-def test_the_ranks_of_a_deleted_pod_start_warm_on_a_spare(cluster: Cluster, tmp_path: Path) -> None:
+async def test_the_ranks_of_a_deleted_pod_start_warm_on_a_spare(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     with job(cluster, tmp_path, program=TELLS, spares=1) as one:
         first = one.steps(0)
         spare = (set(one.pods()) - set(places(first).values())).pop()
-        asyncio.run(until_warm(one, spare))
+        await until_warm(one, spare)
         one.api.delete(f"pods/{places(first)[3]}").done()
         second = one.steps(1)
         assert places(second) == {**places(first), 2: spare, 3: spare}

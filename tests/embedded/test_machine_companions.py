@@ -120,13 +120,10 @@ async def annotate(client: KubeClient, power: str | None) -> None:
     await client.raw("PATCH", "api/v1/nodes/node-0", body=body, headers=MERGE)
 
 
-def test_a_companion_lives_as_long_as_its_nodes_power(tmp_path: Path) -> None:
-    async def go() -> None:
-        async with asyncio.timeout(STORY_SECONDS), serving(tmp_path / "api") as server:
-            client = connect(server.internal_kubeconfig)
-            try:
-                await story(tmp_path, client)
-            finally:
-                await client.close()
-
-    asyncio.run(go())
+async def test_a_companion_lives_as_long_as_its_nodes_power(tmp_path: Path) -> None:
+    async with asyncio.timeout(STORY_SECONDS), serving(tmp_path / "api") as server:
+        client = connect(server.internal_kubeconfig)
+        try:
+            await story(tmp_path, client)
+        finally:
+            await client.close()

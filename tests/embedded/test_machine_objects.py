@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import subprocess
 
@@ -46,26 +45,26 @@ async def removed(cluster: Cluster) -> None:
         await client.raw("DELETE", f"{MACHINE.path}/{NAME}")
 
 
-def test_message_that_is_over_is_taken_away(cluster: Cluster) -> None:
+async def test_message_that_is_over_is_taken_away(cluster: Cluster) -> None:
     said = MachineStatus(MachinePhase.STARTING, "its script runs", started_at=1_800_000_000.0)
     statuses = (MachineStatus(), said, MachineStatus(MachinePhase.RUNNING, boots=1), said)
-    first, second, third, fourth = asyncio.run(written(cluster, *statuses))
-    asyncio.run(removed(cluster))
+    first, second, third, fourth = await written(cluster, *statuses)
+    await removed(cluster)
     assert first == {"phase": "Pending", "boots": 0, "resets": 0}
     assert (second["message"], second["phase"]) == ("its script runs", "Starting")
     assert third == {"phase": "Running", "boots": 1, "resets": 0}
     assert fourth == second
 
 
-def test_kubectl_shows_how_often_it_was_rebooted_and_reset(cluster: Cluster) -> None:
+async def test_kubectl_shows_how_often_it_was_rebooted_and_reset(cluster: Cluster) -> None:
     program = shutil.which("kubectl")
     if program is None:
         pytest.skip("no kubectl on the PATH")
     status = MachineStatus(MachinePhase.RUNNING, "its script was left out", boots=3, resets=2)
-    asyncio.run(written(cluster, status))
+    await written(cluster, status)
     command = [program, "--kubeconfig", str(cluster.kubeconfig), "get", "machines.unbroken.dev"]
     shown = subprocess.run([*command, NAME], capture_output=True, text=True, check=True).stdout
-    asyncio.run(removed(cluster))
+    await removed(cluster)
     head, row = shown.splitlines()
     assert head.split()[:2] == ["NAME", "PHASE"]
     for name, value in (("BOOTS", "3"), ("RESETS", "2"), ("MESSAGE", "its script was left out")):

@@ -87,7 +87,7 @@ def test_a_run_that_was_killed_ends_as_one_that_was_not(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.slow
-def test_a_rank_that_is_killed_costs_the_other_no_process_and_no_step(tmp_path: Path) -> None:
+async def test_a_rank_that_is_killed_costs_the_other_no_process_and_no_step(tmp_path: Path) -> None:
     example = str(EXAMPLES / "train_lm.py")
     endless = ("--steps=100000", "--batch=1", "--width=32", "--snapshot-every=1", "--print-every=1")
 
@@ -105,7 +105,7 @@ def test_a_rank_that_is_killed_costs_the_other_no_process_and_no_step(tmp_path: 
             return ready.kept
 
     with running(tmp_path, example, *endless, CUDA_VISIBLE_DEVICES="") as agent:
-        assert asyncio.run(scenario()) == (0,)
+        assert await scenario() == (0,)
         text = agent.stdout.wait_for(r"(?s).*resumed at step (\d+) from memory")
     told = [int(step) for step in re.findall(r"step (\d+) loss", text[0].decode())]
     assert int(text[1]) - max(told) in (0, 1, 2)

@@ -257,29 +257,25 @@ def token_kubeconfig(cluster: Cluster, folder: Path) -> Path:
     return path
 
 
-def test_a_token_is_read_again_when_it_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+async def test_a_token_is_read_again_when_it_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     """Until then it is used as it is; while the file has none that is good, it is tried again."""
-
-    async def check() -> None:
-        path, token = token_kubeconfig(cluster, tmp_path), tmp_path / "token"
-        token.write_text("outdated")
-        async with connect(path) as client:
-            with pytest.raises(WorldError, match="namespaces"):
-                await client.raw("GET", "api/v1/namespaces")
-            token.unlink()
-            with pytest.raises(WorldError, match="token"):
-                await client.raw("GET", "api/v1/namespaces")
-            token.write_text(cluster.token + "\n")
+    path, token = token_kubeconfig(cluster, tmp_path), tmp_path / "token"
+    token.write_text("outdated")
+    async with connect(path) as client:
+        with pytest.raises(WorldError, match="namespaces"):
             await client.raw("GET", "api/v1/namespaces")
-            token.write_text("not read before it must be")
+        token.unlink()
+        with pytest.raises(WorldError, match="token"):
             await client.raw("GET", "api/v1/namespaces")
-
-    asyncio.run(check())
+        token.write_text(cluster.token + "\n")
+        await client.raw("GET", "api/v1/namespaces")
+        token.write_text("not read before it must be")
+        await client.raw("GET", "api/v1/namespaces")
 
 
 @pytest.mark.realkube
 @pytest.mark.heavy
-def test_the_token_of_a_service_account_may_end(
+async def test_the_token_of_a_service_account_may_end(
     clusters: Callable[[str], Cluster], tmp_path: Path
 ) -> None:
     """A real one, bound to a Secret: it ends with that, and the client goes on with the next."""
@@ -322,4 +318,4 @@ def test_the_token_of_a_service_account_may_end(
             token.write_text(await issue(direct, "second"))
             await client.raw("GET", "api/v1")
 
-    asyncio.run(check())
+    await check()

@@ -158,20 +158,16 @@ def test_forgotten_version_lists_again_and_tells_what_was_deleted(tmp_path: Any)
     check(tmp_path, script, ["+a", "-a", "+b", "~b", "+c"], requests)
 
 
-def test_forgotten_version_is_no_failure_of_the_server(tmp_path: Any) -> None:
+async def test_forgotten_version_is_no_failure_of_the_server(tmp_path: Any) -> None:
     """After an outage the first watch often ends so; a further back-off cost up to 5 s."""
     failures, times = 6, []
     script = Script(page(5, "a"), *[500] * failures, [GONE], page(20, "b"), [])
-
-    async def scenario() -> None:
-        async with script.serve(tmp_path) as path, connect(path) as client:
-            informer = Informer(client, ConfigMap)
-            async with running(informer.run()):
-                for count in (failures + 2, failures + 3):
-                    await script.requests.until(lambda seen, count=count: len(seen) >= count)
-                    times.append(monotonic())
-
-    asyncio.run(scenario())
+    async with script.serve(tmp_path) as path, connect(path) as client:
+        informer = Informer(client, ConfigMap)
+        async with running(informer.run()):
+            for count in (failures + 2, failures + 3):
+                await script.requests.until(lambda seen, count=count: len(seen) >= count)
+                times.append(monotonic())
     assert script.requests.seen[-2:] != ["watch 5", "watch 5"]
     assert times[1] - times[0] < 0.8, "the seventh delay is 1.6 s at least"
 
@@ -182,48 +178,36 @@ def test_errors_are_survived(tmp_path: Any) -> None:
     check(tmp_path, script, ["+a", "+b"], ["list", "list", "list", "watch 5", "watch 5"])
 
 
-def test_object_that_cannot_be_read_hides_no_other(tmp_path: Any) -> None:
+async def test_object_that_cannot_be_read_hides_no_other(tmp_path: Any) -> None:
     """It is counted and left out."""
-
-    async def scenario() -> None:
-        odd = config_map("odd", 5)
-        odd["spec"] = {"resources": "none"}
-        listed = {"metadata": {"resourceVersion": "5"}, "items": [odd, config_map("even", 5)]}
-        async with Script(listed, []).serve(tmp_path) as path, connect(path) as client:
-            informer = Informer(client, PersistentVolumeClaim)
-            async with running(informer.run()):
-                await informer.synced.wait()
-            assert [i.metadata.name for i in informer.items() if i.metadata] == ["even"]
-            assert informer.refusals.counts["unreadable"] == 1
-
-    asyncio.run(scenario())
+    odd = config_map("odd", 5)
+    odd["spec"] = {"resources": "none"}
+    listed = {"metadata": {"resourceVersion": "5"}, "items": [odd, config_map("even", 5)]}
+    async with Script(listed, []).serve(tmp_path) as path, connect(path) as client:
+        informer = Informer(client, PersistentVolumeClaim)
+        async with running(informer.run()):
+            await informer.synced.wait()
+        assert [i.metadata.name for i in informer.items() if i.metadata] == ["even"]
+        assert informer.refusals.counts["unreadable"] == 1
 
 
-def test_late_subscriber_is_told_what_is_there(tmp_path: Any) -> None:
+async def test_late_subscriber_is_told_what_is_there(tmp_path: Any) -> None:
     """Programs share one informer."""
-
-    async def scenario() -> None:
-        script = Script(page(5, "a"), [event("ADDED", "b", 6)])
-        async with script.serve(tmp_path) as path, connect(path) as client:
-            informer = Informer(client, ConfigMap)
-            async with running(informer.run()):
-                await informer.synced.wait()
-                told: Watcher[str] = Watcher()
-                informer.subscribe(told.change)
-                await told.until(lambda seen: seen == ["+a", "+b"])
-
-    asyncio.run(scenario())
+    script = Script(page(5, "a"), [event("ADDED", "b", 6)])
+    async with script.serve(tmp_path) as path, connect(path) as client:
+        informer = Informer(client, ConfigMap)
+        async with running(informer.run()):
+            await informer.synced.wait()
+            told: Watcher[str] = Watcher()
+            informer.subscribe(told.change)
+            await told.until(lambda seen: seen == ["+a", "+b"])
 
 
-def test_kubeconfig_of_the_environment_is_found(tmp_path: Any, monkeypatch: Any) -> None:
+async def test_kubeconfig_of_the_environment_is_found(tmp_path: Any, monkeypatch: Any) -> None:
     """KUBECONFIG names it when nobody else does."""
-
-    async def scenario() -> None:
-        async with Script(page(1), []).serve(tmp_path) as path:
-            monkeypatch.setenv("KUBECONFIG", f"/nowhere:{path}")
-            async with connect() as client:
-                expected = KubeConfig.from_file(path).get()
-                assert expected is not None
-                assert client.config.cluster.server == expected.cluster.server
-
-    asyncio.run(scenario())
+    async with Script(page(1), []).serve(tmp_path) as path:
+        monkeypatch.setenv("KUBECONFIG", f"/nowhere:{path}")
+        async with connect() as client:
+            expected = KubeConfig.from_file(path).get()
+            assert expected is not None
+            assert client.config.cluster.server == expected.cluster.server

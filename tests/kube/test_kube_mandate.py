@@ -47,21 +47,18 @@ def test_a_tenure_lasts_as_long_as_it_is_certain(claim: str, told: list[str], un
     assert not tenure.holds(until)
 
 
-def test_who_waits_for_the_mandate_goes_on_when_it_is_renewed() -> None:
-    async def check() -> None:
-        now = 100.0
-        mandate = Mandate(GOOD, lambda: now)
-        async with asyncio.TaskGroup() as tasks:
-            waiting = tasks.create_task(mandate.given())
-            mandate.unanswered(now)
-            mandate.renewed(now - GOOD)
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            mandate.renewed(now)
-        now += GOOD
-        assert not mandate.is_given(), "time alone takes it away"
-
-    asyncio.run(check())
+async def test_who_waits_for_the_mandate_goes_on_when_it_is_renewed() -> None:
+    now = 100.0
+    mandate = Mandate(GOOD, lambda: now)
+    async with asyncio.TaskGroup() as tasks:
+        waiting = tasks.create_task(mandate.given())
+        mandate.unanswered(now)
+        mandate.renewed(now - GOOD)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        mandate.renewed(now)
+    now += GOOD
+    assert not mandate.is_given(), "time alone takes it away"
 
 
 def test_time_goes_on_while_the_machine_is_suspended() -> None:
@@ -80,42 +77,35 @@ def answers(*given: bool) -> Callable[[], bool]:
     [(False,), (True, False)],
     ids=["before the request", "when its connection has been made"],
 )
-def test_a_write_without_leave_never_reaches_the_server(
+async def test_a_write_without_leave_never_reaches_the_server(
     cluster: Cluster, tmp_path: Path, may_write: tuple[bool, ...]
 ) -> None:
-    async def check() -> None:
-        async with FaultProxy(cluster).serve() as proxy:
-            path = proxy.kubeconfig(tmp_path / "kubeconfig")
-            async with connect(path) as client:
-                guarded = client.guarded(answers(*may_write))
-                made = ConfigMap(metadata=ObjectMeta(name="never", namespace="default"))
-                with pytest.raises(WorldError, match="create it"), api_errors("create it"):
-                    await guarded.create(made)
-                with pytest.raises(WorldError):
-                    await guarded.raw("DELETE", "api/v1/namespaces/default/configmaps/never")
-                assert proxy.writes() == []
-                assert await guarded.raw("GET", "version"), "reads need no leave"
-                await client.raw(
-                    "POST", "api/v1/namespaces", body={"metadata": {"generateName": "mandate-"}}
-                )
-                assert len(proxy.writes()) == 1, "nor does who is not guarded"
-
-    asyncio.run(check())
+    async with FaultProxy(cluster).serve() as proxy:
+        path = proxy.kubeconfig(tmp_path / "kubeconfig")
+        async with connect(path) as client:
+            guarded = client.guarded(answers(*may_write))
+            made = ConfigMap(metadata=ObjectMeta(name="never", namespace="default"))
+            with pytest.raises(WorldError, match="create it"), api_errors("create it"):
+                await guarded.create(made)
+            with pytest.raises(WorldError):
+                await guarded.raw("DELETE", "api/v1/namespaces/default/configmaps/never")
+            assert proxy.writes() == []
+            assert await guarded.raw("GET", "version"), "reads need no leave"
+            await client.raw(
+                "POST", "api/v1/namespaces", body={"metadata": {"generateName": "mandate-"}}
+            )
+            assert len(proxy.writes()) == 1, "nor does who is not guarded"
 
 
-def test_writes_with_leave_are_as_before(cluster: Cluster, tmp_path: Path) -> None:
+async def test_writes_with_leave_are_as_before(cluster: Cluster, tmp_path: Path) -> None:
     """With content and without, and again on the same connection."""
-
-    async def check() -> None:
-        async with connect(cluster.kubeconfig) as client:
-            guarded = client.guarded(lambda: True)
-            path = "api/v1/namespaces/default/configmaps"
-            for name in ("a", "b"):
-                body = {"metadata": {"name": f"mandate-{name}"}, "data": {"text": "x" * 100_000}}
-                await guarded.raw("POST", path, body=body)
-            for name in ("a", "b"):
-                await guarded.raw("DELETE", f"{path}/mandate-{name}")
-            left = await client.raw("GET", path)
-            assert b"mandate-" not in left
-
-    asyncio.run(check())
+    async with connect(cluster.kubeconfig) as client:
+        guarded = client.guarded(lambda: True)
+        path = "api/v1/namespaces/default/configmaps"
+        for name in ("a", "b"):
+            body = {"metadata": {"name": f"mandate-{name}"}, "data": {"text": "x" * 100_000}}
+            await guarded.raw("POST", path, body=body)
+        for name in ("a", "b"):
+            await guarded.raw("DELETE", f"{path}/mandate-{name}")
+        left = await client.raw("GET", path)
+        assert b"mandate-" not in left

@@ -37,91 +37,75 @@ def config_map(name: str, namespace: str) -> ConfigMap:
     return ConfigMap(metadata=ObjectMeta(name=name, namespace=namespace))
 
 
-def test_informer_follows_what_happens(cluster: Cluster) -> None:
+async def test_informer_follows_what_happens(cluster: Cluster) -> None:
     """Create, change and delete arrive, and other namespaces do not."""
-
-    async def scenario() -> None:
-        async with connect(cluster.kubeconfig) as client:
-            mine, other = await namespace(client, "mine"), await namespace(client, "other")
-            await client.create(config_map("a", mine))
-            told: Watcher[str] = Watcher()
-            informer = Informer(
-                client,
-                ConfigMap,
-                namespace=mine,
-                fields="metadata.name!=kube-root-ca.crt",
-                on_change=told.change,
-            )
-            async with running(informer.run()):
-                await informer.synced.wait()
-                await client.create(config_map("b", other))
-                await client.create(config_map("b", mine))
-                await client.set(ConfigMap, "b", namespace=mine, labels={"x": "y"})
-                await client.delete(ConfigMap, "a", namespace=mine)
-                await told.until(lambda seen: len(seen) >= 4)
-            assert told.seen == ["+a", "+b", "~b", "-a"]
-
-    asyncio.run(scenario())
+    async with connect(cluster.kubeconfig) as client:
+        mine, other = await namespace(client, "mine"), await namespace(client, "other")
+        await client.create(config_map("a", mine))
+        told: Watcher[str] = Watcher()
+        informer = Informer(
+            client,
+            ConfigMap,
+            namespace=mine,
+            fields="metadata.name!=kube-root-ca.crt",
+            on_change=told.change,
+        )
+        async with running(informer.run()):
+            await informer.synced.wait()
+            await client.create(config_map("b", other))
+            await client.create(config_map("b", mine))
+            await client.set(ConfigMap, "b", namespace=mine, labels={"x": "y"})
+            await client.delete(ConfigMap, "a", namespace=mine)
+            await told.until(lambda seen: len(seen) >= 4)
+        assert told.seen == ["+a", "+b", "~b", "-a"]
 
 
-def test_errors_of_the_api_are_ours(cluster: Cluster) -> None:
+async def test_errors_of_the_api_are_ours(cluster: Cluster) -> None:
     """With code and reason, so that callers can tell absent from refused."""
-
-    async def scenario() -> None:
-        async with connect(cluster.kubeconfig) as client:
-            with pytest.raises(ApiRefusal) as refused, api_errors("get it"):
-                await client.get(ConfigMap, "absent", namespace="default")
-            assert (refused.value.code, refused.value.reason) == (404, "NotFound")
-            assert str(refused.value) == 'get it: configmaps "absent" not found'
-
-    asyncio.run(scenario())
+    async with connect(cluster.kubeconfig) as client:
+        with pytest.raises(ApiRefusal) as refused, api_errors("get it"):
+            await client.get(ConfigMap, "absent", namespace="default")
+        assert (refused.value.code, refused.value.reason) == (404, "NotFound")
+        assert str(refused.value) == 'get it: configmaps "absent" not found'
 
 
-def test_lease_is_made_and_renewed(cluster: Cluster) -> None:
+async def test_lease_is_made_and_renewed(cluster: Cluster) -> None:
     """The first renewal makes it; whole seconds keep their fraction."""
-
-    async def scenario() -> None:
-        async with connect(cluster.kubeconfig) as client:
-            terms = LeaseTerms("node-x", await namespace(client, "leases"))
-            for second in (1_700_000_000.0, 1_700_000_010.5):
-                await renew_lease(client, terms, second)
-                lease = await client.get(Lease, "node-x", namespace=terms.namespace)
-                assert lease.spec is not None
-                assert lease.spec.holderIdentity == "node-x"
-                assert lease.spec.renewTime == datetime.fromtimestamp(second, UTC)
-
-    asyncio.run(scenario())
+    async with connect(cluster.kubeconfig) as client:
+        terms = LeaseTerms("node-x", await namespace(client, "leases"))
+        for second in (1_700_000_000.0, 1_700_000_010.5):
+            await renew_lease(client, terms, second)
+            lease = await client.get(Lease, "node-x", namespace=terms.namespace)
+            assert lease.spec is not None
+            assert lease.spec.holderIdentity == "node-x"
+            assert lease.spec.renewTime == datetime.fromtimestamp(second, UTC)
 
 
-def test_equal_events_are_counted_in_one_object(cluster: Cluster) -> None:
+async def test_equal_events_are_counted_in_one_object(cluster: Cluster) -> None:
     """As `kubectl describe` shows them: x3 over ..."""
-
-    async def scenario() -> None:
-        async with connect(cluster.kubeconfig) as client:
-            place = await namespace(client, "events")
-            about = await client.create(config_map("a", place))
-            recorder = EventRecorder(client, "tester", "here")
-            counts: Watcher[int] = Watcher()
-            informer = Informer(
-                client,
-                Event,
-                namespace=place,
-                on_change=lambda old, new: counts((new and new.count) or 0),
-            )
-            async with running(recorder.run(), informer.run()):
-                await informer.synced.wait()
-                for reason in ("Ready", "Tired", "Ready", "Ready"):
-                    recorder.record(about, "Normal", reason, "it is so")
-                await counts.until(lambda seen: {1, 3} <= set(seen))
-                events = {item.reason: item for item in informer.items()}
-            assert {reason: item.count for reason, item in events.items()} == {
-                "Ready": 3,
-                "Tired": 1,
-            }
-            assert events["Ready"].involvedObject.uid == reference_to(about).uid
-            assert recorder.dropped == 0
-
-    asyncio.run(scenario())
+    async with connect(cluster.kubeconfig) as client:
+        place = await namespace(client, "events")
+        about = await client.create(config_map("a", place))
+        recorder = EventRecorder(client, "tester", "here")
+        counts: Watcher[int] = Watcher()
+        informer = Informer(
+            client,
+            Event,
+            namespace=place,
+            on_change=lambda old, new: counts((new and new.count) or 0),
+        )
+        async with running(recorder.run(), informer.run()):
+            await informer.synced.wait()
+            for reason in ("Ready", "Tired", "Ready", "Ready"):
+                recorder.record(about, "Normal", reason, "it is so")
+            await counts.until(lambda seen: {1, 3} <= set(seen))
+            events = {item.reason: item for item in informer.items()}
+        assert {reason: item.count for reason, item in events.items()} == {
+            "Ready": 3,
+            "Tired": 1,
+        }
+        assert events["Ready"].involvedObject.uid == reference_to(about).uid
+        assert recorder.dropped == 0
 
 
 def test_object_with_too_many_events_loses_the_rest() -> None:
@@ -171,7 +155,7 @@ def again(cluster: Cluster, folder: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.realkube
 @pytest.mark.slow
-def test_informer_outlives_its_server(own_cluster: Cluster, tmp_path: Path) -> None:
+async def test_informer_outlives_its_server(own_cluster: Cluster, tmp_path: Path) -> None:
     """Killed and started again on the same port: the copy catches up with what it missed."""
 
     async def eventually_delete(client: KubeClient, place: str) -> None:
@@ -204,6 +188,6 @@ def test_informer_outlives_its_server(own_cluster: Cluster, tmp_path: Path) -> N
             assert told.seen == ["+a", "+b", "-a", "+c"]
             return second
 
-    second = asyncio.run(scenario())
+    second = await scenario()
     second.terminate()
     second.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from random import Random
 
@@ -102,27 +101,25 @@ def test_no_key_is_lost_or_worked_on_twice(steps: list[tuple[str, int]]) -> None
     assert not owed
 
 
-def test_failed_key_is_handled_again_while_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_key_is_handled_again_while_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Errors of the world and bugs alike; a bug is logged as an error."""
+    handled: Watcher[str] = Watcher()
 
-    async def scenario() -> None:
-        handled: Watcher[str] = Watcher()
+    async def handle(key: str) -> float | None:
+        handled(key)
+        if handled.seen.count(key) == 1 and key == "world":
+            raise WorldError("no network")
+        if handled.seen.count(key) == 1 and key == "bug":
+            raise ZeroDivisionError
+        return 0.01 if key == "again" and handled.seen.count(key) < 3 else None
 
-        async def handle(key: str) -> float | None:
-            handled(key)
-            if handled.seen.count(key) == 1 and key == "world":
-                raise WorldError("no network")
-            if handled.seen.count(key) == 1 and key == "bug":
-                raise ZeroDivisionError
-            return 0.01 if key == "again" and handled.seen.count(key) < 3 else None
-
-        queue = WorkQueue("test", handle, workers=2)
-        for key in ("world", "bug", "again", "plain"):
-            queue.add(key)
-        async with running(queue.run()):
-            await handled.until(lambda seen: len(seen) == 2 + 2 + 3 + 1)
-        assert sorted(handled.seen) == sorted(["world", "bug"] * 2 + ["again"] * 3 + ["plain"])
-
-    asyncio.run(scenario())
+    queue = WorkQueue("test", handle, workers=2)
+    for key in ("world", "bug", "again", "plain"):
+        queue.add(key)
+    async with running(queue.run()):
+        await handled.until(lambda seen: len(seen) == 2 + 2 + 3 + 1)
+    assert sorted(handled.seen) == sorted(["world", "bug"] * 2 + ["again"] * 3 + ["plain"])
     errors = [r for r in caplog.records if r.levelno >= logging.ERROR]
     assert ["key=bug" in r.getMessage() for r in errors] == [True]

@@ -170,70 +170,59 @@ def is_marked(node: Object) -> bool:
     return HEALTH in labels(node) and condition(node).get("status") == "True"
 
 
-def test_a_fault_shows_on_the_node_and_goes_when_it_was_found_well(place: Opened) -> None:
-    async def test() -> None:
-        async with place() as at, running(run_daemon(at.client, at.options)):
-            at.say(FALLEN)
-            node = await at.until(is_marked)
-            assert labels(node)[HEALTH] == REPLACE
-            assert labels(node)[FAULT_REASONS] == condition(node)["reason"] == "Xid79"
-            assert taints(node) == ["other", HEALTH]
-            assert json.loads(annotations(node)[FAULT_DETAILS])[0]["reason"] == "Xid79"
-            event = await at.event("Xid79")
-            assert event["source"]["component"] == "health-monitoring-agent"
-            assert event["type"] == "Warning"
-            shown = await asyncio.to_thread(at.kubectl, "describe", "node", at.name)
-            assert f"{HEALTH}=Unschedulable:NoSchedule" in shown
-            assert f"{HEALTH}={REPLACE}" in shown
-            assert any(
-                "NvidiaGPUUnhealthy" in line and "True" in line for line in shown.split("\n")
-            )
-            log = at.folder / "logs/SagemakerHealthMonitoringAgent/workers" / f"{at.name}.log"
-            (line,) = log.read_text().splitlines()
-            assert '"condition type: ": "NvidiaGPUUnhealthy"' in line
-            held = json.loads(line)["with condition details "]
-            assert (held["status"], held["reason"]) == ("True", "Xid79")
-            detail = json.loads(line)["Event detail"]
-            assert (detail["Action"], detail["Type"]) == ("replace", "NvidiaGPUUnhealthy")
-            assert detail["Reason"] == "NvidiaGpuXidErrorPendingReplacement"
+async def test_a_fault_shows_on_the_node_and_goes_when_it_was_found_well(place: Opened) -> None:
+    async with place() as at, running(run_daemon(at.client, at.options)):
+        at.say(FALLEN)
+        node = await at.until(is_marked)
+        assert labels(node)[HEALTH] == REPLACE
+        assert labels(node)[FAULT_REASONS] == condition(node)["reason"] == "Xid79"
+        assert taints(node) == ["other", HEALTH]
+        assert json.loads(annotations(node)[FAULT_DETAILS])[0]["reason"] == "Xid79"
+        event = await at.event("Xid79")
+        assert event["source"]["component"] == "health-monitoring-agent"
+        assert event["type"] == "Warning"
+        shown = await asyncio.to_thread(at.kubectl, "describe", "node", at.name)
+        assert f"{HEALTH}=Unschedulable:NoSchedule" in shown
+        assert f"{HEALTH}={REPLACE}" in shown
+        assert any("NvidiaGPUUnhealthy" in line and "True" in line for line in shown.split("\n"))
+        log = at.folder / "logs/SagemakerHealthMonitoringAgent/workers" / f"{at.name}.log"
+        (line,) = log.read_text().splitlines()
+        assert '"condition type: ": "NvidiaGPUUnhealthy"' in line
+        held = json.loads(line)["with condition details "]
+        assert (held["status"], held["reason"]) == ("True", "Xid79")
+        detail = json.loads(line)["Event detail"]
+        assert (detail["Action"], detail["Type"]) == ("replace", "NvidiaGPUUnhealthy")
+        assert detail["Reason"] == "NvidiaGpuXidErrorPendingReplacement"
 
-            gone = {HEALTH: None, FAULT_REASONS: None}
-            found_well = {"annotations": {VERIFIED: "check x", FAULT_DETAILS: None}, "labels": gone}
-            await at.patch({"metadata": found_well})
-            node = await at.until(lambda node: condition(node).get("status") == "False")
-            assert HEALTH not in labels(node)
-            await at.until(lambda node: ADVICE not in annotations(node))
-
-    asyncio.run(test())
+        gone = {HEALTH: None, FAULT_REASONS: None}
+        found_well = {"annotations": {VERIFIED: "check x", FAULT_DETAILS: None}, "labels": gone}
+        await at.patch({"metadata": found_well})
+        node = await at.until(lambda node: condition(node).get("status") == "False")
+        assert HEALTH not in labels(node)
+        await at.until(lambda node: ADVICE not in annotations(node))
 
 
-def test_a_reboot_takes_the_condition_back(place: Opened) -> None:
-    async def test() -> None:
-        async with place() as at, running(run_daemon(at.client, at.options)):
-            at.say("NVRM: Xid (PCI:0000:3b:00): 119, Timeout waiting for RPC\n")
-            node = await at.until(is_marked)
-            assert labels(node)[HEALTH] == "UnschedulablePendingReboot"
-            assert annotations(node)[ADVICE] == "reset-gpu"
-            await at.patch(boot("boot-2"), part="/status")
-            await at.until(lambda node: condition(node).get("status") == "False")
-
-    asyncio.run(test())
+async def test_a_reboot_takes_the_condition_back(place: Opened) -> None:
+    async with place() as at, running(run_daemon(at.client, at.options)):
+        at.say("NVRM: Xid (PCI:0000:3b:00): 119, Timeout waiting for RPC\n")
+        node = await at.until(is_marked)
+        assert labels(node)[HEALTH] == "UnschedulablePendingReboot"
+        assert annotations(node)[ADVICE] == "reset-gpu"
+        await at.patch(boot("boot-2"), part="/status")
+        await at.until(lambda node: condition(node).get("status") == "False")
 
 
-def test_what_needs_no_repair_leaves_the_node_in_service(place: Opened) -> None:
-    async def test() -> None:
-        async with place() as at, running(run_daemon(at.client, at.options)):
-            at.say("NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python, MMU Fault\n")
-            node = await at.until(lambda node: FAULT_DETAILS in annotations(node))
-            assert HEALTH not in labels(node)
-            assert taints(node) == ["other"]
-            assert not condition(node)
-            await at.event("Xid31")
-
-    asyncio.run(test())
+async def test_what_needs_no_repair_leaves_the_node_in_service(place: Opened) -> None:
+    async with place() as at, running(run_daemon(at.client, at.options)):
+        at.say("NVRM: Xid (PCI:0000:3b:00): 31, pid=7, name=python, MMU Fault\n")
+        node = await at.until(lambda node: FAULT_DETAILS in annotations(node))
+        assert HEALTH not in labels(node)
+        assert taints(node) == ["other"]
+        assert not condition(node)
+        await at.event("Xid31")
 
 
-def test_a_gpu_that_nvml_loses_is_a_fault(place: Opened, nvml: Path, gpus: Path) -> None:
+async def test_a_gpu_that_nvml_loses_is_a_fault(place: Opened, nvml: Path, gpus: Path) -> None:
     def are(text: str) -> None:
         # At once: a look may come at any time.
         part = gpus.with_suffix(".part")
@@ -241,33 +230,26 @@ def test_a_gpu_that_nvml_loses_is_a_fault(place: Opened, nvml: Path, gpus: Path)
         part.rename(gpus)
 
     are("gpu 00000000:3B:00.0\ngpu 00000000:5E:00.0\n")
-
-    async def test() -> None:
-        async with place() as at:
-            (at.folder / "root/proc").mkdir(parents=True)
-            (at.folder / "root/proc/uptime").write_text("9000 1\n")
-            root = at.folder / "root"
-            options = replace(at.options, nvml_library=str(nvml), gpus_expected=2, root=root)
-            async with running(run_daemon(at.client, options)):
-                are("gpu 00000000:3B:00.0\ngpu 00000000:5E:00.0 error=15\n")
-                node = await at.until(is_marked)
-                assert labels(node)[FAULT_REASONS] == "GpuLost"
-                assert "GPU 1 (0000:5e:00)" in condition(node)["message"]
-                are("gpu 00000000:3B:00.0\n")
-                await at.event("GpuCountMismatch")
-
-    asyncio.run(test())
-
-
-def test_garbage_in_the_log_says_nothing_and_hides_nothing(place: Opened) -> None:
-    async def test() -> None:
-        async with place() as at, running(run_daemon(at.client, at.options)):
-            with at.log.open("ab") as file:
-                file.write(bytes(range(256)) * 400 + b"\n4,1,\n" + FALLEN.encode())
+    async with place() as at:
+        (at.folder / "root/proc").mkdir(parents=True)
+        (at.folder / "root/proc/uptime").write_text("9000 1\n")
+        root = at.folder / "root"
+        options = replace(at.options, nvml_library=str(nvml), gpus_expected=2, root=root)
+        async with running(run_daemon(at.client, options)):
+            are("gpu 00000000:3B:00.0\ngpu 00000000:5E:00.0 error=15\n")
             node = await at.until(is_marked)
-            assert labels(node)[FAULT_REASONS] == "Xid79"
+            assert labels(node)[FAULT_REASONS] == "GpuLost"
+            assert "GPU 1 (0000:5e:00)" in condition(node)["message"]
+            are("gpu 00000000:3B:00.0\n")
+            await at.event("GpuCountMismatch")
 
-    asyncio.run(test())
+
+async def test_garbage_in_the_log_says_nothing_and_hides_nothing(place: Opened) -> None:
+    async with place() as at, running(run_daemon(at.client, at.options)):
+        with at.log.open("ab") as file:
+            file.write(bytes(range(256)) * 400 + b"\n4,1,\n" + FALLEN.encode())
+        node = await at.until(is_marked)
+        assert labels(node)[FAULT_REASONS] == "Xid79"
 
 
 def program(at: Place, *options: str) -> subprocess.Popen[str]:
@@ -288,48 +270,42 @@ def ended(process: subprocess.Popen[str], number: int) -> str:
     return process.communicate(timeout=PATIENCE_SECONDS)[1]
 
 
-def test_a_daemon_that_is_killed_forgets_nothing_and_tells_nothing_twice(place: Opened) -> None:
-    async def test() -> None:
-        async with place() as at:
-            first = program(at)
-            try:
-                at.say(FALLEN)
-                before = await at.until(is_marked)
-            finally:
-                await asyncio.to_thread(ended, first, signal.SIGKILL)
+async def test_a_daemon_that_is_killed_forgets_nothing_and_tells_nothing_twice(
+    place: Opened,
+) -> None:
+    async with place() as at:
+        first = program(at)
+        try:
             at.say(FALLEN)
-            at.say("EXT4-fs (sda1): Remounting filesystem read-only\n")
-            again = program(at)
-            try:
-                node = await at.until(
-                    lambda node: labels(node).get(FAULT_REASONS) == "ReadOnlyRemount"
-                )
-            finally:
-                said = await asyncio.to_thread(ended, again, signal.SIGTERM)
-            assert again.returncode == 0, said
-            assert "Traceback" not in said
-            assert labels(node)[FAULT_REASONS] == "ReadOnlyRemount"
-            assert labels(node)[HEALTH] == REPLACE
-            reasons = [one["reason"] for one in json.loads(annotations(node)[FAULT_DETAILS])]
-            assert reasons == ["Xid79", "ReadOnlyRemount"]
-            changed = "lastTransitionTime"
-            assert condition(node)[changed] == condition(before)[changed]
+            before = await at.until(is_marked)
+        finally:
+            await asyncio.to_thread(ended, first, signal.SIGKILL)
+        at.say(FALLEN)
+        at.say("EXT4-fs (sda1): Remounting filesystem read-only\n")
+        again = program(at)
+        try:
+            node = await at.until(lambda node: labels(node).get(FAULT_REASONS) == "ReadOnlyRemount")
+        finally:
+            said = await asyncio.to_thread(ended, again, signal.SIGTERM)
+        assert again.returncode == 0, said
+        assert "Traceback" not in said
+        assert labels(node)[FAULT_REASONS] == "ReadOnlyRemount"
+        assert labels(node)[HEALTH] == REPLACE
+        reasons = [one["reason"] for one in json.loads(annotations(node)[FAULT_DETAILS])]
+        assert reasons == ["Xid79", "ReadOnlyRemount"]
+        changed = "lastTransitionTime"
+        assert condition(node)[changed] == condition(before)[changed]
 
-    asyncio.run(test())
 
-
-def test_a_daemon_that_sees_nothing_changes_nothing(
+async def test_a_daemon_that_sees_nothing_changes_nothing(
     place: Opened, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test() -> None:
-        caplog.set_level("INFO", "unbroken.nodes")
-        async with place() as at:
-            blind = replace(at.options, kernel_log=at.folder / "no/kernel.log", root=at.folder)
-            before = await at.until(bool)
-            async with running(run_daemon(at.client, blind)), asyncio.timeout(PATIENCE_SECONDS):
-                while not {"kernel_log=unknown", "gpus=unknown"} <= set(caplog.text.split()):
-                    await pause(0.05)
-            assert await at.until(bool) == before
-            assert MEMORY not in annotations(before)
-
-    asyncio.run(test())
+    caplog.set_level("INFO", "unbroken.nodes")
+    async with place() as at:
+        blind = replace(at.options, kernel_log=at.folder / "no/kernel.log", root=at.folder)
+        before = await at.until(bool)
+        async with running(run_daemon(at.client, blind)), asyncio.timeout(PATIENCE_SECONDS):
+            while not {"kernel_log=unknown", "gpus=unknown"} <= set(caplog.text.split()):
+                await pause(0.05)
+        assert await at.until(bool) == before
+        assert MEMORY not in annotations(before)

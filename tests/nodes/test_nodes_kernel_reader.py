@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from unbroken.nodes.kernel_reader import KMSG, FileReader, KmsgReader, Read
 from watching import Watcher, running
-
-
-def run(test: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(test)
 
 
 @asynccontextmanager
@@ -50,45 +44,34 @@ def read(path: Path, cursor: str = "") -> list[Read]:
         reader.close()
 
 
-def test_lines_are_told_when_they_are_whole(tmp_path: Path) -> None:
+async def test_lines_are_told_when_they_are_whole(tmp_path: Path) -> None:
     log = tmp_path / "kernel.log"
-
-    async def test() -> None:
-        log.write_text("one\ntw")
-        async with followed(log) as seen:
-            await seen.until(has("one"))
-            append(log, "o\nthree\n")
-            await seen.until(has("one", "two", "three"))
-
-    run(test())
+    log.write_text("one\ntw")
+    async with followed(log) as seen:
+        await seen.until(has("one"))
+        append(log, "o\nthree\n")
+        await seen.until(has("one", "two", "three"))
 
 
-def test_a_file_that_comes_later_is_found(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with followed(tmp_path / "kernel.log") as seen:
-            (tmp_path / "other").write_text("x\n")
-            append(tmp_path / "kernel.log", "one\n")
-            await seen.until(has("one"))
-
-    run(test())
+async def test_a_file_that_comes_later_is_found(tmp_path: Path) -> None:
+    async with followed(tmp_path / "kernel.log") as seen:
+        (tmp_path / "other").write_text("x\n")
+        append(tmp_path / "kernel.log", "one\n")
+        await seen.until(has("one"))
 
 
-def test_a_file_that_is_cut_or_replaced_is_read_on(tmp_path: Path) -> None:
+async def test_a_file_that_is_cut_or_replaced_is_read_on(tmp_path: Path) -> None:
     log = tmp_path / "kernel.log"
-
-    async def test() -> None:
-        log.write_text("one is long\n")
-        async with followed(log) as seen:
-            await seen.until(has("one is long"))
-            os.truncate(log, 0)
-            append(log, "two\n")
-            await seen.until(has("one is long", "two"))
-            append(log, "three\n")
-            log.rename(tmp_path / "kernel.log.1")
-            log.write_text("four\n")
-            await seen.until(has("one is long", "two", "three", "four"))
-
-    run(test())
+    log.write_text("one is long\n")
+    async with followed(log) as seen:
+        await seen.until(has("one is long"))
+        os.truncate(log, 0)
+        append(log, "two\n")
+        await seen.until(has("one is long", "two"))
+        append(log, "three\n")
+        log.rename(tmp_path / "kernel.log.1")
+        log.write_text("four\n")
+        await seen.until(has("one is long", "two", "three", "four"))
 
 
 def test_who_comes_back_goes_on_behind_the_cursor(tmp_path: Path) -> None:

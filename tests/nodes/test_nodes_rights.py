@@ -37,7 +37,7 @@ def documents() -> list[Object]:
 
 @pytest.mark.slow
 @pytest.mark.realkube
-def test_the_daemon_works_with_its_rights_and_can_do_nothing_else(
+async def test_the_daemon_works_with_its_rights_and_can_do_nothing_else(
     clusters: Any, tmp_path: Path
 ) -> None:
     cluster: Cluster = clusters("real")
@@ -62,7 +62,7 @@ def test_the_daemon_works_with_its_rights_and_can_do_nothing_else(
                 while not api.get(found, fieldSelector=selector).made["items"]:
                     await asyncio.sleep(0.05)
 
-        asyncio.run(watch())
+        await watch()
         api.delete("/api/v1/nodes/rights").done()
         other = Cluster("real", cluster.url, token, cluster.ca, kubeconfig, 20, cluster.process)
         _refused(other)

@@ -144,7 +144,7 @@ def test_spans_beyond_the_queue_are_dropped_and_that_is_told_once(
     assert "Queue full" in said
 
 
-def test_that_spans_arrive_again_is_told(
+async def test_that_spans_arrive_again_is_told(
     collector: Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment = {**FAST, "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url}
@@ -161,7 +161,7 @@ def test_that_spans_arrive_again_is_told(
             collector.status = 200
             one(TRACE)
 
-    asyncio.run(program())
+    await program()
     words = [one.message.split()[0] for one in caplog.records if "traces=" in one.message]
     assert words == ["traces=on", "traces=lost", "traces=sent"]
 
@@ -190,18 +190,18 @@ def test_a_collector_that_holds_still_holds_nobody_up(
         ),
     ],
 )
-def test_they_are_off_unless_they_are_asked_for_and_can_be_had(
+async def test_they_are_off_unless_they_are_asked_for_and_can_be_had(
     caplog: pytest.LogCaptureFixture, variables: dict[str, str], said: str
 ) -> None:
     async def program() -> bool:
         async with sending(variables) as one:
             return one is not None
 
-    assert not asyncio.run(program())
+    assert not await program()
     assert [one.message for one in caplog.records] == [said] * bool(said)
 
 
-def test_a_package_that_is_missing_is_named_once_and_stops_nothing(
+async def test_a_package_that_is_missing_is_named_once_and_stops_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delitem(sys.modules, "unbroken.observe.otlp", raising=False)
@@ -211,13 +211,13 @@ def test_a_package_that_is_missing_is_named_once_and_stops_nothing(
         async with sending({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://x/v1/traces"}) as one:
             return one is not None
 
-    assert not asyncio.run(program())
+    assert not await program()
     (said,) = [one.message for one in caplog.records]
     assert said.startswith("traces=off")
     assert "pip install unbroken[otel]" in said
 
 
-def test_variables_that_make_no_sense_stop_nothing(
+async def test_variables_that_make_no_sense_stop_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
@@ -226,5 +226,5 @@ def test_variables_that_make_no_sense_stop_nothing(
         async with sending({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}) as one:
             return one is not None
 
-    assert not asyncio.run(program())
+    assert not await program()
     assert "max_queue_size must be a positive integer" in caplog.text

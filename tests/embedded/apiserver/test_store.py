@@ -151,21 +151,17 @@ def test_a_watcher_that_fell_behind_is_told(
     store.close()
 
 
-def test_a_write_wakes_who_waits(tmp_path: Path) -> None:
+async def test_a_write_wakes_who_waits(tmp_path: Path) -> None:
     store = opened(tmp_path / "objects.db")
-
-    async def scenario() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            waiters = [tasks.create_task(store.collection("things").changed()) for _ in range(3)]
-            other = tasks.create_task(store.collection("others").changed())
-            while len(store.collection("things").waiters) < 3:
-                await asyncio.sleep(0)
-            store.write("things", ("", "x"), thing("x"))
-            await asyncio.wait(waiters)
-            assert not other.done()
-            other.cancel()
-
-    asyncio.run(scenario())
+    async with asyncio.TaskGroup() as tasks:
+        waiters = [tasks.create_task(store.collection("things").changed()) for _ in range(3)]
+        other = tasks.create_task(store.collection("others").changed())
+        while len(store.collection("things").waiters) < 3:
+            await asyncio.sleep(0)
+        store.write("things", ("", "x"), thing("x"))
+        await asyncio.wait(waiters)
+        assert not other.done()
+        other.cancel()
     assert not store.collection("things").waiters
     store.close()
 

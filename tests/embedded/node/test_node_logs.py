@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -78,25 +79,25 @@ async def read(path: Path, options: LogOptions) -> bytes:
         ),
     ],
 )
-def test_options_of_a_reader(tmp_path: Path, options: LogOptions, expected: bytes) -> None:
+async def test_options_of_a_reader(tmp_path: Path, options: LogOptions, expected: bytes) -> None:
     log = written(tmp_path / "log", b"one\n", b"two\n", b"three")
     log.finish(1002 * 1_000_000_000)
-    assert asyncio.run(read(tmp_path / "log", options)) == expected
+    assert await read(tmp_path / "log", options) == expected
 
 
-def test_rotation_keeps_the_newest_files_and_the_reader_joins_them(
+async def test_rotation_keeps_the_newest_files_and_the_reader_joins_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cri_log, "MAX_BYTES", 400)
     written(tmp_path / "log", *(f"line {number}\n".encode() for number in range(100)))
-    assert len(list(tmp_path.iterdir())) == cri_log.MAX_FILES
-    found = asyncio.run(read(tmp_path / "log", LogOptions())).decode().split()[1::2]
+    assert len(os.listdir(tmp_path)) == cri_log.MAX_FILES
+    found = (await read(tmp_path / "log", LogOptions())).decode().split()[1::2]
     numbers = [int(word) for word in found]
     assert numbers == list(range(numbers[0], 100))
     assert 20 < len(numbers) < 60
 
 
-def test_a_follower_sees_each_line_through_a_rotation_and_ends_with_the_container(
+async def test_a_follower_sees_each_line_through_a_rotation_and_ends_with_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cri_log, "MAX_BYTES", 400)
@@ -114,7 +115,7 @@ def test_a_follower_sees_each_line_through_a_rotation_and_ends_with_the_containe
                 ended.set()
         return seen
 
-    seen = asyncio.run(follow()).decode().splitlines()
+    seen = (await follow()).decode().splitlines()
     assert seen == ["first", *(f"line {number}" for number in range(50))]
 
 

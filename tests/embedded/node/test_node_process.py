@@ -410,7 +410,9 @@ def killed_runner(directory: Path, containers: dict[str, str]) -> None:
         runner.kill()
 
 
-def test_after_a_killed_runner_containers_go_on_and_their_ends_are_known(tmp_path: Path) -> None:
+async def test_after_a_killed_runner_containers_go_on_and_their_ends_are_known(
+    tmp_path: Path,
+) -> None:
     end, go_on = tmp_path / "end", tmp_path / "go-on"
     os.mkfifo(end)
     killed_runner(
@@ -436,15 +438,17 @@ def test_after_a_killed_runner_containers_go_on_and_their_ends_are_known(tmp_pat
         assert (await alive.ended()).exit_code == 137
         assert marked(str(tmp_path / "alive")) == []
 
-    asyncio.run(asyncio.wait_for(story(), 60))
+    await asyncio.wait_for(story(), 60)
 
 
-def test_a_supervisor_lost_while_no_runner_was_there_is_cleaned_up_after(tmp_path: Path) -> None:
+async def test_a_supervisor_lost_while_no_runner_was_there_is_cleaned_up_after(
+    tmp_path: Path,
+) -> None:
     killed_runner(tmp_path, {"c": "sleep 1000"})
     found = adopt(tmp_path / "c")
     assert isinstance(found, Run)
     os.kill(found.supervisor, signal.SIGKILL)
-    asyncio.run(readable(found.pidfd))
+    await readable(found.pidfd)
     ended = adopt(tmp_path / "c")
     assert isinstance(ended, Exit)
     assert ended.reason == "ContainerStatusUnknown"

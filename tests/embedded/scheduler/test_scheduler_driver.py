@@ -128,81 +128,69 @@ def told(reason: str, message: str) -> Callable[[Pod], bool]:
     )
 
 
-def test_pod_is_bound_and_the_next_waits_for_room(cluster: Cluster) -> None:
+async def test_pod_is_bound_and_the_next_waits_for_room(cluster: Cluster) -> None:
     """Until the first is gone; both are told about it."""
-
-    async def scenario() -> None:
-        async with world(cluster) as it:
-            await it.pod("early", "1")
-            await it.until(
-                "early",
-                told(
-                    "Unschedulable",
-                    "no nodes available to schedule pods",
-                ),
-            )
-            n1 = await it.node("n1", "1")
-            await it.until("early", on(n1))
-            await it.event("Scheduled", f"Successfully assigned {it.namespace}/early to {n1}")
-            await it.pod("late", "600m")
-            sentence = (
-                "0/1 nodes are available: 1 Insufficient cpu. preemption: "
-                "0/1 nodes are available: 1 No preemption victims found for incoming pod."
-            )
-            await it.until("late", told("Unschedulable", sentence))
-            await it.event("FailedScheduling", sentence)
-            await it.client.delete(Pod, "early", namespace=it.namespace, grace_period=0)
-            await it.until("late", on(n1))
-
-    asyncio.run(scenario())
+    async with world(cluster) as it:
+        await it.pod("early", "1")
+        await it.until(
+            "early",
+            told(
+                "Unschedulable",
+                "no nodes available to schedule pods",
+            ),
+        )
+        n1 = await it.node("n1", "1")
+        await it.until("early", on(n1))
+        await it.event("Scheduled", f"Successfully assigned {it.namespace}/early to {n1}")
+        await it.pod("late", "600m")
+        sentence = (
+            "0/1 nodes are available: 1 Insufficient cpu. preemption: "
+            "0/1 nodes are available: 1 No preemption victims found for incoming pod."
+        )
+        await it.until("late", told("Unschedulable", sentence))
+        await it.event("FailedScheduling", sentence)
+        await it.client.delete(Pod, "early", namespace=it.namespace, grace_period=0)
+        await it.until("late", on(n1))
 
 
-def test_many_pods_never_take_more_than_there_is(cluster: Cluster) -> None:
+async def test_many_pods_never_take_more_than_there_is(cluster: Cluster) -> None:
     """Bindings under way count already."""
+    async with world(cluster) as it:
+        nodes = [await it.node(name, "2") for name in ("n1", "n2", "n3")]
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(8):
+                tasks.create_task(it.pod(f"p{number}", "1"))
+        pods: list[Pod] = []
 
-    async def scenario() -> None:
-        async with world(cluster) as it:
-            nodes = [await it.node(name, "2") for name in ("n1", "n2", "n3")]
-            async with asyncio.TaskGroup() as tasks:
-                for number in range(8):
-                    tasks.create_task(it.pod(f"p{number}", "1"))
-            pods: list[Pod] = []
+        def settled(_: list[str]) -> bool:
+            pods[:] = [
+                one
+                for one in it.pods.items()
+                if one.metadata and one.metadata.namespace == it.namespace
+            ]
+            bound = [one for one in pods if one.spec and one.spec.nodeName]
+            waiting = [
+                one for one in pods if one not in bound and one.status and one.status.conditions
+            ]
+            return len(bound) == 6 and len(waiting) == 2
 
-            def settled(_: list[str]) -> bool:
-                pods[:] = [
-                    one
-                    for one in it.pods.items()
-                    if one.metadata and one.metadata.namespace == it.namespace
-                ]
-                bound = [one for one in pods if one.spec and one.spec.nodeName]
-                waiting = [
-                    one for one in pods if one not in bound and one.status and one.status.conditions
-                ]
-                return len(bound) == 6 and len(waiting) == 2
-
-            await it.changes.until(settled)
-            used = sorted(one.spec.nodeName for one in pods if one.spec and one.spec.nodeName)
-            assert used == sorted(nodes * 2)
-
-    asyncio.run(scenario())
+        await it.changes.until(settled)
+        used = sorted(one.spec.nodeName for one in pods if one.spec and one.spec.nodeName)
+        assert used == sorted(nodes * 2)
 
 
-def test_important_pod_takes_the_place_of_a_lesser_one(cluster: Cluster) -> None:
+async def test_important_pod_takes_the_place_of_a_lesser_one(cluster: Cluster) -> None:
     """The victim is deleted, both are told."""
-
-    async def scenario() -> None:
-        async with world(cluster) as it:
-            priority = f"high-{it.namespace}"
-            await it.client.create(PriorityClass(metadata=ObjectMeta(name=priority), value=1000))
-            n1 = await it.node("n1", "1")
-            await it.pod("low", "1")
-            await it.until("low", on(n1))
-            await it.pod("high", "1", priorityClassName=priority)
-            await it.gone("low")
-            await it.until("high", on(n1))
-            high = it.pods.get("high", it.namespace)
-            assert high is not None
-            assert high.metadata is not None
-            await it.event("Preempted", f"Preempted by pod {high.metadata.uid} on node {n1}")
-
-    asyncio.run(scenario())
+    async with world(cluster) as it:
+        priority = f"high-{it.namespace}"
+        await it.client.create(PriorityClass(metadata=ObjectMeta(name=priority), value=1000))
+        n1 = await it.node("n1", "1")
+        await it.pod("low", "1")
+        await it.until("low", on(n1))
+        await it.pod("high", "1", priorityClassName=priority)
+        await it.gone("low")
+        await it.until("high", on(n1))
+        high = it.pods.get("high", it.namespace)
+        assert high is not None
+        assert high.metadata is not None
+        await it.event("Preempted", f"Preempted by pod {high.metadata.uid} on node {n1}")
