@@ -10,7 +10,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from apiservers import Cluster
-from unbroken.agent_http.client import AgentLink
+from unbroken.agent_http.client import AgentLink, LinkResources
 from unbroken.core.nodes.repair.events import Answer, RepairOrder
 from unbroken.errors import WorldError
 from unbroken.kube.client import connect
@@ -82,8 +82,8 @@ async def test_a_command_waits_for_leave_and_the_newest_goes_out(is_stock: bool)
     agent, now, told = Agent(is_stock), 100.0, Watcher[AgentReport]()
     mandate = Mandate(10.0, lambda: now)
     async with agent.serve() as port:
-        link = AgentLink("127.0.0.1", port, None, told, lambda why: None)
-        link.permit = mandate
+        shared = LinkResources(permit=mandate)
+        link = AgentLink("127.0.0.1", port, None, told, lambda why: None, shared=shared)
         async with running(link.run()):
             await told.until(lambda seen: len(seen) >= 1)
             link.send(StopCommand(0))

@@ -18,7 +18,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter, thread_time
 from typing import Literal, NamedTuple
 
@@ -124,6 +124,26 @@ class Identity(NamedTuple):
     """Of its pod; None: any of the job."""
 
 
+@dataclass(frozen=True, slots=True)
+class LinkResources:
+    """What the links of one program share, and how they are told of strangers."""
+
+    session: aiohttp.ClientSession | None = None
+    """None: each link opens a session of its own."""
+    permit: Permit = field(default_factory=Always)
+    """Asked before each command leaves."""
+    turns: Turns = field(default_factory=Turns)
+    """To connect to agents."""
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
+    """Between two messages of an agent that has nothing new to say."""
+    room: asyncio.Event = field(default_factory=lambda: _set(asyncio.Event()))
+    """Set while reports may be handed over; an agent waits unread for it."""
+    heavy: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a long message is read."""
+    on_stranger: Callable[[str], None] = lambda why: None
+    """Called once for each reason why the agent is not believed."""
+
+
 class AgentLink:
     """Keeps in touch with the agent at an address until `run` is cancelled.
 
@@ -139,17 +159,10 @@ class AgentLink:
         identity: Identity | None,
         on_report: Callable[[AgentReport], None],
         on_lost: Callable[[str], None],
-        session: aiohttp.ClientSession | None = None,
         on_evidence: Callable[[Evidence], None] = lambda evidence: None,
+        shared: LinkResources | None = None,
     ) -> None:
-        self.permit: Permit = Always()
-        """Asked before each command leaves; may be replaced before `run`."""
-        self.turns = Turns()
-        """Of all links that share a process; likewise."""
-        self.heartbeat_seconds = HEARTBEAT_SECONDS
-        """Between two words of an agent that has nothing new to say; likewise."""
-        self.on_stranger: Callable[[str], None] = lambda why: None
-        """Called once for each reason why the agent is not believed; likewise."""
+        self._shared = shared or LinkResources()
         self._base = URL.build(scheme="http", host=address, port=port)
         self._identity = identity
         """None: the job has no key, and whoever listens is believed."""
@@ -159,12 +172,6 @@ class AgentLink:
         self._on_report = on_report
         self._on_lost = on_lost
         self._on_evidence = on_evidence
-        self._session = session
-        self.room = asyncio.Event()
-        """Set while reports may be handed over; an agent waits unread for it.  May be replaced."""
-        self.room.set()
-        self.heavy = asyncio.Lock()
-        """Held while a long message is read; likewise, for those who share their turns."""
         self.report_bytes = 0
         """Length of the newest report as it came."""
         self._rate: Rate | None = None
@@ -201,15 +208,15 @@ class AgentLink:
 
     async def run(self) -> None:
         """Connect, and connect again whenever that ends; returns only by cancellation."""
-        if self._session is not None:
-            await self._run(self._session)
+        if self._shared.session is not None:
+            await self._run(self._shared.session)
             return
         async with agent_session() as session:
             await self._run(session)
 
     async def _run(self, session: aiohttp.ClientSession) -> None:
         is_stock = False
-        with self.turns.counted():
+        with self._shared.turns.counted():
             while True:
                 broken = await (self._poll(session) if is_stock else self._link(session))
                 is_stock = broken.is_stock
@@ -218,7 +225,7 @@ class AgentLink:
                     continue
                 self._failures += 1
                 if broken.is_stranger and broken.why != self._why:
-                    self.on_stranger(broken.why)
+                    self._shared.on_stranger(broken.why)
                 # The first failure after a good time may be the connection's only: look at once.
                 if self._failures > 1:
                     self._lose(broken.why)
@@ -239,7 +246,7 @@ class AgentLink:
         delay = min(RETRY_LIMIT_SECONDS, grown)
         if self._breaches:
             delay = min(BREACH_LIMIT_SECONDS, 2.0 ** min(self._breaches - 1, 64))
-        delay *= 1.0 - self.turns.random.random() / 2
+        delay *= 1.0 - self._shared.turns.random.random() / 2
         await _first(asyncio.Event(), delay)
 
     def _broken(self, error: Exception, seconds: float) -> Broken:
@@ -284,7 +291,7 @@ class AgentLink:
     async def _link(self, session: aiohttp.ClientSession) -> Broken:
         """Talk over one WebSocket until it ends."""
         try:
-            async with self.turns.turn(), asyncio.timeout(CONNECT_SECONDS):
+            async with self._shared.turns.turn(), asyncio.timeout(CONNECT_SECONDS):
                 socket = await self._connect(session)
         except aiohttp.WSServerHandshakeError as error:
             has_key = self._identity is not None
@@ -308,7 +315,7 @@ class AgentLink:
 
     async def _connect(self, session: aiohttp.ClientSession) -> Socket:
         """Open a link, to the agent that is meant.  Stranger, or one of `_ERRORS`."""
-        url = self._base.with_path(LINK_PATH) % {HEARTBEAT_KEY: self.heartbeat_seconds}
+        url = self._base.with_path(LINK_PATH) % {HEARTBEAT_KEY: self._shared.heartbeat_seconds}
         nonce, identity = os.urandom(NONCE_BYTES), self._identity
         socket = await session.ws_connect(
             url,
@@ -337,7 +344,7 @@ class AgentLink:
     async def _receive_all(self, socket: Socket) -> Broken:
         """Take what the agent says until it says no more; why that is."""
         self._heard_hash, self._report, self._questions = 0, None, 0
-        silence, rate = MISSED_MAX * self.heartbeat_seconds, self._spoken()
+        silence, rate = MISSED_MAX * self._shared.heartbeat_seconds, self._spoken()
         try:
             async with patience_of(silence) as patience:
                 while True:
@@ -353,11 +360,11 @@ class AgentLink:
                         work = self._take_frame(frame)
                     patience.heard()
                     delay = rate.message(size, work, patience.heard_at)
-                    if delay or not self.room.is_set():
+                    if delay or not self._shared.room.is_set():
                         # TCP holds the agent up meanwhile, which is no silence of its own.
                         with patience.suspended():
                             await _first(asyncio.Event(), delay)
-                            await self.room.wait()
+                            await self._shared.room.wait()
             return Broken(self._told("closed the link"))
         except TimeoutError:
             self._failures += 1  # Three heartbeats are missing: no second look is needed.
@@ -368,7 +375,7 @@ class AgentLink:
     async def _take_heavy(self, frame: bytes, patience: Patience) -> float:
         """Take a long frame in its turn; the seconds of the processor that it took."""
         with patience.suspended():
-            async with self.heavy:
+            async with self._shared.heavy:
                 work = self._take_frame(frame)
                 # The next one of the job is not read before others have had their turn.
                 await asyncio.sleep(0)  # noqa: TID251 - gives way, and waits for nothing
@@ -417,7 +424,7 @@ class AgentLink:
     async def _send_all(self, socket: Socket) -> None:
         while True:
             await self._has_command.wait()
-            await self.permit.given()
+            await self._shared.permit.given()
             command = self._take()
             requests, self._requests = self._requests, deque(maxlen=REQUESTS_MAX)
             try:
@@ -425,7 +432,7 @@ class AgentLink:
                     self._unconfirmed = command
                     await self._say(socket, encode_command(command))
                 for request in requests:
-                    await self.permit.given()
+                    await self._shared.permit.given()
                     await self._say(socket, encode_command(request))
             except _ERRORS:
                 return  # The receiving side hears of it too, and ends the link.
@@ -446,13 +453,13 @@ class AgentLink:
             except _ERRORS as error:
                 return self._broken(error, SILENCE_SECONDS)
             self._heard(report)
-            await self.room.wait()
+            await self._shared.room.wait()
             # Polls have a rate of their own; only long answers make it slower.
             delay = self._spoken().answer(self.report_bytes, 0.0, _now())
             await _first(self._has_command, max(POLL_SECONDS, delay))
 
     async def _post_pending(self, session: aiohttp.ClientSession) -> None:
-        if not self.permit.is_given():
+        if not self._shared.permit.is_given():
             # Asked again after the next look at its status.
             self._has_command.clear()
             return
@@ -461,7 +468,7 @@ class AgentLink:
             return
         self._unconfirmed = command
         code = await self._post(session, command)
-        if code >= 500 and isinstance(command, StartCommand) and self.permit.is_given():
+        if code >= 500 and isinstance(command, StartCommand) and self._shared.permit.is_given():
             # A stock agent that stumbled over a start has begun it all the same, with whatever it
             # had understood by then (HyperPod agent 1.1.3).  Once it is ready it is told again.
             await self._post(session, StopCommand(command.attempt))
@@ -540,6 +547,11 @@ async def _closing(socket: Socket) -> AsyncIterator[None]:
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await socket.close()
+
+
+def _set(event: asyncio.Event) -> asyncio.Event:
+    event.set()
+    return event
 
 
 def _now() -> float:

@@ -19,7 +19,6 @@ from unbroken.observe.traces import Send, sending
 from unbroken.operator.clusters.controller import Clusters
 from unbroken.operator.jobs.operator import Operator, Watches
 from unbroken.operator.jobs.runner import Surroundings
-from unbroken.operator.kueue.queues import Queues
 from unbroken.operator.nodes.checks import Checker
 from unbroken.operator.nodes.checks_pods import CheckerOptions
 from unbroken.operator.nodes.repair import NodeRepair, RepairOptions
@@ -146,8 +145,7 @@ async def _lead(
             )
             if repair is not None:
                 around = replace(around, incident_ended=repair.incident_ended)
-            is_on = options.has(PartName.QUEUES)
-            queues = Queues(client, recorder, watches.jobs, watches.pods, namespace, is_on)
-            operator = Operator(around, watches, queues)
+            has_queues = options.has(PartName.QUEUES)
+            operator = Operator(around, watches, namespace=namespace, has_queues=has_queues)
             told.metrics.tell_of(operator)
             await operator.run()

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import aiohttp
-
-from unbroken.agent_http.client import AgentLink, Identity, heartbeat_seconds
-from unbroken.agent_http.permit import Permit
-from unbroken.agent_http.turns import Turns
+from unbroken.agent_http.client import AgentLink, Identity, LinkResources, heartbeat_seconds
 from unbroken.core.job.events import (
     AgentLost,
     AgentReported,
@@ -46,24 +42,18 @@ class AgentLinks:
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
         key: bytes | None,
         tell: Callable[[JobEvent], None],
         tasks: asyncio.TaskGroup,
-        permit: Permit,
-        turns: Turns,
         memory: AgentMemory,
+        shared: LinkResources,
     ) -> None:
-        self._session = session
         self._key = key
         self._tell = tell
         self._tasks = tasks
-        self._permit = permit
-        self._turns = turns
+        self._shared = shared
         self._memory = memory
         self._held: dict[PodUid, _Held] = {}
-        self.on_stranger: Callable[[str], None] = lambda why: None
-        """Hears why what listens at a pod's address is not believed."""
 
     def follow(self, pod: PodView, place: AgentPlace) -> None:
         """The pod is now like this: keep, make or end its link."""
@@ -112,13 +102,10 @@ class AgentLinks:
             self._evidence(uid, evidence)
 
         identity = None if self._key is None else Identity(self._key, uid)
-        link = AgentLink(
-            address, place.port, identity, on_report, on_lost, self._session, on_evidence
-        )
-        link.on_stranger = self.on_stranger
-        link.permit, link.turns = self._permit, self._turns
-        link.room, link.heavy = self._memory.room, self._memory.heavy
-        link.heartbeat_seconds = heartbeat_seconds(max(self._turns.links, self._memory.agents))
+        agents = max(self._shared.turns.links, self._memory.agents)
+        shared = replace(self._shared, heartbeat_seconds=heartbeat_seconds(agents))
+        heard = (on_report, on_lost, on_evidence)
+        link = AgentLink(address, place.port, identity, *heard, shared)
         held = _Held(address, place, link, self._tasks.create_task(link.run()))
         self._held[uid] = held
 

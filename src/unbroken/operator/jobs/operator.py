@@ -94,11 +94,27 @@ class Watches:
 class Operator:
     """Keeps a runner for each job; `run` does everything."""
 
-    def __init__(self, around: Surroundings, watches: Watches, queues: Queues) -> None:
+    def __init__(
+        self,
+        around: Surroundings,
+        watches: Watches,
+        *,
+        namespace: str | None = None,
+        has_queues: bool = True,
+    ) -> None:
+        """`namespace` None: all.  `has_queues`: jobs wait in Kueue's queues where there is one."""
         self._around = around
         self._watches = watches
-        self._queues = queues
-        queues.serve(self._on_gate, self._is_idle)
+        self._has_queues = has_queues
+        self._queues = Queues(
+            around.client,
+            around.recorder,
+            watches.jobs,
+            watches.pods,
+            self._on_gate,
+            self._is_idle,
+            namespace,
+        )
         self._machines: dict[Key, Job] = {}
         self._runners: dict[Key, JobRunner] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
@@ -111,7 +127,7 @@ class Operator:
         watches = self._watches
         await watches.synced()
         async with self._group:
-            self._group.create_task(self._queues.run())
+            self._group.create_task(self._queues.run(is_on=self._has_queues))
             watches.nodes.subscribe(self._on_node)
             watches.pods.subscribe(self._on_pod)
             watches.jobs.on_refusal(self._on_unreadable)

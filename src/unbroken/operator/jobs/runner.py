@@ -10,11 +10,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import aiohttp
 from lightkube.resources.core_v1 import Pod
 
+from unbroken.agent_http.client import LinkResources
 from unbroken.agent_http.permit import Always, Permit
 from unbroken.agent_http.turns import Turns
 from unbroken.core.job.events import (
@@ -224,11 +226,15 @@ class JobRunner:
             if self._key is not None:
                 self._tasks.create_task(self._keep_secret())
             around, permit = self._around, self._around.permit
-            links = AgentLinks(
-                *(around.session, self._key, self.tell, self._tasks, permit, around.turns),
-                self._memory,
+            shared = LinkResources(
+                session=around.session,
+                permit=permit,
+                turns=around.turns,
+                room=self._memory.room,
+                heavy=self._memory.heavy,
+                on_stranger=partial(self.complain, "AgentNotProven"),
             )
-            links.on_stranger = lambda why: self.complain("AgentNotProven", why)
+            links = AgentLinks(self._key, self.tell, self._tasks, self._memory, shared)
             self._links = links
             while True:
                 events = self._with_others(await self._next())

@@ -77,8 +77,8 @@ OnChange = Callable[[Key], None]
 class Queues:
     """What the queues say of each job; `run` keeps it fresh.
 
-    `jobs` and `pods` are copies that the caller keeps; `namespace` None: all.  `is_on` False: as if
-    the cluster had no Kueue.
+    `jobs` and `pods` are copies that the caller keeps; `namespace` None: all.  `on_change` hears of
+    jobs whose gate may be another; `is_idle` says whether nothing of a job runs.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class Queues:
         recorder: EventRecorder,
         jobs: Informer[JobObject],
         pods: Informer[Pod],
-        namespace: str | None = None,
-        is_on: bool = True,
+        on_change: OnChange,
+        is_idle: Callable[[Key], bool],
+        namespace: str | None,
     ) -> None:
         self._client = client
         self._recorder = recorder
         self._jobs = jobs
         self._pods = pods
         self._namespace = namespace
-        self._is_on = is_on
         self._version: str | None = None
         self._is_known = False
         self._workloads: Informer[Any] | None = None
@@ -104,15 +104,11 @@ class Queues:
         """Pods by job and uid."""
         self._gates: dict[str, Gate] = {}
         """By the job's uid; those that were decided."""
-        self._on_change: OnChange = _ignore
-        self._is_idle: Callable[[Key], bool] = _is_nothing
+        self._on_change = on_change
+        self._is_idle = is_idle
         self._queue: WorkQueue[Key] = WorkQueue("kueue", self._look, workers=WORKERS)
 
     # --- what the operator asks
-
-    def serve(self, on_change: OnChange, is_idle: Callable[[Key], bool]) -> None:
-        """Tell of jobs whose gate may be another, and learn whether nothing of a job runs."""
-        self._on_change, self._is_idle = on_change, is_idle
 
     def knows(self, job: JobObject) -> bool:
         """Whether it is known what the queue says; if not, `on_change` will follow."""
@@ -133,11 +129,11 @@ class Queues:
 
     # --- life
 
-    async def run(self) -> None:
-        """Work until cancelled."""
+    async def run(self, *, is_on: bool) -> None:
+        """Work until cancelled.  `is_on` False: as if the cluster had no Kueue."""
         for informer in (self._pods, self._jobs):
             await informer.synced.wait()
-        if not self._is_on:
+        if not is_on:
             self._is_known = True
             for job in self._jobs.items():
                 self._on_change(key_of(job))
@@ -339,15 +335,6 @@ class Queues:
     def _path(self, found: Mapping[str, Any]) -> str:
         metadata = found["metadata"]
         return f"{self._collection(metadata['namespace'])}/{quote(metadata['name'])}"
-
-
-def _ignore(_: Key) -> None:
-    """Before anybody asks."""
-
-
-def _is_nothing(_: Key) -> bool:
-    """Before anybody runs jobs."""
-    return True
 
 
 def _uid(job: Mapping[str, Any]) -> str:

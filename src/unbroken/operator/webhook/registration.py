@@ -17,6 +17,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lightkube.resources.admissionregistration_v1 import ValidatingWebhookConfiguration
@@ -131,19 +132,24 @@ async def serve_webhook(
         raise WorldError(text) from error
     with listening:
         port = listening.getsockname()[1]
-        upkeep = _Upkeep(client, options, master, port)
+        # All operators of one key have the same path and the same authority.
+        path = f"{PATH}/{derive(master, 'webhook-path').hex()}"
+        authority = Authority.of(master)
+        issue = partial(authority.issue, options.names())
+        leaf = issue(wall())
         config = client.config
         file = None if config.fname is None else str(config.fname)
         settings = Settings(
             listening.fileno(),
-            upkeep.path,
-            upkeep.leaf,
+            path,
+            leaf,
             options.client_authority,
             file,
             None if file is None else config.context_name,
         )
         process = WebhookProcess(listening, settings)
-        upkeep.renewed = process.renew
+        wanted = configuration(options, port, authority.certificate, path)
+        upkeep = _Upkeep(client, wanted, leaf, issue, process.renew)
         async with asyncio.TaskGroup() as tasks:
             work = [tasks.create_task(one.run()) for one in (process, upkeep)]
             try:
@@ -167,17 +173,19 @@ class _Upkeep:
     """Keeps the certificate valid, and the API server trusting it."""
 
     def __init__(
-        self, client: KubeClient, options: WebhookOptions, master: bytes, port: int
+        self,
+        client: KubeClient,
+        wanted: Object,
+        leaf: Leaf,
+        issue: Callable[[float], Leaf],
+        renewed: Callable[[Leaf], None],
     ) -> None:
-        self.path = f"{PATH}/{derive(master, 'webhook-path').hex()}"
-        """What the API server asks: all operators of one key have the same."""
-        self.renewed: Callable[[Leaf], None] = _ignore
-        """Takes each new certificate."""
+        """`wanted`: the registration.  `issue` makes a certificate, which `renewed` takes."""
         self._client = client
-        self._options = options
-        self._port = port
-        self._authority = Authority.of(master)
-        self.leaf = self._authority.issue(options.names(), wall())
+        self._wanted = wanted
+        self._leaf = leaf
+        self._issue = issue
+        self._renewed = renewed
         self._queue: WorkQueue[str] = WorkQueue("webhook", self._again)
 
     async def run(self) -> None:
@@ -204,14 +212,13 @@ class _Upkeep:
     async def look(self) -> None:
         """Renew the certificate in time, and register its authority where it is not."""
         now = wall()
-        if now >= self.leaf.renewal:
-            self.leaf = self._authority.issue(self._options.names(), now)
-            self.renewed(self.leaf)
+        if now >= self._leaf.renewal:
+            self._leaf = self._issue(now)
+            self._renewed(self._leaf)
         await self._register()
 
     async def _register(self) -> None:
-        trusted = self._authority.certificate
-        wanted = configuration(self._options, self._port, trusted, self.path)
+        wanted = self._wanted
         path = f"{CONFIGURATIONS}/{NAME}"
         found = await self._client.get_or_none(path, Object)
         if found is None:
@@ -221,10 +228,6 @@ class _Upkeep:
             body = {"metadata": wanted["metadata"], "webhooks": wanted["webhooks"]}
             await self._client.merge(path, body)
             log.info("webhook=registered_again client=%s", _client_of(wanted))
-
-
-def _ignore(leaf: Leaf) -> None:
-    """Nobody serves yet."""
 
 
 def _client_of(wanted: Object) -> str:
