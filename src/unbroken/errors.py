@@ -16,7 +16,10 @@ class PeerError(UnbrokenError):
 
 
 class WorldError(UnbrokenError):
-    """Network, disk or quota.  `retry_after_seconds` is None when trying again cannot help."""
+    """Network, disk or quota.
+
+    `retry_after_seconds`: 0 to try again at once; None if trying again cannot help.
+    """
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)

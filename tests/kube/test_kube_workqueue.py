@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.errors import WorldError
+from unbroken.errors import PeerError, SpecError, WorldError
 from unbroken.kube.backoff import Backoff
-from unbroken.kube.workqueue import Backlog, WorkQueue
+from unbroken.kube.errors import Conflict, NotFound
+from unbroken.kube.workqueue import RETRY, WORLD_SECONDS_MAX, Backlog, WorkQueue, retry_after
 from watching import Watcher, running
 
 
@@ -72,7 +74,68 @@ def test_failures_grow_the_delay_and_success_forgets_them() -> None:
     assert queue.failed("a", now) <= 1.0
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "take", "done", "fail"]), st.integers(0, 3))))
+def test_error_that_may_pass_at_once_is_retried_at_once_and_then_backs_off() -> None:
+    """A conflict is settled by a look at the new version; one that stays must not spin."""
+    queue = backlog()
+    queue.add("a")
+    queue.take(0.0)
+    assert queue.failed("a", 0.0, 0.0) == 0.0
+    assert queue.take(0.0) == "a"
+    assert 1.0 <= queue.failed("a", 0.0, 0.0) <= 2.0
+    assert queue.take(0.9) is None
+
+
+def test_error_with_a_time_is_retried_then_and_within_seconds_after_any_outage() -> None:
+    """The delay grows from the given seconds to 5 s, where a plain back-off grows to 60 s."""
+    queue: Backlog[str] = Backlog(RETRY, Random(1))
+    queue.add("a")
+    now, delays = 0.0, []
+    while now < 600.0:
+        assert queue.take(now) == "a"
+        delays.append(queue.failed("a", now, 1.0))
+        now += delays[-1]
+    assert delays[:3] == [1.0, 1.0, 1.0]
+    assert max(delays) <= WORLD_SECONDS_MAX
+    assert queue.failed("b", now, 30.0) == 30.0
+
+
+def test_error_that_no_retry_helps_waits_until_the_key_is_added() -> None:
+    """Also where it was added during the attempt that failed."""
+    queue = backlog()
+    queue.add("a")
+    queue.take(0.0)
+    assert queue.failed("a", 0.0, math.inf) == math.inf
+    assert queue.deadline() is None
+    assert queue.take(1e9) is None
+    queue.add("a")
+    assert queue.take(1e9) == "a"
+    queue.add("a")
+    queue.failed("a", 1e9, math.inf)
+    assert queue.take(1e9) == "a"
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (WorldError("disk full for good"), math.inf),
+        (WorldError("changed", 0.0), 0.0),
+        (Conflict("changed", 409, "Conflict"), 0.0),
+        (WorldError("no answer", 1.0), 1.0),
+        (NotFound("no such kind", 404, "NotFound"), None),
+        (PeerError("malformed"), None),
+        (SpecError("wrong"), None),
+        (ZeroDivisionError(), None),
+    ],
+)
+def test_error_says_when_to_retry(error: Exception, seconds: float | None) -> None:
+    """Errors of the world say it themselves; others leave it to the back-off."""
+    assert retry_after(error) == seconds
+
+
+STEPS = ("add", "take", "done", "fail", "give up")
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3))))
 def test_no_key_is_lost_or_worked_on_twice(steps: list[tuple[str, int]]) -> None:
     """After any steps, every key that was added is taken in the end."""
     queue: Backlog[int] = Backlog(Backoff(first=1.0, limit=8.0), Random(1))
@@ -91,6 +154,8 @@ def test_no_key_is_lost_or_worked_on_twice(steps: list[tuple[str, int]]) -> None
             if step == "fail":
                 queue.failed(finished, 0.0)
                 owed.add(finished)
+            elif step == "give up":
+                queue.failed(finished, 0.0, math.inf)
             else:
                 queue.done(finished)
     for key in working:
@@ -110,16 +175,25 @@ async def test_failed_key_is_handled_again_while_others_go_on(
     async def handle(key: str) -> float | None:
         handled(key)
         if handled.seen.count(key) == 1 and key == "world":
-            raise WorldError("no network")
+            raise WorldError("no network", 0.0)
+        if key == "permanent":
+            raise WorldError("no such disk")
         if handled.seen.count(key) == 1 and key == "bug":
             raise ZeroDivisionError
         return 0.01 if key == "again" and handled.seen.count(key) < 3 else None
 
     queue = WorkQueue("test", handle, workers=2)
-    for key in ("world", "bug", "again", "plain"):
+    for key in ("permanent", "world", "bug", "again", "plain"):
         queue.add(key)
+    wanted = ["world", "bug"] * 2 + ["again"] * 3 + ["plain", "permanent"]
     async with running(queue.run()):
-        await handled.until(lambda seen: len(seen) == 2 + 2 + 3 + 1)
-    assert sorted(handled.seen) == sorted(["world", "bug"] * 2 + ["again"] * 3 + ["plain"])
+        await handled.until(lambda seen: len(seen) == len(wanted))
+        assert sorted(handled.seen) == sorted(wanted)
+        assert queue.waiting == 0
+        queue.add("permanent")
+        await handled.until(lambda seen: seen.count("permanent") == 2)
     errors = [r for r in caplog.records if r.levelno >= logging.ERROR]
     assert ["key=bug" in r.getMessage() for r in errors] == [True]
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    text = 'queue=test key=permanent failures=0 retry_seconds=inf reason="no such disk"'
+    assert warnings == [text] * 2

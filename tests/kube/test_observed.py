@@ -14,7 +14,7 @@ async def test_a_queue_is_found_while_it_runs_and_counts_what_it_did() -> None:
     async def handle(key: str) -> float | None:
         seen(key)
         if key == "bad" and seen.seen.count("bad") == 1:
-            raise WorldError("not yet")
+            raise WorldError("not yet", 0.0)
         return None
 
     outside, queue = WorkQueue("outside", handle), WorkQueue("inside", handle)

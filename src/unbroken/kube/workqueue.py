@@ -1,6 +1,6 @@
-"""Keys to work on: each once, never twice at a time, later after a failure.
+"""Keys to work on: each once, never twice at a time, again after a failure.
 
-`Backlog` decides and is pure; `WorkQueue` runs a handler over it.
+`Backlog` and `retry_after` decide and are pure; `WorkQueue` runs a handler over them.
 """
 
 from __future__ import annotations
@@ -8,16 +8,18 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from random import Random
 from typing import Generic, TypeVar
 
-from unbroken.errors import UnbrokenError
+from unbroken.errors import UnbrokenError, WorldError
 
 from .backoff import Backoff
 from .client import api_errors
 from .clock import entropy, monotonic
+from .errors import Conflict
 from .observed import observed
 
 log = logging.getLogger(__name__)
@@ -25,10 +27,31 @@ log = logging.getLogger(__name__)
 K = TypeVar("K", bound=Hashable)
 
 RETRY = Backoff(first=0.05, limit=60.0)
-"""Per key; client-go's controllers start at 5 ms, for servers that are farther from overload."""
+"""Back-off of each key; client-go starts at 5 ms, for servers that are farther from overload."""
+
+WORLD_SECONDS_MAX = 5.0
+"""Longest delay after errors that name a shorter one.  An API server that was away names 1 s, so
+every key is handled again within this time after an outage, however long the outage was."""
 
 Handler = Callable[[K], Awaitable[float | None]]
 """Works on one key; returns in how many seconds to do so again, or None."""
+
+
+def retry_after(error: Exception) -> float | None:
+    """Return the seconds after which an error calls for a retry; None if only the back-off counts.
+
+    Infinity: the key is handled again only when it is added again, as when its object changes.
+    A conflict calls for a retry at once: the handler decided on an old version of an object.
+    """
+    match error:
+        case Conflict():
+            return 0.0
+        case WorldError(retry_after_seconds=None):
+            return math.inf
+        case WorldError(retry_after_seconds=seconds):
+            return seconds
+        case _:
+            return None
 
 
 class Backlog(Generic[K]):
@@ -84,11 +107,20 @@ class Backlog(Generic[K]):
         self._failures.pop(key, None)
         self._release(key)
 
-    def failed(self, key: K, now: float) -> float:
-        """The key is to be worked on again after its back-off; returns the seconds until then."""
+    def failed(self, key: K, now: float, after: float | None = None) -> float:
+        """Have the key worked on again; returns the seconds until then.
+
+        After its back-off, or `after` the seconds of `retry_after`.  Only the first of several
+        failures in a row is retried at once: the next ones back off, to `WORLD_SECONDS_MAX`.
+        """
+        if after == math.inf:
+            self.done(key)
+            return after
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         delay = self._backoff.delay(failures, self._random)
+        if after is not None:
+            delay = after if failures == 1 else max(after, min(delay, WORLD_SECONDS_MAX))
         self._release(key)
         self.add_at(key, now + delay)
         return delay
@@ -116,8 +148,8 @@ class Backlog(Generic[K]):
 class WorkQueue(Generic[K]):
     """Runs one handler for the keys that are added; `name` is for the log.
 
-    A key is never handled twice at the same time.  A handler that raises is called again after a
-    back-off of that key's own.
+    A key is never handled twice at the same time.  A handler that raises is called again when
+    its error says (`retry_after`).
     """
 
     def __init__(self, name: str, handler: Handler[K], *, workers: int = 1) -> None:
@@ -179,10 +211,10 @@ class WorkQueue(Generic[K]):
             with api_errors(self.name):
                 again = await self._handler(key)
         except UnbrokenError as error:
-            delay = self._failed(key)
+            delay = self._failed(key, retry_after(error))
             failures = self._backlog.failures(key)
             log.log(
-                logging.WARNING if failures == 3 else logging.DEBUG,
+                logging.WARNING if failures == 3 or delay == math.inf else logging.DEBUG,
                 'queue=%s key=%s failures=%d retry_seconds=%.2f reason="%s"',
                 *(self.name, key, failures, delay, error),
             )
@@ -196,6 +228,6 @@ class WorkQueue(Generic[K]):
         self._backlog.done(key)
         return again
 
-    def _failed(self, key: K) -> float:
+    def _failed(self, key: K, after: float | None = None) -> float:
         self.failed += 1
-        return self._backlog.failed(key, monotonic())
+        return self._backlog.failed(key, monotonic(), after)

@@ -30,7 +30,6 @@ from unbroken.core.clusters.state import ClusterState, write_state
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
-from unbroken.kube.errors import Conflict
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject
@@ -49,8 +48,6 @@ FINALIZER = "unbroken.dev/cluster"
 """Keeps a Cluster until its last machine is gone."""
 CLUSTER_LABEL = "unbroken.dev/cluster"
 """Of machines and checks: the Cluster object that they belong to."""
-CONFLICT_SECONDS = 0.1
-"""Until what another has just written has surely arrived here."""
 
 
 class Clusters:
@@ -102,14 +99,10 @@ class Clusters:
         world, state = world_of(cluster, machines, self._nodes.get, self._checks.items())
         now = wall()
         made = decide_cluster(world, state, now)
-        try:
-            if _is_news(world, state, made):
-                await self._write(cluster, made, now)
-            for effect in made.effects:
-                await self._do(name, effect)
-        except Conflict as error:
-            log.debug('cluster=%s conflict="%s"', name, error)
-            return CONFLICT_SECONDS
+        if _is_news(world, state, made):
+            await self._write(cluster, made, now)
+        for effect in made.effects:
+            await self._do(name, effect)
         return None if made.again_at is None else max(0.0, made.again_at - now)
 
     async def _write(self, cluster: ClusterObject, made: ClusterDecision, now: float) -> None:

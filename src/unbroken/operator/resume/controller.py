@@ -27,11 +27,9 @@ from unbroken.core.auto_resume import (
     Say,
     WriteResumeRecord,
 )
-from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
-from unbroken.kube.errors import Conflict
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
@@ -237,14 +235,11 @@ class Resumer:
                 assert_never(effect)
 
     async def _write(self, job: PyTorchJobObject, order: WriteResumeRecord) -> None:
-        """Raises WorldError, which leaves the rest undone, where the job has changed meanwhile."""
+        """Raises Conflict, which leaves the rest undone, if the job has changed meanwhile."""
         body = {"metadata": {"annotations": write_record(order.record)}}
         key = key_of(job)
         path = f"{PATH}/namespaces/{quote(key.namespace)}/{PLURAL}/{quote(key.name)}"
-        try:
-            await self._client.merge(path, body, uid=_uid(job), version=order.version)
-        except Conflict as error:
-            raise WorldError(f"PyTorchJob {key} has just changed", 0.0) from error
+        await self._client.merge(path, body, uid=_uid(job), version=order.version)
 
     async def _delete(self, job: PyTorchJobObject, order: DeleteResumedPod) -> None:
         if order.force and not await self._is_dead(order.node):
