@@ -15,13 +15,12 @@ import msgspec
 import pytest
 
 from cli_calls import Cli, read_until
-from unbroken.kube.client import connect
+from unbroken.kube.client import MERGE, connect
 from unbroken.local import state
 
 pytestmark = pytest.mark.slow
 
 Object = dict[str, Any]
-MERGE = {"Content-Type": "application/merge-patch+json"}
 HEALTH = "sagemaker.amazonaws.com/node-health-status"
 DEEP = "sagemaker.amazonaws.com/deep-health-check-status"
 PODS = "api/v1/namespaces/unbroken-checks/pods"

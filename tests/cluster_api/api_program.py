@@ -36,7 +36,6 @@ from unbroken.operator.kinds import MachineObject
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
 from watching import PATIENCE_SECONDS
 
-MERGE = {"Content-Type": "application/merge-patch+json"}
 PATHS = {"clusters": CLUSTER.path, "machines": MACHINE.path, "nodechecks": NODE_CHECK.path}
 JSON = "application/x-amz-json-1.1"
 KEY = Credential("AKIDEXAMPLE", "secret/of+it")
@@ -217,7 +216,7 @@ async def _provide(client: KubeClient, informers: Informers, hands: Hands) -> No
             await _join(client, name, spec.labels, [_taint(one) for one in spec.taints])
         status = {"phase": phase, **({"message": "OnCreate ended with 1"} if is_failed else {})}
         path = f"{MACHINE.path}/{name}/status"
-        await client.raw("PATCH", path, body={"status": status}, headers=MERGE)
+        await client.merge(path, {"status": status})
 
     queue: WorkQueue[str] = WorkQueue("provider", work)
     await informers.synced()
@@ -247,7 +246,7 @@ async def _join(client: KubeClient, name: str, labels: Any, taints: list[Object]
         "conditions": [condition],
         "addresses": [{"type": "InternalIP", "address": "10.9.8.7"}],
     }
-    await client.raw("PATCH", f"api/v1/nodes/{name}/status", body={"status": status}, headers=MERGE)
+    await client.merge(f"api/v1/nodes/{name}/status", {"status": status})
 
 
 def credentials_file(folder: Path) -> Path:

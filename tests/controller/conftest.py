@@ -13,7 +13,7 @@ import pytest
 
 from apiservers import Cluster
 from job_keys import MASTER
-from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.client import MERGE, KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal
 from unbroken.operator.driver import OperatorOptions, run_operator
@@ -30,7 +30,6 @@ GROUPS = {
     "pytorchjobs": "apis/kubeflow.org/v1",
     "workloads": "apis/kueue.x-k8s.io/v1beta2",
 }
-MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 class Place:

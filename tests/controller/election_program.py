@@ -11,8 +11,6 @@ from unbroken.kube.clock import pause
 from unbroken.kube.mandate import Mandate
 from unbroken.operator.election import Election, LeaderTerms, identity
 
-MERGE = {"Content-Type": "application/merge-patch+json"}
-
 
 async def write(client: KubeClient, path: str, name: str) -> None:
     """Put the name into an object, again and again."""
@@ -21,7 +19,7 @@ async def write(client: KubeClient, path: str, name: str) -> None:
         number += 1
         body = {"data": {"writer": name, "number": str(number)}}
         try:
-            await client.raw("PATCH", path, body=body, headers=MERGE)
+            await client.merge(path, body)
         except WorldError:
             await pause(0.001)
 

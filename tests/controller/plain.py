@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import MERGE, KubeClient
 from unbroken.kube.errors import ApiRefusal
 
 Object = dict[str, Any]
-MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 class PlainRequests:

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 import unbroken.local
-from controller.conftest import MERGE, Place
+from controller.conftest import Place
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import ApiRefusal
@@ -79,9 +79,5 @@ async def add_pod(place: Place, job: Object, index: int, node: str) -> Object:
             "spec": {"nodeName": node, "restartPolicy": "OnFailure", "containers": [container]},
         },
     )
-    await place.client.raw(
-        *("PATCH", place.path(f"pods/{name}/status")),
-        body={"status": {"phase": "Running"}},
-        headers=MERGE,
-    )
+    await place.client.merge(place.path(f"pods/{name}/status"), {"status": {"phase": "Running"}})
     return made

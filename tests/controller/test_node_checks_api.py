@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from apiservers import Cluster
-from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.client import MERGE, KubeClient, connect
 from unbroken.kube.clock import micro_time, pause, wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
@@ -27,7 +27,6 @@ from watching import PATIENCE_SECONDS, running
 pytestmark = pytest.mark.slow
 
 Object = dict[str, Any]
-MERGE = {"Content-Type": "application/merge-patch+json"}
 PODS = "api/v1/namespaces/unbroken-checks/pods"
 NUMBERS = itertools.count(1)
 TAINT = {"key": "team", "value": "a", "effect": "NoSchedule"}

@@ -92,7 +92,7 @@ async def test_a_definition_of_a_later_version_stays(
                 "metadata": {"annotations": {MADE_BY: theirs}},
                 "spec": {"names": {"shortNames": ["later"]}},
             }
-            await client.raw("PATCH", path, body=changed, headers=MERGE)
+            await client.merge(path, changed)
             await definitions.install(client)
             found = (await client.raw("GET", path)).decode()
             await client.raw(

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from controller.conftest import MERGE, Place, conditions
+from controller.conftest import Place, conditions
 from controller.pytorchjobs import pytorchjob
 from unbroken.kube.informers import Informers
 from unbroken.local.kubeflow import run_pytorchjobs
@@ -27,8 +27,7 @@ async def controller(place: Place) -> AsyncIterator[None]:
 
 async def say_phase(place: Place, name: str, phase: str) -> None:
     """What a node says of a pod."""
-    path = place.path(f"pods/{name}/status")
-    await place.client.raw("PATCH", path, body={"status": {"phase": phase}}, headers=MERGE)
+    await place.client.merge(place.path(f"pods/{name}/status"), {"status": {"phase": phase}})
 
 
 def count(number: int) -> Callable[[Object], bool]:

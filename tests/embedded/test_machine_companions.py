@@ -13,7 +13,7 @@ from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.informers import Informers
 from unbroken.local.apiserver.driver import serving
-from unbroken.local.machines.objects import MERGE, MachineRequests
+from unbroken.local.machines.objects import MachineRequests
 from unbroken.local.machines.pool import MachinePool, PoolOptions
 from unbroken.local.node import NodeOptions
 from unbroken.operator import definitions
@@ -117,7 +117,7 @@ async def story(directory: Path, client: KubeClient) -> None:
 async def annotate(client: KubeClient, power: str | None) -> None:
     """Cut the power of the node, or give it back."""
     body = {"metadata": {"annotations": {"unbroken.dev/power": power}}}
-    await client.raw("PATCH", "api/v1/nodes/node-0", body=body, headers=MERGE)
+    await client.merge("api/v1/nodes/node-0", body)
 
 
 async def test_a_companion_lives_as_long_as_its_nodes_power(tmp_path: Path) -> None:

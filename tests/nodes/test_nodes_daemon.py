@@ -21,7 +21,7 @@ import pytest
 
 from apiservers import Cluster
 from unbroken.core.nodes.health_object import MEMORY
-from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.client import MERGE, STRATEGIC, KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.nodes.driver import DaemonOptions, run_daemon
 from unbroken.spec.nodes.keys import ADVICE, FAULT_DETAILS, FAULT_REASONS, HEALTH, VERIFIED
@@ -31,8 +31,6 @@ pytestmark = pytest.mark.slow
 
 Object = dict[str, Any]
 NUMBERS = itertools.count(1)
-MERGE = {"Content-Type": "application/merge-patch+json"}
-STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 FALLEN = "[ 1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus.\n"
 REPLACE = "UnschedulablePendingReplacement"
 

@@ -25,6 +25,10 @@ class NotFound(ApiRefusal):
     """404: the API has no such object, or serves no such kind."""
 
 
+class MethodNotAllowed(ApiRefusal):
+    """405: objects of this kind cannot be listed, or deleted as a collection."""
+
+
 class Conflict(ApiRefusal):
     """409: the object has changed since it was read, or another object has its name."""
 
@@ -37,7 +41,7 @@ class Expired(ApiRefusal):
     """410: the history since the version that a watch or a list asks for is gone."""
 
 
-_CLASSES = {403: Forbidden, 404: NotFound, 409: Conflict, 410: Expired}
+_CLASSES = {403: Forbidden, 404: NotFound, 405: MethodNotAllowed, 409: Conflict, 410: Expired}
 
 
 def refusal(message: str, code: int, reason: str) -> ApiRefusal:

@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Namespace
 
 from apiservers import Cluster
 from unbroken.errors import UnbrokenError
-from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.client import STRATEGIC, KubeClient, connect
 from unbroken.kube.clock import pause, wall
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.lease import LeaseTerms, renew_lease
@@ -22,8 +22,6 @@ from unbroken.local.controllers import ControllerOptions, run_controllers
 from watching import PATIENCE_SECONDS, running
 
 Object = dict[str, Any]
-STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
-MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 class World:
@@ -153,7 +151,7 @@ def test_foreground_waits_for_those_that_block(cluster: Cluster, tmp_path: Path)
         await it.until(held, lambda found: found and "deletionTimestamp" in found["metadata"])
         assert await it.get(it.path("configmaps", "root")) is not None
         body = {"metadata": {"finalizers": None}}
-        await it.client.raw("PATCH", held, body=body, headers=MERGE)
+        await it.client.merge(held, body)
         await it.gone(held)
         await it.gone(it.path("configmaps", "root"))
 
@@ -246,7 +244,7 @@ def test_namespace_waits_for_what_is_held_and_says_so(cluster: Cluster, tmp_path
 
         await it.until(namespace, told)
         body = {"metadata": {"finalizers": None}}
-        await it.client.raw("PATCH", it.path("configmaps", "held"), body=body, headers=MERGE)
+        await it.client.merge(it.path("configmaps", "held"), body)
         await it.gone(namespace)
 
     check(cluster, tmp_path, scenario)

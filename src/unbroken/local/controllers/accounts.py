@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 from lightkube.resources.core_v1 import ConfigMap, Namespace, ServiceAccount
 
 from unbroken.kube.cache import HasMetadata, key_of
 from unbroken.kube.client import KubeClient, Object
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import Forbidden, NotFound
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
 
@@ -70,16 +71,12 @@ class Accounts:
             await self._create(name, "ConfigMap", "configmaps", CERTIFICATE, {"data": data})
         elif held.data != data:
             path = f"api/v1/namespaces/{name}/configmaps/{CERTIFICATE}"
-            headers = {"Content-Type": "application/merge-patch+json"}
-            await self._client.raw("PATCH", path, body={"data": data}, headers=headers)
+            await self._client.merge(path, {"data": data})
 
     async def _create(
         self, namespace: str, kind: str, plural: str, name: str, content: Object
     ) -> None:
         body: Object = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **content}
-        try:
-            await self._client.raw("POST", f"api/v1/namespaces/{namespace}/{plural}", body=body)
-        except ApiRefusal as error:
-            # There already, or the namespace is gone or going.
-            if error.code not in (403, 404, 409):
-                raise
+        # Refused where the namespace is being deleted (403) or is gone (404).
+        with suppress(Forbidden, NotFound):
+            await self._client.create_if_absent(f"api/v1/namespaces/{namespace}/{plural}", body)

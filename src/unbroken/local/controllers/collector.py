@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from contextlib import suppress
 
 import msgspec
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key
 from unbroken.kube.client import KubeClient, Object
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import NotFound
 from unbroken.kube.workqueue import WorkQueue
 
 from .garbage import (
@@ -38,8 +39,6 @@ REMEMBERED = 10_000
 UNSEEN_SECONDS = 2.0
 """An owner that exists but was not seen yet is asked for again after this time: it may go without
 ever having been seen."""
-
-MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 class GarbageCollector:
@@ -84,13 +83,8 @@ class GarbageCollector:
             verdict = judge(item, self._graph, self._missing, exists)
         try:
             await self._act(item, verdict)
-        except ApiRefusal as error:
-            if error.code == 404:
-                return None  # gone, which the inventory will tell
-            if error.code == 409:
-                # Decided on an old state of it; a newer one is on its way.
-                raise WorldError(str(error), retry_after_seconds=0.0) from error
-            raise
+        except NotFound:
+            return None  # The inventory will learn that the object is gone.
         return UNSEEN_SECONDS if exists else None
 
     def _remember(self, owner: Owner, item: Item) -> None:
@@ -106,14 +100,8 @@ class GarbageCollector:
         if kind.namespaced and not item.key.namespace:
             return True  # cannot be said; see garbage._is
         place = item.key.namespace if kind.namespaced else ""
-        try:
-            body = await self._client.raw("GET", kind.path(Key(place, owner.name)))
-        except ApiRefusal as error:
-            if error.code == 404:
-                return False
-            raise
-        found: Object = msgspec.json.decode(body)
-        return bool(found["metadata"].get("uid") == owner.uid)
+        found = await self._client.get_or_none(kind.path(Key(place, owner.name)), Object)
+        return found is not None and found["metadata"].get("uid") == owner.uid
 
     async def _act(self, item: Item, verdict: Verdict) -> None:
         match verdict:
@@ -141,11 +129,8 @@ class GarbageCollector:
 
     async def _release_from(self, dependent: Item, owner: Item) -> None:
         kept = [one for one in dependent.owners if one.uid != owner.uid]
-        try:
+        with suppress(NotFound):
             await self._write_owners(dependent, kept)
-        except ApiRefusal as error:
-            if error.code != 404:
-                raise
 
     async def _delete(self, item: Item, policy: str) -> None:
         body: Object = {"propagationPolicy": policy, "preconditions": {"uid": item.uid}}
@@ -161,7 +146,5 @@ class GarbageCollector:
 
     async def _patch(self, item: Item, change: Object) -> None:
         # With its version: another writer's references or finalizers must not be lost.
-        metadata = {"uid": item.uid, "resourceVersion": item.version, **change}
-        await self._client.raw(
-            "PATCH", item.kind.path(item.key), body={"metadata": metadata}, headers=MERGE
-        )
+        path = item.kind.path(item.key)
+        await self._client.merge(path, {"metadata": change}, uid=item.uid, version=item.version)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from lightkube.resources.core_v1 import Endpoints, Pod, Service
 from lightkube.resources.discovery_v1 import EndpointSlice
 
-from unbroken.errors import WorldError
 from unbroken.kube.cache import HasMetadata, Key, key_of
 from unbroken.kube.client import KubeClient, Object
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import Forbidden, NotFound
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 
@@ -93,7 +93,7 @@ class EndpointWriter:
             return  # somebody else's to write
         wanted_slices: list[Object] = []
         if service is None:
-            await self._remove(_path("v1", "endpoints", key))
+            await self._client.delete_if_present(_path("v1", "endpoints", key))
         else:
             behind = backends(service, self._pods.items())
             wanted = endpoints(service, behind)
@@ -116,12 +116,15 @@ class EndpointWriter:
             await self._put(path, one, held.pop(place.name, None), ("endpoints", "ports"))
         for name in held:
             place = Key(key.namespace, name)
-            await self._remove(_path("discovery.k8s.io/v1", "endpointslices", place))
+            await self._client.delete_if_present(
+                _path("discovery.k8s.io/v1", "endpointslices", place)
+            )
 
     async def _put(
         self, path: str, wanted: Object, held: HasMetadata | None, fields: tuple[str, ...]
     ) -> None:
-        try:
+        # Refused where the namespace is being deleted (403) or is gone (404).
+        with suppress(Forbidden, NotFound):
             if held is None:
                 await self._client.raw("POST", path.rpartition("/")[0], body=wanted)
                 return
@@ -131,18 +134,6 @@ class EndpointWriter:
             version = held.metadata.resourceVersion if held.metadata else None
             metadata = {**wanted["metadata"], "resourceVersion": version}
             await self._client.raw("PUT", path, body={**wanted, "metadata": metadata})
-        except ApiRefusal as error:
-            if error.code == 409:
-                raise WorldError(str(error), 0.0) from error
-            if error.code not in (403, 404):
-                raise  # 403 and 404: the namespace is going or gone
-
-    async def _remove(self, path: str) -> None:
-        try:
-            await self._client.raw("DELETE", path)
-        except ApiRefusal as error:
-            if error.code != 404:
-                raise
 
 
 def _shown(pod: Pod) -> Any:

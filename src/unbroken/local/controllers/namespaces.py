@@ -8,15 +8,16 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 
 import msgspec
 from lightkube.resources.core_v1 import Namespace
 
 from unbroken.errors import UnbrokenError
 from unbroken.kube.cache import key_of
-from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.client import STRATEGIC, KubeClient, Object
 from unbroken.kube.clock import rfc3339, wall
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import MethodNotAllowed, NotFound
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
 
@@ -27,8 +28,6 @@ log = logging.getLogger(__name__)
 FINALIZER = "kubernetes"
 AGAIN_SECONDS = 2.0
 """When something is left that no event told of."""
-
-STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 
 
 class NamespaceDeleter:
@@ -69,13 +68,8 @@ class NamespaceDeleter:
 
     async def _empty(self, name: str) -> float | None:
         path = f"api/v1/namespaces/{name}"
-        try:
-            namespace: Object = msgspec.json.decode(await self._client.raw("GET", path))
-        except ApiRefusal as error:
-            if error.code == 404:
-                return None
-            raise
-        if "deletionTimestamp" not in namespace["metadata"]:
+        namespace = await self._client.get_or_none(path, Object)
+        if namespace is None or "deletionTimestamp" not in namespace["metadata"]:
             return None
         held = list((namespace.get("spec") or {}).get("finalizers") or ())
         if FINALIZER not in held:
@@ -106,22 +100,16 @@ class NamespaceDeleter:
         body: Object = {"propagationPolicy": "Background"}
         try:
             await self._client.raw("DELETE", kind.collection(name), body=body)
-        except ApiRefusal as error:
-            if error.code == 404:
-                return
-            if error.code != 405:
-                raise
+        except NotFound:
+            return
+        except MethodNotAllowed:
             for item in self._inventory.in_namespace(name):
                 if item.kind == kind and not item.is_deleting:
                     await self._delete_one(item)
 
     async def _delete_one(self, item: Item) -> None:
-        body: Object = {"propagationPolicy": "Background"}
-        try:
-            await self._client.raw("DELETE", item.kind.path(item.key), body=body)
-        except ApiRefusal as error:
-            if error.code != 404:
-                raise
+        path = item.kind.path(item.key)
+        await self._client.delete_if_present(path, propagation="Background")
 
     async def _left(self, name: str) -> list[str]:
         """Kinds that the API still has objects of, whatever the inventory shows.
@@ -134,9 +122,7 @@ class NamespaceDeleter:
                 body = await self._client.raw(
                     "GET", kind.collection(name), parameters={"limit": "1"}
                 )
-            except ApiRefusal as error:
-                if error.code not in (404, 405):
-                    raise
+            except (NotFound, MethodNotAllowed):
                 continue
             listed: Object = msgspec.json.decode(body)
             if listed.get("items"):
@@ -156,16 +142,9 @@ class NamespaceDeleter:
             return
         for one in wanted:
             one["lastTransitionTime"] = rfc3339(wall())
-        try:
-            await self._client.raw(
-                "PATCH",
-                f"api/v1/namespaces/{name}/status",
-                body={"status": {"conditions": wanted}},
-                headers=STRATEGIC,
-            )
-        except ApiRefusal as error:
-            if error.code != 404:
-                raise
+        path, body = f"api/v1/namespaces/{name}/status", {"status": {"conditions": wanted}}
+        with suppress(NotFound):
+            await self._client.raw("PATCH", path, body=body, headers=STRATEGIC)
 
 
 def conditions(left: Iterable[Item], failures: list[str]) -> list[Object]:

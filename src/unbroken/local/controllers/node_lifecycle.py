@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -18,9 +19,9 @@ from msgspec import structs
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
-from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.client import STRATEGIC, KubeClient, Object
 from unbroken.kube.clock import monotonic, rfc3339, wall
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.lease import NODE_LEASES
@@ -30,8 +31,6 @@ from .node_rules import heartbeat, ready_status, silence, stay, wanted_taints
 
 log = logging.getLogger(__name__)
 
-STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
-MERGE = {"Content-Type": "application/merge-patch+json"}
 
 STALLED_SECONDS = 1.0
 """A check that comes so late means that this program stood still, not the nodes: what they sent
@@ -154,7 +153,7 @@ class NodeLifecycle:
         if conditions:
             log.warning("node=%s ready=Unknown silent_seconds=%.0f", name, self._grace - left)
             body: Object = {"status": {"conditions": conditions}}
-            await self._write(f"api/v1/nodes/{name}/status", body, STRATEGIC)
+            await self._write(f"api/v1/nodes/{name}/status", body)
             self._recorder.record(
                 node, "Normal", "NodeNotReady", f"Node {name} status is now: NodeNotReady"
             )
@@ -181,11 +180,8 @@ class NodeLifecycle:
             for one in taints
         ]
         # The whole list, so with its version: others taint nodes too.
-        body: Object = {
-            "metadata": {"resourceVersion": version},
-            "spec": {"taints": written or None},
-        }
-        await self._write(f"api/v1/nodes/{name}", body, MERGE)
+        body = {"spec": {"taints": written or None}}
+        await self._client.merge_if_present(f"api/v1/nodes/{name}", body, version=version)
 
     async def _mark_pods(self, name: str) -> None:
         for key in sorted(self._by_node.get(name, ())):
@@ -203,7 +199,6 @@ class NodeLifecycle:
             await self._write(
                 f"api/v1/namespaces/{key.namespace}/pods/{key.name}/status",
                 {"status": {"conditions": [condition]}},
-                STRATEGIC,
             )
             self._recorder.record(pod, "Warning", "NodeNotReady", "Node is not ready")
 
@@ -244,12 +239,7 @@ class NodeLifecycle:
     async def _remove_orphans(self, name: str) -> None:
         if self._nodes.get(name) is not None or not self._by_node.get(name):
             return
-        try:
-            await self._client.raw("GET", f"api/v1/nodes/{name}")
-        except ApiRefusal as error:
-            if error.code != 404:
-                raise
-        else:
+        if await self._client.get_or_none(f"api/v1/nodes/{name}", Object) is not None:
             raise WorldError(f"node {name} is there, but not seen yet", 1.0)
         for key in sorted(self._by_node.get(name, ())):
             pod = self._pods.get(key.name, key.namespace)
@@ -274,27 +264,15 @@ class NodeLifecycle:
             "lastTransitionTime": rfc3339(wall()),
         }
         status: Object = {"conditions": [condition], **({"phase": phase} if phase else {})}
-        await self._write(f"{_path(pod)}/status", {"status": status}, STRATEGIC)
+        await self._write(f"{_path(pod)}/status", {"status": status})
 
     async def _delete(self, pod: Pod, grace_seconds: int | None) -> None:
         uid = pod.metadata.uid if pod.metadata else None
-        body: Object = {"preconditions": {"uid": uid}}
-        if grace_seconds is not None:
-            body["gracePeriodSeconds"] = grace_seconds
-        try:
-            await self._client.raw("DELETE", _path(pod), body=body)
-        except ApiRefusal as error:
-            if error.code not in (404, 409):
-                raise
+        await self._client.delete_if_present(_path(pod), uid, grace_seconds=grace_seconds)
 
-    async def _write(self, path: str, body: Object, headers: dict[str, str]) -> None:
-        try:
-            await self._client.raw("PATCH", path, body=body, headers=headers)
-        except ApiRefusal as error:
-            if error.code == 409:
-                raise WorldError(str(error), 0.0) from error
-            if error.code != 404:
-                raise
+    async def _write(self, path: str, body: Object) -> None:
+        with suppress(NotFound):
+            await self._client.raw("PATCH", path, body=body, headers=STRATEGIC)
 
 
 def _matters(node: Node) -> object:

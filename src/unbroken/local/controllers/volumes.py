@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim, Pod
@@ -12,7 +13,7 @@ from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim,
 from unbroken.errors import WorldError
 from unbroken.kube.cache import HasMetadata, Key, key_of
 from unbroken.kube.client import KubeClient, Object
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
@@ -33,7 +34,6 @@ from .volume_rules import (
 
 log = logging.getLogger(__name__)
 
-MERGE = {"Content-Type": "application/merge-patch+json"}
 VOLUMES = "api/v1/persistentvolumes"
 
 
@@ -93,7 +93,7 @@ class VolumeBinder:
 
     async def _look(self, what: tuple[str, Key]) -> None:
         kind, key = what
-        try:
+        with suppress(NotFound):
             if kind == "claim":
                 claim = self._claims.get(key.name, key.namespace)
                 if claim is not None:
@@ -102,11 +102,6 @@ class VolumeBinder:
                 volume = self._volumes.get(key.name)
                 if volume is not None:
                     await self._look_at_volume(volume)
-        except ApiRefusal as error:
-            if error.code == 409:
-                raise WorldError(str(error), 0.0) from error
-            if error.code != 404:
-                raise
 
     async def _look_at_claim(self, claim: PersistentVolumeClaim) -> None:
         metadata = claim.metadata
@@ -142,10 +137,8 @@ class VolumeBinder:
         metadata = item.metadata
         assert metadata is not None
         left = [one for one in getattr(metadata, "finalizers", None) or () if one != name]
-        body: Object = {
-            "metadata": {"resourceVersion": metadata.resourceVersion, "finalizers": left or None}
-        }
-        await self._client.raw("PATCH", path, body=body, headers=MERGE)
+        body = {"metadata": {"finalizers": left or None}}
+        await self._client.merge(path, body, version=metadata.resourceVersion)
 
     async def _provision(self, claim: PersistentVolumeClaim) -> None:
         assert claim.metadata is not None
@@ -173,11 +166,11 @@ class VolumeBinder:
         }
         try:
             await self._client.raw("POST", VOLUMES, body=body)
+        except AlreadyExists:
+            return  # An earlier run created it; the informer will see it.
         except ApiRefusal as error:
-            if error.code != 409:
-                self._recorder.record(claim, "Warning", "ProvisioningFailed", str(error))
-                raise
-            return  # made by an earlier run; it will be seen
+            self._recorder.record(claim, "Warning", "ProvisioningFailed", str(error))
+            raise
         log.info("claim=%s provisioned=%s", key_of(claim), path)
         message = f"Successfully provisioned volume pvc-{uid}"
         self._recorder.record(claim, "Normal", "ProvisioningSucceeded", message)
@@ -190,11 +183,9 @@ class VolumeBinder:
         name, key = key_of(volume).name, key_of(claim)
         reference = volume.spec.claimRef
         if reference is None or reference.uid != claim.metadata.uid:
-            body: Object = {
-                "metadata": {"resourceVersion": volume.metadata.resourceVersion},
-                "spec": {"claimRef": _reference(claim)},
-            }
-            await self._client.raw("PATCH", f"{VOLUMES}/{name}", body=body, headers=MERGE)
+            claimed = {"spec": {"claimRef": _reference(claim)}}
+            version = volume.metadata.resourceVersion
+            await self._client.merge(f"{VOLUMES}/{name}", claimed, version=version)
         await self._mark_volume(name, "Bound")
         if claim.spec.volumeName != name:
             annotations = {
@@ -202,20 +193,17 @@ class VolumeBinder:
                 "pv.kubernetes.io/bound-by-controller": "yes",
             }
             body = {"metadata": {"annotations": annotations}, "spec": {"volumeName": name}}
-            await self._client.raw("PATCH", _claim_path(key), body=body, headers=MERGE)
+            await self._client.merge(_claim_path(key), body)
         status: Object = {
             "phase": "Bound",
             "accessModes": volume.spec.accessModes,
             "capacity": volume.spec.capacity,
         }
-        await self._client.raw(
-            "PATCH", f"{_claim_path(key)}/status", body={"status": status}, headers=MERGE
-        )
+        await self._client.merge(f"{_claim_path(key)}/status", {"status": status})
         log.info("claim=%s volume=%s bound=yes", key, name)
 
     async def _mark_volume(self, name: str, phase: str) -> None:
-        body: Object = {"status": {"phase": phase}}
-        await self._client.raw("PATCH", f"{VOLUMES}/{name}/status", body=body, headers=MERGE)
+        await self._client.merge(f"{VOLUMES}/{name}/status", {"status": {"phase": phase}})
 
     async def _look_at_volume(self, volume: PersistentVolume) -> None:
         assert volume.spec is not None
@@ -251,13 +239,8 @@ class VolumeBinder:
             await self._client.raw("DELETE", f"{VOLUMES}/{name}")
 
     async def _exists(self, path: str, uid: str) -> bool:
-        try:
-            body = await self._client.raw("GET", path)
-        except ApiRefusal as error:
-            if error.code == 404:
-                return False
-            raise
-        return f'"{uid}"'.encode() in body
+        found = await self._client.get_or_none(path, Object)
+        return found is not None and found["metadata"]["uid"] == uid
 
     async def _forget_volume(self, volume: PersistentVolume) -> None:
         assert volume.metadata is not None

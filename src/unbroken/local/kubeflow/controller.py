@@ -22,7 +22,7 @@ from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.persist import persist
@@ -55,8 +55,6 @@ from .views import is_owned, job_picture, replaced_annotation
 log = logging.getLogger(__name__)
 
 DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-MERGE = {"Content-Type": "application/merge-patch+json"}
-NOT_FOUND, CONFLICT = 404, 409
 TAKEN_SECONDS = 5.0
 """A name that somebody else has is tried again so often: nobody tells when it is free."""
 
@@ -77,19 +75,13 @@ async def install(client: KubeClient) -> None:
     body = yaml.safe_load(text)
 
     async def create() -> None:
-        try:
-            await client.raw("POST", DEFINITIONS, body=body)
-        except ApiRefusal as error:
-            if error.code != CONFLICT:
-                raise
+        await client.create_if_absent(DEFINITIONS, body)
 
     async def serve() -> None:
         try:
             await client.raw("GET", f"{PATH}/{PLURAL}", parameters={"limit": "1"})
-        except ApiRefusal as error:
-            if error.code == NOT_FOUND:
-                raise WorldError(f"{PATH}/{PLURAL} is not served yet", 0.1) from error
-            raise
+        except NotFound as error:
+            raise WorldError(f"{PATH}/{PLURAL} is not served yet", 0.1) from error
 
     await persist(f"definition={PLURAL} write=create", create)
     await persist(f"kind={PLURAL} wait=served", serve)
@@ -139,8 +131,9 @@ class PyTorchJobs:
             await self._write(job, found.status)
         if found.replaced is not None:
             annotations = replaced_annotation(found.replaced)
-            body = {"metadata": {"uid": uid, "annotations": annotations}}
-            await self._client.raw("PATCH", _path(job), body=body, headers=MERGE)
+            await self._client.merge(
+                _path(job), {"metadata": {"annotations": annotations}}, uid=uid
+            )
         done = [await self._carry_out(job, order) for order in found.orders]
         waits = [] if all(done) else [TAKEN_SECONDS]
         if found.again_at is not None:
@@ -150,15 +143,9 @@ class PyTorchJobs:
     async def _write(self, job: PyTorchJobObject, status: PyTorchJobStatus) -> None:
         """Write a status that was worked out from this version of the job."""
         metadata = job["metadata"]
-        versioned = {"uid": metadata["uid"], "resourceVersion": metadata["resourceVersion"]}
-        body = {"metadata": versioned, "status": status_to(status)}
-        try:
-            await self._client.raw("PATCH", f"{_path(job)}/status", body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code == CONFLICT:
-                raise WorldError(f"{KIND} {key_of(job)} has just changed", 0.0) from error
-            if error.code != NOT_FOUND:
-                raise
+        path, body = f"{_path(job)}/status", {"status": status_to(status)}
+        version = metadata["resourceVersion"]
+        await self._client.merge_if_present(path, body, uid=metadata["uid"], version=version)
         newest, before = status.conditions[-1:], status_from(job.get("status")).conditions[-1:]
         for one in newest:
             if newest != before:
@@ -192,9 +179,9 @@ class PyTorchJobs:
         kind, name = what
         try:
             await self._client.raw("POST", path, body=body)
+        except Conflict:
+            return False  # it is there, or one of an earlier job, or a stranger's
         except ApiRefusal as error:
-            if error.code == CONFLICT:
-                return False  # it is there, or one of an earlier job, or a stranger's
             text = f"Error creating: {error}"
             self._tell(job, "Warning", f"FailedCreate{kind}", text)
             raise
@@ -202,16 +189,7 @@ class PyTorchJobs:
         return True
 
     async def _delete(self, path: str, uid: str | None) -> bool:
-        body: dict[str, Any] = {"propagationPolicy": "Background"}
-        if uid is not None:
-            body["preconditions"] = {"uid": uid}
-        try:
-            await self._client.raw("DELETE", path, body=body)
-        except ApiRefusal as error:
-            if error.code not in (NOT_FOUND, CONFLICT):
-                raise
-            return False
-        return True
+        return await self._client.delete_if_present(path, uid, propagation="Background")
 
     def _tell(self, job: PyTorchJobObject, type: str, reason: str, message: str) -> None:
         metadata = job["metadata"]

@@ -12,17 +12,13 @@ from urllib.parse import quote
 
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.errors import WorldError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient, Object
-from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
 from unbroken.local.machines.decisions.machine import Power
 from unbroken.spec.nodes.keys import FENCE, OUT_OF_SERVICE, POWER
 
 log = logging.getLogger(__name__)
-
-MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 def power_of(node: Node | None) -> Power:
@@ -90,13 +86,7 @@ class Fence:
         key = key_of(pod)
         uid = pod.metadata.uid if pod.metadata else None
         path = f"api/v1/namespaces/{quote(key.namespace)}/pods/{quote(key.name)}"
-        body: Object = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
-        try:
-            await self._client.raw("DELETE", path, body=body)
-        except ApiRefusal as error:
-            if error.code not in (404, 409):
-                raise
-        else:
+        if await self._client.delete_if_present(path, uid, grace_seconds=0):
             log.info("pod=%s removed=node-fenced", key)
 
     async def _write(self, node: Node, *, taint: bool) -> None:
@@ -111,15 +101,8 @@ class Fence:
             kept.append({"key": OUT_OF_SERVICE, "value": "nodeshutdown", "effect": "NoExecute"})
         version = metadata.resourceVersion if metadata else None
         # The whole list, so with its version: others taint nodes too.
-        changed: Object = {"resourceVersion": version}
+        body: Object = {"spec": {"taints": kept or None}}
         if not taint:
-            changed["annotations"] = {FENCE: None}
-        body: Object = {"metadata": changed, "spec": {"taints": kept or None}}
+            body["metadata"] = {"annotations": {FENCE: None}}
         path = f"api/v1/nodes/{quote(key_of(node).name)}"
-        try:
-            await self._client.raw("PATCH", path, body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code == 409:
-                raise WorldError(str(error), 0.0) from error
-            if error.code != 404:
-                raise
+        await self._client.merge_if_present(path, body, version=version)

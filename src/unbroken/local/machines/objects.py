@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import Conflict
 from unbroken.local.machines.decisions.places import Changes, Listed, changes
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachineSpec, MachineStatus
@@ -21,10 +21,8 @@ from unbroken.spec.schema.write import write_record
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
-MERGE = {"Content-Type": "application/merge-patch+json"}
 FINALIZER = "unbroken.dev/machine"
 """On every machine of the pool: the object goes when nothing of it runs any more."""
-NOT_FOUND, CONFLICT = 404, 409
 
 
 class MachineRequests:
@@ -47,7 +45,7 @@ class MachineRequests:
             await self._client.raw("POST", MACHINE.path, body=body)
         for name in wanted.delete:
             log.info("machine=%s deleted=yes reason=fewer-nodes", name)
-            await self._gone(self._client.raw("DELETE", _path(name)))
+            await self._client.delete_if_present(_path(name))
         return wanted
 
     async def adopt(self, name: str, uid: str) -> None:
@@ -61,21 +59,14 @@ class MachineRequests:
     async def _finalizers(
         self, name: str, uid: str, change: Callable[[list[str]], list[str]]
     ) -> None:
-        try:
-            found: Object = msgspec.json.decode(await self._client.raw("GET", _path(name)))
-            metadata = found["metadata"]
-            if metadata["uid"] != uid:
-                return
-            kept = change(metadata.get("finalizers") or [])
-            # The whole list, so with its version: others have finalizers too.
-            version = metadata["resourceVersion"]
-            body = {"metadata": {"finalizers": kept, "resourceVersion": version}}
-            await self._client.raw("PATCH", _path(name), body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code == CONFLICT:
-                raise WorldError(str(error), 0.0) from error
-            if error.code != NOT_FOUND:
-                raise
+        found = await self._client.get_or_none(_path(name), Object)
+        if found is None or found["metadata"]["uid"] != uid:
+            return
+        metadata = found["metadata"]
+        body = {"metadata": {"finalizers": change(metadata.get("finalizers") or [])}}
+        # The whole list, so with its version: others have finalizers too.
+        version = metadata["resourceVersion"]
+        await self._client.merge_if_present(_path(name), body, version=version)
 
     async def write_status(self, name: str, uid: str, status: MachineStatus) -> None:
         """Write the status of this very machine; nothing where it is gone.
@@ -87,24 +78,12 @@ class MachineRequests:
         """
         written = write_record(status)
         patch = {field.key: written.get(field.key) for field in fields_of(MachineStatus)}
-        body = {"metadata": {"uid": uid}, "status": patch}
-        path = f"{_path(name)}/status"
-        try:
-            await self._client.raw("PATCH", path, body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code not in (NOT_FOUND, CONFLICT):
-                raise
+        with suppress(Conflict):
+            await self._client.merge_if_present(f"{_path(name)}/status", {"status": patch}, uid=uid)
 
     async def delete_node(self, name: str) -> None:
         """Delete the Node of a machine of which nothing runs."""
-        await self._gone(self._client.raw("DELETE", f"api/v1/nodes/{quote(name)}"))
-
-    async def _gone(self, request: Awaitable[bytes]) -> None:
-        try:
-            await request
-        except ApiRefusal as error:
-            if error.code != NOT_FOUND:
-                raise
+        await self._client.delete_if_present(f"api/v1/nodes/{quote(name)}")
 
 
 def _path(name: str) -> str:

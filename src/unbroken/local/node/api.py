@@ -8,12 +8,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from unbroken.kube.client import KubeClient
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.client import STRATEGIC, KubeClient
 from unbroken.local.node.pods.events import Object
-
-STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
-NOT_FOUND, CONFLICT = 404, 409
 
 
 class NodeApi:
@@ -29,12 +25,7 @@ class NodeApi:
 
     async def get(self, path: str) -> Object | None:
         """The object at a path below the root; None if there is none."""
-        try:
-            return await self._call("GET", path)
-        except ApiRefusal as refusal:
-            if refusal.code == NOT_FOUND:
-                return None
-            raise
+        return await self.client.get_or_none(path, Object)
 
     async def named(self, plural: str, namespace: str | None, name: str) -> Object | None:
         """An object of the core group."""
@@ -62,19 +53,9 @@ class NodeApi:
     async def delete_pod(self, pod: Object) -> None:
         """Remove a pod whose containers are gone, unless it is another one by now."""
         metadata = pod["metadata"]
-        body = {
-            "apiVersion": "v1",
-            "kind": "DeleteOptions",
-            "gracePeriodSeconds": 0,
-            "preconditions": {"uid": metadata["uid"]},
-        }
-        try:
-            await self._call("DELETE", pod_path(metadata), body=body)
-        except ApiRefusal as refusal:
-            if refusal.code not in (NOT_FOUND, CONFLICT):
-                raise
+        await self.client.delete_if_present(pod_path(metadata), metadata["uid"], grace_seconds=0)
 
 
 def pod_path(metadata: Object) -> str:
-    """Of a pod, below the root."""
+    """Return the path of a pod below the root."""
     return f"api/v1/namespaces/{quote(metadata['namespace'])}/pods/{quote(metadata['name'])}"

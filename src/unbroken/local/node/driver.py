@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -27,7 +27,7 @@ from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube import clock
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import steady_clock
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import AlreadyExists
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.kube.lease import LeaseTerms, keep_lease
@@ -40,7 +40,7 @@ from unbroken.local.node.processes.process import Launcher, Run
 from unbroken.local.node.processes.supervisor import SIGKILL_ALL, SIGTERM
 
 from .addresses import PodAddresses, node_address
-from .api import CONFLICT, NodeApi
+from .api import NodeApi
 from .context import NodeContext
 from .node_object import (
     GPU_RESOURCE,
@@ -210,8 +210,10 @@ class Node:
                 known = await self._join(facts)
                 await self._write_status(facts, known)
             except WorldError as error:
+                if error.retry_after_seconds is None:
+                    raise
                 log.warning("node=%s cannot register: %s", facts.name, error)
-                await clock.pause(error.retry_after_seconds or RETRY_SECONDS)
+                await clock.pause(error.retry_after_seconds)
             else:
                 break
         self._uid = known["metadata"]["uid"]
@@ -223,11 +225,8 @@ class Node:
         api = self._context.api
         known = await api.named("nodes", None, facts.name)
         if known is None:
-            try:
+            with suppress(AlreadyExists):
                 return await api.create("api/v1/nodes", new_node(facts))
-            except ApiRefusal as refusal:
-                if refusal.code != CONFLICT:
-                    raise
         held = (known["metadata"].get("labels") if known else None) or {}
         first = {key: value for key, value in facts.first_labels.items() if key not in held}
         labels = {**first, **labels_of(facts)}

@@ -15,9 +15,9 @@ from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Namespace, Node, PersistentVolumeClaim, Pod
 
 from unbroken.kube.cache import Key, key_of
-from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.client import STRATEGIC, KubeClient, Object
 from unbroken.kube.clock import pause, rfc3339, wall
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
@@ -39,7 +39,6 @@ BREATH = 20
 """Decisions made in a row before others in the process have a turn."""
 
 GATED = ("SchedulingGated", "Scheduling is blocked due to non-empty scheduling gates")
-STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 
 
 async def run_scheduler(
@@ -341,10 +340,8 @@ class Scheduler:
         headers = STRATEGIC if method == "PATCH" else None
         try:
             await self._client.raw(method, path, body=body, headers=headers)
-        except ApiRefusal as error:
-            if error.code in (404, 409):
-                return False  # gone, or another pod under its name
-            raise
+        except (NotFound, Conflict):
+            return False  # The pod is gone, or another pod has its name.
         return True
 
 

@@ -7,8 +7,7 @@ import logging
 
 from unbroken.errors import PeerError, WorldError
 from unbroken.kube import clock
-from unbroken.kube.errors import ApiRefusal
-from unbroken.local.node.api import CONFLICT, NOT_FOUND
+from unbroken.kube.errors import Conflict, NotFound
 from unbroken.local.node.context import NodeContext
 
 from .container import Stage
@@ -96,13 +95,14 @@ class StatusWriter:
             await self._delete_finished()
         except PeerError as refusal:
             # Not found or another pod of this name: the watch will tell the worker.
-            is_expected = isinstance(refusal, ApiRefusal) and refusal.code in (NOT_FOUND, CONFLICT)
+            is_expected = isinstance(refusal, NotFound | Conflict)
             level = logging.DEBUG if is_expected else logging.WARNING
             log.log(level, "pod=%s status refused: %s", self._pod["metadata"]["name"], refusal)
         except WorldError as error:
             log.warning("pod=%s status not written: %s", self._pod["metadata"]["name"], error)
-            await clock.pause(error.retry_after_seconds or 1.0)
-            self._dirty.set()
+            if error.retry_after_seconds is not None:
+                await clock.pause(error.retry_after_seconds)
+                self._dirty.set()
 
     async def _write(self) -> None:
         if self._is_final:
