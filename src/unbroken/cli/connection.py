@@ -14,6 +14,7 @@ import msgspec
 
 from unbroken.cli.job.views import read_incidents
 from unbroken.errors import SpecError, WorldError
+from unbroken.kube.errors import NotFound
 from unbroken.kube.nesting import DEPTH_MAX, cut
 from unbroken.spec.job import incident as incident_spec
 from unbroken.spec.job import types as job_spec
@@ -32,7 +33,6 @@ PODS, NODES, SECRETS, EVENTS = (
     ("api/v1", plural) for plural in ("pods", "nodes", "secrets", "events")
 )
 Collection = tuple[str, str]
-MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 class Cluster:
@@ -51,7 +51,7 @@ class Cluster:
         return f"{prefix}/{scope}{plural}" + (f"/{name}" if name else "")
 
     async def get(self, collection: Collection, name: str, namespace: str | None = None) -> Object:
-        """One object; ApiRefusal 404 where it is not there."""
+        """Read one object; NotFound if it does not exist."""
         path = self.path(collection, name, namespace)
         return _decoded(await self.client.raw("GET", path))
 
@@ -66,13 +66,12 @@ class Cluster:
         return items
 
     async def create(self, collection: Collection, value: Object) -> Object:
-        """Create an object; ApiRefusal 409 where the name is taken."""
+        """Create an object; AlreadyExists if the name is taken."""
         return _decoded(await self.client.raw("POST", self.path(collection), body=value))
 
     async def patch(self, collection: Collection, name: str, value: Object) -> Object:
         """Merge into an object."""
-        path = self.path(collection, name)
-        return _decoded(await self.client.raw("PATCH", path, body=value, headers=MERGE))
+        return _decoded(await self.client.merge(self.path(collection, name), value))
 
     async def delete(self, collection: Collection, name: str, grace: int | None = None) -> None:
         """Ask for an object's deletion."""
@@ -81,26 +80,18 @@ class Cluster:
 
     async def job(self, name: str) -> Object:
         """A job; SpecError where there is none."""
-        from unbroken.kube.errors import ApiRefusal
-
         try:
             return await self.get(JOBS, name)
-        except ApiRefusal as refusal:
-            if refusal.code != 404:
-                raise
+        except NotFound as refusal:
             await self.jobs()
             text = f'no job "{name}" in namespace {self.namespace}; see: unbroken jobs -A'
             raise SpecError(text) from refusal
 
     async def jobs(self, namespace: str | None = None) -> list[Object]:
         """All jobs; SpecError where the cluster knows no such kind."""
-        from unbroken.kube.errors import ApiRefusal
-
         try:
             return await self.select(JOBS, namespace=namespace)
-        except ApiRefusal as refusal:
-            if refusal.code != 404:
-                raise
+        except NotFound as refusal:
             raise SpecError(
                 f"this cluster knows no {job_spec.KIND}: its operator is not installed"
             ) from refusal
@@ -117,13 +108,9 @@ class Cluster:
         self, jobs: Iterable[Object], namespace: str | None = None
     ) -> dict[str, list[incident_spec.Incident]]:
         """The incidents of each job, oldest first, by the job's uid."""
-        from unbroken.kube.errors import ApiRefusal
-
         try:
             objects = await self.select(INCIDENTS, namespace=namespace)
-        except ApiRefusal as refusal:
-            if refusal.code != 404:
-                raise
+        except NotFound:
             objects = []
         found: dict[str, list[Object]] = {job["metadata"]["uid"]: [] for job in jobs}
         for one in objects:

@@ -12,7 +12,7 @@ from typing import Any
 
 from unbroken.core.clusters.groups import is_continuous, retargeted
 from unbroken.core.clusters.state import ClusterPhase, ClusterState, SoftwareUpdate
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import AlreadyExists
 from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.keys import Recovery
 from unbroken.spec.nodes.kinds import CLUSTER
@@ -59,9 +59,7 @@ async def create_cluster(call: Call) -> Object:
     }
     try:
         await call.store.create(CLUSTER.new(name.lower(), spec, metadata))
-    except ApiRefusal as error:
-        if error.reason != "AlreadyExists":
-            raise
+    except AlreadyExists as error:
         raise in_use(f"A cluster with the name '{name}' exists already") from error
     return {"ClusterArn": arn}
 

@@ -17,7 +17,7 @@ import msgspec
 from unbroken.core.clusters.state import ClusterState, read_state, write_state
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import Conflict
 from unbroken.spec.nodes.cluster import ClusterSpec, ClusterStatus
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_RECORD
 from unbroken.spec.nodes.machine import MachineSpec, MachineStatus
@@ -34,8 +34,6 @@ ID_LABEL = "unbroken.dev/cluster-id"
 ARN_ANNOTATION = "unbroken.dev/cluster-arn"
 TOKENS_ANNOTATION = "unbroken.dev/client-tokens"
 ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]*):([0-9]{12}):cluster/([a-z0-9]{12})")
-MERGE = {"Content-Type": "application/merge-patch+json"}
-NOT_FOUND, CONFLICT = 404, 409
 TRIES = 10
 """Of a change that others come before."""
 ENDED = (RepairState.DONE, RepairState.FAILED)
@@ -111,7 +109,7 @@ class Store:
         self._client = client
 
     async def create(self, content: Object) -> None:
-        """Create a Cluster; ApiRefusal AlreadyExists where the name is taken."""
+        """Create a Cluster; AlreadyExists if the name is taken."""
         await self._client.raw("POST", CLUSTER.path, body=content)
 
     async def clusters(self, cluster_id: str = "") -> list[Stored]:
@@ -127,7 +125,9 @@ class Store:
                 if one.arn == name_or_arn:
                     return one
             raise not_found(f"Cluster with ARN {name_or_arn} not found")
-        content = await self._get(f"{CLUSTER.path}/{quote(name_or_arn.lower())}")
+        content = await self._client.get_or_none(
+            f"{CLUSTER.path}/{quote(name_or_arn.lower())}", Object
+        )
         stored = _stored(content) if content is not None else None
         if stored is None or stored.spec.name != name_or_arn:
             raise not_found(f"Cluster with name {name_or_arn} not found")
@@ -165,13 +165,8 @@ class Store:
 
     async def delete(self, stored: Stored) -> None:
         """Have this very cluster deleted, with its machines."""
-        body = {"preconditions": {"uid": stored.metadata["uid"]}}
         path = f"{CLUSTER.path}/{stored.object_name}"
-        try:
-            await self._client.raw("DELETE", path, body=body)
-        except ApiRefusal as error:
-            if error.code not in (NOT_FOUND, CONFLICT):
-                raise
+        await self._client.delete_if_present(path, stored.metadata["uid"])
 
     async def machines(self, stored: Stored) -> list[StoredMachine]:
         """The machines of a cluster."""
@@ -184,11 +179,11 @@ class Store:
 
     async def node(self, name: str) -> Object | None:
         """A Node."""
-        return await self._get(f"api/v1/nodes/{quote(name)}")
+        return await self._client.get_or_none(f"api/v1/nodes/{quote(name)}", Object)
 
     async def repair_of(self, node: str) -> RepairRecord | None:
         """The repair of a node that is under way."""
-        content = await self._get(f"{NODE_RECORD.path}/{quote(node)}")
+        content = await self._client.get_or_none(f"{NODE_RECORD.path}/{quote(node)}", Object)
         if content is None:
             return None
         repair = NODE_RECORD.spec_of(content)[0].repair
@@ -197,50 +192,27 @@ class Store:
     async def annotate(self, node: Object, annotations: Mapping[str, str]) -> bool:
         """Set annotations of a Node as it was read; False: it has changed since."""
         metadata = node["metadata"]
-        body = {
-            "metadata": {
-                "annotations": dict(annotations),
-                "resourceVersion": metadata["resourceVersion"],
-            }
-        }
-        path = f"api/v1/nodes/{quote(metadata['name'])}"
+        path, version = f"api/v1/nodes/{quote(metadata['name'])}", metadata["resourceVersion"]
+        body = {"metadata": {"annotations": dict(annotations)}}
         try:
-            await self._client.raw("PATCH", path, body=body, headers=MERGE)
-        except ApiRefusal as error:
-            if error.code not in (NOT_FOUND, CONFLICT):
-                raise
+            return await self._client.merge_if_present(path, body, version=version)
+        except Conflict:
             return False
-        return True
 
     async def delete_machine(self, machine: StoredMachine) -> None:
         """Have a machine deleted; another takes its place."""
-        try:
-            await self._client.raw("DELETE", f"{MACHINE.path}/{quote(machine.name)}")
-        except ApiRefusal as error:
-            if error.code != NOT_FOUND:
-                raise
+        await self._client.delete_if_present(f"{MACHINE.path}/{quote(machine.name)}")
 
     async def _list(self, path: str, query: Mapping[str, str]) -> list[Object]:
         found: Object = msgspec.json.decode(await self._client.raw("GET", path, parameters=query))
         items: list[Object] = found.get("items") or []
         return items
 
-    async def _get(self, path: str) -> Object | None:
-        try:
-            found: Object = msgspec.json.decode(await self._client.raw("GET", path))
-        except ApiRefusal as error:
-            if error.code != NOT_FOUND:
-                raise
-            return None
-        return found
-
     async def _put(self, path: str, body: Object) -> bool:
         """Whether it was written; False: somebody was faster."""
         try:
             await self._client.raw("PUT", path, body=body)
-        except ApiRefusal as error:
-            if error.code != CONFLICT:
-                raise
+        except Conflict:
             return False
         return True
 

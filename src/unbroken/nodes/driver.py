@@ -41,9 +41,9 @@ from unbroken.core.nodes.signals_table import SignTable
 from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.backoff import Backoff
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import MERGE, STRATEGIC, KubeClient
 from unbroken.kube.clock import entropy, monotonic, pause, wall
-from unbroken.kube.errors import ApiRefusal
+from unbroken.kube.errors import Conflict, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.spec.nodes.keys import INSTANCE_GROUP
@@ -63,9 +63,6 @@ SAMPLE_SECONDS = 30.0
 QUEUED = 1000
 """Lines and samples that wait; the kernel keeps the rest."""
 RETRY = Backoff(first=0.2, limit=30.0)
-NOT_FOUND, CONFLICT = 404, 409
-MERGE = {"Content-Type": "application/merge-patch+json"}
-STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,16 +268,14 @@ class NodeDaemon:
         try:
             answer = await self._client.raw("GET", self._path)
             return OwnNodeSeen(node_state(msgspec.json.decode(answer)))
-        except ApiRefusal as error:
-            if error.code == NOT_FOUND:
-                return OwnNodeGone()
-            self._failed(error)
+        except NotFound:
+            return OwnNodeGone()
         except (UnbrokenError, msgspec.DecodeError) as error:
             self._failed(error)
         return None
 
     def _failed(self, error: Exception) -> None:
-        is_conflict = isinstance(error, ApiRefusal) and error.code == CONFLICT
+        is_conflict = isinstance(error, Conflict)
         self._failures += 1
         delay = (
             0.0

@@ -26,6 +26,7 @@ from unbroken.cli.place import (
 )
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
+from unbroken.kube.errors import AlreadyExists, NotFound
 from unbroken.spec.kubeflow.pytorchjob import CONTAINER, JOB_LABEL, KIND, PATH, PLURAL
 
 from .jobs import Options, manifest
@@ -177,17 +178,14 @@ def _start(job: Object, place: Place, output: Output) -> None:
 
 
 async def _create(cluster: Cluster, job: Object) -> Object:
-    from unbroken.kube.errors import ApiRefusal
-
     try:
         return await cluster.create(JOBS, job)
-    except ApiRefusal as refusal:
+    except AlreadyExists as refusal:
         name = job["metadata"]["name"]
-        if refusal.code == 409:
-            text = f'there is a PyTorchJob "{name}" in namespace {cluster.namespace} already'
-            raise SpecError(text) from refusal
-        if refusal.code == 404:
-            await _jobs(cluster)
+        text = f'there is a PyTorchJob "{name}" in namespace {cluster.namespace} already'
+        raise SpecError(text) from refusal
+    except NotFound:
+        await _jobs(cluster)
         raise
 
 
@@ -351,13 +349,9 @@ def get_log(
 
 async def _job(cluster: Cluster, name: str) -> Object:
     """A job; SpecError where there is none."""
-    from unbroken.kube.errors import ApiRefusal
-
     try:
         return await cluster.get(JOBS, name)
-    except ApiRefusal as refusal:
-        if refusal.code != 404:
-            raise
+    except NotFound as refusal:
         await _jobs(cluster)
         where = f"in namespace {cluster.namespace}; see: unbroken hyperpod list-jobs -A"
         raise SpecError(f'no {KIND} "{name}" {where}') from refusal
@@ -365,13 +359,9 @@ async def _job(cluster: Cluster, name: str) -> Object:
 
 async def _jobs(cluster: Cluster, labels: str = "", namespace: str | None = None) -> list[Object]:
     """All jobs; SpecError where the cluster knows no such kind."""
-    from unbroken.kube.errors import ApiRefusal
-
     try:
         return await cluster.select(JOBS, labels, namespace)
-    except ApiRefusal as refusal:
-        if refusal.code != 404:
-            raise
+    except NotFound as refusal:
         raise SpecError(
             f"this cluster knows no {KIND}: Kubeflow's training operator is not installed "
             "(an embedded cluster has one unless started with --no-pytorchjobs)"

@@ -13,6 +13,7 @@ from unbroken.cli.connection import NODES, Cluster, Object, on_cluster
 from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Output, Place, Use, find
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
+from unbroken.kube.errors import NotFound
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
 from unbroken.spec.nodes.kinds import NODE_CHECK
 
@@ -110,15 +111,11 @@ async def _names(cluster: Cluster, given: Sequence[str]) -> tuple[str, ...]:
 
 
 async def _create(cluster: Cluster, body: Object) -> Object:
-    from unbroken.kube.errors import ApiRefusal
-
     try:
         found: Object = msgspec.json.decode(
             await cluster.client.raw("POST", NODE_CHECK.path, body=body)
         )
-    except ApiRefusal as refusal:
-        if refusal.code != 404:
-            raise
+    except NotFound as refusal:
         text = "this cluster knows no NodeCheck: its operator is not installed"
         raise SpecError(text) from refusal
     return found

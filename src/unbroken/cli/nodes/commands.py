@@ -12,11 +12,12 @@ from urllib.parse import quote
 
 import typer
 
-from unbroken.cli.connection import MERGE, NODES, PODS, Cluster, Object, on_cluster
+from unbroken.cli.connection import NODES, PODS, Cluster, Object, on_cluster
 from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Output, Place, Use, choose, find
 from unbroken.cli.show import note, paper, print_json, print_table
 from unbroken.errors import SpecError, UnbrokenError
 from unbroken.kube.clock import wall
+from unbroken.kube.errors import NotFound
 from unbroken.spec.nodes.keys import REPAIR
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
@@ -25,7 +26,6 @@ from unbroken.spec.times import time_text
 from . import views
 
 RECORDS = (NODE_RECORD.path.rpartition("/")[0], NODE_RECORD.plural)
-NOT_FOUND = 404
 
 app = typer.Typer(
     add_completion=False,
@@ -302,7 +302,7 @@ def clear(
         held = views.record_of(record)
         spec = {"clearedAt": time_text(at, has_microseconds=True), "clearedBy": who}
         path = f"{NODE_RECORD.path}/{quote(name)}"
-        await cluster.client.raw("PATCH", path, body={"spec": spec}, headers=MERGE)
+        await cluster.client.merge(path, {"spec": spec})
         is_out = held.quarantined_at is not None
         return held, await _burnt_in(cluster, name, at) if wait and is_out else None
 
@@ -332,13 +332,9 @@ async def _burnt_in(cluster: Cluster, name: str, since: float) -> RepairRecord:
 
 
 async def _node(cluster: Cluster, name: str) -> Object:
-    from unbroken.kube.errors import ApiRefusal
-
     try:
         return await cluster.get(NODES, name)
-    except ApiRefusal as error:
-        if error.code != NOT_FOUND:
-            raise
+    except NotFound as error:
         history = NODE_RECORD.spec_of(await _record(cluster, name))[0].history
         by = next((one.replacement for one in reversed(history) if one.replacement), "")
         if by:
@@ -349,26 +345,18 @@ async def _node(cluster: Cluster, name: str) -> Object:
 
 async def _records(cluster: Cluster) -> list[Object]:
     """All records; SpecError where the cluster knows no such kind."""
-    from unbroken.kube.errors import ApiRefusal
-
     try:
         return await cluster.select(RECORDS, namespace="")
-    except ApiRefusal as error:
-        if error.code != NOT_FOUND:
-            raise
+    except NotFound as error:
         text = f"this cluster knows no {NODE_RECORD.kind}: the operator is not installed there"
         raise SpecError(f"{text}; see: unbroken operator --help") from error
 
 
 async def _record(cluster: Cluster, name: str) -> Object | None:
     """The record of a node; None: there is none."""
-    from unbroken.kube.errors import ApiRefusal
-
     try:
         return await cluster.get(RECORDS, quote(name), namespace="")
-    except ApiRefusal as error:
-        if error.code != NOT_FOUND:
-            raise
-        # Of no record, and of a cluster that has no such kind, the API says the same.
+    except NotFound:
+        # The API answers the same if it has no such record and if it has no such kind.
         await _records(cluster)
         return None

@@ -114,13 +114,7 @@ async def _create_with_environment(cluster: Cluster, job: Object) -> Object:
 
 async def _replace(cluster: Cluster, secret: Object) -> None:
     """Create a Secret in the place of one that an earlier job has left."""
-    from unbroken.kube.errors import ApiRefusal
-
-    try:
-        await cluster.delete(SECRETS, secret["metadata"]["name"])
-    except ApiRefusal as refusal:
-        if refusal.code != 404:
-            raise
+    await cluster.client.delete_if_present(cluster.path(SECRETS, secret["metadata"]["name"]))
     await cluster.create(SECRETS, secret)
 
 
