@@ -28,10 +28,6 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-GLANCE_SECONDS = 0.1
-"""For what was said to who comes so late, and which waits to be read."""
-
-
 def steady_clock() -> Callable[[], float]:
     """Seconds since the epoch that go on evenly, whatever is done to the system's clock."""
     offset = time.time() - time.monotonic()
@@ -46,15 +42,6 @@ def entropy() -> random.Random:
 async def pause(seconds: float) -> None:
     """Let `seconds` pass, for a back-off or a heartbeat; at least once round the loop."""
     await asyncio.sleep(max(0.0, seconds))
-
-
-async def catch_up(due: float, clock: Callable[[], float]) -> None:
-    """To be awaited before what was due is done, by whom something may have been told meanwhile.
-
-    Who was stopped, or starved, sees the time pass before it sees what was said.
-    """
-    if clock() > due + GLANCE_SECONDS:
-        await pause(GLANCE_SECONDS)
 
 
 def rfc3339(seconds: float) -> str:

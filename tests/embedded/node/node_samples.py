@@ -58,7 +58,7 @@ class Script:
 
     def prepare(self) -> list[Effect]:
         """Bring the pod to where its first container is made."""
-        from unbroken.local.node.pods.events import Tick
+        from unbroken.core.tick import Tick
 
         assert self.step(Tick()) == [Prepare()]
         return self.step(Prepared())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from node_samples import START, Script, container, created, pod
 
+from unbroken.core.tick import Tick
 from unbroken.local.node.pods.events import (
     Create,
     Deleted,
@@ -28,7 +29,6 @@ from unbroken.local.node.pods.events import (
     Rejected,
     Started,
     Terminate,
-    Tick,
 )
 from unbroken.local.node.pods.status import pod_phase
 

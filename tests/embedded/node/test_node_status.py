@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from node_samples import START, Script, container, exit_of, pod
 
-from unbroken.local.node.pods.events import Deleted, Ended, Refused, Rejected, Started, Tick
+from unbroken.core.tick import Tick
+from unbroken.local.node.pods.events import Deleted, Ended, Refused, Rejected, Started
 from unbroken.local.node.pods.status import Addresses, pod_status, timestamp
 from unbroken.local.node.pods.status_writer import changes
 

@@ -58,12 +58,13 @@ from unbroken.core.keys import job_key, job_secret_name
 from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError
 from unbroken.kube.client import KubeClient
-from unbroken.kube.clock import catch_up, pause
+from unbroken.kube.clock import pause
 from unbroken.kube.errors import ApiRefusal, Conflict
 from unbroken.kube.events import EventRecorder
 from unbroken.observe.job_records import JobName
 from unbroken.observe.program_metrics import JobHealth
 from unbroken.operator.kueue.objects import place_pod
+from unbroken.runtime.drive import Inbox
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.types import Condition, JobSpec, JobStatus
 
@@ -139,7 +140,7 @@ class JobRunner:
         self._machine = machine
         self._requests = JobRequests(around.client, job)
         self._writer = JobWriter(self._requests, around.recorder, job)
-        self._inbox: asyncio.Queue[JobEvent] = asyncio.Queue()
+        self._inbox: Inbox[JobEvent] = Inbox(machine.deadline, around.clock)
         self._told = self._taken = 0
         """Events so far, and those of them that the machine knows."""
         self._tasks = asyncio.TaskGroup()
@@ -236,8 +237,8 @@ class JobRunner:
             )
             links = AgentLinks(self._key, self.tell, self._tasks, self._memory, shared)
             self._links = links
-            while True:
-                events = self._with_others(await self._next())
+            async for event in self._inbox:
+                events = self._with_others(event)
                 if not permit.is_given():
                     await permit.given()
                     if isinstance(events[0], Tick):
@@ -297,21 +298,6 @@ class JobRunner:
         self._mounting.pop(uid, None)
         if not self._mounting:
             self._is_mounting.clear()
-
-    async def _next(self) -> JobEvent:
-        if not self._inbox.empty():
-            return self._inbox.get_nowait()
-        deadline, now = self._machine.deadline(), self._around.clock()
-        if deadline is None:
-            return await self._inbox.get()
-        due = max(now, deadline)
-        try:
-            async with asyncio.timeout(due - now):
-                return await self._inbox.get()
-        except TimeoutError:
-            pass
-        await catch_up(due, self._around.clock)
-        return Tick() if self._inbox.empty() else self._inbox.get_nowait()
 
     def _with_others(self, first: JobEvent) -> list[JobEvent]:
         """With what came behind it: reports, and what follows these."""

@@ -46,13 +46,14 @@ from unbroken.core.tick import Tick
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient
-from unbroken.kube.clock import catch_up, pause, steady_clock
+from unbroken.kube.clock import steady_clock
 from unbroken.kube.errors import NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.kinds import ClusterObject, NodeCheckObject, NodeRecordObject
+from unbroken.runtime.drive import Alarm
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, NodeProvider, Recovery
 from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
@@ -124,7 +125,7 @@ class NodeRepair:
         self._effects: dict[str, deque[RepairEffect]] = defaultdict(deque)
         self._orders: dict[str, tuple[RepairOrder, bool]] = {}
         """By node: what the provider is to be asked, and whether for the first time."""
-        self._wake = asyncio.Event()
+        self._alarm = Alarm(self._clock, self._tick)
         self._is_over = False
         self._writes: WorkQueue[str] = WorkQueue("node-repair", self._carry_out, workers=WORKERS)
         self._asks: WorkQueue[str] = WorkQueue("node-provider", self._ask, workers=CALLS_MAX)
@@ -144,29 +145,17 @@ class NodeRepair:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._writes.run())
                 tasks.create_task(self._asks.run())
-                tasks.create_task(self._keep_time())
         finally:
             self._is_over = True  # informers that are shared live on
+            self._alarm.set(None)
 
-    async def _keep_time(self) -> None:
-        while True:
-            self._wake.clear()
-            deadline, now = self._repairer.deadline(), self._clock()
-            if deadline is None:
-                await self._wake.wait()
-                continue
-            due = max(now, deadline)
-            try:
-                async with asyncio.timeout(due - now):
-                    await self._wake.wait()
-            except TimeoutError:
-                await catch_up(due, self._clock)
-                try:
-                    self._take(Tick())
-                except Exception:
-                    # This task is the program's own: it must not end with what one node says.
-                    log.exception("node_repair=tick")
-                    await pause(TICK_RETRY_SECONDS)
+    def _tick(self) -> None:
+        try:
+            self._take(Tick())
+        except Exception:
+            # What one node says must not end the repair of others.
+            log.exception("node_repair=tick")
+            self._alarm.set(self._clock() + TICK_RETRY_SECONDS)
 
     # What the API says.
 
@@ -177,7 +166,7 @@ class NodeRepair:
             name = _node_of(effect)
             self._effects[name].append(effect)
             self._writes.add(name)
-        self._wake.set()
+        self._alarm.set(self._repairer.deadline())
 
     def _on_node(self, old: Node | None, new: Node | None) -> None:
         if new is None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from unbroken.core.tick import Tick
+
 Object = dict[str, Any]
 """One Kubernetes object, or a part of one, as decoded JSON."""
 
@@ -38,11 +40,6 @@ class Exit:
 
 
 # --- what happens
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A deadline has passed, or the machine has just been made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
+from unbroken.core.tick import Tick
+
 from .container import RETRY_SECONDS, Container, Role, Stage
 from .events import (
     Deleted,
@@ -31,7 +33,6 @@ from .events import (
     Refused,
     Rejected,
     Started,
-    Tick,
 )
 
 DEFAULT_GRACE_SECONDS = 30.0

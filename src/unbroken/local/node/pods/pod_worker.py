@@ -11,11 +11,13 @@ import logging
 from collections.abc import Coroutine
 from pathlib import Path
 
+from unbroken.core.tick import Tick
 from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube import clock
 from unbroken.local.node.context import NodeContext
 from unbroken.local.node.processes.process import Run
 from unbroken.local.node.processes.supervisor import SIGKILL_ALL, SIGTERM
+from unbroken.runtime.drive import Inbox
 
 from .commands import HOOK_SECONDS, Target, perform
 from .container_start import ContainerStart
@@ -43,7 +45,6 @@ from .events import (
     Rejected,
     Started,
     Terminate,
-    Tick,
 )
 from .lifecycle import PodLifecycle
 from .pod_files import PodFiles, container_id, ended_before, termination_message
@@ -67,7 +68,7 @@ class PodWorker:
             self.machine.restore_end()
         self.address = ""
         self.volumes: dict[str, Path] = {}
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: Inbox[Event] = Inbox(self.machine.deadline, node.clock)
         self._runs: dict[str, Run] = {}
         self._cgroups: dict[str, list[str]] = {}
         self._is_gone = False
@@ -144,22 +145,13 @@ class PodWorker:
 
     async def _live(self) -> None:
         self._events.put_nowait(Tick())
-        while not (self._is_gone and self.machine.is_finished):
-            event = await self._next_event()
+        async for event in self._events:
             for effect in self.machine.step(event, self.node.clock()):
                 self._carry_out(effect)
             if self._events.empty():
                 self._status.dirty(Addresses(self.node.address, self.address))
-
-    async def _next_event(self) -> Event:
-        deadline = self.machine.deadline()
-        try:
-            async with asyncio.timeout(
-                None if deadline is None else max(0.0, deadline - self.node.clock())
-            ):
-                return await self._events.get()
-        except TimeoutError:
-            return Tick()
+            if self._is_gone and self.machine.is_finished:
+                return
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

@@ -1,0 +1,1 @@
+"""Runs machines: what the loops of all programs have in common."""
