@@ -7,12 +7,21 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from controller.conftest import Place
-from controller.pytorchjobs import DEFINITIONS, add_node, add_pod, install, pytorchjob, say_ready
+from controller.pytorchjobs import (
+    BOTH,
+    DEFINITIONS,
+    add_node,
+    add_pod,
+    install,
+    pytorchjob,
+    say_ready,
+)
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.operator.resume.controller import run_auto_resume
 from unbroken.operator.resume.views import COUNT, EXHAUSTED, FAULT, PODS
 from unbroken.spec.auto_resume import AUTO_RESUME
+from unbroken.spec.job_kinds import PYTORCHJOB, JobKind
 from watching import running
 
 Object = dict[str, Any]
@@ -25,12 +34,31 @@ UNHEALTHY = {
     }
 }
 
+FIT_JOB = JobKind("fit.example", "v1", "FitJob", "fitjobs", "fit.example/job")
+"""A kind of which nobody knows more than the registry would say."""
+FIT_SCHEMA = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+FIT_VERSION = {
+    **{"name": "v1", "served": True, "storage": True},
+    "schema": {"openAPIV3Schema": FIT_SCHEMA},
+}
+FIT_DEFINITION = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": FIT_JOB.resource},
+    "spec": {
+        "group": FIT_JOB.group,
+        "names": {"kind": FIT_JOB.name, "plural": FIT_JOB.plural, "singular": "fitjob"},
+        "scope": "Namespaced",
+        "versions": [FIT_VERSION],
+    },
+}
+
 
 @asynccontextmanager
-async def resumer(place: Place) -> AsyncIterator[None]:
-    """The program, for this namespace's jobs."""
+async def resumer(place: Place, kind: JobKind = PYTORCHJOB) -> AsyncIterator[None]:
+    """The program, for this namespace's jobs of a kind."""
     recorder = EventRecorder(place.client, "test")
-    work = run_auto_resume(place.client, None, recorder, place.namespace)
+    work = run_auto_resume(place.client, None, recorder, kind, place.namespace)
     async with running(recorder.run(), work):
         yield
 
@@ -162,8 +190,38 @@ async def test_a_kind_that_is_installed_later_is_noticed(place: Open) -> None:
         await here.absent("pytorchjobs")
         informers = Informers(here.client)
         recorder = EventRecorder(here.client, "test")
-        work = run_auto_resume(here.client, informers, recorder)
+        work = run_auto_resume(here.client, informers, recorder, PYTORCHJOB)
         async with running(informers.run(), recorder.run(), work):
             await job_of_two(here)
             await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
             await here.until("pytorchjobs/lm", lambda one: COUNT in annotations(one))
+
+
+async def test_a_kind_is_resumed_by_what_the_registry_says_of_it(place: Open) -> None:
+    async def job(here: Place, name: str, **spec: Any) -> None:
+        """A job with a pod on the first node."""
+        about = {"apiVersion": f"{FIT_JOB.group}/{FIT_JOB.version}", "kind": FIT_JOB.name}
+        metadata = {"name": name, "annotations": BOTH}
+        made = await here.post("fitjobs", {**about, "metadata": metadata, "spec": spec})
+        owner = {**about, "name": name, "uid": made["metadata"]["uid"]}
+        metadata = {"name": name, "labels": {FIT_JOB.pod_label: name}, "ownerReferences": [owner]}
+        containers = [{"name": "fit", "image": "any"}]
+        spec = {"nodeName": node(here, 0), "containers": containers}
+        await here.post("pods", {"metadata": metadata, "spec": spec})
+
+    async with place() as here:
+        await here.client.raw("POST", DEFINITIONS, body=FIT_DEFINITION)
+        await here.until("fitjobs", lambda _: True)
+        await add_node(here, node(here, 0))
+        await job(here, "held", suspend=True)
+        await job(here, "lm")
+        async with resumer(here, FIT_JOB):
+            await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
+            said = await event(here, "FitJobRestarting")
+            assert said["message"].startswith("FitJob lm is restarting")
+            await here.until("pods/lm", is_leaving)
+        for name, count in (("lm", "1"), ("held", None)):
+            found = await here.get(f"fitjobs/{name}")
+            assert found is not None
+            assert annotations(found).get(COUNT) == count
+        await here.client.raw("DELETE", f"{DEFINITIONS}/{FIT_JOB.resource}")

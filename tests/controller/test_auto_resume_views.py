@@ -19,6 +19,7 @@ from unbroken.operator.resume.views import (
     read_record,
     write_record,
 )
+from unbroken.spec.job_kinds import PYTORCHJOB
 
 
 def node(**parts: object) -> PodNode:
@@ -69,7 +70,8 @@ def test_a_pod_is_what_its_status_says() -> None:
     ],
 )
 def test_a_job_that_is_over_is_left_alone(job: dict[str, object], is_over: bool) -> None:
-    assert picture({"metadata": {"name": "lm"}, **job}, (), {}).is_over is is_over
+    found = picture(PYTORCHJOB, {"metadata": {"name": "lm"}, **job}, (), {})
+    assert found.is_over is is_over
 
 
 UIDS = st.frozensets(st.text("abcdef0123456789-", min_size=1), max_size=4)

@@ -34,7 +34,7 @@ PODS = (
     PodState("lm-worker-1", "u1", "n1", "Running"),
 )
 NODES = {"n0": PodNode("n0"), "n1": PodNode("n1")}
-WELL = Picture("lm", "7", Resume(True, 2), pods=PODS, nodes=NODES)
+WELL = Picture("PyTorchJob", "lm", "7", Resume(True, 2), pods=PODS, nodes=NODES)
 
 
 def with_node(name: str, **changes: object) -> Picture:
@@ -81,7 +81,7 @@ def test_whatever_is_lost_restarts_all_pods_together(seen: Picture, cause: str) 
     assert (write.version, write.record.count) == ("7", 1)
     assert write.record.pods == {"u0", "u1"}
     assert write.record.fault.startswith(cause)
-    assert say.reason == RESTARTING
+    assert say.reason == "PyTorchJob" + RESTARTING
     assert f"because {cause}" in say.message
     assert "restart 1 of at most 2" in say.message
 

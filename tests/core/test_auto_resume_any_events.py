@@ -131,7 +131,7 @@ class World:
         """The program looks and acts; it may die between any two acts."""
         nodes = {**{n: self.nodes[n] for n in self.nodes}, **self.told_nodes}
         seen = Picture(
-            *("lm", str(self.told_job[0]), Resume(True, self.most), self.told_job[1]),
+            *("PyTorchJob", "lm", str(self.told_job[0]), Resume(True, self.most), self.told_job[1]),
             pods=tuple(self.told_pods.values()),
             nodes=nodes,
         )

@@ -1,7 +1,7 @@
-"""Restarts a PyTorchJob whose node or pod is lost: when, how often, and which pods go.  Pure.
+"""Restarts a job whose node or pod is lost: when, how often, and which pods are deleted.  Pure.
 
-It deletes pods and nothing else: whoever runs the job (Kubeflow's operator, or the embedded
-cluster's) makes them anew, so that both can work side by side.
+It deletes pods and nothing else: the program that runs the job (Kubeflow's operator, or that of
+the local cluster) makes them anew, so that both can work side by side.
 
 - Before anything is deleted, the uids of all pods of the job are written into its annotations with
   the raised count: that write, made only if the job is unchanged, is the decision.  Only those pods
@@ -36,8 +36,8 @@ RESEND_SECONDS = 5.0
 """An order whose effect cannot be seen is given again."""
 FAULT_LENGTH = 300
 
-RESTARTING = "PyTorchJobRestarting"
-"""Reason of the event, as the training operator's."""
+RESTARTING = "Restarting"
+"""Reason of the event after the name of the kind, as the training operator's."""
 EXHAUSTED = "AutoResumeExhausted"
 AGAIN = "AutoResumeWaiting"
 INVALID = "AutoResumeInvalid"
@@ -105,6 +105,7 @@ class Record:
 class Picture:
     """All that is known of a job."""
 
+    kind: str
     name: str
     version: str
     """A record is written only to this version of the job."""
@@ -116,6 +117,11 @@ class Picture:
     pods: tuple[PodState, ...] = ()
     nodes: Mapping[str, PodNode] | None = None
     """A node that is named by a pod and not here is gone for certain."""
+
+    @property
+    def title(self) -> str:
+        """The job with its kind, as messages name it."""
+        return f"{self.kind} {self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +246,7 @@ class AutoResume:
         done = f"deletes {all_of(len(pods), 'pod')} (restart {number} of at most {most})"
         return [
             WriteResumeRecord(Record(number, fault, now, pods, unhealthy), seen.version),
-            Say(RESTARTING, f"PyTorchJob {seen.name} is restarting because {fault}: {done}"),
+            Say(seen.kind + RESTARTING, f"{seen.title} is restarting because {fault}: {done}"),
         ]
 
     def _give_up(self, seen: Picture, fault: str, now: float) -> list[ResumeEffect]:
@@ -251,7 +257,7 @@ class AutoResume:
         text = f"{fault}; nothing is done about it: {done} of at most {seen.resume.retries_max}"
         return [
             WriteResumeRecord(replace(seen.record, exhausted=fault), seen.version),
-            Say(EXHAUSTED, f"PyTorchJob {seen.name} is not restarted: {text}"),
+            Say(EXHAUSTED, f"{seen.title} is not restarted: {text}"),
         ]
 
     def _signs(self, seen: Picture, pod: PodState, now: float) -> Iterator[_Sign]:
@@ -315,7 +321,7 @@ class AutoResume:
                 continue
             if node.name not in asked:
                 asked.add(node.name)
-                effects.append(AskForFence(node.name, f"pod {pod.name} of PyTorchJob {seen.name}"))
+                effects.append(AskForFence(node.name, f"pod {pod.name} of {seen.title}"))
         return effects
 
     def _look_at(self, time: float) -> None:
@@ -325,7 +331,7 @@ class AutoResume:
 def _again_words(seen: Picture, pods: list[PodState]) -> str:
     names = ", ".join(sorted(f"{pod.name} on {pod.node}" for pod in pods)[:3])
     return (
-        f"PyTorchJob {seen.name} is again on a node that it was restarted to get away from "
+        f"{seen.title} is again on a node that it was restarted to get away from "
         f"({names}), and is not moved again: have the node tainted, or select nodes by "
         "sagemaker.amazonaws.com/node-health-status: Schedulable"
     )

@@ -120,8 +120,10 @@ async def _lead(
             tasks.create_task(IncidentTraces(watches.incidents, told.send).run())
         recorder = EventRecorder(client, COMPONENT)
         tasks.create_task(recorder.run())
-        if options.has(PartName.PYTORCHJOBS):
-            tasks.create_task(run_auto_resume(client, informers, recorder, namespace))
+        for name, part in PARTS.items():
+            if part.resumes is not None and options.has(name):
+                resume = run_auto_resume(client, informers, recorder, part.resumes, namespace)
+                tasks.create_task(resume)
         if options.has(PartName.NODES):
             if informers is None:
                 informers = Informers(client)

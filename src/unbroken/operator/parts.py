@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
+from unbroken.spec.job_kinds import PYTORCHJOB, JobKind
 from unbroken.spec.nodes.keys import NodeProvider
 
 WITHOUT = "--without"
 JOBS, OURS = "sagemaker.amazonaws.com", "unbroken.dev"
 LEASES, ADMISSION = "coordination.k8s.io", "admissionregistration.k8s.io"
-EXTENSIONS, KUBEFLOW, KUEUE = "apiextensions.k8s.io", "kubeflow.org", "kueue.x-k8s.io"
+EXTENSIONS, KUEUE = "apiextensions.k8s.io", "kueue.x-k8s.io"
 CLUSTER_API, KARPENTER = "cluster.x-k8s.io", "karpenter.sh"
 DEFINITIONS, REGISTRATIONS = "customresourcedefinitions", "validatingwebhookconfigurations"
 PROVIDED = "list patch delete"
@@ -83,6 +84,22 @@ class Part:
     chart: str | None = ""
     """The chart's value that turns the part on; empty: always on, None: never."""
     rights: tuple[Right, ...] = ()
+    resumes: JobKind | None = None
+    """The kind of jobs that auto-resume restarts; None: the part is not auto-resume."""
+
+
+def _resuming(kind: JobKind) -> Part:
+    """Return the part that resumes jobs of a kind after the loss of a node or a pod."""
+    return Part(
+        help=f"Resumes {kind.name}s (auto-resume).",
+        needs=f"the definition of {kind.name}s",
+        chart=f"{kind.plural}.enabled",
+        rights=(
+            Right(Role.NAMESPACED, kind.group, kind.plural, "list watch patch"),
+            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", kind.resource),
+        ),
+        resumes=kind,
+    )
 
 
 PARTS: Mapping[PartName, Part] = {
@@ -133,15 +150,7 @@ PARTS: Mapping[PartName, Part] = {
             Right(Role.CLUSTER, KARPENTER, "nodeclaims", PROVIDED, provider=NodeProvider.KARPENTER),
         ),
     ),
-    PartName.PYTORCHJOBS: Part(
-        help="Resumes Kubeflow's PyTorchJobs (auto-resume).",
-        needs="the definition of PyTorchJobs",
-        chart="pytorchjobs.enabled",
-        rights=(
-            Right(Role.NAMESPACED, KUBEFLOW, "pytorchjobs", "list watch patch"),
-            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", "pytorchjobs.kubeflow.org"),
-        ),
-    ),
+    PartName.PYTORCHJOBS: _resuming(PYTORCHJOB),
     PartName.QUEUES: Part(
         help="Lets jobs wait in Kueue's queues.",
         needs="Kueue",

@@ -1,12 +1,15 @@
 """The registry of job kinds: which objects of a cluster are jobs, and which pods are theirs.
 
 Node checks, node repairs and `unbroken nodes` ask here whether a pod belongs to a job.
+`operator/parts` lists the kinds that auto-resume restarts after the loss of a node, and
+`local/job_programs` the programs that run jobs on the local cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from unbroken.spec.job import types as hyperpod
 from unbroken.spec.kubeflow import pytorchjob
@@ -21,23 +24,60 @@ class JobKind:
 
     group: str
     version: str
-    kind: str
+    name: str
+    """The kind, as objects spell it."""
     plural: str
     pod_label: str
     """Label of the job's pods; its value is the name of the job."""
+    suspend_field: str = "spec.suspend"
+    """Path of the boolean that suspends a job."""
+    end_conditions: tuple[str, ...] = ()
+    """Types of conditions: one that is True says that the job has ended."""
+
+    @property
+    def path(self) -> str:
+        """The path of the group and version at the API server."""
+        return f"apis/{self.group}/{self.version}"
 
     @property
     def resource(self) -> str:
         """The plural with its group, which is also the name of the kind's definition."""
         return f"{self.plural}.{self.group}"
 
+    def is_suspended(self, job: Mapping[str, Any]) -> bool:
+        """Whether the job object asks to be suspended."""
+        found: Any = job
+        for key in self.suspend_field.split("."):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return bool(found)
+
+    def suspension(self, is_suspended: bool) -> dict[str, Any]:
+        """Return the merge patch that suspends a job or lets it run again."""
+        *outer, last = self.suspend_field.split(".")
+        patch: dict[str, Any] = {last: is_suspended}
+        for key in reversed(outer):
+            patch = {key: patch}
+        return patch
+
+    def has_ended(self, job: Mapping[str, Any]) -> bool:
+        """Whether a condition of the job object says that the job has ended."""
+        conditions = (job.get("status") or {}).get("conditions") or ()
+        return any(
+            one.get("type") in self.end_conditions and one.get("status") == "True"
+            for one in conditions
+        )
+
 
 HYPERPOD_JOB = JobKind(
-    hyperpod.GROUP, hyperpod.VERSION, hyperpod.KIND, hyperpod.PLURAL, hyperpod.JOB_LABEL
+    *(hyperpod.GROUP, hyperpod.VERSION, hyperpod.KIND, hyperpod.PLURAL),
+    pod_label=hyperpod.JOB_LABEL,
+    suspend_field="spec.runPolicy.suspend",
 )
 PYTORCHJOB = JobKind(
     *(pytorchjob.GROUP, pytorchjob.VERSION, pytorchjob.KIND, pytorchjob.PLURAL),
     pod_label=pytorchjob.JOB_LABEL,
+    suspend_field="spec.runPolicy.suspend",
+    end_conditions=("Succeeded", "Failed"),
 )
 BATCH_JOB = JobKind("batch", "v1", "Job", "jobs", "batch.kubernetes.io/job-name")
 JOB_SET = JobKind(

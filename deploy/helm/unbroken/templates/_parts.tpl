@@ -5,7 +5,7 @@
 {{- if and .Values.nodes.enabled (not .Values.operator.namespace) }}true{{ end }}
 {{- end }}
 
-{{/* Resumes Kubeflow's PyTorchJobs (auto-resume). `true` or empty. */}}
+{{/* Resumes PyTorchJobs (auto-resume). `true` or empty. */}}
 {{- define "unbroken.pytorchjobs" -}}
 {{- if .Values.pytorchjobs.enabled }}true{{ end }}
 {{- end }}
@@ -62,7 +62,7 @@
   resources: [events]
   verbs: [list, create, patch]
 {{- if include "unbroken.pytorchjobs" . }}
-# Resumes Kubeflow's PyTorchJobs (auto-resume).
+# Resumes PyTorchJobs (auto-resume).
 - apiGroups: [kubeflow.org]
   resources: [pytorchjobs]
   verbs: [list, watch, patch]
@@ -120,7 +120,7 @@
 {{- end }}
 {{- end }}
 {{- if include "unbroken.pytorchjobs" . }}
-# Resumes Kubeflow's PyTorchJobs (auto-resume).
+# Resumes PyTorchJobs (auto-resume).
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   resourceNames: [pytorchjobs.kubeflow.org]

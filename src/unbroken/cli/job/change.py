@@ -20,6 +20,7 @@ from unbroken.cli.place import (
 )
 from unbroken.cli.show import print_json
 from unbroken.errors import SpecError
+from unbroken.spec.job_kinds import HYPERPOD_JOB
 
 from .complete import JobName
 from .views import ENDED, state
@@ -63,7 +64,7 @@ def suspend(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Stop the job and give its pods up; `unbroken resume` lets it go on."""
-    patch = {"spec": {"runPolicy": {"suspend": True}}}
+    patch = HYPERPOD_JOB.suspension(True)
     place = find(directory, context, kubeconfig, Use.CHANGE)
     _change(place, namespace, job, patch, "suspended", output, wait=wait)
 
@@ -77,7 +78,7 @@ def resume(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Let a suspended job go on."""
-    patch = {"spec": {"runPolicy": {"suspend": False}}}
+    patch = HYPERPOD_JOB.suspension(False)
     _change(
         find(directory, context, kubeconfig, Use.CHANGE), namespace, job, patch, "resumed", output
     )

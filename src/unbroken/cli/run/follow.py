@@ -31,6 +31,7 @@ from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube.clock import monotonic, pause
 from unbroken.spec.job.codec import seconds_lost
 from unbroken.spec.job.incident import Incident, Remedy
+from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.wire.agent import AgentReport
 
 from .screen import Screen
@@ -267,7 +268,7 @@ class Follower:
             self._tasks.create_task(self._suspend())
 
     async def _suspend(self) -> None:
-        patch = {"spec": {"runPolicy": {"suspend": True}}}
+        patch = HYPERPOD_JOB.suspension(True)
         try:
             await self._cluster.patch(JOBS, self._name, patch)
         except UnbrokenError as error:

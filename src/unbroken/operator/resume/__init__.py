@@ -1,1 +1,1 @@
-"""Auto-resume of Kubeflow's PyTorchJobs after the loss of a node."""
+"""Auto-resume of jobs after the loss of a node or a pod, one program for each kind."""

@@ -1,8 +1,8 @@
-"""Resumes Kubeflow's PyTorchJobs that ask for it by annotation, wherever the API knows the kind.
+"""Resumes jobs that ask for it by annotation, wherever the API knows their kind.
 
-What is done is decided in `core.auto_resume`; here the pictures are taken and the orders given.
-Beside Kubeflow's own operator, which makes the pods: this deletes them and writes its own
-annotations, nothing else.  The kind may be installed, or taken away, while this runs.
+`core.auto_resume` decides; this module watches the API and carries out the orders.  It works beside
+the operator of the kind, which makes the pods: it deletes pods and writes its own annotations,
+nothing else.  The kind may be installed, or removed, while it runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 from urllib.parse import quote
 
+from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Node, Pod
@@ -35,8 +36,7 @@ from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.jobs.requests import FENCE
-from unbroken.operator.kinds import PyTorchJobObject
-from unbroken.spec.kubeflow.pytorchjob import GROUP, JOB_LABEL, KIND, PATH, PLURAL, VERSION
+from unbroken.spec.job_kinds import JobKind
 
 from .views import concerns, node_state, picture, write_record
 
@@ -49,23 +49,24 @@ async def run_auto_resume(
     client: KubeClient,
     informers: Informers | None,
     recorder: EventRecorder,
+    kind: JobKind,
     namespace: str | None = None,
 ) -> None:
-    """Resume jobs until cancelled; `namespace` None: of all namespaces.
+    """Resume jobs of a kind until cancelled; `namespace` None: of all namespaces.
 
     `informers`: shared ones, which the caller runs; None: of its own.
     """
     definition = _Definition()
-    name = f"metadata.name={PLURAL}.{GROUP}"
+    name = f"metadata.name={kind.resource}"
     watch = Informer(client, CustomResourceDefinition, fields=name, on_change=definition.changed)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(watch.run())
         while True:
             await definition.becomes(True)
-            log.info("auto_resume=running")
-            work = tasks.create_task(_resume(client, informers, recorder, namespace))
+            log.info("auto_resume=running kind=%s", kind.name)
+            work = tasks.create_task(_resume(client, informers, recorder, kind, namespace))
             await definition.becomes(False)
-            log.info('auto_resume=waiting reason="the API knows no %s"', KIND)
+            log.info('auto_resume=waiting kind=%s reason="the API does not serve it"', kind.name)
             work.cancel()
 
 
@@ -97,22 +98,24 @@ async def _resume(
     client: KubeClient,
     informers: Informers | None,
     recorder: EventRecorder,
+    kind: JobKind,
     namespace: str | None,
 ) -> None:
-    """Resume jobs while the API serves the kind."""
+    """Resume jobs while the API serves their kind."""
     async with asyncio.TaskGroup() as tasks:
         # Not a shared one: it must end when the kind does.
-        jobs = Informer(client, PyTorchJobObject, namespace=namespace)
+        resource = create_namespaced_resource(kind.group, kind.version, kind.name, kind.plural)
+        jobs = Informer(client, resource, namespace=namespace)
         own: list[Informer[Any]] = [jobs]
         if informers is None:
-            pods = Informer(client, Pod, namespace=namespace, labels=JOB_LABEL)
+            pods = Informer(client, Pod, namespace=namespace, labels=kind.pod_label)
             nodes = Informer(client, Node)
             own += [pods, nodes]
         else:
             pods, nodes = informers.of(Pod), informers.of(Node)
         for informer in own:
             tasks.create_task(informer.run())
-        resumer = Resumer(client, recorder, Watches(jobs, pods, nodes))
+        resumer = Resumer(client, recorder, kind, Watches(jobs, pods, nodes))
         try:
             await resumer.run()
         finally:
@@ -123,17 +126,20 @@ async def _resume(
 class Watches:
     """Copies of what is looked at; the caller runs them."""
 
-    jobs: Informer[PyTorchJobObject]
+    jobs: Informer[GenericNamespacedResource]
     pods: Informer[Pod]
     nodes: Informer[Node]
 
 
 class Resumer:
-    """Keeps a machine for each job that asks for one."""
+    """Keeps a machine for each job that asks to be resumed."""
 
-    def __init__(self, client: KubeClient, recorder: EventRecorder, watches: Watches) -> None:
+    def __init__(
+        self, client: KubeClient, recorder: EventRecorder, kind: JobKind, watches: Watches
+    ) -> None:
         self._client = client
         self._recorder = recorder
+        self._kind = kind
         self._watches = watches
         self._machines: dict[str, AutoResume] = {}
         """By the job's uid."""
@@ -158,7 +164,9 @@ class Resumer:
 
     # --- what the API tells
 
-    def _on_job(self, old: PyTorchJobObject | None, new: PyTorchJobObject | None) -> None:
+    def _on_job(
+        self, old: GenericNamespacedResource | None, new: GenericNamespacedResource | None
+    ) -> None:
         item = new if new is not None else old
         assert item is not None
         if new is None or (old is not None and _uid(old) != _uid(new)):
@@ -169,7 +177,7 @@ class Resumer:
         item = new or old
         assert item is not None
         metadata = item.metadata
-        name = ((metadata and metadata.labels) or {}).get(JOB_LABEL)
+        name = ((metadata and metadata.labels) or {}).get(self._kind.pod_label)
         if self._is_stopped or metadata is None or not name:
             return
         key, uid = Key(metadata.namespace or "", name), metadata.uid or ""
@@ -199,7 +207,7 @@ class Resumer:
             return None
         uid = _uid(job)
         pods = [pod for pod in self._pods.get(key, {}).values() if _is_owned(pod, uid)]
-        seen = picture(job, pods, await self._nodes_of(pods))
+        seen = picture(self._kind, job, pods, await self._nodes_of(pods))
         machine, now = self._machines.setdefault(uid, AutoResume()), wall()
         for effect in machine.step(seen, now):
             await self._carry_out(job, effect)
@@ -220,7 +228,7 @@ class Resumer:
         """The node as it is now."""
         return await self._client.get_or_none(f"api/v1/nodes/{quote(name)}", Node)
 
-    async def _carry_out(self, job: PyTorchJobObject, effect: ResumeEffect) -> None:
+    async def _carry_out(self, job: GenericNamespacedResource, effect: ResumeEffect) -> None:
         match effect:
             case WriteResumeRecord():
                 await self._write(job, effect)
@@ -229,19 +237,23 @@ class Resumer:
             case AskForFence():
                 await self._fence(effect)
             case Say():
-                log.warning('pytorchjob=%s %s="%s"', key_of(job), effect.reason, effect.message)
-                self._recorder.record(_reference(job), "Warning", effect.reason, effect.message)
+                log.warning(
+                    '%s=%s %s="%s"',
+                    *(self._kind.name.lower(), key_of(job), effect.reason, effect.message),
+                )
+                about = _reference(self._kind, job)
+                self._recorder.record(about, "Warning", effect.reason, effect.message)
             case _:
                 assert_never(effect)
 
-    async def _write(self, job: PyTorchJobObject, order: WriteResumeRecord) -> None:
+    async def _write(self, job: GenericNamespacedResource, order: WriteResumeRecord) -> None:
         """Raises Conflict, which leaves the rest undone, if the job has changed meanwhile."""
         body = {"metadata": {"annotations": write_record(order.record)}}
-        key = key_of(job)
-        path = f"{PATH}/namespaces/{quote(key.namespace)}/{PLURAL}/{quote(key.name)}"
+        key, kind = key_of(job), self._kind
+        path = f"{kind.path}/namespaces/{quote(key.namespace)}/{kind.plural}/{quote(key.name)}"
         await self._client.merge(path, body, uid=_uid(job), version=order.version)
 
-    async def _delete(self, job: PyTorchJobObject, order: DeleteResumedPod) -> None:
+    async def _delete(self, job: GenericNamespacedResource, order: DeleteResumedPod) -> None:
         if order.force and not await self._is_dead(order.node):
             return
         namespace = key_of(job).namespace
@@ -272,11 +284,11 @@ def _is_owned(pod: Pod, uid: str) -> bool:
     return any(one.uid == uid for one in (pod.metadata and pod.metadata.ownerReferences) or ())
 
 
-def _reference(job: Mapping[str, Any]) -> ObjectReference:
+def _reference(kind: JobKind, job: Mapping[str, Any]) -> ObjectReference:
     metadata = job["metadata"]
     return ObjectReference(
-        apiVersion=f"{GROUP}/{VERSION}",
-        kind=KIND,
+        apiVersion=f"{kind.group}/{kind.version}",
+        kind=kind.name,
         name=metadata["name"],
         namespace=metadata.get("namespace"),
         uid=metadata.get("uid"),

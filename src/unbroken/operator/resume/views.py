@@ -1,4 +1,4 @@
-"""PyTorchJobs, their pods and nodes as auto-resume sees them; its record as annotations.  Pure."""
+"""Jobs, their pods and nodes as auto-resume sees them; its record as annotations.  Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness, Rec
 from unbroken.operator.jobs.requests import FENCE
 from unbroken.operator.jobs.views import FAULTS, HEALTH_LABEL, node_view
 from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES, resume_of, resume_problems
+from unbroken.spec.job_kinds import JobKind
 from unbroken.spec.times import time_seconds, time_text
 
 PREFIX = "unbroken.dev/auto-resume-"
 COUNT, FAULT, TIME, PODS, NODES, EXHAUSTED = (
     PREFIX + name for name in ("count", "fault", "time", "pods", "nodes", "exhausted")
 )
-"""Annotations of a PyTorchJob: restarts so far; cause and time of the latest, the uids of the pods
+"""Annotations of a job: restarts so far; cause and time of the latest, the uids of the pods
 that it removes, the nodes that were unhealthy; the cause that found no retry left."""
 
 
@@ -33,29 +34,23 @@ def concerns(job: Mapping[str, Any]) -> bool:
     return AUTO_RESUME in found or MAX_RETRIES in found
 
 
-def picture(job: Mapping[str, Any], pods: Iterable[Pod], nodes: Mapping[str, PodNode]) -> Picture:
+def picture(
+    kind: JobKind, job: Mapping[str, Any], pods: Iterable[Pod], nodes: Mapping[str, PodNode]
+) -> Picture:
     """All that is known of a job."""
     metadata, annotations = job["metadata"], annotations_of(job)
     return Picture(
+        kind=kind.name,
         name=metadata["name"],
         version=metadata.get("resourceVersion") or "",
         resume=resume_of(annotations),
         record=read_record(annotations),
         problems=resume_problems(annotations),
-        is_over=_is_over(job),
+        is_over=bool(metadata.get("deletionTimestamp"))
+        or kind.is_suspended(job)
+        or kind.has_ended(job),
         pods=tuple(pod_state(pod) for pod in pods),
         nodes=nodes,
-    )
-
-
-def _is_over(job: Mapping[str, Any]) -> bool:
-    policy = (job.get("spec") or {}).get("runPolicy") or {}
-    if job["metadata"].get("deletionTimestamp") or policy.get("suspend"):
-        return True
-    conditions = (job.get("status") or {}).get("conditions") or ()
-    return any(
-        one.get("type") in ("Succeeded", "Failed") and one.get("status") == "True"
-        for one in conditions
     )
 
 
