@@ -46,6 +46,7 @@ from unbroken.core.agent.machine import (
     Workers,
 )
 from unbroken.errors import WorldError
+from unbroken.runtime.drive import Alarm
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
     PROCESS_RESTART,
@@ -149,7 +150,7 @@ class Driver:
         self._is_spare = True
         self._inbox: collections.deque[AgentEvent] = collections.deque()
         self._is_stepping = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._now, lambda: self.feed(Tick()))
         self._learning: asyncio.Task[None] | None = None
         self._examination: Examination | None = None
         self._sampling: Sampling | None = None
@@ -329,7 +330,7 @@ class Driver:
                     self._act(effect)
         finally:
             self._is_stepping = False
-        self._arm()
+        self._alarm.set(self._machine.deadline())
 
     def _act(self, effect: AgentEffect) -> None:
         match effect:
@@ -379,15 +380,6 @@ class Driver:
     def _now(self) -> float:
         """Seconds since the epoch that never go back."""
         return self._began_at + time.monotonic() - self._began
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        due = self._machine.deadline()
-        if due is not None:
-            delay = max(0.0, due - self._now())
-            self._timer = self._loop.call_later(delay, self.feed, Tick())
 
     def _announce(self, port: int) -> None:
         options = self._options

@@ -16,6 +16,7 @@ from unbroken.core.tick import Tick
 from unbroken.core.watchdog import events
 from unbroken.core.watchdog.machine import Watchdog
 from unbroken.core.watchdog.taught import Taught
+from unbroken.runtime.drive import Alarm
 from unbroken.spec.job.detectors import from_command
 from unbroken.wire.agent import StartCommand
 from unbroken.wire.worker import Page
@@ -53,7 +54,7 @@ class Watch:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._watched: dict[int, Watched] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(clock, lambda: self._take(Tick()))
         self._news: asyncio.Handle | None = None
         self._told = (-1, -1)
         """Hits and turns of the watchdog when they were last told of."""
@@ -103,10 +104,6 @@ class Watch:
             self._news.cancel()
             self._news = None
         self._arm()
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._take(Tick())
 
     def _take(self, *taken: events.WatchdogEvent) -> None:
         inbox = list(taken)
@@ -166,17 +163,11 @@ class Watch:
         self._arm()
 
     def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if not self._watched:
-            return
         due = self._watchdog.deadline()
         if self._watchdog.hits != self._told[0]:
             news = self._told_at + NEWS_SECONDS
             due = news if due is None else min(due, news)
-        if due is not None:
-            self._timer = self._loop.call_later(max(0.0, due - self._clock()), self._tick)
+        self._alarm.set(due if self._watched else None)
 
 
 def _families() -> dict[int, list[int]]:

@@ -23,6 +23,7 @@ from unbroken.agent.evidence import procfs
 from unbroken.agent.options import Options
 from unbroken.core.agent import warm as core
 from unbroken.core.tick import Tick
+from unbroken.runtime.drive import Alarm
 from unbroken.wire.agent import IMPORTS_MAX
 from unbroken.wire.warm import LEARNT_VARIABLE, MESSAGE_BYTES_MAX, PER_RANK
 
@@ -87,7 +88,7 @@ class WarmStarts:
         self._template: Template | None = None
         self._parked: list[_Parked] = []
         self._ending: set[int] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(clock, lambda: self._feed(Tick()))
         self._loop = asyncio.get_running_loop()
         self._refusal = ""
         self._is_first = True
@@ -230,20 +231,13 @@ class WarmStarts:
 
     def close(self) -> None:
         """Let nothing of it live; nobody reaps it here."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.set(None)
         self._end()
 
     def _feed(self, event: core.WarmEvent) -> None:
         self._act(self._machine.step(event, self._clock()))
         self._restate()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        due = self._machine.deadline()
-        if due is not None:
-            delay = max(0.0, due - self._clock())
-            self._timer = self._loop.call_later(delay, self._feed, Tick())
+        self._alarm.set(self._machine.deadline())
 
     def _restate(self) -> None:
         known = self.imports()
