@@ -11,7 +11,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -222,6 +222,50 @@ def test_garbage_and_mutated_messages_raise_peer_errors(name: str, data: st.Data
     else:
         message = mutated(data.draw(st.sampled_from(PATHS)), data.draw(ODD))
     check(DECODERS[name], message)
+
+
+def outcome(decode: Callable[[bytes], object], frame: bytes) -> str:
+    """What a reader makes of a frame, or its error."""
+    try:
+        return repr(decode(frame))
+    except PeerError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+LEAVES: tuple[object, ...] = (
+    None, True, -1, -0.5, 0.5, 2**53 - 1, 2**53, 2**53 + 1, 10**400, 1e300, "", "x" * 200, "nan",
+    [], [0] * 1025, [-1], ["a"] * 65, [{}], {}, {str(i): i for i in range(65)}, {"a": {"b": {}}},
+)  # fmt: skip
+
+
+def test_both_readers_agree_on_every_field_of_a_report() -> None:
+    """The fast one knows each limit: a new field without one in msgspec's terms shows here."""
+    fault = WorkerFault(FaultKind.SIGNAL, 0, 0, 9, 1.5, 1, 9, "killed", "f", ("a", "b"), 7)
+    alarms = (Alarm("Silent", 1.7e9, 1.7e9, "no step", 7),)
+    times = (1.7e9, 0.5, 1.7e9, 30.0)
+    watch = RankWatch(
+        0, "train", 120, *times, 100, {"loss": 0.5}, alarms, 1, "steps", 5.0, 9.0, 1.7e9
+    )
+    rule = RuleView("loss", RuleState.SLOW, "some", 5, 1, 1, 1.7e9, 2, "stderr", "loss=3", "3")
+    worker = WorkerReport(0, 0, 100, "failed", 1.7e9, 1.7e9, 1.7e9, "warm")
+    report = replace(
+        a_report(1), workers=(worker,), faults=(fault,), log_rules=(rule,), watch=(watch,),
+        message="m", kept=(1, 2), restart_mode="ipr", imports=3,
+    )  # fmt: skip
+    whole = json.loads(encode_report(report))
+    assert {"type", *asdict(report)} == whole.keys(), "a field is not tried"
+    for part in ("workers", "faults", "log_rules", "watch", "receipts"):
+        assert asdict(getattr(report, part)[0]).keys() == whole[part][0].keys(), part
+    assert read_answer(encode_report(report).encode()) == replace(report, progress={})
+    for path in (path for path in paths(whole) if path and path != ("type",)):
+        for leaf in LEAVES:
+            value = json.loads(encode_report(report))
+            inner = value
+            for key in path[:-1]:
+                inner = inner[key]
+            inner[path[-1]] = leaf
+            frame = json.dumps(value, separators=(",", ":")).encode()
+            assert outcome(read_answer, frame) == outcome(decode_answer, frame), frame
 
 
 HUGE = {

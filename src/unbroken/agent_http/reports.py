@@ -1,70 +1,69 @@
 """Reads the frames of a link quickly: an operator of 12,500 agents reads as many each second.
 
-msgspec makes the values of most reports in one pass, without a check of ranges; those are checked
-here.  Whatever is unusual in any way is left to `wire.agent_codec`, which has the last word on what
-is right, what is cut, and what is wrong.  Only operators read so: agents do without msgspec.
+msgspec makes the values of most reports in one pass, from the classes and limits that `wire.codec`
+reads by.  A frame with anything beyond them is left to `wire.agent_codec`, which decides what is
+cut and what is refused.  Only operators read so: agents do without msgspec.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from unbroken.wire.agent import AgentReport
-from unbroken.wire.agent_codec import AGENT_ID_CHARACTERS, WORKERS_MAX, decode_answer
+from unbroken.wire.agent_codec import decode_answer
 from unbroken.wire.bounds import NUMBER_MAX
-from unbroken.wire.json_fields import METRICS_MAX, TEXT_MAX
+from unbroken.wire.codec import TEXT_MAX, is_map, resolve
 from unbroken.wire.observation import Evidence
 
 _HEAD = b'{"type":"report",'
-"""So `encode_report` begins."""
+"""The beginning of each frame that `encode_report` writes."""
 _ESCAPE = b"\\"
-"""Before a character that may have to be cleaned."""
-_DECODER = msgspec.json.Decoder(AgentReport)
+"""Precedes a character that may have to be cleaned."""
 
 
 def read_answer(frame: bytes, takes_evidence: bool = True) -> AgentReport | Evidence | None:
-    """As `decode_answer`, and with the same errors."""
-    # No text in a frame of this size can be one that is to be cut.
+    """The same values and errors as those of `decode_answer`."""
+    # No text of a frame that is so short is longer than a text may be.
     is_usual = len(frame) <= TEXT_MAX and frame.startswith(_HEAD)
     if is_usual and frame.isascii() and _ESCAPE not in frame:
         try:
             report = _DECODER.decode(frame)
         except (msgspec.DecodeError, RecursionError):
             return decode_answer(frame, takes_evidence)
-        if _is_usual(report):
-            return replace(report, progress={}) if report.progress else report
+        return replace(report, progress={}) if report.progress else report
     return decode_answer(frame, takes_evidence)
 
 
-def _is_usual(report: AgentReport) -> bool:
-    """Whether there is nothing in it that would be cut or refused."""
-    if report.faults or report.log_rules or report.receipts or report.kept or report.copies:
-        return False
-    if len(report.agent_id) > AGENT_ID_CHARACTERS:
-        return False
-    if len(report.workers) > WORKERS_MAX or len(report.watch) > WORKERS_MAX:
-        return False
-    if any(one.alarms or len(one.metrics) > METRICS_MAX for one in report.watch):
-        return False
-    numbers = _numbers(report)
-    # Those at the limits are judged before they are made floats; times are never negative.
-    return min(numbers) >= 0 and max(numbers) < NUMBER_MAX
+def _decoder(record: type[AgentReport]) -> msgspec.json.Decoder[AgentReport]:
+    _declare_limits(record)
+    return msgspec.json.Decoder(record)
 
 
-def _numbers(report: AgentReport) -> list[float]:
-    """All that must be natural numbers, or times."""
-    found: list[float] = [
-        report.newest_attempt or 0, report.attempt or 0, report.rank or 0, report.nproc or 0,
-        report.master_port or 0, report.offered_port or 0, report.pid or 0, report.imports or 0,
-    ]  # fmt: skip
-    for one in report.workers:
-        found += (one.local_rank, one.rank, one.pid, one.started_at)
-        found += (one.ended_at or 0, one.first_output_at or 0)
-    for each in report.watch:
-        found += (each.rank, each.step or 0, each.first_step or 0, each.checkpoint_step or 0)
-        found += (each.step_at or 0, each.step_seconds or 0)
-        found += (each.sign_at or 0, each.allowed_seconds or 0, each.late_since or 0)
-        found += (each.look_seconds or 0, each.act_seconds or 0)
-    return found
+def _declare_limits(record: type[Any]) -> None:
+    """Let msgspec know the limits of a class: it reads annotations, and of those only its own."""
+    hints = get_type_hints(record, include_extras=True)
+    record.__annotations__ = {name: _limited(hint) for name, hint in hints.items()}
+
+
+def _limited(hint: Any) -> Any:
+    """A type hint of `wire.codec` as one of msgspec, which never admits more."""
+    bare, limits, is_optional = resolve(hint)
+    meta = msgspec.Meta(max_length=limits.most)
+    if get_origin(bare) is tuple:
+        bare = tuple[_limited(get_args(bare)[0]), ...]  # type: ignore[misc]
+    elif isinstance(bare, type) and is_dataclass(bare):
+        _declare_limits(bare)
+    elif bare in (int, float):
+        # A number at the limit may have been greater before it became a float.
+        most = NUMBER_MAX if limits.most is None else limits.most
+        meta = msgspec.Meta(ge=limits.least or 0, lt=most)
+    elif bare is not str and not is_map(bare):
+        meta = msgspec.Meta()
+    found: Any = Annotated[bare, limits, meta]
+    return found | None if is_optional else found
+
+
+_DECODER = _decoder(AgentReport)

@@ -43,9 +43,9 @@ from unbroken.wire.agent_bodies import (
     stop_command,
 )
 from unbroken.wire.agent_codec import LINK_BYTES_MAX, decode_command, encode_report
-from unbroken.wire.json_fields import FRAME_BYTES_MAX
-from unbroken.wire.observation import CollectCommand, Evidence
-from unbroken.wire.observation_codec import COLLECT_SECONDS_MAX, encode_evidence
+from unbroken.wire.codec import FRAME_BYTES_MAX
+from unbroken.wire.observation import COLLECT_SECONDS_MAX, CollectCommand, Evidence
+from unbroken.wire.observation_codec import encode_evidence
 from unbroken.wire.proof import HELLO_PATH, Seal, Stranger, Unseal
 
 from .guard import Guard, Link, is_snapshot

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
+from .codec import Limits
 from .observation import CollectCommand, RankWatch
 
 PORT = 8080
@@ -21,6 +22,14 @@ IMPORTS_PATH = "/v1/imports"
 """What workers import, for agents that have started none: `modules`, names in order."""
 IMPORTS_MAX = 20_000
 WARM_PEERS_MAX = 3
+WORKERS_MAX = 1024
+"""Workers of an agent, and what it reports of each."""
+FAULTS_MAX = 256
+RULES_MAX = 1024
+LINES_MAX = 64
+"""Lines of one fault; an agent sends 24."""
+AGENT_ID_CHARACTERS = 128
+"""An agent's own has 32."""
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of a healthy agent on the link, unless who opens it asks for another."""
 HEARTBEAT_KEY = "heartbeat"
@@ -72,7 +81,8 @@ class FaultKind(Enum):
 class WorkerFault:
     """How one worker ended badly."""
 
-    kind: FaultKind
+    kind: Annotated[FaultKind, Limits(unknown=FaultKind.EXIT_CODE)]
+    """A newer agent knows more kinds; the exit status beside one still tells."""
     local_rank: int
     rank: int
     pid: int
@@ -84,7 +94,7 @@ class WorkerFault:
     message: str = ""
     fingerprint: str = ""
     """Same for the same error at the same place; empty where there was no exception."""
-    lines: tuple[str, ...] = ()
+    lines: Annotated[tuple[str, ...], Limits(LINES_MAX, keeps_last=True)] = ()
     """Last lines of the traceback, or of the output; bounded."""
     step: int | None = None
     """Newest step that the worker had told."""
@@ -97,7 +107,7 @@ class WorkerReport:
     local_rank: int
     rank: int
     pid: int
-    state: str
+    state: Annotated[str, Limits(is_required=True)]
     """running, succeeded, failed, stopped."""
     started_at: float
     ended_at: float | None = None
@@ -115,7 +125,7 @@ class Receipt:
     """In which it was restored."""
     step: int
     """After which it was saved: training goes on with the next one."""
-    source: str
+    source: Annotated[str, Limits(is_required=True)]
     """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
     seconds: float
     checksum: str
@@ -216,7 +226,7 @@ Command = StartCommand | StopCommand | ShutdownCommand
 class WarmCommand:
     """Import beforehand what the workers of others have imported; starts and stops nothing."""
 
-    peers: tuple[str, ...]
+    peers: Annotated[tuple[str, ...], Limits(WARM_PEERS_MAX)]
     """`host:port` of agents that know it (`IMPORTS_PATH`), best first."""
 
 
@@ -231,7 +241,7 @@ class AgentReport:
     """The whole state of an agent.  `attempt` and `newest_attempt` fence: a report says of which
     attempt it speaks, and in READY that no worker of `newest_attempt` or an earlier one lives."""
 
-    agent_id: str
+    agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS, is_required=True)]
     """Made anew by each agent process; another one means that the old one's workers are gone."""
     state: AgentState
     newest_attempt: int | None = None
@@ -248,23 +258,23 @@ class AgentReport:
     offered_port: int | None = None
     """A port found free on the agent's host, for the store of the next attempt should this agent
     get rank 0; a new one for each attempt.  None: a stock agent."""
-    workers: tuple[WorkerReport, ...] = ()
-    faults: tuple[WorkerFault, ...] = ()
-    log_rules: tuple[RuleView, ...] = ()
+    workers: Annotated[tuple[WorkerReport, ...], Limits(WORKERS_MAX)] = ()
+    faults: Annotated[tuple[WorkerFault, ...], Limits(FAULTS_MAX)] = ()
+    log_rules: Annotated[tuple[RuleView, ...], Limits(RULES_MAX)] = ()
     """Of the attempt; counts may lag by a second, states do not."""
-    watch: tuple[RankWatch, ...] = ()
+    watch: Annotated[tuple[RankWatch, ...], Limits(WORKERS_MAX)] = ()
     """Of the attempt, by rank; steps may lag by a second, alarms do not."""
     reason: str = ""
     message: str = ""
     agent_version: str = ""
     progress: Mapping[str, Any] = field(default_factory=dict)
-    kept: tuple[int, ...] = ()
+    kept: Annotated[tuple[int, ...], Limits(WORKERS_MAX)] = ()
     """In READY: global ranks whose processes wait at the barrier for the next attempt."""
     restart_mode: str = ""
     """Of a stock agent: the one that it was started for."""
-    receipts: tuple[Receipt, ...] = ()
+    receipts: Annotated[tuple[Receipt, ...], Limits(WORKERS_MAX)] = ()
     """Of the attempt, one of each rank at most for each name."""
-    copies: tuple[int, ...] = ()
+    copies: Annotated[tuple[int, ...], Limits(WORKERS_MAX)] = ()
     """Node ranks of which it holds snapshots as their buddy."""
     imports: int | None = None
     """Modules that its template was told to import, and was fit for use; None: it starts no workers

@@ -7,40 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from unbroken.errors import PeerError
 
 from .agent import (
     IMPORTS_MAX,
-    WARM_PEERS_MAX,
     AgentReport,
-    AgentState,
-    FaultKind,
-    Receipt,
-    RuleState,
-    RuleView,
     ShutdownCommand,
     StartCommand,
     StopCommand,
     ToAgent,
     WarmCommand,
-    WorkerFault,
-    WorkerReport,
 )
 from .agent_bodies import start_body, start_command, stop_body, stop_command
 from .bounds import clean
-from .json_fields import TEXT_MAX, Taker, dump, load, plain
+from .codec import dump, load, read, write
 from .observation import CollectCommand, Evidence
-from .observation_codec import EVIDENCE, collect_from, evidence_from, watch_from
+from .observation_codec import EVIDENCE
 
-WORKERS_MAX = 1024
-FAULTS_MAX = 256
-RULES_MAX = 1024
 NAME_CHARACTERS = 300
-"""Of a module."""
-AGENT_ID_CHARACTERS = 128
-"""An agent's own has 32."""
+"""Longest name of a module."""
 LINK_BYTES_MAX = 640 * 1024
 """Longest message that an operator reads from an agent's link."""
 REPORT_BYTES_MAX, REPORT_BYTES_PER_WORKER = 256 * 1024, 2048
@@ -75,7 +63,7 @@ def report_bytes_max(nproc: int | None) -> int:
 
 
 def _report_frame(report: AgentReport) -> str:
-    return dump({"type": "report", **report_value(report)})
+    return dump({"type": "report", **write(report)})
 
 
 def _without_progress(report: AgentReport) -> AgentReport:
@@ -107,7 +95,7 @@ _SHORTER = (
 
 def decode_report(frame: str | bytes) -> AgentReport:
     """Read a frame or body of an agent; PeerError."""
-    return report_from(load(frame))
+    return read(AgentReport, load(frame), "report")
 
 
 def decode_answer(frame: str | bytes, takes_evidence: bool = True) -> AgentReport | Evidence | None:
@@ -122,12 +110,12 @@ def decode_answer(frame: str | bytes, takes_evidence: bool = True) -> AgentRepor
     kind = value.get("type", "report")
     if kind == EVIDENCE and takes_evidence:
         try:
-            return evidence_from(value)
+            return read(Evidence, value, EVIDENCE)
         except PeerError as error:
             raise EvidenceError(str(error)) from None
     if kind != "report":
         return None
-    report = report_from({**value, "progress": None})
+    report = read(AgentReport, {**value, "progress": None}, "report")
     longest = report_bytes_max(report.nproc)
     if len(frame) > longest:
         raise PeerError(f"a report of {len(frame)} bytes; at most {longest} are read")
@@ -139,10 +127,6 @@ def _stop_frame(command: StopCommand) -> dict[str, Any]:
     if command.timeout_seconds is not None:
         body["timeout"] = command.timeout_seconds
     return body
-
-
-def _warm_command(value: Mapping[str, Any]) -> WarmCommand:
-    return WarmCommand(Taker(value, "warm").texts("peers", WARM_PEERS_MAX, TEXT_MAX))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +144,8 @@ FRAMES: Mapping[type[ToAgent], Frame] = {
     StartCommand: Frame("start", start_body, start_command),
     StopCommand: Frame("stop", _stop_frame, stop_command),
     ShutdownCommand: Frame("shutdown", asdict, lambda value: ShutdownCommand()),
-    CollectCommand: Frame("collect", asdict, collect_from),
-    WarmCommand: Frame("warm", asdict, _warm_command),
+    CollectCommand: Frame("collect", asdict, partial(read, CollectCommand, name="collect")),
+    WarmCommand: Frame("warm", asdict, partial(read, WarmCommand, name="warm")),
 }
 _FRAMES_BY_TYPE = {frame.type: frame for frame in FRAMES.values()}
 
@@ -191,119 +175,3 @@ def decode_imports(body: bytes) -> tuple[str, ...]:
     if not all(isinstance(name, str) and 0 < len(name) <= NAME_CHARACTERS for name in value):
         raise PeerError("a list of something else than modules")
     return tuple(clean(name) for name in value)
-
-
-def report_value(report: AgentReport) -> dict[str, Any]:
-    """The report as JSON objects; what is empty is left out."""
-    return plain(asdict(report))
-
-
-def report_from(value: Mapping[str, Any]) -> AgentReport:
-    """The report in a decoded JSON object; PeerError."""
-    take = Taker(value, "report")
-    return AgentReport(
-        agent_id=take.text("agent_id")[:AGENT_ID_CHARACTERS],
-        state=_agent_state(take, "state"),
-        newest_attempt=take.count("newest_attempt"),
-        attempt=take.count("attempt"),
-        rank=take.count("rank"),
-        master_addr=take.optional_text("master_addr"),
-        master_port=take.count("master_port"),
-        nproc=take.count("nproc"),
-        pid=take.count("pid"),
-        offered_port=take.count("offered_port"),
-        workers=tuple(_worker(item) for item in take.items("workers", WORKERS_MAX)),
-        faults=tuple(_fault(item) for item in take.items("faults", FAULTS_MAX)),
-        log_rules=tuple(_rule(item) for item in take.items("log_rules", RULES_MAX)),
-        watch=tuple(watch_from(item) for item in take.items("watch", WORKERS_MAX)),
-        reason=take.optional_text("reason") or "",
-        message=take.optional_text("message") or "",
-        agent_version=take.optional_text("agent_version") or "",
-        progress=take.progress("progress"),
-        kept=take.counts("kept", WORKERS_MAX),
-        restart_mode=take.optional_text("restart_mode") or "",
-        receipts=tuple(_receipt(item) for item in take.items("receipts", WORKERS_MAX)),
-        copies=take.counts("copies", WORKERS_MAX),
-        imports=take.count("imports"),
-    )
-
-
-def _worker(item: Taker) -> WorkerReport:
-    return WorkerReport(
-        local_rank=item.number("local_rank"),
-        rank=item.number("rank"),
-        pid=item.number("pid"),
-        state=item.text("state"),
-        started_at=item.time("started_at") or 0.0,
-        ended_at=item.time("ended_at"),
-        first_output_at=item.time("first_output_at"),
-        start=item.optional_text("start") or "",
-    )
-
-
-def _fault(item: Taker) -> WorkerFault:
-    return WorkerFault(
-        kind=_kind(item, "kind"),
-        local_rank=item.number("local_rank"),
-        rank=item.number("rank"),
-        pid=item.number("pid"),
-        at=item.time("at") or 0.0,
-        exit_code=item.count("exit_code"),
-        signal=item.count("signal"),
-        message=item.optional_text("message") or "",
-        fingerprint=item.optional_text("fingerprint") or "",
-        lines=item.lines("lines"),
-        step=item.count("step"),
-    )
-
-
-def _receipt(item: Taker) -> Receipt:
-    return Receipt(
-        rank=item.number("rank"),
-        attempt=item.number("attempt"),
-        step=item.number("step"),
-        source=item.text("source"),
-        seconds=item.time("seconds") or 0.0,
-        checksum=item.optional_text("checksum") or "",
-        saved_attempt=item.count("saved_attempt"),
-        name=item.optional_text("name") or "",
-        replicas=item.optional_text("replicas") or "",
-    )
-
-
-def _rule(item: Taker) -> RuleView:
-    return RuleView(
-        name=item.optional_text("name") or "",
-        state=_rule_state(item, "state"),
-        ranks=item.optional_text("ranks") or "",
-        matches=item.count("matches") or 0,
-        bad_points=item.count("bad_points") or 0,
-        unreadable=item.count("unreadable") or 0,
-        last_match_at=item.time("last_match_at"),
-        last_rank=item.count("last_rank"),
-        last_stream=item.optional_text("last_stream") or "",
-        last_line=item.optional_text("last_line") or "",
-        last_value=item.optional_text("last_value") or "",
-    )
-
-
-def _agent_state(item: Taker, name: str) -> AgentState:
-    try:
-        return AgentState(item.text(name))
-    except ValueError:
-        raise item.wrong(name, "not a state of an agent") from None
-
-
-def _rule_state(item: Taker, name: str) -> RuleState:
-    try:
-        return RuleState(item.text(name))
-    except ValueError:
-        raise item.wrong(name, "not a state of a log rule") from None
-
-
-def _kind(item: Taker, name: str) -> FaultKind:
-    try:
-        return FaultKind(item.text(name))
-    except ValueError:
-        # A newer agent knows more kinds; the exit status beside it still tells.
-        return FaultKind.EXIT_CODE

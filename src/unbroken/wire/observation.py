@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated
+
+from .codec import Limits
 
 THREADS_MAX = 16
-"""Of a process, in evidence; the main thread is always among them."""
+"""Threads of a process in evidence; the main thread is always among them."""
 FRAMES_MAX = 48
-"""Of a thread, from the innermost."""
+"""Frames of a thread, from the innermost."""
 FRAME_CHARACTERS = 200
+COLLECTIVES_MAX = 64
+RANKS_MAX = 1024
+"""Ranks in one agent's evidence."""
+METRICS_MAX = 64
+"""Metrics of one rank; a worker sends 16 at most."""
+ALARMS_MAX = 16
+COLLECT_SECONDS_MAX = 60
+SAMPLES_PER_SECOND_MAX = 10
 
 
 class Bound(Enum):
@@ -34,7 +45,7 @@ class Bound(Enum):
 class Alarm:
     """A detector that has found something, and has not seen it end."""
 
-    detector: str
+    detector: Annotated[str, Limits(is_required=True)]
     """`spec.job.detectors.Detector`; a text, since the other side may know more of them."""
     since: float
     """When what it found began: the last step, the stop, the first bad value."""
@@ -63,9 +74,9 @@ class RankWatch:
     allowed_seconds: float | None = None
     """Silence that is usual in this phase, with a margin; None: still learning."""
     checkpoint_step: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Annotated[Mapping[str, float], Limits(METRICS_MAX)] = field(default_factory=dict)
     """As last told; NaN and infinities as they are."""
-    alarms: tuple[Alarm, ...] = ()
+    alarms: Annotated[tuple[Alarm, ...], Limits(ALARMS_MAX)] = ()
     first_step: int | None = None
     """The first that it has told; it may be older than the first report with a step."""
     bound: str = ""
@@ -85,9 +96,9 @@ class CollectCommand:
     request: int
     """Chosen by who asks; the answer has it."""
     attempt: int
-    seconds: float
+    seconds: Annotated[float, Limits(COLLECT_SECONDS_MAX, 0, is_required=True)]
     """The answer is sent within this time, with what there is by then."""
-    samples_per_second: int = 0
+    samples_per_second: Annotated[int, Limits(SAMPLES_PER_SECOND_MAX)] = 0
     """Stacks to read of each rank, for nearly all of `seconds`; the answer then counts those in
     which the rank waited for its peers, and has no stacks.  0: two looks, with stacks."""
 
@@ -98,7 +109,7 @@ class ThreadStack:
 
     name: str
     is_main: bool
-    frames: tuple[str, ...]
+    frames: Annotated[tuple[Annotated[str, Limits(FRAME_CHARACTERS)], ...], Limits(FRAMES_MAX)]
     """`function (file:line)`, native ones `function (library)`; the innermost first."""
     holds_gil: bool = False
     """The thread held Python's global interpreter lock at every look, two at least."""
@@ -109,9 +120,9 @@ class Collective:
     """The newest collective of a process group, by the flight recorder."""
 
     group: str
-    sequence: int
-    operation: str
-    state: str
+    sequence: int = 0
+    operation: str = ""
+    state: Annotated[str, Limits(is_written=True)] = ""
     """scheduled, started, completed."""
 
 
@@ -121,7 +132,7 @@ class RankEvidence:
 
     rank: int
     pid: int
-    state: str = ""
+    state: Annotated[str, Limits(is_written=True)] = ""
     """Of the process, by the kernel: R, S, D, T, t, Z; empty: gone."""
     waits_in: str = ""
     """Function of the kernel in which the main thread waits."""
@@ -141,9 +152,9 @@ class RankEvidence:
     phase: str = ""
     step: int | None = None
     step_at: float | None = None
-    threads: tuple[ThreadStack, ...] = ()
+    threads: Annotated[tuple[ThreadStack, ...], Limits(THREADS_MAX)] = ()
     """The main thread first."""
-    collectives: tuple[Collective, ...] = ()
+    collectives: Annotated[tuple[Collective, ...], Limits(COLLECTIVES_MAX)] = ()
     note: str = ""
     """Why something is missing."""
     samples: int = 0
@@ -158,7 +169,7 @@ class Evidence:
 
     request: int
     attempt: int
-    agent_id: str
+    agent_id: Annotated[str, Limits(is_required=True)]
     at: float
     """When it was complete."""
-    ranks: tuple[RankEvidence, ...] = ()
+    ranks: Annotated[tuple[RankEvidence, ...], Limits(RANKS_MAX)] = ()

@@ -10,7 +10,7 @@ from unbroken.agent_http.peer import connected
 from unbroken.errors import PeerError
 from unbroken.wire.agent import IMPORTS_PATH
 from unbroken.wire.agent_codec import decode_imports
-from unbroken.wire.json_fields import FRAME_BYTES_MAX
+from unbroken.wire.codec import FRAME_BYTES_MAX
 
 logger = logging.getLogger(__name__)
 
