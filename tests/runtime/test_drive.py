@@ -53,6 +53,22 @@ async def test_a_machine_that_is_always_late_is_ticked() -> None:
     assert await anext(box) == Tick()
 
 
+async def test_a_clock_that_is_set_back_delays_no_tick() -> None:
+    ahead = 3600.0
+
+    def clock() -> float:
+        return time.monotonic() + ahead
+
+    box: Inbox[str] = Inbox(lambda: due, clock)
+    due = clock() + SOON
+    asyncio.get_running_loop().call_soon(time.sleep, STOOD_STILL)
+    assert await anext(box) == Tick()
+    ahead = 0.0
+    due = clock() + SOON
+    async with asyncio.timeout(60):
+        assert await anext(box) == Tick()
+
+
 async def test_put_waits_for_room() -> None:
     box: Inbox[str] = Inbox(lambda: None, time.monotonic, most=1)
     await box.put("a")

@@ -46,6 +46,7 @@ from unbroken.kube.clock import entropy, monotonic, pause, wall
 from unbroken.kube.errors import Conflict, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
+from unbroken.runtime.drive import Alarm, Inbox
 from unbroken.spec.nodes.keys import INSTANCE_GROUP
 
 from . import host
@@ -100,18 +101,18 @@ class NodeDaemon:
         self._health = NodeHealth(table, options.gpus_expected)
         self._recorder = EventRecorder(client, COMPONENT, options.node)
         self._path = f"api/v1/nodes/{quote(options.node)}"
-        self._events: asyncio.Queue[HealthEvent] = asyncio.Queue(QUEUED)
+        self._inbox: Inbox[HealthEvent] = Inbox(self._health.deadline, wall, QUEUED)
         self._seen: OwnNode | None = None
         """What the informer has told and the machine has not been given."""
         self._is_gone = False
         self._look_now = asyncio.Event()
         self._knows_devices = asyncio.Event()
         """The machine is told of the system before it is told what the kernel says."""
-        self._wake = asyncio.Event()
         self._met = asyncio.Event()
         self._failures = 0
-        self._ask_at: float | None = None
-        """When the node is read again after a write that failed; monotonic."""
+        self._must_ask = False
+        """The node is to be read again, after a write that failed."""
+        self._ask_alarm = Alarm(monotonic, self._ask_now)
         self._problem = ""
         self._cursor = ""
         self._random = entropy()
@@ -138,7 +139,7 @@ class NodeDaemon:
         self._is_gone = new is None
         if new is not None:
             self._seen = node_state(new.to_dict())
-        self._wake.set()
+        self._wake()
 
     async def _follow_kernel(self) -> None:
         await self._knows_devices.wait()
@@ -160,20 +161,20 @@ class NodeDaemon:
         async with aclosing(reader.lines()) as lines:
             async for line, cursor in lines:
                 self._cursor = cursor
-                await self._put(LineRead(line, cursor))
+                await self._inbox.put(LineRead(line, cursor))
 
     async def _look(self) -> None:
         """Look at the system and the GPUs now and then, and when the machine asks for it."""
         eyes = GpuEyes(self._options.root, self._options.nvml_library)
         while True:
             sample = await asyncio.to_thread(host.look, self._options.root, self._counters)
-            await self._put(HostSampled(sample))
+            await self._inbox.put(HostSampled(sample))
             self._knows_devices.set()
             self._look_now.clear()
             began_at = wall()
             gpus = await eyes.look()
             self._note(gpus)
-            await self._put(GpusSampled(gpus, began_at))
+            await self._inbox.put(GpusSampled(gpus, began_at))
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._options.sample_seconds):
                     await self._look_now.wait()
@@ -184,28 +185,33 @@ class NodeDaemon:
             state = f'unknown reason="{gpus.problem}"' if gpus.problem else "seen"
             log.info("node=%s gpus=%s", self._options.node, state)
 
-    async def _put(self, event: HealthEvent) -> None:
-        await self._events.put(event)
-        self._wake.set()
+    def _ask_now(self) -> None:
+        self._must_ask = True
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have what is known of the node looked at, also if nothing else happens."""
+        if self._inbox.empty():
+            self._inbox.put_nowait(Tick())
 
     # --- decisions
 
     async def _decide(self) -> None:
-        while True:
-            self._wake.clear()
-            event = await self._next()
-            if event is None:
-                await self._wait()
-                continue
-            waiting = self._health.step(event, wall())
-            while waiting:
-                effect, *waiting = waiting
-                waiting += await self._carry_out(effect)
-            if self._health.node is not None:
-                self._met.set()
+        async for event in self._inbox:
+            # The node first, for the rest is written into it.
+            while (news := await self._news_of_node()) is not None:
+                await self._take(news)
+            await self._take(event)
 
-    async def _next(self) -> HealthEvent | None:
-        """What is next: the node first, for the rest is written into it."""
+    async def _take(self, event: HealthEvent) -> None:
+        waiting = self._health.step(event, wall())
+        while waiting:
+            effect, *waiting = waiting
+            waiting += await self._carry_out(effect)
+        if self._health.node is not None:
+            self._met.set()
+
+    async def _news_of_node(self) -> HealthEvent | None:
         if self._is_gone:
             self._is_gone = False
             return OwnNodeGone()
@@ -214,23 +220,10 @@ class NodeDaemon:
             known = self._health.node
             if known is None or not _is_older(state, known):
                 return OwnNodeSeen(state)
-        if self._ask_at is not None and monotonic() >= self._ask_at:
-            self._ask_at = None
+        if self._must_ask:
+            self._must_ask = False
             return await self._ask()
-        if not self._events.empty():
-            return self._events.get_nowait()
-        due = self._health.deadline()
-        return Tick() if due is not None and due <= wall() else None
-
-    async def _wait(self) -> None:
-        due, loop = self._health.deadline(), asyncio.get_running_loop()
-        waits = [] if due is None else [max(0.0, due - wall())]
-        if self._ask_at is not None:
-            waits.append(max(0.0, self._ask_at - monotonic()))
-        when = loop.time() + min(waits) if waits else None
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(when):
-                await self._wake.wait()
+        return None
 
     # --- effects
 
@@ -289,7 +282,7 @@ class NodeDaemon:
             'node=%s write=failed failures=%d retry_seconds=%.1f reason="%s"',
             *(self._options.node, self._failures, delay, error),
         )
-        self._ask_at = monotonic() + delay
+        self._ask_alarm.set(monotonic() + delay)
 
     def _log(self, fault: LogFault) -> None:
         log.info(

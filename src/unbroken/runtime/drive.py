@@ -32,7 +32,8 @@ class _Moment:
     def begin(self, deadline: float) -> float:
         """Begin to wait for a deadline; the seconds to wait."""
         now = self._clock()
-        self._at = max(deadline, now, self._glance_until)
+        # The system's clock may have been set back since.
+        self._at = max(deadline, now, min(self._glance_until, now + GLANCE_SECONDS))
         return self._at - now
 
     def has_come(self) -> bool:
