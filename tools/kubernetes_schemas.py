@@ -24,37 +24,78 @@ CORE = "io.k8s.api.core.v1."
 META = "io.k8s.apimachinery.pkg.apis.meta.v1."
 EXTENSIONS = "io.k8s.apiextensions-apiserver.pkg.apis.apiextensions.v1."
 ROOTS = [
-    *(CORE + kind for kind in (
-        "Namespace", "Pod", "Node", "Event", "ConfigMap", "Secret", "Service", "Endpoints",
-        "ServiceAccount", "PersistentVolumeClaim", "PersistentVolume", "Binding",
-        "ResourceQuota", "LimitRange", "PodTemplate", "ReplicationController",
-    )),
-    *("io.k8s.api." + kind for kind in (
-        "events.v1.Event", "discovery.v1.EndpointSlice", "coordination.v1.Lease",
-        "scheduling.v1.PriorityClass", "storage.v1.StorageClass", "policy.v1.Eviction",
-        "policy.v1.PodDisruptionBudget", "apps.v1.Deployment", "apps.v1.StatefulSet",
-        "apps.v1.DaemonSet", "apps.v1.ReplicaSet", "apps.v1.ControllerRevision",
-        "batch.v1.Job", "batch.v1.CronJob",
-        "autoscaling.v1.Scale", "networking.v1.NetworkPolicy",
-        "rbac.v1.Role", "rbac.v1.RoleBinding", "rbac.v1.ClusterRole", "rbac.v1.ClusterRoleBinding",
-        "authentication.v1.TokenReview", "authentication.v1.TokenRequest",
-        "authentication.v1.SelfSubjectReview",
-        "authorization.v1.SelfSubjectAccessReview", "authorization.v1.SelfSubjectRulesReview",
-        "authorization.v1.SubjectAccessReview", "authorization.v1.LocalSubjectAccessReview",
-    )),
+    *(
+        CORE + kind
+        for kind in (
+            "Namespace",
+            "Pod",
+            "Node",
+            "Event",
+            "ConfigMap",
+            "Secret",
+            "Service",
+            "Endpoints",
+            "ServiceAccount",
+            "PersistentVolumeClaim",
+            "PersistentVolume",
+            "Binding",
+            "ResourceQuota",
+            "LimitRange",
+            "PodTemplate",
+            "ReplicationController",
+        )
+    ),
+    *(
+        "io.k8s.api." + kind
+        for kind in (
+            "events.v1.Event",
+            "discovery.v1.EndpointSlice",
+            "coordination.v1.Lease",
+            "scheduling.v1.PriorityClass",
+            "storage.v1.StorageClass",
+            "policy.v1.Eviction",
+            "policy.v1.PodDisruptionBudget",
+            "apps.v1.Deployment",
+            "apps.v1.StatefulSet",
+            "apps.v1.DaemonSet",
+            "apps.v1.ReplicaSet",
+            "apps.v1.ControllerRevision",
+            "batch.v1.Job",
+            "batch.v1.CronJob",
+            "autoscaling.v1.Scale",
+            "networking.v1.NetworkPolicy",
+            "rbac.v1.Role",
+            "rbac.v1.RoleBinding",
+            "rbac.v1.ClusterRole",
+            "rbac.v1.ClusterRoleBinding",
+            "authentication.v1.TokenReview",
+            "authentication.v1.TokenRequest",
+            "authentication.v1.SelfSubjectReview",
+            "authorization.v1.SelfSubjectAccessReview",
+            "authorization.v1.SelfSubjectRulesReview",
+            "authorization.v1.SubjectAccessReview",
+            "authorization.v1.LocalSubjectAccessReview",
+        )
+    ),
     EXTENSIONS + "CustomResourceDefinition",
     *(META + kind for kind in ("ListMeta", "ObjectMeta", "Status", "DeleteOptions", "Patch")),
 ]
 PREFIX = "#/$defs/"
 SPECIAL: dict[str, dict[str, Any]] = {
     "io.k8s.apimachinery.pkg.util.intstr.IntOrString": {
-        "x-kubernetes-int-or-string": True, "format": "int-or-string"},
+        "x-kubernetes-int-or-string": True,
+        "format": "int-or-string",
+    },
     # A quantity may be written as a number; the server keeps the text.
     "io.k8s.apimachinery.pkg.api.resource.Quantity": {
-        "x-kubernetes-int-or-string": True, "format": "quantity"},
+        "x-kubernetes-int-or-string": True,
+        "format": "quantity",
+    },
     META + "FieldsV1": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
     "io.k8s.apimachinery.pkg.runtime.RawExtension": {
-        "type": "object", "x-kubernetes-preserve-unknown-fields": True},
+        "type": "object",
+        "x-kubernetes-preserve-unknown-fields": True,
+    },
     EXTENSIONS + "JSON": {"x-kubernetes-preserve-unknown-fields": True},
     EXTENSIONS + "JSONSchemaPropsOrArray": {"x-kubernetes-preserve-unknown-fields": True},
     EXTENSIONS + "JSONSchemaPropsOrBool": {"x-kubernetes-preserve-unknown-fields": True},

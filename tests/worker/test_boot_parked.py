@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from templates import BOOT, Template, plainly
 
-from unbroken.wire.warm import LEARNT_VARIABLE
+from unbroken.wire.warm import IN_PROCESS_VARIABLE, LEARNT_VARIABLE
 from unbroken.wire.worker import PAGE_BYTES, VARIABLE, empty, read
 
 pytestmark = pytest.mark.slow
@@ -244,7 +244,7 @@ socket.create_connection = watched
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
 def client():
-    store = dist.TCPStore("127.0.0.1", port, 2, False, datetime.timedelta(seconds=30))
+    store, *_ = next(dist.rendezvous(f"tcp://127.0.0.1:{port}", 1, 2))
     store.set("from", "client")
 thread = threading.Thread(target=client)
 thread.start()
@@ -261,6 +261,23 @@ def test_store_that_is_not_there_yet_costs_a_warm_worker_no_pause(tmp_path: Path
         template.prepare("torch", "torch.distributed")
         ended = template.run()
     assert (ended.stdout, ended.stderr, ended.code) == ("client\n", "", 0)
+
+
+LOOK = """
+import sys, torch.distributed as dist
+print(sys.modules["torch.distributed.rendezvous"].TCPStore is dist.TCPStore)
+"""
+
+
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_a_warm_worker_has_torch_as_it_is_where_that_is_asked_for(
+    tmp_path: Path, switch: str
+) -> None:
+    (tmp_path / "train.py").write_text(LOOK)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", IN_PROCESS_VARIABLE: switch}
+    with Template(PROGRAM, tmp_path, environment) as template:
+        template.prepare("torch", "torch.distributed")
+        assert template.run().stdout == f"{switch == 'off'}\n"
 
 
 def test_torch_is_imported_beforehand(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -58,17 +57,3 @@ def test_torch_asks_for_the_names_of_no_addresses(ask: str) -> None:
     done = subprocess.run([sys.executable, "-c", NAMES, ask], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "b\n"), done.stderr
     assert ("cannot be retrieved" in done.stderr) == (ask == "not")
-
-
-@pytest.mark.parametrize(("given", "found"), [("1", "0"), ("3", "3")])
-def test_nccl_ends_nobody_who_is_to_leave(given: str, found: str) -> None:
-    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-    code = "import os; from unbroken.worker.restart import groups; groups.watch()"
-    code += f"; print(os.environ['{name}'])"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, name: given},
-    )
-    assert done.stdout.strip() == found, done.stderr

@@ -54,3 +54,5 @@ SCRIPT, MODULE, RUN_PATH = "script", "module", "run-path"
 LEARNT_VARIABLE = "UNBROKEN_LEARNT"
 """Names the inherited descriptor to which a worker writes what it imports, a name per line; taken
 out of the environment before the script begins."""
+IN_PROCESS_VARIABLE = "UNBROKEN_IN_PROCESS"
+"""`off` leaves torch in a worker as it is, also in warm ones; from `unbroken.dev/in-process`."""

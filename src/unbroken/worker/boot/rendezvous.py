@@ -1,51 +1,106 @@
-"""A client of torch's store waits until somebody listens there, and nobody asks for names.
+"""A client of torch's store that waits for its server, without the pauses of torch's own.
 
-Torch's own pauses for about 500 ms after a first connection that was refused (torch 2.6 to 2.13).
-Ranks that start cold are further apart than that; those that start warm would spend most of their
-start there.  `groups.watch` does the same, and more, for functions that are restartable.
+Torch's client pauses for about 500 ms after a first connection that was refused (torch 2.6 to
+2.13).  Ranks that start cold are further apart than that; those that start warm would spend most
+of their start there.
 
 For its log torch looks up the name of each address that it connects to or that connects, mostly in
-the DNS: a question that is lost holds up the store, and so everybody, for 5 s.
+the DNS: a question that is lost holds up the store, and so all ranks, for 5 s.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
-TRY_SECONDS = 0.001
-TRY_SECONDS_MAX = 0.25
-SHARE = 0.1
-"""Of what has been waited already: thousands of ranks ask one host."""
-PATIENCE_SECONDS = 10.0
-"""Then torch goes on in its own way, and says what is wrong."""
+TRIED = {"2.13": "2.13.0 (CPU)"}
+"""Minor versions of torch that `make test` has passed with, and the builds."""
+OFF, ON, ANY_TORCH = "off", "on", "any-torch"
+"""Values of `UNBROKEN_IN_PROCESS`."""
+ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers",
+             "multi_tenant", "master_listen_fd", "use_libuv")  # fmt: skip
+"""Parameters of `TCPStore`, torch 2.6 to 2.13."""
+DEFAULT_SECONDS = 300.0
+"""Default of its `timeout`."""
+CONNECT_SECONDS = 0.1
+"""Timeout of a client's first attempt, doubled by each that fails: each failure is a line of
+torch's log and a lookup of a name."""
+POLL_SECONDS = 0.001
+POLL_SECONDS_MAX = 0.25
+POLL_SHARE = 0.1
+"""Of the time waited so far: thousands of ranks may poll one host."""
 FATAL = 4
 """Above every level at which torch logs."""
+Construct = Callable[..., None]
 
 
-def be_patient() -> None:
-    """From now on clients wait so, where torch.distributed is imported."""
-    store: Any = getattr(sys.modules.get("torch.distributed"), "TCPStore", None)
-    if store is None or hasattr(store.__init__, "torchs_own"):
-        return
-    make = store.__init__
+def refusal(switch: str, version: str) -> str | None:
+    """Return why torch must be left as it is; None if it may be changed."""
+    if switch not in ("", ON, ANY_TORCH):
+        known = f"on, off or {ANY_TORCH}"
+        return f"UNBROKEN_IN_PROCESS is {switch!r}" + ("" if switch == OFF else f", not {known}")
+    if version and switch != ANY_TORCH and ".".join(version.split(".")[:2]) not in TRIED:
+        tried = ", ".join(TRIED.values())
+        return (
+            f"torch {version} was never tried (tried: {tried}); a fault gives this worker a new "
+            f"process. Install a tried version, or set UNBROKEN_IN_PROCESS={ANY_TORCH}"
+        )
+    return None
 
-    def patient(self: Any, *given: Any, **named: Any) -> None:
-        words = {**dict(zip(("host_name", "port", "", "is_master"), given, strict=False)), **named}
-        if not words.get("is_master") and isinstance(words.get("port"), int):
-            timeout: Any = words.get("timeout")
-            limit = PATIENCE_SECONDS
-            if hasattr(timeout, "total_seconds"):
-                limit = min(limit, timeout.total_seconds())
-            await_listening(str(words.get("host_name")), words["port"], limit)
-        make(self, *given, **named)
 
-    # Without `__wrapped__`, by which `groups.watch` knows its own.
-    patient.torchs_own = make  # type: ignore[attr-defined]
-    store.__init__ = patient
-    ask_for_no_names()
+def be_patient(switch: str) -> None:
+    """Let clients wait so from now on, if torch.distributed is imported."""
+    torch: Any = sys.modules.get("torch")
+    rendezvous: Any = sys.modules.get("torch.distributed.rendezvous")
+    if hasattr(rendezvous, "TCPStore") and refusal(switch, torch.__version__) is None:
+        store = rendezvous.TCPStore
+        rendezvous.TCPStore = patient(store, store.__init__)
+        ask_for_no_names()
+
+
+def patient(store: Any, construct: Construct) -> Any:
+    """Make a subclass of `TCPStore` whose client connects when its server listens, and whose
+    attempts are short: between them a signal reaches Python, in torch's pauses it does not.
+
+    The server of `init_process_group` does not wait for clients: the group does.
+    """
+
+    def make(self: Any, *args: Any, **named: Any) -> None:
+        given = dict(zip(ARGUMENTS, args, strict=False)) | named
+        if given.get("is_master") or not {"host_name", "port"} <= given.keys():
+            if given.get("multi_tenant"):
+                given.setdefault("wait_for_workers", False)
+            construct(self, **given)
+        else:
+            _connect(self, construct, given)
+
+    members = {"__init__": make, "__module__": store.__module__, "__doc__": store.__doc__}
+    return type("TCPStore", (store,), members)
+
+
+def _connect(store: Any, construct: Construct, given: dict[str, Any]) -> None:
+    from datetime import timedelta
+    from time import monotonic  # noqa: TID251  (in the user's process, at its own pace)
+
+    timeout = given.get("timeout", timedelta(seconds=DEFAULT_SECONDS))
+    end, patience = monotonic() + timeout.total_seconds(), 1
+    while True:
+        took = await_listening(str(given["host_name"]), int(given["port"]), end - monotonic())
+        seconds = max(CONNECT_SECONDS, 3 * took) * patience
+        seconds = min(seconds, max(end - monotonic(), CONNECT_SECONDS))
+        try:
+            construct(store, **{**given, "timeout": timedelta(seconds=seconds)})
+        except RuntimeError:
+            if monotonic() > end:
+                raise
+            patience *= 2
+        else:
+            store.set_timeout(timeout)
+            return
 
 
 def await_listening(host: str, port: int, seconds: float) -> float:
-    """The seconds that a connection takes; 0: nobody listens in time, or torch may find out why."""
+    """Wait for a server; return the seconds that a connection takes, 0 if nobody listens in time
+    or the address is unusable (torch then reports why)."""
     import socket
     from time import monotonic, sleep  # noqa: TID251  (in the user's process, at its own pace)
 
@@ -54,7 +109,7 @@ def await_listening(host: str, port: int, seconds: float) -> float:
         try:
             socket.create_connection((host, port), seconds).close()
         except ConnectionRefusedError:
-            sleep(min(TRY_SECONDS + SHARE * (now - began), TRY_SECONDS_MAX))
+            sleep(min(POLL_SECONDS + POLL_SHARE * (now - began), POLL_SECONDS_MAX))
         except OSError:
             break
         else:
@@ -64,12 +119,12 @@ def await_listening(host: str, port: int, seconds: float) -> float:
 
 
 def ask_for_no_names() -> None:
-    """Have torch write addresses as numbers, in this process and those that are forked from it.
+    """Make torch write addresses as numbers, in this process and those that are forked from it.
 
-    Torch looks up no more names once it could not (torch 2.9 to 2.13, formatSockAddr in
-    socket.cpp).  So there is one that it cannot: that of a port that is taken, of which a store
-    complains.  It asks nobody, in this thread and this moment only (`retry` of resolver(3)), and
-    says nothing of it.  (A client that nobody answers would do, but pauses for up to 1 s.)
+    Torch looks up no more names after a lookup has failed (torch 2.9 to 2.13, formatSockAddr in
+    socket.cpp).  So one is made to fail: that for the log line about a port that is taken.  It
+    sends no query, in this thread and this moment only (`retry` of resolver(3)), and logs nothing.
+    (A client that nobody answers would do, but pauses for up to 1 s.)
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):

@@ -142,7 +142,7 @@ class _Template:
         if reason is not None:
             self._say_unsafe(reason)
         elif hidden is None:
-            self._rendezvous.be_patient()
+            self._rendezvous.be_patient(os.environ.get(self._warm.IN_PROCESS_VARIABLE, ""))
             self._fresh = self._freshness(importer.files, importer.roots, self._imports.state)
             gc.collect()
             gc.freeze()

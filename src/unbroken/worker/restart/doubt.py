@@ -1,8 +1,8 @@
-"""Whether the state of this process may be rubbish.
+"""Tell whether an aborted collective may have corrupted the state of this process.
 
 When a collective on a device is aborted, what was enqueued behind it goes on: an optimizer's step
-with gradients that never came, and the copies of a snapshot after it.  So an abort is told here
-before it begins, and what arrives later is no snapshot of that attempt.
+with gradients that never came, and the copies of a snapshot after it.  So an abort is noted here
+before it begins, and a copy that is complete later is no snapshot of that attempt.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ _newest = -1
 
 
 def begin() -> None:
-    """A collective of this attempt is about to be aborted."""
+    """Note that a collective of this attempt is about to be aborted."""
     global _newest
     _newest = max(_newest, context().attempt)
 
 
 def is_doubted(attempt: int) -> bool:
-    """Whether that has happened to an attempt."""
+    """Tell whether a collective of an attempt was aborted."""
     return attempt <= _newest

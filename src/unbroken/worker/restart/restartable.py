@@ -1,8 +1,8 @@
-"""In-process restart: a function that is left when another rank fails, and called again.
+"""In-process restart: leave a function when another rank fails, and call it again.
 
-`RankLost` is raised by a handler of a signal, in the main thread, and not by an asynchronous
-exception: a handler is run while a call such as `time.sleep` or `queue.get` is interrupted, and it
-sees where the thread is, so that nothing is ever raised after the function has left.
+A signal handler raises `RankLost` in the main thread.  An asynchronous exception would not do: a
+handler also runs while a call such as `time.sleep` or `queue.get` is interrupted, and it sees where
+the thread is, so that it raises nothing after the function has returned.
 """
 
 from __future__ import annotations
@@ -26,35 +26,37 @@ from unbroken.errors import SpecError, WorldError
 from unbroken.wire.ipc import AT_BARRIER, JOB_FAULT, JOB_START, PAST_BARRIER, STUCK_CODE
 from unbroken.worker.channel import Channel, attempt_now, connect, is_whole
 
-from . import groups
+from . import groups, patches
 
 __all__ = ["RankLost", "restartable"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-TOLD_SECONDS = 5.0
-"""For the agent to say that a peer is lost after gloo has noticed."""
+ORDER_SECONDS = 5.0
+"""Time for the agent to report a lost peer after gloo has noticed it."""
 EVICT_SECONDS = 0.002
+"""Pause between two attempts to make the main thread leave."""
 LEFT_SECONDS = 0.02
-"""The same, once the function has left: what threads of its groups wait for is still ended."""
+"""The same pause after the function has left: threads of its groups may still wait."""
 SWALLOWED_SECONDS = 1.0
-"""After which `RankLost` is raised again, where somebody has caught it and stayed."""
+"""Time after which `RankLost` is raised again, if the function caught it and stayed."""
 STUCK_SECONDS = 0.3
 STUCK_PASSES = 100
-"""Both, asleep in torch's native code, and the process ends: nothing gets that thread out.  Gloo
-forgets a message of which a part was sent or received when its connection breaks, and whoever waits
-for it is told by the group's timeout only (`signalException` in gloo/transport/tcp/pair.cc)."""
+"""Time and attempts after which a main thread that sleeps in native code of torch ends the process:
+nothing interrupts it.  Gloo loses a message of which a part was sent or received when its
+connection breaks, and a wait for it ends by the group's timeout only (`signalException` in
+gloo/transport/tcp/pair.cc)."""
 STUCK_STORE_SECONDS = 1.0
-"""The same while a store is made: torch sleeps for up to 0.75 s when a server dies meanwhile."""
+"""The same time while a store is made: torch sleeps for up to 0.75 s if a server dies meanwhile."""
 STUCK_CPU_SHARE = 0.1
-"""Of the time; signals that nobody answers take a part of it."""
-STUCK_IN = ("torch.distributed", "torch.autograd", groups.__name__)
+"""Share of CPU time below which a thread sleeps; signals that it does not answer take some."""
+STUCK_IN = ("torch.distributed", "torch.autograd", patches.__name__)
 logger = logging.getLogger(__name__)
 
 
 class RankLost(BaseException):
-    """Another rank has failed: leave.  Not an Exception, so that `except Exception` in a training
-    loop lets it pass; there is nothing to catch it for."""
+    """Another rank has failed: leave.  Do not catch it; it is no Exception, so that
+    `except Exception` in a training loop lets it pass."""
 
 
 def restartable(function: Callable[P, R]) -> Callable[P, R]:
@@ -73,12 +75,15 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     `worker.context()`, not a variable read before.  *Outside* may be data, tokenizers, compiled
     code, loaders; no reference to a group or to what holds one.
 
-    When the agent says so, connections to the store are shut down and `RankLost` is raised in
-    the main thread.  `finally` blocks run, and should take far less than a second; who is not out
-    after 5 s is killed and started anew, as are those in a long call of native code.  An exception
-    of the function's own is raised as ever, and makes this the rank that failed; what looks like a
-    lost peer waits up to 5 s for the agent's word first.  Uses SIGURG where it is free.
-    Without an agent of unbroken the function is just called.  SpecError: it is none.
+    At a fault the connections to the store are shut down and `RankLost` is raised in the main
+    thread.  `finally` blocks run, and should take far less than a second: a worker that has not
+    left after 5 s is replaced, as is one in a long call of native code.  An exception of the
+    function itself is raised as usual, and makes this the rank that failed; if it may be that of a
+    lost peer, it waits up to 5 s for the agent's order first.
+
+    `patches.PATCHES` lists what is changed in the process meanwhile.  Without an agent of unbroken,
+    with `UNBROKEN_IN_PROCESS=off` and with an untried torch the function is called once.
+    SpecError: `function` cannot be called.
     """
     if not callable(function):
         raise SpecError(f"restartable takes the function that trains, not {function!r}")
@@ -87,10 +92,12 @@ def restartable(function: Callable[P, R]) -> Callable[P, R]:
     def enter(*args: P.args, **named: P.kwargs) -> R:
         channel = connect() if _run is None and _is_main() else None
         call = functools.partial(function, *args, **named)
-        number = None if channel is None else _signal()
-        if channel is None or number is None:
+        if channel is None:
             return call()
-        outcome: R = _Run(channel, call, number).run()
+        number = patches.free_signal(_signalled)
+        reason = "the script handles every free signal" if number is None else patches.refusal()
+        run = _Run(channel, call, patches.Interrupt(number or 0, _signalled))
+        outcome: R = run.run() if reason is None else run.run_once(reason)
         return outcome
 
     return enter
@@ -102,8 +109,8 @@ class _Returned:
 
 
 class _Eviction:
-    """Makes the main thread leave, again and again until it has: a shutdown between two operations
-    and a signal just before a call that blocks are lost."""
+    """A thread that makes the main thread leave the function.  It repeats every attempt: a shutdown
+    between two operations is lost, and so is a signal just before a call that blocks."""
 
     def __init__(self, run: _Run) -> None:
         self._run = run
@@ -113,11 +120,11 @@ class _Eviction:
         self._thread.start()
 
     def left(self) -> None:
-        """The function has; its groups are being destroyed."""
+        """Stop interrupting: the function has left, and its groups are being destroyed."""
         self._has_left = True
 
     def end(self) -> None:
-        """Nobody touches another socket from here on."""
+        """Stop shutting down sockets, and wait until that has stopped."""
         self._is_over.set()
         self._thread.join()
 
@@ -136,12 +143,20 @@ class _Eviction:
 
 
 def _end() -> None:
-    logger.error("torch waits for a lost rank, and nothing tells it: this worker ends")
+    logger.error(
+        "in-process restart failed: the main thread is blocked in native code of torch, waiting "
+        "for a lost rank; exiting with %d so that the agent replaces this worker",
+        STUCK_CODE,
+    )
+    os._exit(STUCK_CODE)
+
+
+def _replace(_order: Mapping[str, Any]) -> None:
     os._exit(STUCK_CODE)
 
 
 class _Watch:
-    """Of a thread that is to leave: whether it sleeps in a call of torch that does not end."""
+    """Tells whether a thread that must leave sleeps in a call of torch that does not end."""
 
     def __init__(self, run: _Run) -> None:
         self._run = run
@@ -149,7 +164,7 @@ class _Watch:
         self._begin()
 
     def is_stuck(self) -> bool:
-        """To be asked again and again."""
+        """Look once; to be called repeatedly."""
         self._passes += 1
         took = monotonic() - self._since
         is_awake = time.clock_gettime(self._clock) - self._cpu > STUCK_CPU_SHARE * max(took, 0.02)
@@ -171,35 +186,57 @@ class _Watch:
 class _Run:
     """One call of a restartable function, over all its attempts."""
 
-    def __init__(self, channel: Channel, call: Callable[[], Any], number: int) -> None:
+    def __init__(
+        self, channel: Channel, call: Callable[[], Any], interrupt: patches.Interrupt
+    ) -> None:
         self._channel = channel
         self._call = call
-        self._number = number
+        self._signal = interrupt
         self.thread = threading.get_ident()
         self._lock = threading.Lock()
         self._orders: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._heard = threading.Event()
-        """A fault, or the end of the agent."""
+        """Set at a fault, and when the agent has ended."""
         self._must_leave = False
         self._eviction: _Eviction | None = None
         self._past: list[_Eviction] = []
-        """Of attempts that have been left."""
+        """Evictions of attempts that the function has left."""
         self._is_inside = False
         self._is_over = False
         self._raised_at: float | None = None
         self.answered_at = 0.0
-        """When the thread was last seen between two instructions of Python."""
+        """Time at which the thread last ran Python."""
 
     def run(self) -> Any:
-        """What the function returns at last."""
+        """Call the function until no fault ends it; return what it returns."""
         global _run
         _run = self
-        groups.watch()
+        try:
+            with patches.applied(self._signal):
+                outcome = self._repeat()
+        finally:
+            _run = None
+        self._channel.introduce(restartable=False)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        groups.let_go()
+        return outcome.value
+
+    def run_once(self, reason: str) -> Any:
+        """Call the function in a process of which nothing is changed, and which ends at a fault."""
+        if not patches.is_switched_off() and os.environ.get("LOCAL_RANK", "0") == "0":
+            logger.warning("in-process restart is off: %s", reason)
+        if _waits_for_rank():
+            self._channel.listen({JOB_FAULT: _replace, JOB_START: self._orders.put}, self._ended)
+            self._channel.introduce(restartable=True)
+            self._return()
+        return self._call()
+
+    def _repeat(self) -> _Returned | BaseException:
         self._channel.listen({JOB_FAULT: self._faulted, JOB_START: self._orders.put}, self._ended)
         self._channel.introduce(restartable=True)
         try:
-            if int(os.environ.get("RANK") or 0) < 0:
-                # `--inprocess-restart`: who is started before its rank is known waits for it.
+            if _waits_for_rank():
                 self._return()
             outcome = self._attempt()
             while not self._is_final(outcome):
@@ -208,31 +245,29 @@ class _Run:
                 self._settle()
                 self._return()
                 outcome = self._attempt()
+            return outcome
         finally:
-            _run = None
             self._channel.listen({}, None)
+            if self._eviction is not None:
+                self._eviction.end()
             self._end_past()
-        self._channel.introduce(restartable=False)
-        if isinstance(outcome, BaseException):
-            raise outcome
-        groups.let_go()
-        return outcome.value
 
     def interrupt(self) -> None:
-        """Wake the thread, and have `_signalled` called in it."""
+        """Wake the thread, and let it call `_signalled`."""
         if self._raised_at is not None and monotonic() - self._raised_at > SWALLOWED_SECONDS:
             self._raised_at = None
-        if not self.is_user_leaving() and signal.getsignal(self._number) is _signalled:
-            signal.pthread_kill(self.thread, self._number)
+        number = self._signal.number
+        if not self.is_user_leaving() and signal.getsignal(number) is _signalled:
+            signal.pthread_kill(self.thread, number)
 
     def is_user_leaving(self) -> bool:
-        """Whether `RankLost` is on its way through the function."""
+        """Tell whether `RankLost` is passing through the function."""
         return self._is_inside and self._raised_at is not None
 
     def leave(self, frame: FrameType | None) -> None:
-        """In the thread of the function: raise if it is to leave, and has not been told."""
+        """Raise `RankLost` if the function must leave; runs in its thread."""
         self.answered_at = monotonic()
-        # In the frame below the function it may be about to leave; nobody is to clean up there.
+        # In the frame below the function, the function may have returned.
         is_leaving = frame is None or frame.f_code is _ATTEMPT or is_whole(frame)
         if self._must_leave and self._is_inside and self._raised_at is None and not is_leaving:
             self._raised_at = monotonic()
@@ -251,11 +286,11 @@ class _Run:
     def _is_final(self, outcome: _Returned | BaseException) -> bool:
         is_users = isinstance(outcome, SystemExit | KeyboardInterrupt)
         if isinstance(outcome, BaseException) and groups.is_lost_peer(outcome):
-            # Its groups are of no use any more, whatever the agent says.
+            # Its groups are useless, whatever the agent orders.
             groups.abort()
             _clear(outcome)
             groups.destroy()
-            self._heard.wait(TOLD_SECONDS)
+            self._heard.wait(ORDER_SECONDS)
         with self._lock:
             self._is_over = is_users or not self._must_leave
         if self._is_over and self._eviction is not None:
@@ -263,20 +298,20 @@ class _Run:
         return self._is_over
 
     def _settle(self) -> None:
-        """Leave nothing of the attempt but threads of its groups, which end by themselves."""
+        """Destroy what is left of the attempt; threads of its groups end by themselves."""
         groups.destroy()
         if groups.is_serving() and not groups.are_gone() and groups.is_serving():
-            # Its port, and what the attempt has put down there, may be met by the next one.
+            # The next attempt could meet its port, and the keys of this attempt there.
             _end()
 
     def _return(self) -> None:
-        """Through the barrier, into the next attempt.  WorldError: there will be none."""
+        """Wait at the barrier for the next attempt.  WorldError: there is none."""
         with self._lock:
             while not self._orders.empty():
                 self._orders.get()
             self._arrive()
-        # What comes from here on is answered, and kept in order: a start that is followed by a
-        # fault finds the function inside, or about to be.
+        # From here on orders are answered in order: a fault that follows a start finds the
+        # function running, or about to run.
         while (order := self._orders.get()).get("type") != JOB_START:
             self._settle()
             with self._lock:
@@ -291,7 +326,7 @@ class _Run:
             self._past.pop().end()
 
     def _arrive(self) -> None:
-        # Who has put down an order has not let go of the lock before its eviction is known.
+        # `_faulted` holds the lock until the eviction of its order is set.
         if self._eviction is not None:
             self._eviction.left()
             self._past.append(self._eviction)
@@ -309,7 +344,7 @@ class _Run:
             self._heard.set()
 
     def _ended(self) -> None:
-        """Whoever trains, trains on; whoever is at the barrier ends."""
+        """Let training go on without an agent; a worker at the barrier ends."""
         self._orders.put({})
         self._heard.set()
 
@@ -323,27 +358,22 @@ def _signalled(number: int, frame: FrameType | None) -> None:
         _run.leave(frame)
 
 
-def _signal() -> int | None:
-    """A signal that nobody uses, with our handler.  It stays ours: a signal that is late finds
-    somebody who ignores it."""
-    numbers: list[int] = [signal.SIGURG, *range(signal.SIGRTMIN + 1, signal.SIGRTMAX)]
-    for number in numbers:
-        if signal.getsignal(number) in (_signalled, signal.SIG_DFL, signal.SIG_IGN):
-            signal.signal(number, _signalled)
-            return number
-    logger.warning("no signal is free: faults of others end this worker")
-    return None
+def _waits_for_rank() -> bool:
+    """Tell whether this worker gets its rank at the barrier (`--inprocess-restart`)."""
+    return int(os.environ.get("RANK") or 0) < 0
 
 
 def _is_main() -> bool:
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main:
-        logger.warning("restartable functions restart in the main thread only; this is just called")
+        logger.warning(
+            "in-process restart is off: a restartable function was called outside the main thread"
+        )
     return is_main
 
 
 def _clear(outcome: object) -> list[BaseException]:
-    """Let go of what the frames of the exception hold, and of those it came from: all of them."""
+    """Clear the frames of an exception and of all its causes; return these exceptions."""
     found: dict[int, BaseException] = {}
     todo = [outcome]
     while todo:
@@ -356,6 +386,6 @@ def _clear(outcome: object) -> list[BaseException]:
 
 
 def _drop(outcome: object) -> None:
-    """Let go of the exception's frames as well."""
+    """Clear the frames of an exception, and drop them."""
     for error in _clear(outcome):
         error.__traceback__ = error.__context__ = error.__cause__ = None

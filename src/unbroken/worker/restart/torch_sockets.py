@@ -1,14 +1,18 @@
-"""Which sockets are torch's, and how whoever waits for them is thrown out.
+"""Find the sockets of torch in this process, and end the waits for them.
 
-A listener is torch's if it came to be while a store or a group was made, and Python did not make
-it; connections are torch's if they are in one epoll with such a listener, or are a store's client's
-and came to be as a listener does.  Sockets that native code of another thread opens at that moment
-cannot be told from them.
+Torch does not tell which sockets are its own.  They are recognized by their properties:
+
+- A store's sockets have the port of a server in this process, or are connected to the address of a
+  server of which this process is a client.
+- Gloo's sockets are in one epoll with a listener, and neither epoll nor listener closes on exec.
+  Those of Python, libuv, gRPC and ZeroMQ do.  Those of UCX's TCP transport do not: they are taken
+  for gloo's.
 """
 
 from __future__ import annotations
 
 import _socket
+import fcntl
 import os
 import socket
 import stat
@@ -21,131 +25,145 @@ from pathlib import Path
 from time import monotonic  # noqa: TID251  (how long a client connects)
 from typing import Any
 
-__all__ = ["Making", "TorchSockets"]
+__all__ = ["TorchSockets"]
 
 TCP_CLOSE, TCP_LISTEN = 7, 10
 """States, as include/net/tcp_states.h of Linux numbers them."""
 CONNECT_SECONDS = 0.25
-"""A store's client that is shut down while it connects sleeps for 0.25 to 0.75 s before it says so
-(TCPStore.cpp of torch 2.13); left alone it is done in a moment, unless its server hangs."""
+"""A store's client that is shut down while it connects sleeps for 0.25 to 0.75 s before it fails
+(TCPStore.cpp of torch 2.13); left alone it connects in a moment, unless its server hangs."""
 ANSWER_SECONDS = 0.02
-"""Between two answers to whoever waits for a peer."""
+"""Pause between two rounds of connections to one listener."""
 SEQUENCE = struct.Struct("=q")
-"""What a peer says first (gloo/transport/tcp/device.cc)."""
+"""The first bytes that a peer sends (gloo/transport/tcp/device.cc)."""
 
 
 @dataclass(eq=False)
-class Making:
-    """A store, or a group of so many ranks, that is not there yet."""
+class _Store:
+    """A store's server, or a client of one."""
 
-    size: int
-    before: set[int]
+    port: int
+    hosts: frozenset[str]
+    """Addresses of the client's server; empty for a server."""
     began: float = field(default_factory=monotonic)
-    answered: dict[int, float] = field(default_factory=dict)
+    is_made: bool = False
 
-    def answer(self, listeners: dict[int, int]) -> None:
-        """Connect as each rank that gloo may wait for.
-
-        One that has died before it connected, or whose connection is shut down before it has said
-        who it is, is waited for until the group's timeout, in no socket (gloo/transport/tcp/
-        listener.cc).  What it gets now is at its end at once.
-        """
-        for inode, fd in listeners.items():
-            if monotonic() - self.answered.get(inode, -ANSWER_SECONDS) < ANSWER_SECONDS:
-                continue
-            with suppress(OSError), _taken(fd, inode) as sock:
-                family, address = sock.family, sock.getsockname()
-                for sequence in range(self.size):
-                    _say(family, address, SEQUENCE.pack(sequence))
-            self.answered[inode] = monotonic()
+    def owns(self, sock: _socket.socket) -> bool:
+        if not self.hosts:
+            return bool(sock.getsockname()[1] == self.port)
+        with suppress(OSError):  # not connected
+            host, port, *_ = sock.getpeername()
+            return port == self.port and _plain(host) in self.hosts
+        return False
 
 
 class TorchSockets:
-    """Known by inode: the number of a descriptor is another socket's as soon as it is closed."""
+    """Shuts down the sockets of stores and groups."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._makings: list[Making] = []
-        self._foreign: set[int] = set()
-        self._groups: set[int] = set()
-        """Listeners."""
-        self._stores: set[int] = set()
-        """Listeners, and connections of clients."""
+        self._stores: list[_Store] = []
+        self._sizes: list[int] = []
+        """Sizes of the groups that are being made."""
+        self._answered: dict[int, float] = {}
+        """Times of the last connections to listeners."""
 
-    def begin(self, size: int = 0) -> Making:
-        """A store is being made, or a group of so many ranks."""
-        with self._lock:
-            if not self._makings:
-                self._foreign.clear()
-            making = Making(size, set(_inodes()))
-            self._makings.append(making)
-            return making
+    @contextmanager
+    def store(self, host: str, port: int, *, is_server: bool) -> Iterator[None]:
+        """Watch a store while it is made, and from then on."""
+        made = _Store(port, frozenset() if is_server else _addresses(host))
+        self._stores.append(made)
+        try:
+            yield
+            made.is_made = True
+        finally:
+            if not made.is_made:
+                self._stores.remove(made)
 
-    def end(self, making: Making) -> None:
-        """It is made, or cannot be."""
-        with self._lock:
-            self._makings.remove(making)
-            self._add(making, _inodes(), self._groups, self._stores)
+    @contextmanager
+    def group(self, size: int) -> Iterator[None]:
+        """Watch a group of `size` ranks while it is made."""
+        self._sizes.append(size)
+        try:
+            yield
+        finally:
+            self._sizes.remove(size)
 
     def is_store_being_made(self) -> bool:
-        """Or a store's client connects."""
-        return any(not making.size for making in self._makings)
+        """Tell whether a server starts or a client connects."""
+        return not all(store.is_made for store in self._stores)
 
     def is_serving(self) -> bool:
-        """Whether a store's server listens in this process."""
-        with self._lock:
-            found = _inodes()
-            ours = self._stores & found.keys()
-            return any(_state(found[inode], inode) == TCP_LISTEN for inode in ours)
-
-    def spare(self, sock: socket.socket) -> None:
-        """Python has made it."""
-        if self._makings:
-            with suppress(OSError):
-                self._foreign.add(os.fstat(sock.fileno()).st_ino)
+        """Tell whether a store's server listens in this process."""
+        servers = [store for store in self._stores if not store.hosts]
+        found = _inodes() if servers else {}
+        return any(
+            _state(fd, inode) == TCP_LISTEN and _is_owned(fd, inode, servers)
+            for inode, fd in found.items()
+        )
 
     def shut(self) -> None:
-        """Throw out whoever reads, writes or connects, in this process and at the other ends, and
-        whoever waits for a peer to connect."""
+        """End the waits of all that read, write or connect, in this process and at the other ends,
+        and of those that wait for a peer to connect."""
         with self._lock:
-            found, groups, stores = _inodes(), set(self._groups), set(self._stores)
-            for making in self._makings:
-                if making.size or monotonic() - making.began > CONNECT_SECONDS:
-                    self._add(making, found, groups, stores)
-                making.answer({inode: found[inode] for inode in groups & found.keys()})
-            gloos = _polled(groups)
-            for inode in gloos & found.keys():
-                # What is sent still goes out: gloo forgets messages that it cannot send, and who
-                # waits for them is never told (`signalException` in gloo/transport/tcp/pair.cc).
-                _shut(found[inode], inode, socket.SHUT_RD)
-            for inode in ((stores | _polled(stores)) - gloos) & found.keys():
-                _shut(found[inode], inode, socket.SHUT_RDWR)
+            found = _inodes()
+            listeners, gloo = _gloo(found)
+            if self._sizes:
+                self._answer(listeners, max(self._sizes))
+            for inode, fd in gloo.items():
+                # What is sent still goes out: gloo forgets messages that it cannot send, and the
+                # rank that waits for one is never told (`signalException` in
+                # gloo/transport/tcp/pair.cc).
+                _shut(fd, inode, socket.SHUT_RD)
+            now = monotonic()
+            stores = [s for s in self._stores if s.is_made or now - s.began > CONNECT_SECONDS]
+            for inode, fd in found.items() if stores else ():
+                if inode not in gloo and inode not in listeners and _is_owned(fd, inode, stores):
+                    _shut(fd, inode, socket.SHUT_RDWR)
 
     def forget(self) -> None:
-        """They are another attempt's now."""
-        with self._lock:
-            self._groups.clear()
-            self._stores.clear()
+        """Forget the stores of the attempt that has ended."""
+        self._stores.clear()
 
-    def _add(
-        self, making: Making, found: dict[int, int], groups: set[int], stores: set[int]
-    ) -> None:
-        for inode in found.keys() - making.before - self._foreign:
-            if not making.size:
-                stores.add(inode)
-            elif _state(found[inode], inode) == TCP_LISTEN:
-                groups.add(inode)
+    def _answer(self, listeners: dict[int, int], size: int) -> None:
+        """Connect as each rank that gloo may wait for.
+
+        Gloo waits until the group's timeout, in no socket, for a rank that died before it connected
+        or whose connection was shut down before it sent its number (gloo/transport/tcp/
+        listener.cc).  A connection of ours ends at once, and so does the wait.
+        """
+        for inode, fd in listeners.items():
+            if monotonic() - self._answered.get(inode, -ANSWER_SECONDS) < ANSWER_SECONDS:
+                continue
+            with suppress(OSError), _taken(fd, inode) as sock:
+                family, address = sock.family, sock.getsockname()
+                for sequence in range(size):
+                    _send(family, address, SEQUENCE.pack(sequence))
+            self._answered[inode] = monotonic()
 
 
-def _say(family: int, address: Any, words: bytes) -> None:
+def _send(family: int, address: Any, data: bytes) -> None:
     with suppress(OSError), socket.socket(family) as sock:
         sock.settimeout(CONNECT_SECONDS)
         sock.connect(address)
-        sock.sendall(words)
+        sock.sendall(data)
+
+
+def _addresses(host: str) -> frozenset[str]:
+    with suppress(OSError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        return frozenset(_plain(str(address[0])) for *_, address in found)
+    return frozenset({host})
+
+
+def _plain(host: str) -> str:
+    """Strip the mark of an IPv4 address in a socket of IPv6."""
+    return host.removeprefix("::ffff:")
 
 
 def _inodes() -> dict[int, int]:
-    """Of the sockets of this process: descriptors by inode."""
+    """Map the inodes of this process's sockets to descriptors: the number of a descriptor is
+    another socket's as soon as it is closed."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -155,30 +173,42 @@ def _inodes() -> dict[int, int]:
     return found
 
 
-def _polled(listeners: set[int]) -> set[int]:
-    """The inodes that are in an epoll of this process together with one of these."""
-    found: set[int] = set()
-    for name in os.listdir("/proc/self/fd") if listeners else ():
+def _gloo(found: dict[int, int]) -> tuple[dict[int, int], dict[int, int]]:
+    """Find gloo's listeners and its other sockets."""
+    listeners: dict[int, int] = {}
+    others: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
-                lines = Path(f"/proc/self/fdinfo/{name}").read_text().splitlines()
-                inodes = {_inode(line) for line in lines if line.startswith("tfd:")}
-                found |= inodes if inodes & listeners else set()
-    return found
+            if os.readlink(f"/proc/self/fd/{name}") != "anon_inode:[eventpoll]":
+                continue
+            if not _stays_on_exec(int(name)):
+                continue
+            lines = Path(f"/proc/self/fdinfo/{name}").read_text().splitlines()
+            polled = {_inode(line) for line in lines if line.startswith("tfd:")}
+            members = {inode: found[inode] for inode in polled & found.keys()}
+            own = {inode: fd for inode, fd in members.items() if _is_gloos(fd, inode)}
+            listeners |= own
+            others |= {i: fd for i, fd in members.items() if own and i not in own}
+    return listeners, others
+
+
+def _is_gloos(fd: int, inode: int) -> bool:
+    return _state(fd, inode) == TCP_LISTEN and _stays_on_exec(fd)
+
+
+def _stays_on_exec(fd: int) -> bool:
+    return not fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
 
 
 def _inode(line: str) -> int:
-    """`tfd: 9 events: 19 data: 9 pos:0 ino:40e sdev:10` (Documentation/filesystems/proc.rst)."""
+    """Read `tfd: 9 events: 19 data: 9 pos:0 ino:40e sdev:10` (filesystems/proc.rst of Linux)."""
     _, _, rest = line.partition(" ino:")
     return int(rest.split()[0], 16) if rest else 0
 
 
 @contextmanager
 def _taken(fd: int, inode: int) -> Iterator[_socket.socket]:
-    """A socket by its descriptor, whatever becomes of the latter.  OSError: it is another's.
-
-    Not by Python's own class, whose sockets are spared.
-    """
+    """Duplicate a socket, so that it cannot be closed meanwhile.  OSError: it was closed."""
     sock = _socket.socket(fileno=os.dup(fd))
     try:
         if os.fstat(sock.fileno()).st_ino != inode:
@@ -188,8 +218,15 @@ def _taken(fd: int, inode: int) -> Iterator[_socket.socket]:
         sock.close()
 
 
+def _is_owned(fd: int, inode: int, stores: list[_Store]) -> bool:
+    with suppress(OSError), _taken(fd, inode) as sock:
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            return any(store.owns(sock) for store in stores)
+    return False
+
+
 def _state(fd: int, inode: int) -> int | None:
-    """None: no TCP."""
+    """Return the state of a TCP socket; None for another."""
     with suppress(OSError), _taken(fd, inode) as sock:
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
@@ -197,8 +234,8 @@ def _state(fd: int, inode: int) -> int | None:
 
 
 def _shut(fd: int, inode: int, how: int) -> None:
-    """Shut down a connection over TCP, or one to be.  Never a socket that listens, gloo's thread
-    that accepts would end the process; nor one that may listen soon, nobody could connect to it."""
+    """Shut down a connection over TCP, established or not.  A listening socket is left alone,
+    gloo's thread that accepts would end the process; and one that may listen soon too."""
     if _state(fd, inode) not in (None, TCP_CLOSE, TCP_LISTEN):
         with suppress(OSError), _taken(fd, inode) as sock:
             sock.shutdown(how)
