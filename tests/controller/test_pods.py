@@ -120,14 +120,15 @@ def test_a_job_without_a_key_mounts_nothing() -> None:
     assert "UNBROKEN_AGENT_KEY_FILE" not in variables(container)
 
 
-def test_a_job_says_of_warm_workers_what_its_agents_need() -> None:
-    assert not {"UNBROKEN_WARM", "UNBROKEN_PRELOAD"} & set(
+def test_annotations_for_agents_and_workers_are_variables_of_pods() -> None:
+    names = ("UNBROKEN_WARM", "UNBROKEN_PRELOAD", "UNBROKEN_IN_PROCESS")
+    assert not {*names} & set(
         variables(build_pod(JOB, spec(template()), order(), SECRET)["spec"]["containers"][0])
     )
-    given = {"unbroken.dev/warm": "off", "unbroken.dev/preload": "torch,numpy"}
-    pod = build_pod(JobIdentity("default", "lm", "u", given), spec(template()), order(), SECRET)
-    told = variables(pod["spec"]["containers"][0])
-    assert (told["UNBROKEN_WARM"], told["UNBROKEN_PRELOAD"]) == ("off", "torch,numpy")
+    given = {"warm": "off", "preload": "torch,numpy", "in-process": "off"}
+    job = JobIdentity("default", "lm", "u", {f"unbroken.dev/{key}": given[key] for key in given})
+    told = variables(build_pod(job, spec(template()), order(), SECRET)["spec"]["containers"][0])
+    assert [told[name] for name in names] == [*given.values()]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from typing import Any
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.events import CreatePod, NodeName
+from unbroken.spec.job.parse import IN_PROCESS
 from unbroken.spec.job.types import GROUP, JOB_LABEL, KIND, VERSION, JobSpec
 from unbroken.spec.job.warm import PRELOAD, PRELOAD_VARIABLE, WARM, WARM_VARIABLE
 from unbroken.wire.agent import PORT
+from unbroken.wire.warm import IN_PROCESS_VARIABLE
 
 Object = dict[str, Any]
 
@@ -23,6 +25,8 @@ NAME_LABEL = "job-name"
 REPLICA_LABEL, INDEX_LABEL = "unbroken.dev/replica-spec", "unbroken.dev/index"
 AUTH_ANNOTATION = "unbroken.dev/agent-auth"
 """`none` on a job: its agents take commands from everybody."""
+VARIABLES = {WARM: WARM_VARIABLE, PRELOAD: PRELOAD_VARIABLE, IN_PROCESS: IN_PROCESS_VARIABLE}
+"""Annotations that agents or workers are told of, and by which variables."""
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -161,7 +165,7 @@ def _environment(
         values["UNBROKEN_AGENT_KEY_FILE"] = f"{KEY_DIRECTORY}/{KEY_ENTRY}"
     else:
         values["UNBROKEN_AGENT_AUTH"] = "none"
-    for annotation, variable in ((WARM, WARM_VARIABLE), (PRELOAD, PRELOAD_VARIABLE)):
+    for annotation, variable in VARIABLES.items():
         if annotation in job.annotations:
             values[variable] = job.annotations[annotation]
     fields = {"AGENT_HOST": "status.podIP", "UNBROKEN_POD_UID": "metadata.uid"}
