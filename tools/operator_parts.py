@@ -1,4 +1,4 @@
-"""Write the rules of the chart's roles (_parts.tpl) from the parts of the operator."""
+"""Write the rules of the chart's roles, and the guide's table, from the parts of the operator."""
 
 from __future__ import annotations
 
@@ -15,9 +15,31 @@ HEAD = """\
 """
 END = "{{- end }}"
 
+GUIDE = ROOT / "docs/guide/security.md"
+TABLE_HEAD = """\
+| part of the operator | what it does | `unbroken operator` | the chart | needs |
+|---|---|---|---|---|
+"""
 
-def text() -> str:
-    """The file as it should be."""
+
+def files() -> dict[Path, str]:
+    """The files as they should be."""
+    guide = GUIDE.read_text()
+    before, head, after = guide.partition(TABLE_HEAD)
+    _, gap, after = after.partition("\n\n")
+    return {FILE: templates(), GUIDE: before + head + "\n".join(_rows()) + gap + after}
+
+
+def _rows() -> Iterator[str]:
+    for name, part in PARTS.items():
+        words = f"{WITHOUT} {name.value}" if part.option == WITHOUT else part.option
+        option = f"{'on' if part.is_on else 'off'} without `{words}`" if words else "always on"
+        chart = {None: "always off", "": "always on"}.get(part.chart, f"`{part.chart}`")
+        yield f"| `{name.value}` | {part.help} | {option} | {chart} | {part.needs} |"
+
+
+def templates() -> str:
+    """The chart's file."""
     lines = [HEAD]
     for name, part in PARTS.items():
         if part.chart:
@@ -83,5 +105,6 @@ def _rule(right: Right) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    FILE.write_text(text())
-    print(FILE.relative_to(ROOT))
+    for path, text in files().items():
+        path.write_text(text)
+        print(path.relative_to(ROOT))

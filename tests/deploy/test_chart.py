@@ -64,7 +64,8 @@ def test_the_node_daemon_without_helm_is_the_same() -> None:
 
 def test_roles_are_those_of_the_operators_parts() -> None:
     made = tool("operator_parts")
-    assert made.FILE.read_text() == made.text(), f"run {sys.executable} tools/operator_parts.py"
+    for path, text in made.files().items():
+        assert path.read_text() == text, f"run {sys.executable} tools/{made.__name__}.py"
 
 
 def test_parts_name_options_and_values_that_exist() -> None:

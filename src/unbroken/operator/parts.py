@@ -1,6 +1,6 @@
 """The parts of the operator: how each is switched, what it needs, and its rights in Kubernetes.
 
-`unbroken operator --without`, `OperatorOptions` and the roles of the chart are made from this table
+`unbroken operator --without`, the roles of the chart and the table of the guide are made from it
 (tools/operator_parts.py).  A test compares the roles with the audit log of a real API server.
 """
 
