@@ -15,7 +15,6 @@ from typing import Any, assert_never
 from urllib.parse import quote
 
 import yaml
-from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.errors import WorldError
@@ -23,7 +22,7 @@ from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
-from unbroken.kube.events import EventRecorder
+from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informers import Informers
 from unbroken.kube.persist import persist
 from unbroken.kube.workqueue import WorkQueue
@@ -38,19 +37,17 @@ from unbroken.local.kubeflow.decisions.events import (
 )
 from unbroken.local.kubeflow.decisions.pods import RENDEZVOUS_PORT
 from unbroken.local.kubeflow.decisions.pytorchjob import plan
+from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import PyTorchJobObject
+from unbroken.spec.job_kinds import PYTORCHJOB
 from unbroken.spec.kubeflow.pytorchjob import (
-    GROUP,
-    JOB_LABEL,
-    KIND,
     OPERATOR,
     PATH,
     PLURAL,
-    VERSION,
 )
 from unbroken.spec.kubeflow.pytorchjob_status import PyTorchJobStatus, status_from, status_to
 
-from .views import is_owned, job_picture, replaced_annotation
+from .views import job_picture, replaced_annotation
 
 log = logging.getLogger(__name__)
 
@@ -114,9 +111,9 @@ class PyTorchJobs:
     def _on_part(self, old: Pod | Service | None, new: Pod | Service | None) -> None:
         item = new or old
         assert item is not None
-        name = ((item.metadata and item.metadata.labels) or {}).get(JOB_LABEL)
-        if name:
-            self._queue.add(Key(key_of(item).namespace, name))
+        key = job_of(item, PYTORCHJOB)
+        if key is not None:
+            self._queue.add(key)
 
     async def _work(self, key: Key) -> float | None:
         job = self._jobs.get(key.name, key.namespace)
@@ -192,16 +189,7 @@ class PyTorchJobs:
         return await self._client.delete_if_present(path, uid, propagation="Background")
 
     def _tell(self, job: PyTorchJobObject, type: str, reason: str, message: str) -> None:
-        metadata = job["metadata"]
-        about = ObjectReference(
-            apiVersion=f"{GROUP}/{VERSION}",
-            kind=KIND,
-            name=metadata["name"],
-            namespace=metadata["namespace"],
-            uid=metadata["uid"],
-            resourceVersion=metadata["resourceVersion"],
-        )
-        self._recorder.record(about, type, reason, message)
+        self._recorder.record(reference_to(job), type, reason, message)
 
 
 def _path(job: PyTorchJobObject) -> str:

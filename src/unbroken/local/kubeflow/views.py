@@ -83,8 +83,3 @@ def _exit_code(status: PodStatus) -> int | None:
         if one.name == CONTAINER and ended is not None:
             return ended.exitCode
     return None
-
-
-def is_owned(item: Pod | Service, uid: str) -> bool:
-    """Whether the object belongs to the one with the uid."""
-    return any(one.uid == uid for one in (item.metadata and item.metadata.ownerReferences) or ())

@@ -24,7 +24,7 @@ from unbroken.core.job.machine import Job
 from unbroken.core.job.record.conditions import ConditionType, advance
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.kube.backoff import Backoff
-from unbroken.kube.cache import HasMetadata, Key, key_of
+from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import entropy, pause
 from unbroken.kube.errors import ApiRefusal
@@ -33,6 +33,7 @@ from unbroken.kube.informers import Informers
 from unbroken.kube.persist import persist
 from unbroken.kube.refusals import Refusal
 from unbroken.observe.program_metrics import JobHealth
+from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import IncidentObject, JobObject
 from unbroken.operator.kueue.queues import Queues
 from unbroken.spec.job.codec import incident_from, job_status_from
@@ -40,6 +41,7 @@ from unbroken.spec.job.ledger import ANNOTATION as LEDGER
 from unbroken.spec.job.ledger import read_ledger
 from unbroken.spec.job.parse import Parsed, parse_job
 from unbroken.spec.job.types import JOB_LABEL, JobStatus
+from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.problems import Problem
 
 from .pods import JobIdentity, job_identity
@@ -160,8 +162,9 @@ class Operator:
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
         pod = new or old
         assert pod is not None
-        runner = self._runners.get(_job_of(pod))
-        if runner is not None and _is_owned(pod, runner.job.uid):
+        key = job_of(pod, HYPERPOD_JOB)
+        runner = self._runners.get(key) if key is not None else None
+        if runner is not None and is_owned(pod, runner.job.uid):
             runner.pod_changed(pod, is_gone=new is None)
 
     def _on_job(self, old: JobObject | None, new: JobObject | None) -> None:
@@ -271,10 +274,10 @@ class Operator:
         for view in self._nodes.values():
             runner.tell(NodeSeen(view))
         for pod in self._watches.pods.items():
-            if _job_of(pod) == key and _is_owned(pod, runner.job.uid):
+            if job_of(pod, HYPERPOD_JOB) == key and is_owned(pod, runner.job.uid):
                 runner.pod_changed(pod)
         for item in self._watches.incidents.items():
-            if _is_owned(item, runner.job.uid):
+            if is_owned(item, runner.job.uid):
                 incident, _ = incident_from(item)
                 runner.tell(IncidentSeen(incident))
         runner.tell(Synced())
@@ -334,13 +337,3 @@ def _warn(runner: JobRunner, warnings: Iterable[str]) -> None:
 def _seen(job: JobObject, parsed: Parsed, gate: Gate) -> JobSeen:
     is_deleting = bool(job["metadata"].get("deletionTimestamp"))
     return JobSeen(parsed.spec, parsed.options, is_deleting, gate=gate)
-
-
-def _job_of(pod: Pod) -> Key:
-    labels = (pod.metadata and pod.metadata.labels) or {}
-    return Key(key_of(pod).namespace, labels.get(JOB_LABEL, ""))
-
-
-def _is_owned(item: HasMetadata, uid: str) -> bool:
-    metadata: Any = item.metadata
-    return any(owner.uid == uid for owner in (metadata and metadata.ownerReferences) or ())

@@ -16,7 +16,6 @@ from urllib.parse import quote
 
 import msgspec
 from lightkube.generic_resource import create_global_resource, create_namespaced_resource
-from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.kueue import (
@@ -37,16 +36,17 @@ from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
-from unbroken.kube.events import EventRecorder
+from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.job_pods import JobPods
 from unbroken.operator.jobs.pods import REPLICA_LABEL, job_identity
 from unbroken.operator.kinds import JobObject
 from unbroken.spec.job.codec import job_status_from
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.queues import GROUP, PRIORITY, queue_of, queue_warnings
-from unbroken.spec.job.types import GROUP as JOB_GROUP
-from unbroken.spec.job.types import JOB_LABEL, KIND, VERSION, JobSpec
+from unbroken.spec.job.types import JOB_LABEL, JobSpec
+from unbroken.spec.job_kinds import HYPERPOD_JOB
 
 from .api import served_version
 from .objects import (
@@ -100,7 +100,7 @@ class Queues:
         self._is_known = False
         self._workloads: Informer[Any] | None = None
         self._flavors: Informer[Any] | None = None
-        self._own: dict[Key, dict[str, Pod]] = {}
+        self._own = JobPods(HYPERPOD_JOB)
         """Pods by job and uid."""
         self._gates: dict[str, Gate] = {}
         """By the job's uid; those that were decided."""
@@ -185,21 +185,9 @@ class Queues:
             self._gates.pop(_uid(old), None)
 
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
-        pod = new or old
-        assert pod is not None
-        metadata = pod.metadata
-        name = ((metadata and metadata.labels) or {}).get(JOB_LABEL)
-        if metadata is None or not name:
-            return
-        key, uid = Key(metadata.namespace or "", name), metadata.uid or ""
-        if new is not None:
-            self._own.setdefault(key, {})[uid] = new
-        else:
-            left = self._own.get(key, {})
-            left.pop(uid, None)
-            if not left:
-                self._own.pop(key, None)
-        self._queue.add(key)
+        key = self._own.changed(old, new)
+        if key is not None:
+            self._queue.add(key)
 
     def _on_workload(self, old: Any, new: Any) -> None:
         item = new if new is not None else old
@@ -247,7 +235,7 @@ class Queues:
 
     def _picture(self, key: Key, job: JobObject, spec: JobSpec) -> QueuedJob:
         status, _ = job_status_from(job.get("status"))
-        own = [pod for pod in self._own.get(key, {}).values() if _is_of(pod, _uid(job))]
+        own = self._own.of(key, _uid(job))
         stood = standing(status.conditions)
         return QueuedJob(
             queue=queue_of(job),
@@ -303,10 +291,10 @@ class Queues:
             return
         except ApiRefusal as error:
             text = f"the job cannot be queued: {error}"
-            self._recorder.record(_reference(job), "Warning", "NotQueued", text)
+            self._recorder.record(reference_to(job), "Warning", "NotQueued", text)
             raise
         text = f"waits in queue {queue_of(job)} as Workload {workload_name(identity)}"
-        self._recorder.record(_reference(job), "Normal", "CreatedWorkload", text)
+        self._recorder.record(reference_to(job), "Normal", "CreatedWorkload", text)
 
     async def _priority(self, job: JobObject, spec: JobSpec) -> Priority:
         """By the job's label, else by the pods' class, else the cluster's default."""
@@ -345,10 +333,6 @@ def _annotations(pod: Pod) -> Mapping[str, str]:
     return (pod.metadata and pod.metadata.annotations) or {}
 
 
-def _is_of(pod: Pod, uid: str) -> bool:
-    return any(one.uid == uid for one in (pod.metadata and pod.metadata.ownerReferences) or ())
-
-
 def _are_ready(pods: list[Pod], spec: JobSpec) -> bool:
     """Whether there are enough to train; a spare that is missing keeps nobody waiting."""
     ready = [
@@ -362,15 +346,3 @@ def _are_ready(pods: list[Pod], spec: JobSpec) -> bool:
 def _is_ready(pod: Pod) -> bool:
     conditions = (pod.status and pod.status.conditions) or ()
     return any(one.type == "Ready" and one.status == "True" for one in conditions)
-
-
-def _reference(job: Mapping[str, Any]) -> ObjectReference:
-    metadata = job["metadata"]
-    return ObjectReference(
-        apiVersion=f"{JOB_GROUP}/{VERSION}",
-        kind=KIND,
-        name=metadata["name"],
-        namespace=metadata.get("namespace"),
-        uid=metadata.get("uid"),
-        resourceVersion=metadata.get("resourceVersion"),
-    )

@@ -15,7 +15,6 @@ from typing import Any, assert_never
 from urllib.parse import quote
 
 from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
-from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Node, Pod
 
@@ -31,10 +30,11 @@ from unbroken.core.auto_resume import (
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
-from unbroken.kube.events import EventRecorder
+from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
+from unbroken.operator.job_pods import JobPods
 from unbroken.operator.jobs.requests import FENCE
 from unbroken.spec.job_kinds import JobKind
 
@@ -143,8 +143,7 @@ class Resumer:
         self._watches = watches
         self._machines: dict[str, AutoResume] = {}
         """By the job's uid."""
-        self._pods: dict[Key, dict[str, Pod]] = {}
-        """Pods by job and uid."""
+        self._pods = JobPods(kind)
         self._is_stopped = False
         self._queue: WorkQueue[Key] = WorkQueue("auto-resume", self._look, workers=WORKERS)
 
@@ -174,30 +173,19 @@ class Resumer:
         self._queue.add(key_of(item))
 
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
-        item = new or old
-        assert item is not None
-        metadata = item.metadata
-        name = ((metadata and metadata.labels) or {}).get(self._kind.pod_label)
-        if self._is_stopped or metadata is None or not name:
+        if self._is_stopped:
             return
-        key, uid = Key(metadata.namespace or "", name), metadata.uid or ""
-        if new is not None:
-            self._pods.setdefault(key, {})[uid] = new
-        else:
-            pods = self._pods.get(key, {})
-            pods.pop(uid, None)
-            if not pods:
-                self._pods.pop(key, None)
-        self._queue.add(key)
+        key = self._pods.changed(old, new)
+        if key is not None:
+            self._queue.add(key)
 
     def _on_node(self, old: Node | None, new: Node | None) -> None:
         if self._is_stopped or (old and new and node_state(old) == node_state(new)):
             return
         node = new or old
         assert node is not None
-        for key, pods in self._pods.items():
-            if any(pod.spec and pod.spec.nodeName == key_of(node).name for pod in pods.values()):
-                self._queue.add(key)
+        for key in self._pods.jobs_on(key_of(node).name):
+            self._queue.add(key)
 
     # --- one job
 
@@ -206,7 +194,7 @@ class Resumer:
         if job is None or not concerns(job):
             return None
         uid = _uid(job)
-        pods = [pod for pod in self._pods.get(key, {}).values() if _is_owned(pod, uid)]
+        pods = self._pods.of(key, uid)
         seen = picture(self._kind, job, pods, await self._nodes_of(pods))
         machine, now = self._machines.setdefault(uid, AutoResume()), wall()
         for effect in machine.step(seen, now):
@@ -241,8 +229,7 @@ class Resumer:
                     '%s=%s %s="%s"',
                     *(self._kind.name.lower(), key_of(job), effect.reason, effect.message),
                 )
-                about = _reference(self._kind, job)
-                self._recorder.record(about, "Warning", effect.reason, effect.message)
+                self._recorder.record(reference_to(job), "Warning", effect.reason, effect.message)
             case _:
                 assert_never(effect)
 
@@ -278,19 +265,3 @@ class Resumer:
 
 def _uid(job: Mapping[str, Any]) -> str:
     return str(job["metadata"].get("uid") or "")
-
-
-def _is_owned(pod: Pod, uid: str) -> bool:
-    return any(one.uid == uid for one in (pod.metadata and pod.metadata.ownerReferences) or ())
-
-
-def _reference(kind: JobKind, job: Mapping[str, Any]) -> ObjectReference:
-    metadata = job["metadata"]
-    return ObjectReference(
-        apiVersion=f"{kind.group}/{kind.version}",
-        kind=kind.name,
-        name=metadata["name"],
-        namespace=metadata.get("namespace"),
-        uid=metadata.get("uid"),
-        resourceVersion=metadata.get("resourceVersion"),
-    )
