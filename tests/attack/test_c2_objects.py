@@ -36,12 +36,13 @@ from unbroken.kube.refusals import Refusals, head_of
 from unbroken.local.scheduler.model import node_info, pod_info
 from unbroken.operator.jobs.pods import job_identity
 from unbroken.operator.jobs.views import agent_place, node_view, pod_view
-from unbroken.operator.kinds import IncidentObject, JobObject, PyTorchJobObject
+from unbroken.operator.kinds import IncidentObject, JobObject, job_class
 from unbroken.operator.nodes.repair_views import repair_node
 from unbroken.operator.resume.views import concerns, node_state, pod_state
 from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.job.codec import incident_from, job_status_from
 from unbroken.spec.job.parse import parse_job
+from unbroken.spec.job_kinds import PYTORCHJOB
 from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
 from watching import Watcher, running
 
@@ -425,12 +426,13 @@ def test_any_garbage_that_the_api_stores_stops_nobody(place: Any, data: Any) -> 
     asyncio.run(check())
 
 
+PyTorchJobObject = job_class(PYTORCHJOB)
 HANDLERS: dict[type[Any], tuple[Callable[[Any], object], ...]] = {
     Pod: (pod_view, agent_place, pod_state, pod_info),
     Node: (node_view, repair_node, node_state, node_info),
     JobObject: (parse_job, job_identity, lambda one: job_status_from(one.get("status"))),
     IncidentObject: (incident_from,),
-    PyTorchJobObject: (parse_pytorchjob, concerns),
+    PyTorchJobObject: (parse_pytorchjob, concerns, PYTORCHJOB.is_suspended, PYTORCHJOB.has_ended),
 }
 BASES = {
     Pod: POD,

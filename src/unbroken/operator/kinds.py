@@ -1,4 +1,4 @@
-"""Our own kinds, and Kubeflow's, as the Kubernetes client knows them."""
+"""Kinds of objects as classes of the Kubernetes client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightkube.generic_resource import (
 
 from unbroken.spec.job import incident
 from unbroken.spec.job import types as job
-from unbroken.spec.kubeflow import pytorchjob
+from unbroken.spec.job_kinds import JobKind
 from unbroken.spec.nodes import kinds
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     class IncidentObject(GenericNamespacedResource):
         """An Incident; a dict."""
-
-    class PyTorchJobObject(GenericNamespacedResource):
-        """Kubeflow's PyTorchJob; a dict."""
 
     class ClusterObject(GenericGlobalResource):
         """A Cluster; a dict."""
@@ -44,9 +41,6 @@ else:
     IncidentObject = create_namespaced_resource(
         incident.GROUP, incident.VERSION, incident.KIND, incident.PLURAL
     )
-    PyTorchJobObject = create_namespaced_resource(
-        pytorchjob.GROUP, pytorchjob.VERSION, pytorchjob.KIND, pytorchjob.PLURAL
-    )
     ClusterObject, MachineObject, NodeCheckObject, NodeRecordObject = (
         create_global_resource(incident.GROUP, incident.VERSION, one.kind, one.plural)
         for one in (kinds.CLUSTER, kinds.MACHINE, kinds.NODE_CHECK, kinds.NODE_RECORD)
@@ -54,3 +48,8 @@ else:
 
 JOBS = f"apis/{job.GROUP}/{job.VERSION}"
 INCIDENTS = f"apis/{incident.GROUP}/{incident.VERSION}"
+
+
+def job_class(kind: JobKind) -> type[GenericNamespacedResource]:
+    """Return the class of jobs of a kind; its objects are dicts."""
+    return create_namespaced_resource(kind.group, kind.version, kind.name, kind.plural)

@@ -15,6 +15,7 @@ from typing import Any, assert_never
 from urllib.parse import quote
 
 import yaml
+from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.errors import WorldError
@@ -38,7 +39,7 @@ from unbroken.local.kubeflow.decisions.events import (
 from unbroken.local.kubeflow.decisions.pods import RENDEZVOUS_PORT
 from unbroken.local.kubeflow.decisions.pytorchjob import plan
 from unbroken.operator.job_pods import is_owned, job_of
-from unbroken.operator.kinds import PyTorchJobObject
+from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import PYTORCHJOB
 from unbroken.spec.kubeflow.pytorchjob import (
     OPERATOR,
@@ -90,7 +91,7 @@ class PyTorchJobs:
     def __init__(self, client: KubeClient, informers: Informers, recorder: EventRecorder) -> None:
         self._client = client
         self._recorder = recorder
-        self._jobs = informers.of(PyTorchJobObject)
+        self._jobs = informers.of(job_class(PYTORCHJOB))
         self._pods = informers.of(Pod)
         self._services = informers.of(Service)
         self._queue: WorkQueue[Key] = WorkQueue("pytorchjobs", self._work, workers=4)
@@ -104,7 +105,7 @@ class PyTorchJobs:
         self._jobs.subscribe(self._on_job)
         await self._queue.run()
 
-    def _on_job(self, old: PyTorchJobObject | None, new: PyTorchJobObject | None) -> None:
+    def _on_job(self, old: Job | None, new: Job | None) -> None:
         if new is not None:
             self._queue.add(key_of(new))
 
@@ -137,7 +138,7 @@ class PyTorchJobs:
             waits.append(max(found.again_at - now, 0.0))
         return min(waits, default=None)
 
-    async def _write(self, job: PyTorchJobObject, status: PyTorchJobStatus) -> None:
+    async def _write(self, job: Job, status: PyTorchJobStatus) -> None:
         """Write a status that was worked out from this version of the job."""
         metadata = job["metadata"]
         path, body = f"{_path(job)}/status", {"status": status_to(status)}
@@ -148,7 +149,7 @@ class PyTorchJobs:
             if newest != before:
                 log.info('pytorchjob=%s is=%s reason="%s"', key_of(job), one.type, one.message)
 
-    async def _carry_out(self, job: PyTorchJobObject, order: Order) -> bool:
+    async def _carry_out(self, job: Job, order: Order) -> bool:
         """Carry an order out; False: a name is taken."""
         pods = f"api/v1/namespaces/{quote(key_of(job).namespace)}/pods"
         services = f"api/v1/namespaces/{quote(key_of(job).namespace)}/services"
@@ -171,7 +172,7 @@ class PyTorchJobs:
         return True
 
     async def _create(
-        self, job: PyTorchJobObject, path: str, body: Mapping[str, Any], what: tuple[str, str]
+        self, job: Job, path: str, body: Mapping[str, Any], what: tuple[str, str]
     ) -> bool:
         kind, name = what
         try:
@@ -188,11 +189,11 @@ class PyTorchJobs:
     async def _delete(self, path: str, uid: str | None) -> bool:
         return await self._client.delete_if_present(path, uid, propagation="Background")
 
-    def _tell(self, job: PyTorchJobObject, type: str, reason: str, message: str) -> None:
+    def _tell(self, job: Job, type: str, reason: str, message: str) -> None:
         self._recorder.record(reference_to(job), type, reason, message)
 
 
-def _path(job: PyTorchJobObject) -> str:
+def _path(job: Job) -> str:
     key = key_of(job)
     return f"{PATH}/namespaces/{quote(key.namespace)}/{PLURAL}/{quote(key.name)}"
 

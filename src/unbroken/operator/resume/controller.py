@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, assert_never
 from urllib.parse import quote
 
-from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
+from lightkube.generic_resource import GenericNamespacedResource as Job
 from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 from lightkube.resources.core_v1 import Node, Pod
 
@@ -36,6 +36,7 @@ from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.job_pods import JobPods
 from unbroken.operator.jobs.requests import FENCE
+from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import JobKind
 
 from .views import concerns, node_state, picture, write_record
@@ -104,8 +105,7 @@ async def _resume(
     """Resume jobs while the API serves their kind."""
     async with asyncio.TaskGroup() as tasks:
         # Not a shared one: it must end when the kind does.
-        resource = create_namespaced_resource(kind.group, kind.version, kind.name, kind.plural)
-        jobs = Informer(client, resource, namespace=namespace)
+        jobs = Informer(client, job_class(kind), namespace=namespace)
         own: list[Informer[Any]] = [jobs]
         if informers is None:
             pods = Informer(client, Pod, namespace=namespace, labels=kind.pod_label)
@@ -126,7 +126,7 @@ async def _resume(
 class Watches:
     """Copies of what is looked at; the caller runs them."""
 
-    jobs: Informer[GenericNamespacedResource]
+    jobs: Informer[Job]
     pods: Informer[Pod]
     nodes: Informer[Node]
 
@@ -163,9 +163,7 @@ class Resumer:
 
     # --- what the API tells
 
-    def _on_job(
-        self, old: GenericNamespacedResource | None, new: GenericNamespacedResource | None
-    ) -> None:
+    def _on_job(self, old: Job | None, new: Job | None) -> None:
         item = new if new is not None else old
         assert item is not None
         if new is None or (old is not None and _uid(old) != _uid(new)):
@@ -216,7 +214,7 @@ class Resumer:
         """The node as it is now."""
         return await self._client.get_or_none(f"api/v1/nodes/{quote(name)}", Node)
 
-    async def _carry_out(self, job: GenericNamespacedResource, effect: ResumeEffect) -> None:
+    async def _carry_out(self, job: Job, effect: ResumeEffect) -> None:
         match effect:
             case WriteResumeRecord():
                 await self._write(job, effect)
@@ -233,14 +231,14 @@ class Resumer:
             case _:
                 assert_never(effect)
 
-    async def _write(self, job: GenericNamespacedResource, order: WriteResumeRecord) -> None:
+    async def _write(self, job: Job, order: WriteResumeRecord) -> None:
         """Raises Conflict, which leaves the rest undone, if the job has changed meanwhile."""
         body = {"metadata": {"annotations": write_record(order.record)}}
         key, kind = key_of(job), self._kind
         path = f"{kind.path}/namespaces/{quote(key.namespace)}/{kind.plural}/{quote(key.name)}"
         await self._client.merge(path, body, uid=_uid(job), version=order.version)
 
-    async def _delete(self, job: GenericNamespacedResource, order: DeleteResumedPod) -> None:
+    async def _delete(self, job: Job, order: DeleteResumedPod) -> None:
         if order.force and not await self._is_dead(order.node):
             return
         namespace = key_of(job).namespace
