@@ -170,7 +170,7 @@ def high(values: list[float]) -> float:
 
 
 async def _create(client: Any, job: dict[str, Any]) -> None:
-    from unbroken.kube.client import ApiRefusal
+    from unbroken.kube.errors import ApiRefusal
 
     while True:
         try:

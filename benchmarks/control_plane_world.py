@@ -19,10 +19,12 @@ from control_plane_agents import PORT, address
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.keys import MASTER_BYTES, job_key
-from unbroken.kube.client import ApiRefusal, KubeClient, connect
+from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
-from unbroken.operator.jobs.pods import AUTH_ANNOTATION, mounted_secret
+from unbroken.operator.jobs.pods import mounted_secret
 from unbroken.spec.job.types import GROUP, KIND, PLURAL, VERSION
+from unbroken.spec.keys import AGENT_AUTH
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "tests"))
@@ -42,7 +44,7 @@ MASTER = bytes(range(MASTER_BYTES))
 
 def manifest(job: int, agents: int, nproc: int, is_plain: bool) -> dict[str, Any]:
     """A job of so many agents: it may restart as often as it is hurt; `is_plain`: without a key."""
-    annotations = {AUTH_ANNOTATION: "none"} if is_plain else {}
+    annotations = {AGENT_AUTH: "none"} if is_plain else {}
     port = {"name": "AGENT_PORT", "value": str(PORT)}
     container = {"name": "pytorch", "image": "none", "env": [port]}
     template = {"spec": {"containers": [container]}}
