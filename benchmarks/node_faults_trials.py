@@ -26,7 +26,8 @@ from recovery_unbroken import InProcessSnapshots
 from recovery_watch import Worker
 
 from unbroken.spec.job.incident import Incident
-from unbroken.spec.nodes.keys import FAULT_DETAILS, HEALTH, Action, Health
+from unbroken.spec.keys import FAULT_DETAILS, HEALTH
+from unbroken.spec.nodes.keys import Action, Health
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import RepairRecord, RepairState
 

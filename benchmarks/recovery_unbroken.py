@@ -31,7 +31,7 @@ from recovery_watch import Worker
 
 from unbroken.spec.job.codec import incident_from
 from unbroken.spec.job.incident import Incident
-from unbroken.spec.job.warm import WARM
+from unbroken.spec.keys import WARM
 
 INCIDENT_SECONDS, LOOK_SECONDS = 10.0, 0.1
 PARKED_SECONDS, REPAIR_SECONDS = 40.0, 60.0

@@ -25,7 +25,7 @@ from scoreboard_trials import AGENTS, RANKS_PER_AGENT
 
 from unbroken.core.job.recovery.signals import BY_DETECTOR
 from unbroken.spec.job.codec import incident_from
-from unbroken.spec.job.detectors import ANNOTATION
+from unbroken.spec.keys import DETECTORS
 
 NODES = 6
 JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/default/hyperpodpytorchjobs"
@@ -223,5 +223,5 @@ class UnbrokenAct(Unbroken):
     """With every detector in mode act."""
 
     name = "unbroken-act"
-    settings = f"annotation {ANNOTATION}: '*=act'; the script calls unbroken.worker"
-    annotations: ClassVar[dict[str, str]] = {ANNOTATION: "*=act"}
+    settings = f"annotation {DETECTORS}: '*=act'; the script calls unbroken.worker"
+    annotations: ClassVar[dict[str, str]] = {DETECTORS: "*=act"}

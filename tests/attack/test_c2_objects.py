@@ -39,10 +39,10 @@ from unbroken.operator.jobs.views import agent_place, node_view, pod_view
 from unbroken.operator.kinds import IncidentObject, JobObject, job_class
 from unbroken.operator.nodes.repair_views import repair_node
 from unbroken.operator.resume.views import concerns, node_state, pod_state
-from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.job.codec import incident_from, job_status_from
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job_kinds import PYTORCHJOB
+from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.kubeflow.pytorchjob import parse_pytorchjob
 from watching import Watcher, running
 

@@ -30,8 +30,8 @@ from unbroken.nodes.host import look
 from unbroken.nodes.kernel_reader import FileReader, KmsgReader
 from unbroken.nodes.once import look_once
 from unbroken.nodes.tables import read_table
+from unbroken.spec.keys import HEALTH
 from unbroken.spec.nodes.fault_table import load_fault_table
-from unbroken.spec.nodes.keys import HEALTH
 
 TABLE = read_table(None)
 FORGED_CRASH = Path(forged_crash.__file__).read_text()

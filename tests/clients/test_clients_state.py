@@ -14,10 +14,11 @@ from apiclient import Api
 from samples import define
 from unbroken import local as embedded
 from unbroken.cli.job.views import state
-from unbroken.core.job.record.conditions import ConditionType, advance
+from unbroken.core.job.record.conditions import advance
 from unbroken.local.kubeflow.decisions.pytorchjob import with_condition
 from unbroken.spec.job.codec import job_status_to
 from unbroken.spec.job.types import Condition, JobStatus
+from unbroken.spec.keys import ConditionType
 from unbroken.spec.kubeflow.pytorchjob_status import PyTorchJobStatus, status_to
 from unbroken.spec.schema.crd import job_definition
 

@@ -15,9 +15,10 @@ from hyp_program import Hyp, NotInstalledError, installed
 from apiclient import Api
 from apiservers import embedded_cluster
 from samples import define
-from unbroken.core.job.record.conditions import ConditionType, advance
+from unbroken.core.job.record.conditions import advance
 from unbroken.spec.job.codec import job_status_to
 from unbroken.spec.job.types import Condition, FaultyPods, JobStatus, RestartStatus
+from unbroken.spec.keys import ConditionType
 from unbroken.spec.schema.crd import job_definition
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

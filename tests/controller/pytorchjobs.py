@@ -12,11 +12,12 @@ from controller.conftest import Place
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import ApiRefusal
-from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES
-from unbroken.spec.kubeflow.pytorchjob import (
-    INDEX_LABEL,
-    JOB_LABEL,
-    TYPE_LABEL,
+from unbroken.spec.keys import (
+    AUTO_RESUME,
+    MAX_RETRIES,
+    PYTORCHJOB_LABEL,
+    REPLICA_INDEX_LABEL,
+    REPLICA_TYPE_LABEL,
 )
 
 Object = dict[str, Any]
@@ -65,7 +66,11 @@ async def add_pod(place: Place, job: Object, index: int, node: str) -> Object:
     """A running pod of the job, as its operator makes it."""
     metadata = job["metadata"]
     owner = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "controller": True}
-    labels = {JOB_LABEL: metadata["name"], TYPE_LABEL: "worker", INDEX_LABEL: str(index)}
+    labels = {
+        PYTORCHJOB_LABEL: metadata["name"],
+        REPLICA_TYPE_LABEL: "worker",
+        REPLICA_INDEX_LABEL: str(index),
+    }
     name = f"{metadata['name']}-worker-{index}"
     container = {"name": "pytorch", "image": "any", "command": ["true"]}
     made = await place.post(

@@ -19,9 +19,14 @@ from controller.pytorchjobs import (
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.operator.resume.controller import run_auto_resume
-from unbroken.operator.resume.views import COUNT, EXHAUSTED, FAULT, PODS
-from unbroken.spec.auto_resume import AUTO_RESUME
 from unbroken.spec.job_kinds import PYTORCHJOB, JobKind
+from unbroken.spec.keys import (
+    AUTO_RESUME,
+    RESUME_COUNT,
+    RESUME_EXHAUSTED,
+    RESUME_FAULT,
+    RESUME_PODS,
+)
 from watching import running
 
 Object = dict[str, Any]
@@ -110,9 +115,9 @@ async def test_an_unhealthy_node_restarts_all_pods_once(place: Open) -> None:
         job = await job_of_two(here)
         async with resumer(here):
             await here.merge(f"nodes/{node(here, 1)}", UNHEALTHY)
-            found = await here.until("pytorchjobs/lm", lambda one: COUNT in annotations(one))
-            assert annotations(found)[COUNT] == "1"
-            assert "UnschedulablePendingReboot" in annotations(found)[FAULT]
+            found = await here.until("pytorchjobs/lm", lambda one: RESUME_COUNT in annotations(one))
+            assert annotations(found)[RESUME_COUNT] == "1"
+            assert "UnschedulablePendingReboot" in annotations(found)[RESUME_FAULT]
             for index in range(2):
                 await here.until(f"pods/lm-worker-{index}", is_leaving)
             said = await event(here, "PyTorchJobRestarting")
@@ -129,7 +134,7 @@ async def test_an_unhealthy_node_restarts_all_pods_once(place: Open) -> None:
             # The next fault finds no retry left.
             made = await add_pod(here, job, 0, node(here, 0))
             await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
-            await here.until("pytorchjobs/lm", lambda one: EXHAUSTED in annotations(one))
+            await here.until("pytorchjobs/lm", lambda one: RESUME_EXHAUSTED in annotations(one))
             assert "not restarted" in (await event(here, "AutoResumeExhausted"))["message"]
             kept = await here.get("pods/lm-worker-0")
             assert kept is not None
@@ -158,8 +163,8 @@ async def test_a_pod_of_a_silent_node_is_forced_out_only_after_the_fence(place: 
             await here.absent("pods/lm-worker-1")
         last = await here.get("pytorchjobs/lm")
         assert last is not None
-        assert annotations(last)[COUNT] == "1"
-        assert len(annotations(last)[PODS].split()) == 2
+        assert annotations(last)[RESUME_COUNT] == "1"
+        assert len(annotations(last)[RESUME_PODS].split()) == 2
 
 
 async def test_a_node_that_is_gone_needs_no_fence(place: Open) -> None:
@@ -194,7 +199,7 @@ async def test_a_kind_that_is_installed_later_is_noticed(place: Open) -> None:
         async with running(informers.run(), recorder.run(), work):
             await job_of_two(here)
             await here.merge(f"nodes/{node(here, 0)}", UNHEALTHY)
-            await here.until("pytorchjobs/lm", lambda one: COUNT in annotations(one))
+            await here.until("pytorchjobs/lm", lambda one: RESUME_COUNT in annotations(one))
 
 
 async def test_a_kind_is_resumed_by_what_the_registry_says_of_it(place: Open) -> None:
@@ -223,5 +228,5 @@ async def test_a_kind_is_resumed_by_what_the_registry_says_of_it(place: Open) ->
         for name, count in (("lm", "1"), ("held", None)):
             found = await here.get(f"fitjobs/{name}")
             assert found is not None
-            assert annotations(found).get(COUNT) == count
+            assert annotations(found).get(RESUME_COUNT) == count
         await here.client.raw("DELETE", f"{DEFINITIONS}/{FIT_JOB.resource}")

@@ -9,17 +9,9 @@ from hypothesis import strategies as st
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.auto_resume import PodNode, PodState, Readiness, Record
-from unbroken.operator.resume.views import (
-    COUNT,
-    PODS,
-    TIME,
-    node_state,
-    picture,
-    pod_state,
-    read_record,
-    write_record,
-)
+from unbroken.operator.resume.views import node_state, picture, pod_state, read_record, write_record
 from unbroken.spec.job_kinds import PYTORCHJOB
+from unbroken.spec.keys import RESUME_COUNT, RESUME_PODS, RESUME_TIME
 
 
 def node(**parts: object) -> PodNode:
@@ -94,4 +86,6 @@ def test_a_record_is_read_as_it_was_written(record: Record) -> None:
 
 
 def test_a_garbled_record_is_none() -> None:
-    assert read_record({COUNT: "many", TIME: "yesterday", PODS: ""}) == Record()
+    assert (
+        read_record({RESUME_COUNT: "many", RESUME_TIME: "yesterday", RESUME_PODS: ""}) == Record()
+    )

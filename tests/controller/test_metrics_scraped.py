@@ -16,7 +16,8 @@ from unbroken.observe.server import HEALTH_PATH, serving_metrics
 from unbroken.operator import definitions
 from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics
 from unbroken.operator.telemetry.node_metrics import watch_nodes
-from unbroken.spec.nodes.keys import HEALTH, Action
+from unbroken.spec.keys import HEALTH
+from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from watching import PATIENCE_SECONDS, running

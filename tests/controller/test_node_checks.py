@@ -16,8 +16,8 @@ from unbroken.operator.nodes import checks_log as check_log
 from unbroken.operator.nodes import checks_nodes as holds
 from unbroken.operator.nodes import checks_pods as check_pods
 from unbroken.operator.nodes.checks_pods import CheckerOptions, unmade
+from unbroken.spec.keys import CHECK_HOLD, CHECK_PLANT, CHECK_SECONDS, DEEP_CHECK, HEALTH
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, CheckResult, NodeCheckSpec, Outcome
-from unbroken.spec.nodes.keys import DEEP_CHECK, HEALTH
 from unbroken.spec.nodes.kinds import NODE_CHECK
 
 Object = dict[str, Any]
@@ -113,7 +113,7 @@ def test_a_fault_that_comes_during_a_check_stays() -> None:
 
 
 def test_a_hold_that_is_garbled_holds_nothing() -> None:
-    assert holds.held_by(node(annotations={holds.HOLD: "{"})) == ""
+    assert holds.held_by(node(annotations={CHECK_HOLD: "{"})) == ""
 
 
 def a_check(**more: Any) -> Object:
@@ -139,8 +139,8 @@ def test_a_pod_of_a_check_is_pinned_tolerates_all_and_belongs_to_it() -> None:
 
 
 def test_seconds_and_plants_come_from_annotations() -> None:
-    check = a_check(annotations={check_pods.SECONDS: "0.5"})
-    one = node(annotations={check_pods.PLANT: "slow-disk:10"})
+    check = a_check(annotations={CHECK_SECONDS: "0.5"})
+    one = node(annotations={CHECK_PLANT: "slow-disk:10"})
     step = Step(("n1",), CheckKind.STRESS)
     pod = check_pods.build_pod(check, step, one, CheckerOptions())
     (container,) = pod["spec"]["containers"]

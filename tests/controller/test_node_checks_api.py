@@ -17,10 +17,9 @@ from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
 from unbroken.operator import definitions
 from unbroken.operator.nodes.checks import Checker
-from unbroken.operator.nodes.checks_nodes import HOLD
 from unbroken.operator.nodes.checks_pods import CheckerOptions
+from unbroken.spec.keys import CHECK_HOLD, DEEP_CHECK, HEALTH
 from unbroken.spec.nodes.check import KEPT_SECONDS, CheckKind, NodeCheckSpec
-from unbroken.spec.nodes.keys import DEEP_CHECK, HEALTH
 from unbroken.spec.nodes.kinds import NODE_CHECK
 from watching import PATIENCE_SECONDS, running
 
@@ -130,7 +129,7 @@ def marks(node: Object) -> tuple[str | None, str | None, list[str], bool]:
     keys = [one["key"] for one in node["spec"].get("taints") or ()]
     # A real control plane taints a node that has not said yet that it is ready.
     ours = [key for key in keys if not key.startswith("node.kubernetes.io/")]
-    return labels.get(HEALTH), labels.get(DEEP_CHECK), ours, HOLD in annotations
+    return labels.get(HEALTH), labels.get(DEEP_CHECK), ours, CHECK_HOLD in annotations
 
 
 async def test_a_pod_that_ends_without_results_is_nobodys_fault(

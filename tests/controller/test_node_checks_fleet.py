@@ -9,7 +9,8 @@ import pytest
 from lightkube.resources.core_v1 import Node
 
 from unbroken.core.nodes.checks.limits import FLEET_SHARE
-from unbroken.operator.nodes.checks_fleet import SPEED, better, fleet_of
+from unbroken.operator.nodes.checks_fleet import better, fleet_of
+from unbroken.spec.keys import LINK_BANDWIDTH
 
 BIG = "ml.p5.48xlarge"
 INFO = dict.fromkeys(
@@ -27,7 +28,7 @@ def node(name: str, kind: str = BIG, speed: str = "", runtime: str = "containerd
         "metadata": {
             "name": name,
             "labels": {"node.kubernetes.io/instance-type": kind} if kind else {},
-            "annotations": {SPEED: speed} if speed else {},
+            "annotations": {LINK_BANDWIDTH: speed} if speed else {},
         },
         "status": {"nodeInfo": {**INFO, "containerRuntimeVersion": runtime}},
     }

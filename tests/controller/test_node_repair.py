@@ -24,9 +24,7 @@ from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.nodes.providers import provider_of
 from unbroken.operator.nodes.repair import COMPONENT, NodeRepair, RepairOptions
 from unbroken.spec.job.incident import Incident, Remedy, Signal
-from unbroken.spec.nodes.check import CheckKind
-from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.keys import (
+from unbroken.spec.keys import (
     CLUSTER_NAME,
     FAULT_DETAILS,
     FAULT_REASONS,
@@ -35,9 +33,10 @@ from unbroken.spec.nodes.keys import (
     HEALTH,
     REPAIR,
     VERIFIED,
-    Action,
-    Recovery,
 )
+from unbroken.spec.nodes.check import CheckKind
+from unbroken.spec.nodes.cluster import ClusterSpec
+from unbroken.spec.nodes.keys import Action, Recovery
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD
 from unbroken.spec.nodes.machine import MachineSpec
 from unbroken.spec.nodes.record import BlameKind, NodeRecordSpec, RepairState

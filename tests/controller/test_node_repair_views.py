@@ -11,7 +11,8 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.nodes.repair.events import PatchNode
 from unbroken.operator.nodes.repair import node_patch
 from unbroken.operator.nodes.repair_views import is_of_a_job, record_patch, repair_node
-from unbroken.spec.nodes.keys import HEALTH, REPAIR, Action, Health
+from unbroken.spec.keys import HEALTH, REPAIR
+from unbroken.spec.nodes.keys import Action, Health
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 
 AT = "2026-01-02T03:04:05Z"

@@ -13,7 +13,7 @@ from controller.conftest import Place, conditions, job
 from fault_proxy import READS, Call, Fault, FaultProxy
 from unbroken.kube.client import MERGE, connect
 from unbroken.operator import definitions
-from unbroken.spec.schema.crd import MADE_BY
+from unbroken.spec.keys import MADE_BY
 
 JOB = "hyperpodpytorchjobs/lm"
 STORM = 50

@@ -17,7 +17,6 @@ from unbroken.kube.client import KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.operator import definitions
 from unbroken.operator.nodes.providers import (
-    ORDER,
     ClusterApiProvider,
     KarpenterProvider,
     MachinesProvider,
@@ -25,7 +24,8 @@ from unbroken.operator.nodes.providers import (
     Provider,
 )
 from unbroken.operator.nodes.providers.cluster_api import REMEDIATE
-from unbroken.spec.nodes.keys import HEALTH, Action
+from unbroken.spec.keys import HEALTH, REPAIR_ORDER
+from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachineSpec, MachineTaint
 
@@ -274,7 +274,7 @@ async def test_machine_is_replaced_by_one_for_the_same_place(opened: Any) -> Non
         old = await api.get(path)
         assert old is not None
         assert old["metadata"]["deletionTimestamp"]
-        assert old["metadata"]["annotations"][ORDER] == wanted.id
+        assert old["metadata"]["annotations"][REPAIR_ORDER] == wanted.id
         listed = (await api.call("GET", MACHINE.path))["items"]
         new = [one for one in listed if one["metadata"]["name"].startswith(f"{api.node}-")]
         assert len(new) == 1

@@ -55,13 +55,13 @@ from unbroken.operator.jobs.runner import (
     JobRunner,
     Surroundings,
 )
-from unbroken.operator.jobs.views import OUT_OF_SERVICE
 from unbroken.operator.jobs.writer import JobWriter
 from unbroken.spec.job.codec import incident_from
 from unbroken.spec.job.incident import Incident, Remedy, Signal
-from unbroken.spec.job.ledger import ANNOTATION, Ledger, read_ledger
+from unbroken.spec.job.ledger import Ledger, read_ledger
 from unbroken.spec.job.parse import parse_job
 from unbroken.spec.job.types import Condition, FaultyPods, JobStatus
+from unbroken.spec.keys import LEDGER, OUT_OF_SERVICE
 from unbroken.wire.agent import AgentReport, AgentState
 from watching import Watcher, running
 
@@ -304,7 +304,7 @@ async def test_an_incident_is_deleted_once_the_ledger_has_it(scripted: Any) -> N
         await here.until("incidents/lm-2", lambda one: one["spec"])
         script.orders = [DeleteIncident(7), DeleteIncident(1), WriteLedger(ledger)]
         await here.absent("incidents/lm-1")
-        kept = (await here.get(f"{JOBS}/lm"))["metadata"]["annotations"][ANNOTATION]
+        kept = (await here.get(f"{JOBS}/lm"))["metadata"]["annotations"][LEDGER]
         assert read_ledger(kept) == ledger
         assert await here.get("incidents/lm-2") is not None
 

@@ -28,7 +28,7 @@ from unbroken.core.nodes.signals_table import SignTable
 from unbroken.core.tick import Tick
 from unbroken.local.apiserver.write.patch import merge_patch
 from unbroken.nodes.tables import read_table
-from unbroken.spec.nodes.keys import FAULT_DETAILS, HEALTH, VERIFIED
+from unbroken.spec.keys import FAULT_DETAILS, HEALTH, VERIFIED
 
 Object = dict[str, Any]
 TABLE = read_table(None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS, ConditionType, advance, standing
+from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS, advance, standing
 from unbroken.spec.job.types import Condition
+from unbroken.spec.keys import ConditionType
 
 FIRST = advance((), ConditionType.CREATED, "Created", "m", 1)
 

@@ -8,8 +8,8 @@ import pytest
 
 from core.drive_job import Script, spec
 from unbroken.core.job.events import RecordEvent, WriteLedger
-from unbroken.core.job.record.conditions import ConditionType
 from unbroken.spec.job.types import CleanPodPolicy, RunPolicy
+from unbroken.spec.keys import ConditionType
 
 
 def test_job_that_begins_suspended_creates_nothing_until_it_is_resumed() -> None:

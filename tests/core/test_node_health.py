@@ -10,18 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unbroken.core.nodes.health import GpusSampled, HostSampled, LineRead, LogFault, OwnNodeGone
-from unbroken.core.nodes.health_object import DETAILS_BYTES, DETAILS_MAX, MEMORY, read_memory
+from unbroken.core.nodes.health_object import DETAILS_BYTES, DETAILS_MAX, read_memory
 from unbroken.core.nodes.kernel_log import KernelLine
 from unbroken.core.nodes.signals import GpuReading, GpuSample, HostSample
-from unbroken.spec.nodes.keys import (
+from unbroken.spec.keys import (
     ADVICE,
+    DAEMON_MEMORY,
     FAULT_REASONS,
     FAULT_TYPES,
     GPU_UNHEALTHY,
     HARDWARE_UNHEALTHY,
     HEALTH,
-    Action,
 )
+from unbroken.spec.nodes.keys import Action
 
 REBOOT, REPLACE = "UnschedulablePendingReboot", "UnschedulablePendingReplacement"
 TAINT = {"key": HEALTH, "value": "Unschedulable", "effect": "NoSchedule"}
@@ -259,10 +260,10 @@ def test_a_memory_that_somebody_has_spoilt_is_none() -> None:
     for text in ("", "{", "[]", '{"faults": 3}', '{"faults": [["a"]]}', "null"):
         assert read_memory(text).faults == {}
     bench = Bench()
-    bench.change({"metadata": {"annotations": {MEMORY: "{"}}})
+    bench.change({"metadata": {"annotations": {DAEMON_MEMORY: "{"}}})
     bench.restart()
     bench.xid(79)
-    assert read_memory(bench.annotations[MEMORY]).faults.keys() == {("Xid79", "0000:3b:00")}
+    assert read_memory(bench.annotations[DAEMON_MEMORY]).faults.keys() == {("Xid79", "0000:3b:00")}
 
 
 # --- XIDs that mean something together
@@ -321,9 +322,9 @@ def test_an_xid_that_waits_is_not_lost_with_the_daemon() -> None:
     bench = Bench()
     bench.xid(48)
     bench.xid(31, pci="0000:5e:00")
-    assert read_memory(bench.annotations[MEMORY]).cursor == ""
+    assert read_memory(bench.annotations[DAEMON_MEMORY]).cursor == ""
     bench.wait(5.0)
-    assert read_memory(bench.annotations[MEMORY]).cursor == "file:2"
+    assert read_memory(bench.annotations[DAEMON_MEMORY]).cursor == "file:2"
 
 
 def test_a_fault_that_comes_often_asks_for_more() -> None:
@@ -455,7 +456,7 @@ def test_whatever_happens_labels_taint_and_conditions_agree_in_the_end(
     bench.is_down = False
     bench.see()
     bench.wait(10_000.0)
-    memory = read_memory(bench.annotations.get(MEMORY, ""))
+    memory = read_memory(bench.annotations.get(DAEMON_MEMORY, ""))
     true = {kind for kind, (status, _) in bench.conditions.items() if status == "True"}
     assert true == {fault.condition for fault in memory.faults.values()}
     if memory.faults:
@@ -469,7 +470,7 @@ def test_whatever_happens_labels_taint_and_conditions_agree_in_the_end(
 
 def result(bench: Bench) -> object:
     """What counts of a node in the end."""
-    memory = read_memory(bench.annotations.get(MEMORY, ""))
+    memory = read_memory(bench.annotations.get(DAEMON_MEMORY, ""))
     reasons = {one["reason"] for one in bench.details}
     keys = [taint["key"] for taint in bench.taints]
     advice = bench.annotations.get(ADVICE)

@@ -8,7 +8,7 @@ import pytest
 
 from core.drive_pytorchjob import Script, script
 from unbroken.local.kubeflow.decisions.events import Plan, Tell
-from unbroken.local.kubeflow.decisions.pods import RENDEZVOUS_PORT
+from unbroken.spec.keys import RENDEZVOUS_PORT
 from unbroken.spec.kubeflow.pytorchjob_status import ReplicaStatus
 
 Object = dict[str, Any]

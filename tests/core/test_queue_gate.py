@@ -24,7 +24,7 @@ from unbroken.core.job.kueue import (
     decide_gate,
     with_conditions,
 )
-from unbroken.core.job.record.conditions import ConditionType
+from unbroken.spec.keys import ConditionType
 
 ADMISSION = Admission("wl", {"w": Placement()})
 JOB = QueuedJob("team-a", "s1")

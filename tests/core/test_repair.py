@@ -18,8 +18,9 @@ from unbroken.core.nodes.repair.events import (
     RepairOrder,
     WriteRecord,
 )
+from unbroken.spec.keys import REPAIR
 from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.keys import REPAIR, Action, Health, Recovery
+from unbroken.spec.nodes.keys import Action, Health, Recovery
 from unbroken.spec.nodes.record import BlameKind, NodeRecordSpec, RepairState
 
 REBOOT_ONLY = frozenset({Action.REBOOT})

@@ -21,7 +21,7 @@ from e2e.control import api_of, is_tainted
 from e2e.job_events import Event, places
 from e2e.jobs import Job, job
 from nodes.nvml_library import build
-from unbroken.spec.nodes.keys import FAULT_DETAILS, HEALTH, VERIFIED
+from unbroken.spec.keys import FAULT_DETAILS, HEALTH, VERIFIED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -10,8 +10,9 @@ import pytest
 from apiservers import Cluster
 from controller.plain import Object, PlainRequests
 from unbroken.kube.client import connect
-from unbroken.local.machines.objects import FINALIZER, MachineRequests
+from unbroken.local.machines.objects import MachineRequests
 from unbroken.operator import definitions
+from unbroken.spec.keys import MACHINE_FINALIZER
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
 
@@ -26,7 +27,7 @@ async def written(cluster: Cluster, *statuses: MachineStatus) -> list[Object]:
         path = f"{MACHINE.path}/{NAME}"
         found = await plain.get(path)
         if found is None:
-            body = MACHINE.new(NAME, MachineSpec(), {"finalizers": [FINALIZER]})
+            body = MACHINE.new(NAME, MachineSpec(), {"finalizers": [MACHINE_FINALIZER]})
             found = await plain.call("POST", MACHINE.path, body=body)
         seen = []
         for status in statuses:

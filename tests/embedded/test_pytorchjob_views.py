@@ -9,7 +9,8 @@ import pytest
 from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.local.kubeflow.decisions.events import JobPod, Replaced
-from unbroken.local.kubeflow.views import REPLACED, job_picture, replaced_annotation
+from unbroken.local.kubeflow.views import job_picture, replaced_annotation
+from unbroken.spec.keys import REPLACED_PODS
 from unbroken.spec.kubeflow.pytorchjob import Replica
 
 Object = dict[str, Any]
@@ -57,4 +58,4 @@ def test_what_was_replaced_is_read_as_it_was_written(replaced: Replaced) -> None
 
 @pytest.mark.parametrize("text", ["", "many a b", "-1"])
 def test_a_garbled_count_is_none(text: str) -> None:
-    assert job_picture(job(**{REPLACED: text}), (), ()).replaced.count == 0
+    assert job_picture(job(**{REPLACED_PODS: text}), (), ()).replaced.count == 0

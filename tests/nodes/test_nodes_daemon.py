@@ -20,11 +20,10 @@ import msgspec
 import pytest
 
 from apiservers import Cluster
-from unbroken.core.nodes.health_object import MEMORY
 from unbroken.kube.client import MERGE, STRATEGIC, KubeClient, connect
 from unbroken.kube.clock import pause
 from unbroken.nodes.driver import DaemonOptions, run_daemon
-from unbroken.spec.nodes.keys import ADVICE, FAULT_DETAILS, FAULT_REASONS, HEALTH, VERIFIED
+from unbroken.spec.keys import ADVICE, DAEMON_MEMORY, FAULT_DETAILS, FAULT_REASONS, HEALTH, VERIFIED
 from watching import PATIENCE_SECONDS, running
 
 pytestmark = pytest.mark.slow
@@ -306,4 +305,4 @@ async def test_a_daemon_that_sees_nothing_changes_nothing(
             while not {"kernel_log=unknown", "gpus=unknown"} <= set(caplog.text.split()):
                 await pause(0.05)
         assert await at.until(bool) == before
-        assert MEMORY not in annotations(before)
+        assert DAEMON_MEMORY not in annotations(before)

@@ -15,7 +15,7 @@ from apiclient import Api
 from cli_calls import Cli
 from e2e.clusters import Cluster
 from e2e.control import api_of
-from unbroken.spec.nodes.keys import FAULT_DETAILS, FAULT_REASONS, HEALTH
+from unbroken.spec.keys import FAULT_DETAILS, FAULT_REASONS, HEALTH
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from e2e.clusters import UNBROKEN
 from e2e.planes import TOKEN, Plane
 from e2e.planes import RealCluster as PlaneCluster
 from realnodes import machines, services
-from unbroken.spec.nodes.keys import FAULT_DETAILS, HEALTH
+from unbroken.spec.keys import FAULT_DETAILS, HEALTH
 
 Object = dict[str, Any]
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from e2e.clusters import Cluster
 from realnodes.jobs import Job
-from unbroken.spec.nodes.keys import HEALTH
+from unbroken.spec.keys import HEALTH
 
 Object = dict[str, Any]
 

@@ -13,8 +13,7 @@ import pytest
 from e2e.clusters import UNBROKEN
 from realnodes import machines
 from realnodes.plane import RealCluster, operator, repair_options
-from unbroken.operator.nodes.checks_fleet import SPEED
-from unbroken.spec.nodes.keys import INSTANCE_TYPES
+from unbroken.spec.keys import INSTANCE_TYPES, LINK_BANDWIDTH
 
 NODES = 3
 pytestmark = [
@@ -74,14 +73,18 @@ def test_what_a_type_has_shown_is_asked_of_two_that_meet_alone(cluster: RealClus
     with operator(cluster, *repair_options(cluster), "--node-recovery", "None"):
         code, said = check(cluster)
         assert (code, said["phase"]) == (0, "Passed"), said
-        shown = [one["metadata"]["annotations"][SPEED] for one in cluster.get("nodes")["items"]]
+        shown = [
+            one["metadata"]["annotations"][LINK_BANDWIDTH] for one in cluster.get("nodes")["items"]
+        ]
         assert min(map(float, shown)) > 0.0
         with slow_link(cluster, "n2"):
             code, said = check(cluster, "n1", "n2")
         # Nobody has met a third: either may be the slow one, but neither has passed.
         assert (code, said["phase"], said.get("faulty") or []) == (2, "Unknown", []), said
         assert any("either may be at fault" in one["message"] for one in said["results"]), said
-        after = [one["metadata"]["annotations"][SPEED] for one in cluster.get("nodes")["items"]]
+        after = [
+            one["metadata"]["annotations"][LINK_BANDWIDTH] for one in cluster.get("nodes")["items"]
+        ]
         assert after == shown
         code, said = check(cluster, "n1", "n2")
         assert (code, said["phase"]) == (0, "Passed"), said

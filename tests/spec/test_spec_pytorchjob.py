@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES, Resume, resume_of, resume_problems
+from unbroken.spec.auto_resume import Resume, resume_of, resume_problems
+from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
 from unbroken.spec.kubeflow.pytorchjob import (
     CleanPodPolicy,
     Replica,

@@ -6,7 +6,8 @@ import pytest
 
 from job_samples import changed, job
 from unbroken.spec.job.parse import parse_job
-from unbroken.spec.job.queues import QUEUE, queue_of, queue_warnings
+from unbroken.spec.job.queues import queue_of, queue_warnings
+from unbroken.spec.keys import QUEUE
 
 
 def test_all_that_is_meant_for_a_kueue_that_is_not_there_is_named() -> None:

@@ -15,7 +15,7 @@ from gangs import Socket
 from templates import BOOT
 
 from unbroken.agent.workers.facts import free_port
-from unbroken.spec.job.parse import IN_PROCESS
+from unbroken.spec.keys import IN_PROCESS
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_FAULT, JOB_START, STUCK_CODE, VARIABLE
 from unbroken.wire.warm import IN_PROCESS_VARIABLE
 from unbroken.worker.boot.rendezvous import TRIED, refusal

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 
 from unbroken.agent.workers.keeper import keep
 from unbroken.errors import SpecError, UnbrokenError
+from unbroken.spec.keys import AGENT_AUTH
 
 from .options import Options, parse
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if key is not None and not has_link:
             raise SpecError(
                 f"{LINK_VARIABLE}=off speaks the stock agent's protocol, which knows no key: set "
-                f"{AUTH_VARIABLE}=none as well (annotation unbroken.dev/agent-auth: none)"
+                f"{AUTH_VARIABLE}=none as well (annotation {AGENT_AUTH}: none)"
             )
     except UnbrokenError as error:
         print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
@@ -84,7 +85,7 @@ def read_key(environ: Mapping[str, str]) -> bytes | None:
     raise SpecError(
         f"no key: set {KEY_VARIABLE} to a file that holds the job's key (the operator mounts "
         f"one into its pods), or {AUTH_VARIABLE}=none to take commands from everyone who can "
-        "reach the port (annotation unbroken.dev/agent-auth: none on the job)"
+        f"reach the port (annotation {AGENT_AUTH}: none on the job)"
     )
 
 

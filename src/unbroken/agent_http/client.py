@@ -27,6 +27,7 @@ from aiohttp.http import WSMessageNoDecodeText
 from yarl import URL
 
 from unbroken.errors import PeerError
+from unbroken.spec.keys import AGENT_AUTH
 from unbroken.wire.agent import (
     HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
@@ -571,7 +572,7 @@ def _refusal_text(status: int, *, has_key: bool) -> str:
     if has_key and status in NO_LINK:
         return (
             f"has no link that could prove the job's key (HTTP {status}); HyperPod's own agent "
-            "needs the annotation unbroken.dev/agent-auth: none on its job"
+            f"needs the annotation {AGENT_AUTH}: none on its job"
         )
     if status in (401, 403):
         return f"does not know the key of its job (HTTP {status})"

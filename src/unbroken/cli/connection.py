@@ -18,6 +18,7 @@ from unbroken.kube.errors import NotFound
 from unbroken.kube.nesting import DEPTH_MAX, cut
 from unbroken.spec.job import incident as incident_spec
 from unbroken.spec.job import types as job_spec
+from unbroken.spec.keys import JOB_LABEL
 
 from .place import Place
 
@@ -98,7 +99,7 @@ class Cluster:
 
     async def pods(self, job: str) -> list[Object]:
         """The job's pods."""
-        return await self.select(PODS, f"{job_spec.JOB_LABEL}={job}")
+        return await self.select(PODS, f"{JOB_LABEL}={job}")
 
     async def incidents(self, job: Object) -> list[incident_spec.Incident]:
         """The job's incidents, oldest first; none of an earlier job with the same name."""

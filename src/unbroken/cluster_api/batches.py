@@ -10,8 +10,9 @@ import msgspec
 
 from unbroken.core.clusters.groups import instance_types, is_continuous, retargeted
 from unbroken.core.clusters.state import InstancePhase
+from unbroken.spec.keys import CLIENT_TOKENS, REPAIR
 from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.keys import REPAIR, Action
+from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.machine import MachinePhase
 
 from .calls import Call, Object
@@ -19,7 +20,7 @@ from .clusters import require_settled, without
 from .errors import invalid
 from .groups import check_limit, token_places
 from .nodes import Instance, instances_of
-from .store import TOKENS_ANNOTATION, Stored
+from .store import Stored
 
 TOKEN_SECONDS = 8 * 3600.0
 """A ClientToken is remembered that long (reference section 1.2)."""
@@ -55,7 +56,7 @@ async def batch_add_cluster_nodes(call: Call) -> Object:
             targets[name] += [] if is_repeated else made
             answer["Successful"] += [_added(stored, name, id) for id in made]
         check_limit(targets)
-        annotations = {TOKENS_ANNOTATION: tokens} if call.text("ClientToken") else {}
+        annotations = {CLIENT_TOKENS: tokens} if call.text("ClientToken") else {}
         return retargeted(stored.spec, targets), annotations
 
     await call.store.change(call.text("ClusterName"), change)
@@ -93,7 +94,7 @@ def _tokens(call: Call, stored: Stored, token: str) -> tuple[str, bool]:
     annotations = stored.metadata.get("annotations") or {}
     try:
         known = msgspec.json.decode(
-            annotations.get(TOKENS_ANNOTATION, "{}"), type=dict[str, tuple[float, str]]
+            annotations.get(CLIENT_TOKENS, "{}"), type=dict[str, tuple[float, str]]
         )
     except msgspec.DecodeError:
         known = {}

@@ -13,6 +13,7 @@ from typing import Any
 from unbroken.core.clusters.groups import is_continuous, retargeted
 from unbroken.core.clusters.state import ClusterPhase, ClusterState, SoftwareUpdate
 from unbroken.kube.errors import AlreadyExists
+from unbroken.spec.keys import CLUSTER_ARN, CLUSTER_FINALIZER, CLUSTER_ID
 from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.keys import Recovery
 from unbroken.spec.nodes.kinds import CLUSTER
@@ -20,7 +21,7 @@ from unbroken.spec.nodes.kinds import CLUSTER
 from .calls import Around, Call, Object
 from .errors import conflict, in_use, invalid
 from .groups import check_change, check_limit, check_request, places
-from .store import ARN_ANNOTATION, FINALIZER, ID_LABEL, Stored
+from .store import Stored
 from .tags import tags_of
 
 ID_DIGITS = 12
@@ -53,9 +54,9 @@ async def create_cluster(call: Call) -> Object:
     )
     arn = f"arn:aws:sagemaker:{call.region}:{_account(around, groups)}:cluster/{spec.cluster_id}"
     metadata = {
-        "labels": {ID_LABEL: spec.cluster_id},
-        "annotations": {ARN_ANNOTATION: arn},
-        "finalizers": [FINALIZER],
+        "labels": {CLUSTER_ID: spec.cluster_id},
+        "annotations": {CLUSTER_ARN: arn},
+        "finalizers": [CLUSTER_FINALIZER],
     }
     try:
         await call.store.create(CLUSTER.new(name.lower(), spec, metadata))

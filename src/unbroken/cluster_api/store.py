@@ -18,6 +18,7 @@ from unbroken.core.clusters.state import ClusterState, read_state, write_state
 from unbroken.errors import WorldError
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import Conflict
+from unbroken.spec.keys import CLUSTER_ARN, CLUSTER_ID
 from unbroken.spec.nodes.cluster import ClusterSpec, ClusterStatus
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_RECORD
 from unbroken.spec.nodes.machine import MachineSpec, MachineStatus
@@ -28,11 +29,6 @@ from unbroken.spec.times import time_seconds
 from .errors import not_found
 
 Object = dict[str, Any]
-FINALIZER = "unbroken.dev/cluster"
-"""Keeps a Cluster until its last machine is gone (`operator/clusters/controller`)."""
-ID_LABEL = "unbroken.dev/cluster-id"
-ARN_ANNOTATION = "unbroken.dev/cluster-arn"
-TOKENS_ANNOTATION = "unbroken.dev/client-tokens"
 ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]*):([0-9]{12}):cluster/([a-z0-9]{12})")
 TRIES = 10
 """Of a change that others come before."""
@@ -63,7 +59,7 @@ class Stored:
     @property
     def arn(self) -> str:
         """As it was given at its creation."""
-        arn: str = (self.metadata.get("annotations") or {}).get(ARN_ANNOTATION, "")
+        arn: str = (self.metadata.get("annotations") or {}).get(CLUSTER_ARN, "")
         return arn
 
     @property
@@ -114,7 +110,7 @@ class Store:
 
     async def clusters(self, cluster_id: str = "") -> list[Stored]:
         """All clusters, or the one with this id."""
-        query = {"labelSelector": f"{ID_LABEL}={cluster_id}"} if cluster_id else {}
+        query = {"labelSelector": f"{CLUSTER_ID}={cluster_id}"} if cluster_id else {}
         return [_stored(one) for one in await self._list(CLUSTER.path, query)]
 
     async def find(self, name_or_arn: str) -> Stored:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from unbroken.spec.auto_resume import Resume
+from unbroken.spec.keys import HEALTH
 
 from .wording import all_of, counted
 
@@ -333,7 +334,7 @@ def _again_words(seen: Picture, pods: list[PodState]) -> str:
     return (
         f"{seen.title} is again on a node that it was restarted to get away from "
         f"({names}), and is not moved again: have the node tainted, or select nodes by "
-        "sagemaker.amazonaws.com/node-health-status: Schedulable"
+        f"{HEALTH}: Schedulable"
     )
 
 

@@ -47,7 +47,7 @@ from unbroken.kube.errors import Conflict, NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
 from unbroken.runtime.drive import Alarm, Inbox
-from unbroken.spec.nodes.keys import INSTANCE_GROUP
+from unbroken.spec.keys import INSTANCE_GROUP
 
 from . import host
 from .agent_log import AgentLog

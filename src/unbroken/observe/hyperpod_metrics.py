@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.record.timeline import TWICE, lost_seconds
 from unbroken.core.job.recovery.incidents import RESTART_REQUESTED, UNCHARGED
+from unbroken.spec.keys import ConditionType
 
 from .job_records import JobRecord, Latencies
 

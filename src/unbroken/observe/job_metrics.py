@@ -12,9 +12,10 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from unbroken.core.job.record.conditions import ConditionType, standing
+from unbroken.core.job.record.conditions import standing
 from unbroken.core.job.record.timeline import lost_seconds, lost_steps, stages
 from unbroken.spec.job.incident import Incident
+from unbroken.spec.keys import ConditionType
 
 from .hyperpod_metrics import documented
 from .job_records import BUCKETS, JobName, JobRecord, JobRecords, JobState

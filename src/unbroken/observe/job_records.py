@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from unbroken.core.job.record.conditions import ConditionType, standing
+from unbroken.core.job.record.conditions import standing
 from unbroken.core.job.record.timeline import Goodput, goodput
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import NAMES_MAX, OTHERS, Ledger
 from unbroken.spec.job.types import JobStatus
+from unbroken.spec.keys import ConditionType
 
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds: from a restart in place to a node that has to be replaced; the whole of HyperPod's

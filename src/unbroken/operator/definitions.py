@@ -14,8 +14,9 @@ from unbroken.kube.errors import Conflict, Forbidden, NotFound
 from unbroken.kube.persist import persist
 from unbroken.spec.job import incident
 from unbroken.spec.job import types as job
+from unbroken.spec.keys import MADE_BY
 from unbroken.spec.nodes.kinds import OWN_KINDS
-from unbroken.spec.schema.crd import MADE_BY, definitions
+from unbroken.spec.schema.crd import definitions
 
 from .kinds import INCIDENTS, JOBS
 

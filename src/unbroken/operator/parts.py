@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from unbroken.spec.job_kinds import PYTORCHJOB, JobKind
+from unbroken.spec.keys import HYPERPOD_GROUP, KUEUE_GROUP, OWN_GROUP
 from unbroken.spec.nodes.keys import NodeProvider
 
 WITHOUT = "--without"
-JOBS, OURS = "sagemaker.amazonaws.com", "unbroken.dev"
+JOBS, OURS, KUEUE = HYPERPOD_GROUP, OWN_GROUP, KUEUE_GROUP
 LEASES, ADMISSION = "coordination.k8s.io", "admissionregistration.k8s.io"
-EXTENSIONS, KUEUE = "apiextensions.k8s.io", "kueue.x-k8s.io"
+EXTENSIONS = "apiextensions.k8s.io"
 CLUSTER_API, KARPENTER = "cluster.x-k8s.io", "karpenter.sh"
 DEFINITIONS, REGISTRATIONS = "customresourcedefinitions", "validatingwebhookconfigurations"
 PROVIDED = "list patch delete"
@@ -158,7 +159,7 @@ PARTS: Mapping[PartName, Part] = {
         rights=(
             Right(Role.NAMESPACED, KUEUE, "workloads", "list watch create patch delete"),
             Right(Role.NAMESPACED, KUEUE, "workloads/status", "update"),
-            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", "workloads.kueue.x-k8s.io"),
+            Right(Role.CLUSTER, EXTENSIONS, DEFINITIONS, "list watch", f"workloads.{KUEUE}"),
             # The quota's nodes, and which job goes first.
             Right(Role.CLUSTER, KUEUE, "resourceflavors", "list watch"),
             Right(Role.CLUSTER, KUEUE, "workloadpriorityclasses", "get"),

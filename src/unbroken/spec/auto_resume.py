@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
-MAX_RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
+from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES
+
 TRUE: Final = "true"
 """Compared in lower case: the older HyperPod CLI writes `True`."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unbroken.spec.job import types as hyperpod
+from unbroken.spec.keys import JOB_LABEL, PYTORCHJOB_LABEL
 from unbroken.spec.kubeflow import pytorchjob
 
 ENDED_PHASES = frozenset({"Succeeded", "Failed"})
@@ -70,12 +71,12 @@ class JobKind:
 
 HYPERPOD_JOB = JobKind(
     *(hyperpod.GROUP, hyperpod.VERSION, hyperpod.KIND, hyperpod.PLURAL),
-    pod_label=hyperpod.JOB_LABEL,
+    pod_label=JOB_LABEL,
     suspend_field="spec.runPolicy.suspend",
 )
 PYTORCHJOB = JobKind(
     *(pytorchjob.GROUP, pytorchjob.VERSION, pytorchjob.KIND, pytorchjob.PLURAL),
-    pod_label=pytorchjob.JOB_LABEL,
+    pod_label=PYTORCHJOB_LABEL,
     suspend_field="spec.runPolicy.suspend",
     end_conditions=("Succeeded", "Failed"),
 )

@@ -19,14 +19,7 @@ from unbroken.kube.cache import Key
 from unbroken.local.controllers.endpoint_rules import backends, endpoints, slices
 from unbroken.local.controllers.inventory import Item, ResourceKind
 from unbroken.local.controllers.namespaces import conditions
-from unbroken.local.controllers.node_rules import (
-    NOT_READY,
-    UNREACHABLE,
-    heartbeat,
-    silence,
-    stay,
-    wanted_taints,
-)
+from unbroken.local.controllers.node_rules import heartbeat, silence, stay, wanted_taints
 from unbroken.local.controllers.volume_rules import (
     Bind,
     Provision,
@@ -34,6 +27,7 @@ from unbroken.local.controllers.volume_rules import (
     bind,
     directory_name,
 )
+from unbroken.spec.keys import NOT_READY, UNREACHABLE
 
 Object = dict[str, Any]
 NOW = 1_700_000_000.0

@@ -27,7 +27,8 @@ from unbroken.cli.place import (
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 from unbroken.kube.errors import AlreadyExists, NotFound
-from unbroken.spec.kubeflow.pytorchjob import CONTAINER, JOB_LABEL, KIND, PATH, PLURAL
+from unbroken.spec.keys import PYTORCHJOB_LABEL
+from unbroken.spec.kubeflow.pytorchjob import CONTAINER, KIND, PATH, PLURAL
 
 from .jobs import Options, manifest
 
@@ -288,7 +289,7 @@ def list_pods(
 
     async def act(cluster: Cluster) -> list[Object]:
         await _job(cluster, job_name)
-        return await cluster.select(PODS, f"{JOB_LABEL}={job_name}")
+        return await cluster.select(PODS, f"{PYTORCHJOB_LABEL}={job_name}")
 
     found = on_cluster(find(directory, context, kubeconfig), namespace, act)
     pods = [_pod(one) for one in sorted(found, key=lambda one: str(one["metadata"]["name"]))]
@@ -326,7 +327,7 @@ def get_log(
 
     async def act(cluster: Cluster) -> list[str]:
         await _job(cluster, job_name)
-        pods = await cluster.select(PODS, f"{JOB_LABEL}={job_name}")
+        pods = await cluster.select(PODS, f"{PYTORCHJOB_LABEL}={job_name}")
         names = sorted(str(one["metadata"]["name"]) for one in pods)
         if pod not in names:
             listed = ", ".join(names) or "none"

@@ -11,10 +11,9 @@ from typing import Any
 
 from unbroken.cli.documents import read_documents
 from unbroken.errors import SpecError
-from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES
+from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, QUEUE
 from unbroken.spec.kubeflow.hyperpod_config import (
     CHECKED_ONLY,
-    QUEUE,
     SCHEDULABLE,
     pytorchjob,
     read_config,

@@ -21,11 +21,10 @@ from unbroken.cli.place import (
 from unbroken.cli.show import print_json
 from unbroken.errors import SpecError
 from unbroken.spec.job_kinds import HYPERPOD_JOB
+from unbroken.spec.keys import RESTART
 
 from .complete import JobName
 from .views import ENDED, state
-
-RESTART = "unbroken.dev/restart"
 
 
 def restart(

@@ -11,9 +11,9 @@ from unbroken.cli.connection import JOBS, Cluster, on_cluster
 from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Use, find
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
-from unbroken.spec.job import detectors as spec
 from unbroken.spec.job.detectors import DEFAULTS, Detector, Mode, read_detectors
 from unbroken.spec.job.ledger import Ledger, Record
+from unbroken.spec.keys import DETECTORS
 
 from .agents import reports
 from .complete import JobName
@@ -79,9 +79,7 @@ def command(
         if state(found) in ENDED:
             raise SpecError(f"job {job} has ended ({state(found)}): nothing watches it any more")
         text = changed(_annotation(found), changes)
-        return await cluster.patch(
-            JOBS, job, {"metadata": {"annotations": {spec.ANNOTATION: text}}}
-        )
+        return await cluster.patch(JOBS, job, {"metadata": {"annotations": {DETECTORS: text}}})
 
     use = Use.CHANGE if changes else Use.READ
     place = find(directory, context, kubeconfig, use)
@@ -143,7 +141,7 @@ def _records(modes: Mapping[Detector, Mode], ledger: Ledger) -> list[tuple[Detec
 
 
 def _annotation(job: Object) -> str:
-    return str((job["metadata"].get("annotations") or {}).get(spec.ANNOTATION) or "")
+    return str((job["metadata"].get("annotations") or {}).get(DETECTORS) or "")
 
 
 def _modes(job: Object) -> Mapping[Detector, Mode]:

@@ -9,7 +9,8 @@ from unbroken.core.job.record.timeline import TWICE, Goodput, goodput
 from unbroken.core.wording import counted
 from unbroken.spec.job.codec import job_status_from
 from unbroken.spec.job.incident import Incident
-from unbroken.spec.job.ledger import ANNOTATION, Ledger, read_ledger
+from unbroken.spec.job.ledger import Ledger, read_ledger
+from unbroken.spec.keys import LEDGER
 from unbroken.spec.times import time_seconds
 
 from .views import Object, span
@@ -20,7 +21,7 @@ CAUSES_SHOWN = 3
 def ledger_of(job: Object) -> Ledger:
     """What the job's annotation keeps of its past."""
     annotations = job["metadata"].get("annotations") or {}
-    return read_ledger(str(annotations.get(ANNOTATION) or ""))
+    return read_ledger(str(annotations.get(LEDGER) or ""))
 
 
 def goodput_of(job: Object, incidents: Iterable[Incident], now: float) -> Goodput:

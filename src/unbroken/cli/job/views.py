@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from unbroken.core.job.obstacles import split_wait
-from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.record.timeline import lost_steps
 from unbroken.core.job.recovery.ladder import rung_of
 from unbroken.core.wording import counted
 from unbroken.spec.job.codec import incident_from, job_status_from, seconds_lost
 from unbroken.spec.job.incident import RECOVERED, Incident, Remedy, Signal
 from unbroken.spec.job.types import KIND
+from unbroken.spec.keys import ConditionType
 from unbroken.spec.times import time_seconds
 
 Object = Mapping[str, Any]
@@ -99,7 +99,11 @@ def ready_pods(job: Object) -> int:
     `kubectl get hpj` shows the same number: a job that has ended has none, as a pod that has.
     """
     conditions = (job.get("status") or {}).get("conditions") or ()
-    texts = (str(c.get("message", "")) for c in conditions if c["type"] == "PodsRunning")
+    texts = (
+        str(c.get("message", ""))
+        for c in conditions
+        if c["type"] == ConditionType.PODS_RUNNING.value
+    )
     found = READY.match(next(texts, ""))
     return int(found[1]) if found else 0
 

@@ -15,6 +15,7 @@ from unbroken.kube.informer import Informer
 from unbroken.spec.job import incident as incident_spec
 from unbroken.spec.job import types as job_spec
 from unbroken.spec.job.incident import Incident
+from unbroken.spec.keys import JOB_LABEL
 
 from .views import read_incidents
 
@@ -31,7 +32,7 @@ class Watched:
         self.name = name
         self._stack = AsyncExitStack()
         namespace, client = cluster.namespace, cluster.client
-        labels = f"{job_spec.JOB_LABEL}={name}"
+        labels = f"{JOB_LABEL}={name}"
         self._event = asyncio.Event()
 
         def informer(kind: type[Any], **scope: str) -> Informer[Any]:

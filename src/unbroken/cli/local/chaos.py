@@ -34,9 +34,9 @@ from unbroken.cli.place import (
 )
 from unbroken.cli.show import print_json
 from unbroken.errors import SpecError, WorldError
+from unbroken.spec.keys import POWER
 from unbroken.wire.agent import AgentReport
 
-POWER = "unbroken.dev/power"
 MARKER = "UNBROKEN_CONTAINER_ID"
 """In the environment of every process of an embedded container: its id."""
 

@@ -14,13 +14,12 @@ from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Output, Plac
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 from unbroken.kube.errors import NotFound
+from unbroken.spec.keys import CHECK_SECONDS
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
 from unbroken.spec.nodes.kinds import NODE_CHECK
 
 from .check_views import TITLES, result_rows
 
-SECONDS = "unbroken.dev/check-seconds"
-"""Annotation of a NodeCheck (`operator/nodes/checks_pods`)."""
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 15.0
 """Until it is said that nobody does the work."""
@@ -63,7 +62,7 @@ def command(
     """
     kinds = _kinds(kind or [], deep=deep)
     place = find(directory, context, kubeconfig, Use.CHANGE)
-    annotations = {SECONDS: f"{seconds:g}"} if seconds else {}
+    annotations = {CHECK_SECONDS: f"{seconds:g}"} if seconds else {}
     name = f"check-{secrets.token_hex(3)}"
 
     async def run(cluster: Cluster) -> Object:

@@ -18,7 +18,7 @@ from unbroken.cli.show import note, paper, print_json, print_table
 from unbroken.errors import SpecError, UnbrokenError
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import NotFound
-from unbroken.spec.nodes.keys import REPAIR
+from unbroken.spec.keys import REPAIR
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.times import time_text

@@ -9,7 +9,7 @@ from unbroken.cli.job.views import span
 from unbroken.cli.show import Paper
 from unbroken.core.nodes import blame
 from unbroken.spec.job_kinds import is_pod_of_a_job
-from unbroken.spec.nodes.keys import (
+from unbroken.spec.keys import (
     ADVICE,
     CLUSTER_NAME,
     DEEP_CHECK,
@@ -21,8 +21,8 @@ from unbroken.spec.nodes.keys import (
     INSTANCE_GROUP,
     REPAIR,
     VERIFIED,
-    instance_type_of,
 )
+from unbroken.spec.nodes.keys import instance_type_of
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import BlameEntry, NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.schema.write import write_record

@@ -15,6 +15,7 @@ from unbroken.cli.documents import read_documents
 from unbroken.errors import SpecError
 from unbroken.spec.job.parse import OTHER_KIND, Parsed, load_job, normalized
 from unbroken.spec.job.types import GROUP, KIND, VERSION
+from unbroken.spec.keys import OWN_GROUP
 
 Object = dict[str, Any]
 SUFFIXES = (".yaml", ".yml", ".json")
@@ -120,7 +121,7 @@ def of_script(script: Script, name: str) -> Manifest:
     sizes = script.sizes
     container = {
         "name": "pytorch",
-        "image": "unbroken.dev/this-machine",
+        "image": f"{OWN_GROUP}/this-machine",
         "workingDir": os.getcwd(),
         "command": [sys.executable, "-P", "-m", "unbroken.agent"],
         # Kubernetes replaces `$(NAME)`; a script means what it says.

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from unbroken.spec.keys import (
+    CLUSTER_NAME,
+    COMPUTE_TYPE,
+    DEEP_CHECK,
+    HEALTH,
+    HYPERPOD_PREFIX,
+    INSTANCE_GROUP,
+    INSTANCE_TYPES,
+)
 from unbroken.spec.nodes.check import CheckKind
 from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.keys import (
-    CLUSTER_NAME,
-    COMPUTE_TYPE,
     COMPUTE_TYPE_VALUE,
-    DEEP_CHECK,
-    HEALTH,
-    INSTANCE_GROUP,
-    INSTANCE_TYPES,
-    PREFIX,
     TAINT_EFFECT,
     TAINT_VALUE,
     DeepCheck,
@@ -136,6 +138,6 @@ def node_config(spec: MachineSpec) -> NodeConfig:
     labels = {
         key: value
         for key, value in spec.labels.items()
-        if not key.startswith(PREFIX) and key not in INSTANCE_TYPES
+        if not key.startswith(HYPERPOD_PREFIX) and key not in INSTANCE_TYPES
     }
     return NodeConfig(labels, tuple(one for one in spec.taints if one.key != HEALTH))

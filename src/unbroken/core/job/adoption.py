@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED
 from unbroken.core.job.recovery.ladder import Pods, rung_of
 from unbroken.core.job.recovery.recovery import Recovery
 from unbroken.spec.job.incident import Signal
+from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import AgentReport, AgentState
 
 from .events import PodPhase, PodUid

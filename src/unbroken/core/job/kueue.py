@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.core.job.record.conditions import ConditionType
+from unbroken.spec.keys import ConditionType
 
 PREEMPTED, NODE_FAILURES, ADMISSION_CHECK = "Preempted", "NodeFailures", "AdmissionCheck"
 """Reasons of an eviction (kueue v0.16, workload_types.go)."""

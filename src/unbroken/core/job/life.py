@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, replace
 
-from unbroken.core.job.record.conditions import ENDS, MESSAGE_CHARACTERS, ConditionType
+from unbroken.core.job.record.conditions import ENDS, MESSAGE_CHARACTERS
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.record.timeline import end_life
 from unbroken.core.job.watch.progress import first_step
@@ -14,6 +14,7 @@ from unbroken.spec.job import detectors
 from unbroken.spec.job.incident import RECOVERED
 from unbroken.spec.job.log_rule_ranks import RANKS_KEY, watch_of
 from unbroken.spec.job.types import CleanPodPolicy, RunPolicy
+from unbroken.spec.keys import ConditionType
 from unbroken.spec.schema.write import write_record
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from unbroken.core.job.record.conditions import ENDS, ConditionType
+from unbroken.core.job.record.conditions import ENDS
 from unbroken.core.job.record.receipts import Receipts
 from unbroken.core.job.recovery.incidents import OPERATOR_RESTARTED, RESTART_REQUESTED
 from unbroken.core.job.recovery.recovery import Recovery
@@ -24,6 +24,7 @@ from unbroken.core.job.watch.stragglers import Stragglers
 from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Signal
 from unbroken.spec.job.types import JobSpec, JobStatus, Switch
+from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import IN_PROCESS_RESTART, AgentReport, AgentState, FaultKind
 
 from .adoption import Adoption

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.logs.lines import LineAssembler
 from unbroken.spec.job.types import Condition
+from unbroken.spec.keys import ConditionType
 
 from .events import PodName
 

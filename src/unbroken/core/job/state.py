@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unbroken.core.job.record.conditions import ConditionType, advance, standing, with_ready_count
+from unbroken.core.job.record.conditions import advance, standing, with_ready_count
 from unbroken.core.job.record.redaction import clean
 from unbroken.core.job.record.timeline import settle
 from unbroken.core.job.recovery.incidents import Incidents
@@ -25,6 +25,7 @@ from unbroken.spec.job.types import (
     RestartStatus,
     Switch,
 )
+from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import PROCESS_RESTART
 
 from .events import (

@@ -11,7 +11,7 @@ from typing import Any
 
 from unbroken.errors import SpecError
 from unbroken.spec.job.log_rule_ranks import Watch, read_watches, watch_of
-from unbroken.spec.job.parse import LOG_RULE_RANKS
+from unbroken.spec.keys import LOG_RULE_RANKS
 from unbroken.spec.problems import ManifestError, Report
 
 from .rule_config import CompiledRule, read_rules

@@ -14,10 +14,10 @@ from math import inf
 from typing import Any
 
 from unbroken.core.tick import Tick
+from unbroken.spec.keys import DAEMON_MEMORY
 from unbroken.spec.nodes.keys import Action
 
 from .health_object import (
-    MEMORY,
     MESSAGE_MAX,
     NODE_ACTIONS,
     PAST_MAX,
@@ -264,12 +264,12 @@ class NodeHealth:
     def _meet(self, node: OwnNode, now: float) -> None:
         """A node that is new to this daemon: what an earlier one knew of it counts."""
         unwritten = {k: one for k, one in self._memory.faults.items() if k in self._unwritten}
-        self._memory = read_memory(node.annotations.get(MEMORY, ""))
+        self._memory = read_memory(node.annotations.get(DAEMON_MEMORY, ""))
         self._memory.faults.update(unwritten)
         self._memory.conditions.update(one.condition for one in unwritten.values())
         self._series = {k: one for k, one in self._series.items() if k in unwritten}
         self._is_changed = False
-        if MEMORY not in node.annotations:
+        if DAEMON_MEMORY not in node.annotations:
             self._memory.boot_id, self._memory.verified = node.boot_id, node.verified
         self._cursor = self._cursor or self._memory.cursor
         for part, xid, at in self._memory.xids:

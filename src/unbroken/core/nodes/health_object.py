@@ -12,24 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.spec.nodes.keys import (
+from unbroken.spec.keys import (
     ADVICE,
+    DAEMON_MEMORY,
     FAULT_DETAILS,
     FAULT_REASONS,
     FAULT_TYPES,
     HEALTH,
-    TAINT_EFFECT,
-    TAINT_VALUE,
     VERIFIED,
-    Action,
-    Health,
-    health_of,
 )
+from unbroken.spec.nodes.keys import TAINT_EFFECT, TAINT_VALUE, Action, Health, health_of
 from unbroken.spec.times import time_text
 
 Object = dict[str, Any]
-MEMORY = "unbroken.dev/node-daemon"
-"""Annotation: what the daemon remembers."""
 DETAILS_MAX, DETAILS_BYTES = 10, 6144
 """Of `fault-details`; all annotations of an object share 256 KiB (Kubernetes
 TotalAnnotationSizeLimitB), and each watcher of nodes is sent them."""
@@ -199,7 +194,7 @@ def fault_patch(
     It is of this very version of the node: the list of taints is replaced as a whole.
     """
     metadata: Object = {"uid": node.uid, "resourceVersion": node.version}
-    annotations: Object = {MEMORY: write_memory(memory)}
+    annotations: Object = {DAEMON_MEMORY: write_memory(memory)}
     patch: Object = {"metadata": {**metadata, "annotations": annotations}}
     if news:
         annotations[FAULT_DETAILS] = details(node.annotations.get(FAULT_DETAILS, ""), news)

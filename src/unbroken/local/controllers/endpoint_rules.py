@@ -14,10 +14,11 @@ from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import Object
+from unbroken.spec.keys import OWN_GROUP
 
 SERVICE_NAME = "kubernetes.io/service-name"
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
-MANAGER = "endpointslice-controller.unbroken.dev"
+MANAGER = f"endpointslice-controller.{OWN_GROUP}"
 HEADLESS = "service.kubernetes.io/headless"
 
 SLICE_SIZE = 100

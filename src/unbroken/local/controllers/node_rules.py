@@ -15,10 +15,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.kube.client import Object
 from unbroken.kube.clock import rfc3339
 from unbroken.local.scheduler.selectors import tolerates
-
-NOT_READY = "node.kubernetes.io/not-ready"
-UNREACHABLE = "node.kubernetes.io/unreachable"
-UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
+from unbroken.spec.keys import NOT_READY, UNREACHABLE, UNSCHEDULABLE
 
 WATCHED = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure")
 """Conditions that a node must keep fresh."""

@@ -16,8 +16,9 @@ from unbroken.errors import SpecError
 from unbroken.kube.cache import key_of
 from unbroken.kube.quantity import parse_quantity
 from unbroken.local.scheduler.selectors import matches_labels
+from unbroken.spec.keys import OWN_GROUP
 
-PROVISIONER = "unbroken.dev/directory"
+PROVISIONER = f"{OWN_GROUP}/directory"
 PROVISIONED_BY = "pv.kubernetes.io/provisioned-by"
 CLAIM_PROTECTION = "kubernetes.io/pvc-protection"
 VOLUME_PROTECTION = "kubernetes.io/pv-protection"

@@ -36,11 +36,11 @@ from unbroken.local.kubeflow.decisions.events import (
     Order,
     Tell,
 )
-from unbroken.local.kubeflow.decisions.pods import RENDEZVOUS_PORT
 from unbroken.local.kubeflow.decisions.pytorchjob import plan
 from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import PYTORCHJOB
+from unbroken.spec.keys import RENDEZVOUS_PORT
 from unbroken.spec.kubeflow.pytorchjob import (
     OPERATOR,
     PATH,

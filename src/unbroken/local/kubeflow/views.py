@@ -9,17 +9,10 @@ from lightkube.models.core_v1 import ContainerStatus, PodStatus
 from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.local.kubeflow.decisions.events import JobPicture, JobPod, Replaced
-from unbroken.spec.kubeflow.pytorchjob import (
-    CONTAINER,
-    INDEX_LABEL,
-    TYPE_LABEL,
-    Replica,
-    parse_pytorchjob,
-)
+from unbroken.spec.keys import REPLACED_PODS, REPLICA_INDEX_LABEL, REPLICA_TYPE_LABEL
+from unbroken.spec.kubeflow.pytorchjob import CONTAINER, Replica, parse_pytorchjob
 from unbroken.spec.kubeflow.pytorchjob_status import status_from
 
-REPLACED = "unbroken.dev/replaced-pods"
-"""Annotation of a job: how many failed pods were made anew, and the uids of the latest."""
 REPLICAS = {replica.value.lower(): replica for replica in Replica}
 
 
@@ -39,7 +32,7 @@ def job_picture(
         services=frozenset(
             one.metadata.name for one in services if one.metadata and one.metadata.name
         ),
-        replaced=_replaced((metadata.get("annotations") or {}).get(REPLACED, "")),
+        replaced=_replaced((metadata.get("annotations") or {}).get(REPLACED_PODS, "")),
     )
 
 
@@ -50,14 +43,17 @@ def _replaced(text: str) -> Replaced:
 
 def replaced_annotation(replaced: Replaced) -> dict[str, str]:
     """What is to be written of it."""
-    return {REPLACED: " ".join((str(replaced.count), *sorted(replaced.latest)))}
+    return {REPLACED_PODS: " ".join((str(replaced.count), *sorted(replaced.latest)))}
 
 
 def _pods(pods: Iterable[Pod]) -> Iterator[JobPod]:
     for pod in pods:
         metadata, status = pod.metadata, pod.status or PodStatus()
         labels = (metadata and metadata.labels) or {}
-        replica, index = REPLICAS.get(labels.get(TYPE_LABEL, "")), labels.get(INDEX_LABEL, "")
+        replica, index = (
+            REPLICAS.get(labels.get(REPLICA_TYPE_LABEL, "")),
+            labels.get(REPLICA_INDEX_LABEL, ""),
+        )
         if metadata is None or replica is None or not index.isdecimal():
             continue
         yield JobPod(

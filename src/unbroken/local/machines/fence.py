@@ -16,7 +16,7 @@ from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.informer import Informer
 from unbroken.local.machines.decisions.machine import Power
-from unbroken.spec.nodes.keys import FENCE, OUT_OF_SERVICE, POWER
+from unbroken.spec.keys import FENCE, OUT_OF_SERVICE, POWER
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ import msgspec
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import Conflict
 from unbroken.local.machines.decisions.places import Changes, Listed, changes
+from unbroken.spec.keys import MACHINE_FINALIZER
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachineSpec, MachineStatus
 from unbroken.spec.schema.fields import fields_of
@@ -21,8 +22,6 @@ from unbroken.spec.schema.write import write_record
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
-FINALIZER = "unbroken.dev/machine"
-"""On every machine of the pool: the object goes when nothing of it runs any more."""
 
 
 class MachineRequests:
@@ -41,7 +40,7 @@ class MachineRequests:
         for name in wanted.create:
             # Its place is kept when it is replaced by one of another name.
             spec = MachineSpec(logical_id=name)
-            body = MACHINE.new(name, spec, {"finalizers": [FINALIZER]})
+            body = MACHINE.new(name, spec, {"finalizers": [MACHINE_FINALIZER]})
             await self._client.raw("POST", MACHINE.path, body=body)
         for name in wanted.delete:
             log.info("machine=%s deleted=yes reason=fewer-nodes", name)
@@ -50,11 +49,13 @@ class MachineRequests:
 
     async def adopt(self, name: str, uid: str) -> None:
         """Add the finalizer to this very machine."""
-        await self._finalizers(name, uid, lambda held: [*held, FINALIZER])
+        await self._finalizers(name, uid, lambda held: [*held, MACHINE_FINALIZER])
 
     async def let_go(self, name: str, uid: str) -> None:
         """Take the finalizer away."""
-        await self._finalizers(name, uid, lambda held: [one for one in held if one != FINALIZER])
+        await self._finalizers(
+            name, uid, lambda held: [one for one in held if one != MACHINE_FINALIZER]
+        )
 
     async def _finalizers(
         self, name: str, uid: str, change: Callable[[list[str]], list[str]]

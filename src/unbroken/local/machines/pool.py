@@ -17,7 +17,6 @@ from pathlib import Path
 
 from lightkube.resources.core_v1 import Node, Pod
 
-from unbroken.cluster_api.store import ARN_ANNOTATION
 from unbroken.errors import SpecError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient
@@ -32,12 +31,13 @@ from unbroken.local.node.addresses import NODES_MAX, node_address
 from unbroken.local.node.driver import host_boot_id
 from unbroken.local.node.processes.process import Launcher
 from unbroken.operator.kinds import ClusterObject, MachineObject
+from unbroken.spec.keys import CLUSTER_ARN, MACHINE_FINALIZER
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE
 from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
 
 from .fence import Fence, asked_of, is_out_of_service, power_of
 from .node import Around, Companion, MachineNode, discard
-from .objects import FINALIZER, MachineRequests
+from .objects import MachineRequests
 from .power import kill_pods
 from .scripts import ScriptPlace, kill_scripts
 
@@ -228,7 +228,7 @@ class MachinePool:
             host_boot=self._host_boot,
             cuts=member.node.cuts,
             is_leaving=machine.metadata.deletionTimestamp is not None,
-            is_ours=FINALIZER in (machine.metadata.finalizers or ()),
+            is_ours=MACHINE_FINALIZER in (machine.metadata.finalizers or ()),
             problem=problem,
             index=index,
             power=power_of(kube_node),
@@ -290,7 +290,7 @@ class MachinePool:
         found = self._clusters.get(cluster)
         if found is None or found.metadata is None:
             return resource_config(cluster, "", members)
-        arn = (found.metadata.annotations or {}).get(ARN_ANNOTATION, "")
+        arn = (found.metadata.annotations or {}).get(CLUSTER_ARN, "")
         return resource_config(CLUSTER.spec_of(found)[0].name, arn, members)
 
     async def _retire(self, name: str) -> None:

@@ -13,14 +13,13 @@ from decimal import Decimal
 from unbroken.kube.clock import rfc3339
 from unbroken.kube.quantity import parse_quantity
 from unbroken.local.node.pods.events import Object, Rejected
+from unbroken.spec.keys import NOT_ENFORCED
 
 PODS_MAX = 110
 """Kubelet's --max-pods."""
 KUBELET_VERSION = "v1.33.0"
 """The behaviour that is followed; clients compare it with the server's."""
 GPU_RESOURCE = "nvidia.com/gpu"
-ANNOTATION = "unbroken.dev/not-enforced"
-"""What pods ask for and this node cannot do, in words."""
 COUNTED = ("cpu", "memory", "ephemeral-storage", GPU_RESOURCE)
 
 
@@ -68,7 +67,7 @@ def new_node(facts: NodeFacts) -> Object:
 
 def annotations_of(facts: NodeFacts) -> dict[str, str | None]:
     """What the node says about itself; None removes."""
-    return {ANNOTATION: "; ".join(facts.not_enforced) or None}
+    return {NOT_ENFORCED: "; ".join(facts.not_enforced) or None}
 
 
 def node_status(facts: NodeFacts, known: Object, now: float) -> Object:

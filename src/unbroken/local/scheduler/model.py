@@ -16,13 +16,10 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.errors import SpecError
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.quantity import parse_quantity
+from unbroken.spec.keys import NOT_READY, UNREACHABLE, UNSCHEDULABLE
 
 SCHEDULER = "default-scheduler"
-READY_TAINTS = {
-    "False": "node.kubernetes.io/not-ready",
-    "Unknown": "node.kubernetes.io/unreachable",
-}
-UNSCHEDULABLE_TAINT = "node.kubernetes.io/unschedulable"
+READY_TAINTS = {"False": NOT_READY, "Unknown": UNREACHABLE}
 
 Amounts = Mapping[str, int]
 Port = tuple[str, str, int]
@@ -144,7 +141,7 @@ def node_info(node: Node) -> NodeInfo:
     metadata, spec, status = node.metadata, node.spec, node.status
     assert metadata is not None
     taints = list((spec and spec.taints) or ())
-    wanted = [UNSCHEDULABLE_TAINT] if spec and spec.unschedulable else []
+    wanted = [UNSCHEDULABLE] if spec and spec.unschedulable else []
     conditions = (status and status.conditions) or ()
     ready = next((one.status for one in conditions if one.type == "Ready"), "False")
     if ready in READY_TAINTS:

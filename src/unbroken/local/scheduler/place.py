@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from unbroken.kube.cache import Key
+from unbroken.spec.keys import UNSCHEDULABLE
 
 from .cluster import Cluster, Place
 from .model import NodeInfo, PodInfo
@@ -103,7 +104,7 @@ def refuses(
     """Why a node will not do, were the pods of `without` not there; None: it will."""
     taint = untolerated(node.taints, pod.tolerations, HARD_EFFECTS)
     if taint is not None:
-        if taint.key == "node.kubernetes.io/unschedulable":
+        if taint.key == UNSCHEDULABLE:
             return Refusal(("node(s) were unschedulable",), may_yield=False)
         shown = f"{{{taint.key}: {taint.value or ''}}}"
         return Refusal((f"node(s) had untolerated taint {shown}",), may_yield=False)

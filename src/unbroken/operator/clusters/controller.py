@@ -34,8 +34,16 @@ from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject
 from unbroken.spec.job.incident import GROUP, VERSION
+from unbroken.spec.keys import (
+    CLUSTER_FINALIZER,
+    CLUSTER_LABEL,
+    CLUSTER_NAME,
+    HEALTH,
+    INSTANCE_GROUP,
+    REPAIR,
+)
 from unbroken.spec.nodes.check import NodeCheckSpec
-from unbroken.spec.nodes.keys import CLUSTER_NAME, HEALTH, INSTANCE_GROUP, REPAIR, Action
+from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
 from unbroken.spec.schema.write import write_record
 
@@ -44,10 +52,6 @@ from .views import world_of
 log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
-FINALIZER = "unbroken.dev/cluster"
-"""Keeps a Cluster until its last machine is gone."""
-CLUSTER_LABEL = "unbroken.dev/cluster"
-"""Of machines and checks: the Cluster object that they belong to."""
 
 
 class Clusters:
@@ -206,7 +210,11 @@ class Clusters:
     async def _release(self, name: str) -> None:
         def change(cluster: Object) -> Object:
             held = cluster["metadata"].get("finalizers") or ()
-            return {"metadata": {"finalizers": [one for one in held if one != FINALIZER] or None}}
+            return {
+                "metadata": {
+                    "finalizers": [one for one in held if one != CLUSTER_FINALIZER] or None
+                }
+            }
 
         await self._change(f"{CLUSTER.path}/{quote(name)}", change)
 

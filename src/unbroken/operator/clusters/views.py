@@ -10,7 +10,8 @@ from lightkube.resources.core_v1 import Node
 from unbroken.core.clusters.draft import CheckView, ClusterNode, MachineView, World
 from unbroken.core.clusters.groups import node_config
 from unbroken.core.clusters.state import ClusterPhase, ClusterState, read_state
-from unbroken.spec.nodes.keys import DEEP_CHECK, REPAIR, health_of
+from unbroken.spec.keys import DEEP_CHECK, REPAIR
+from unbroken.spec.nodes.keys import health_of
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
 from unbroken.spec.times import time_seconds
 

@@ -21,7 +21,7 @@ from unbroken.core.job.events import (
 )
 from unbroken.core.job.kueue import Gate
 from unbroken.core.job.machine import Job
-from unbroken.core.job.record.conditions import ConditionType, advance
+from unbroken.core.job.record.conditions import advance
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.kube.backoff import Backoff
 from unbroken.kube.cache import Key, key_of
@@ -37,11 +37,11 @@ from unbroken.operator.job_pods import is_owned, job_of
 from unbroken.operator.kinds import IncidentObject, JobObject
 from unbroken.operator.kueue.queues import Queues
 from unbroken.spec.job.codec import incident_from, job_status_from
-from unbroken.spec.job.ledger import ANNOTATION as LEDGER
 from unbroken.spec.job.ledger import read_ledger
 from unbroken.spec.job.parse import Parsed, parse_job
-from unbroken.spec.job.types import JOB_LABEL, JobStatus
+from unbroken.spec.job.types import JobStatus
 from unbroken.spec.job_kinds import HYPERPOD_JOB
+from unbroken.spec.keys import JOB_LABEL, LEDGER, ConditionType
 from unbroken.spec.problems import Problem
 
 from .pods import JobIdentity, job_identity

@@ -13,18 +13,23 @@ from typing import Any
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.events import CreatePod, NodeName
-from unbroken.spec.job.parse import IN_PROCESS
-from unbroken.spec.job.types import GROUP, JOB_LABEL, KIND, VERSION, JobSpec
-from unbroken.spec.job.warm import PRELOAD, PRELOAD_VARIABLE, WARM, WARM_VARIABLE
+from unbroken.spec.job.types import GROUP, KIND, VERSION, JobSpec
+from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
+from unbroken.spec.keys import (
+    AGENT_AUTH,
+    IN_PROCESS,
+    INDEX_LABEL,
+    JOB_LABEL,
+    JOB_NAME_LABEL,
+    PRELOAD,
+    REPLICA_LABEL,
+    WARM,
+)
 from unbroken.wire.agent import PORT
 from unbroken.wire.warm import IN_PROCESS_VARIABLE
 
 Object = dict[str, Any]
 
-NAME_LABEL = "job-name"
-REPLICA_LABEL, INDEX_LABEL = "unbroken.dev/replica-spec", "unbroken.dev/index"
-AUTH_ANNOTATION = "unbroken.dev/agent-auth"
-"""`none` on a job: its agents take commands from everybody."""
 VARIABLES = {WARM: WARM_VARIABLE, PRELOAD: PRELOAD_VARIABLE, IN_PROCESS: IN_PROCESS_VARIABLE}
 """Annotations that agents or workers are told of, and by which variables."""
 
@@ -47,7 +52,7 @@ class JobIdentity:
     @property
     def has_key(self) -> bool:
         """Its agents and its operator share a key, by which they know each other."""
-        return self.annotations.get(AUTH_ANNOTATION) != "none"
+        return self.annotations.get(AGENT_AUTH) != "none"
 
     def owner_reference(self) -> Object:
         """For everything that goes with the job."""
@@ -136,7 +141,7 @@ def build_pod(
         "namespace": job.namespace,
         "labels": {
             # Templates select their own pods by it, under whatever name they chose.
-            NAME_LABEL: job.name,
+            JOB_NAME_LABEL: job.name,
             **(given.get("labels") or {}),
             JOB_LABEL: job.name,
             REPLICA_LABEL: order.replica_spec,

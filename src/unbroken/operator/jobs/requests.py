@@ -16,9 +16,9 @@ from unbroken.spec.job import incident as incidents
 from unbroken.spec.job import types as jobs
 from unbroken.spec.job.codec import OTHER, OTHERS, incident_to, job_status_to
 from unbroken.spec.job.incident import Incident
-from unbroken.spec.job.ledger import ANNOTATION as LEDGER
 from unbroken.spec.job.ledger import Ledger, write_ledger
 from unbroken.spec.job.types import FaultyPods, JobStatus
+from unbroken.spec.keys import FENCE, LEDGER
 from unbroken.spec.schema.fields import fields_of
 
 from .pods import JobIdentity, key_secret
@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 Object = dict[str, Any]
 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
-FENCE = "unbroken.dev/fence"
-"""Annotation of a node that asks for proof that nothing runs there; its value is the reason."""
 FAULTY = "latestFaultyPodInstanceList"
 
 

@@ -10,11 +10,19 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
 from unbroken.spec.job.rules import port_number
-from unbroken.spec.nodes.keys import HEALTH, health_of
+from unbroken.spec.keys import (
+    GPU_UNHEALTHY,
+    HEALTH,
+    INDEX_LABEL,
+    OUT_OF_SERVICE,
+    RACK,
+    REPLICA_LABEL,
+)
+from unbroken.spec.nodes.keys import health_of
 from unbroken.wire.agent import PORT
 
 from .pod_troubles import trouble_of
-from .pods import INDEX_LABEL, REPLICA_LABEL, mounted_secret
+from .pods import mounted_secret
 
 HEALTH_LABEL = HEALTH
 LEAVING = frozenset({"UnschedulablePendingReboot", "UnschedulablePendingReplacement"})
@@ -23,14 +31,12 @@ keeps new pods off by a taint and must not interrupt what runs."""
 
 FAULTS = frozenset(
     {
-        *("NvidiaGPUUnhealthy", "NvidiaErrorReboot", "NvidiaErrorTerminate"),
+        *(GPU_UNHEALTHY, "NvidiaErrorReboot", "NvidiaErrorTerminate"),
         *("EfaError", "InstanceUnreachable"),
     }
 )
 """Conditions that are True while a node is faulty (HyperPod's health monitoring agent)."""
 
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-"""Taint of a node that is proven to run nothing."""
 
 TOPOLOGY = (
     "topology.kubernetes.io/zone",
@@ -39,7 +45,7 @@ TOPOLOGY = (
     "topology.k8s.aws/network-node-layer-3",
 )
 """Widest first."""
-RACKS = ("topology.kubernetes.io/rack", "unbroken.dev/rack")
+RACKS = ("topology.kubernetes.io/rack", RACK)
 """Narrower than these; the first that a node has."""
 
 

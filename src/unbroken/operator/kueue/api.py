@@ -12,7 +12,7 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import pause
 from unbroken.kube.informer import Informer
 from unbroken.kube.persist import persist
-from unbroken.spec.job.queues import GROUP
+from unbroken.spec.keys import KUEUE_GROUP
 
 from .objects import VERSIONS, WORKLOADS
 
@@ -27,7 +27,7 @@ async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncI
     installed later is found at the next start.
     """
     definition = _Definition()
-    name = f"metadata.name={WORKLOADS}.{GROUP}"
+    name = f"metadata.name={WORKLOADS}.{KUEUE_GROUP}"
     watch = Informer(client, CustomResourceDefinition, fields=name, on_change=definition.changed)
     tasks.create_task(watch.run())
     told: list[str | None] = []
@@ -65,7 +65,7 @@ class _Definition:
 
 async def _discovered(client: KubeClient) -> str | None:
     for version in VERSIONS:
-        listed = await client.get_or_none(f"apis/{GROUP}/{version}", dict[str, Any])
+        listed = await client.get_or_none(f"apis/{KUEUE_GROUP}/{version}", dict[str, Any])
         if listed is not None and any(one["name"] == WORKLOADS for one in listed["resources"]):
             return version
     return None

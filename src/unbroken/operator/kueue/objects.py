@@ -24,20 +24,28 @@ from unbroken.core.job.kueue import (
 )
 from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS
 from unbroken.kube.clock import parse_time, rfc3339
-from unbroken.operator.jobs.pods import INDEX_LABEL, JobIdentity
-from unbroken.spec.job.queues import GROUP, PREFIX, QUEUE, TIME_LIMIT, queue_of
-from unbroken.spec.job.types import JOB_LABEL, KIND, JobSpec, ReplicaSpec
+from unbroken.operator.jobs.pods import JobIdentity
+from unbroken.spec.job.queues import queue_of
+from unbroken.spec.job.types import KIND, JobSpec, ReplicaSpec
+from unbroken.spec.keys import (
+    INDEX_LABEL,
+    JOB_LABEL,
+    JOB_UID,
+    KUEUE_GROUP,
+    KUEUE_PREFIX,
+    POD_SET,
+    QUEUE,
+    TIME_LIMIT,
+    TOPOLOGY,
+    WORKLOAD,
+    WORKLOAD_SHAPE,
+)
 
 Object = dict[str, Any]
 
 VERSIONS = ("v1beta2", "v1beta1")
 """That are understood, the newest first."""
 WORKLOADS, FLAVORS, PRIORITIES = "workloads", "resourceflavors", "workloadpriorityclasses"
-SHAPE = "unbroken.dev/shape"
-"""Annotation of a Workload: which pods it asks for."""
-JOB_UID = f"{PREFIX}job-uid"
-WORKLOAD, POD_SET, TOPOLOGY = f"{PREFIX}workload", f"{PREFIX}podset", f"{PREFIX}tas"
-"""Of pods: their Workload, their pod set, and that their places were assigned."""
 TOPOLOGY_REQUESTS = {
     "podset-required-topology": "required",
     "podset-preferred-topology": "preferred",
@@ -47,7 +55,7 @@ TOPOLOGY_REQUESTS = {
     "podset-group-name": "podSetGroupName",
 }
 """Annotations (after the prefix) and the fields of a topology request that they fill."""
-OF_KUEUE, OF_PODS = f"{GROUP}/workloadpriorityclass", "scheduling.k8s.io/priorityclass"
+OF_KUEUE, OF_PODS = f"{KUEUE_GROUP}/workloadpriorityclass", "scheduling.k8s.io/priorityclass"
 """Kinds of priority classes, as v1beta1 writes them."""
 NAME_CHARACTERS = 253
 DOMAINS_MAX = 100_000
@@ -92,7 +100,7 @@ def workload_body(
         "name": workload_name(identity),
         "namespace": identity.namespace,
         "labels": {JOB_LABEL: identity.name, JOB_UID: identity.uid},
-        "annotations": {SHAPE: shape_of(job, spec)},
+        "annotations": {WORKLOAD_SHAPE: shape_of(job, spec)},
         "ownerReferences": [identity.owner_reference()],
     }
     asked = [one for one in spec.replica_specs if pods_of(one)]
@@ -105,7 +113,7 @@ def workload_body(
     limit = str((job["metadata"].get("labels") or {}).get(TIME_LIMIT) or "")
     if limit.isdecimal() and int(limit) > 0:
         body["maximumExecutionTimeSeconds"] = int(limit)
-    head = {"apiVersion": f"{GROUP}/{version}", "kind": "Workload"}
+    head = {"apiVersion": f"{KUEUE_GROUP}/{version}", "kind": "Workload"}
     return {**head, "metadata": metadata, "spec": body}
 
 
@@ -136,7 +144,7 @@ def _topology_request(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
     annotations = {**(job["metadata"].get("annotations") or {}), **own}
     found: Object = {}
     for suffix, field in TOPOLOGY_REQUESTS.items():
-        value = str(annotations.get(f"{PREFIX}{suffix}") or "")
+        value = str(annotations.get(f"{KUEUE_PREFIX}{suffix}") or "")
         if field == "unconstrained" and value:
             found[field] = value == "true"
         elif field == "podSetSliceSize" and value.isdecimal() and len(value) < 10:
@@ -158,7 +166,7 @@ def workload_view(
     return Workload(
         name=metadata["name"],
         queue=body.get("queueName") or "",
-        shape=(metadata.get("annotations") or {}).get(SHAPE, ""),
+        shape=(metadata.get("annotations") or {}).get(WORKLOAD_SHAPE, ""),
         is_active=body.get("active") is not False,
         is_deleting=bool(metadata.get("deletionTimestamp")),
         conditions=_said(status),

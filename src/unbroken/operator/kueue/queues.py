@@ -40,13 +40,14 @@ from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.job_pods import JobPods
-from unbroken.operator.jobs.pods import REPLICA_LABEL, job_identity
+from unbroken.operator.jobs.pods import job_identity
 from unbroken.operator.kinds import JobObject
 from unbroken.spec.job.codec import job_status_from
 from unbroken.spec.job.parse import parse_job
-from unbroken.spec.job.queues import GROUP, PRIORITY, queue_of, queue_warnings
-from unbroken.spec.job.types import JOB_LABEL, JobSpec
+from unbroken.spec.job.queues import queue_of, queue_warnings
+from unbroken.spec.job.types import JobSpec
 from unbroken.spec.job_kinds import HYPERPOD_JOB
+from unbroken.spec.keys import JOB_LABEL, KUEUE_GROUP, QUEUE_PRIORITY, REPLICA_LABEL, WORKLOAD
 
 from .api import served_version
 from .objects import (
@@ -54,7 +55,6 @@ from .objects import (
     OF_KUEUE,
     OF_PODS,
     PRIORITIES,
-    WORKLOAD,
     WORKLOADS,
     Priority,
     pods_of,
@@ -155,8 +155,8 @@ class Queues:
 
     async def _follow(self, version: str) -> None:
         """Keep copies of Kueue's objects."""
-        workload = create_namespaced_resource(GROUP, version, "Workload", WORKLOADS)
-        flavor = create_global_resource(GROUP, version, "ResourceFlavor", FLAVORS)
+        workload = create_namespaced_resource(KUEUE_GROUP, version, "Workload", WORKLOADS)
+        flavor = create_global_resource(KUEUE_GROUP, version, "ResourceFlavor", FLAVORS)
         workloads: Informer[Any] = Informer(
             self._client, workload, namespace=self._namespace, labels=JOB_LABEL
         )
@@ -272,7 +272,7 @@ class Queues:
                 assert found is not None
                 status = status_after(found, order, wall())
                 # With its resourceVersion: what Kueue has just written is not undone.
-                head: Object = {"apiVersion": f"{GROUP}/{self._version}", "kind": "Workload"}
+                head: Object = {"apiVersion": f"{KUEUE_GROUP}/{self._version}", "kind": "Workload"}
                 body = {**found, **head, "status": status}
                 with suppress(NotFound):
                     await self._client.raw("PUT", f"{self._path(found)}/status", body=body)
@@ -298,9 +298,9 @@ class Queues:
 
     async def _priority(self, job: JobObject, spec: JobSpec) -> Priority:
         """By the job's label, else by the pods' class, else the cluster's default."""
-        named = (job["metadata"].get("labels") or {}).get(PRIORITY)
+        named = (job["metadata"].get("labels") or {}).get(QUEUE_PRIORITY)
         if named:
-            path = f"apis/{GROUP}/{self._version}/{PRIORITIES}/{quote(named)}"
+            path = f"apis/{KUEUE_GROUP}/{self._version}/{PRIORITIES}/{quote(named)}"
             return Priority(int((await self._get(path))["value"]), named, OF_KUEUE)
         classes = "apis/scheduling.k8s.io/v1/priorityclasses"
         for replica in spec.replica_specs:
@@ -318,7 +318,7 @@ class Queues:
         return found
 
     def _collection(self, namespace: str) -> str:
-        return f"apis/{GROUP}/{self._version}/namespaces/{quote(namespace)}/{WORKLOADS}"
+        return f"apis/{KUEUE_GROUP}/{self._version}/namespaces/{quote(namespace)}/{WORKLOADS}"
 
     def _path(self, found: Mapping[str, Any]) -> str:
         metadata = found["metadata"]

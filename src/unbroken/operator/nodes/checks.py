@@ -24,6 +24,7 @@ from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.kinds import NodeCheckObject
 from unbroken.spec.job_kinds import ENDED_PHASES
+from unbroken.spec.keys import LINK_BANDWIDTH
 from unbroken.spec.nodes.check import (
     KEPT_SECONDS,
     CheckKind,
@@ -37,7 +38,7 @@ from unbroken.spec.nodes.kinds import NODE_CHECK
 from . import checks_log as check_log
 from . import checks_nodes as holds
 from . import checks_pods as check_pods
-from .checks_fleet import SPEED, better, fleet_of, instance_type
+from .checks_fleet import better, fleet_of, instance_type
 from .checks_pods import CheckerOptions, unmade
 from .checks_requests import CheckRequests
 
@@ -334,7 +335,7 @@ class Checker:
             name = key_of(node).name
             text = better(node, speeds.get(name))
             if text is not None and found.standing[name] is CheckPhase.PASSED:
-                patch = {"metadata": {"annotations": {SPEED: text}}}
+                patch = {"metadata": {"annotations": {LINK_BANDWIDTH: text}}}
                 await self._requests.patch_node(node, patch)
 
     async def _release(self, check: str, standing: Mapping[str, CheckPhase]) -> None:

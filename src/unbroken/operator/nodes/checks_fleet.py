@@ -9,14 +9,10 @@ from lightkube.resources.core_v1 import Node
 
 from unbroken.core.nodes.checks.limits import Fleet, learn
 from unbroken.kube.cache import key_of
+from unbroken.spec.keys import LINK_BANDWIDTH
 from unbroken.spec.nodes.keys import instance_type_of
 
 from .checks_pods import is_embedded
-
-SPEED = "unbroken.dev/link-bandwidth"
-"""Annotation of a node: the most GB/s that it has shown with another of its instance type, in deep
-checks that it passed.  Nodes of an embedded cluster have none: they share one machine, whatever
-their types pretend."""
 
 
 def instance_type(node: Node) -> str:
@@ -48,7 +44,7 @@ def better(node: Node, speed: float | None) -> str | None:
 
 
 def _speed(node: Node) -> float | None:
-    text = ((node.metadata and node.metadata.annotations) or {}).get(SPEED, "")
+    text = ((node.metadata and node.metadata.annotations) or {}).get(LINK_BANDWIDTH, "")
     try:
         speed = float(text)
     except ValueError:

@@ -12,22 +12,12 @@ from typing import Any
 import msgspec
 from lightkube.resources.core_v1 import Node
 
+from unbroken.spec.keys import CHECK_HOLD, DEEP_CHECK, HEALTH
 from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.keys import (
-    DEEP_CHECK,
-    HEALTH,
-    TAINT_EFFECT,
-    TAINT_VALUE,
-    DeepCheck,
-    Health,
-    health_of,
-)
+from unbroken.spec.nodes.keys import TAINT_EFFECT, TAINT_VALUE, DeepCheck, Health, health_of
 
 Object = dict[str, Any]
 
-HOLD = "unbroken.dev/check-hold"
-"""Annotation of a node under a deep check: JSON {check, isOurs, before}.  `isOurs`: the label and
-the taint are the check's; `before`: what `deep-health-check-status` was."""
 FREE = ("", Health.SCHEDULABLE.value)
 PENDING = (Health.PENDING_REBOOT.value, Health.PENDING_REPLACEMENT.value)
 
@@ -38,7 +28,7 @@ def held_by(node: Node) -> str:
 
 
 def _hold(node: Node) -> Object:
-    text = ((node.metadata and node.metadata.annotations) or {}).get(HOLD, "")
+    text = ((node.metadata and node.metadata.annotations) or {}).get(CHECK_HOLD, "")
     try:
         found = msgspec.json.decode(text) if text else {}
     except msgspec.DecodeError:
@@ -97,7 +87,7 @@ def _patch(node: Node, labels: dict[str, str | None], hold: str | None) -> Objec
         "metadata": {
             "resourceVersion": node.metadata.resourceVersion,
             "labels": labels,
-            "annotations": {HOLD: hold},
+            "annotations": {CHECK_HOLD: hold},
         }
     }
 

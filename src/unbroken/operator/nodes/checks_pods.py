@@ -15,6 +15,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.nodes.checks.limits import RUN
 from unbroken.core.nodes.checks.plan_steps import Step
 from unbroken.spec.job_kinds import ENDED_PHASES, is_pod_of_a_job
+from unbroken.spec.keys import CHECK_LABEL, CHECK_PLANT, CHECK_SECONDS, CHECK_STEP
 from unbroken.spec.nodes.check import CheckKind, CheckResult, Outcome
 from unbroken.spec.problems import Report
 from unbroken.spec.schema.read import read_record
@@ -22,14 +23,6 @@ from unbroken.spec.schema.read import read_record
 Object = dict[str, Any]
 
 NAMESPACE = "unbroken-checks"
-CHECK_LABEL = "unbroken.dev/check"
-"""Of a pod: the NodeCheck that it belongs to."""
-STEP = "unbroken.dev/check-step"
-"""Annotation of a pod: its step, `KIND NODE` or `KIND NODE NODE`."""
-SECONDS = "unbroken.dev/check-seconds"
-"""Annotation of a NodeCheck: seconds of each test under load."""
-PLANT = "unbroken.dev/check-plant"
-"""Annotation of a Node: faults for the tests to find there (`UNBROKEN_CHECK_PLANT`)."""
 GPUS = "nvidia.com/gpu"
 MEMORY_SHARE = 0.5
 """Of the free memory, to be tested."""
@@ -71,7 +64,9 @@ def step_text(step: Step) -> str:
 
 def step_of(pod: Pod) -> Step | None:
     """The step that a pod belongs to; None where it does not say."""
-    kind, *nodes = ((pod.metadata and pod.metadata.annotations) or {}).get(STEP, "").split() or [""]
+    kind, *nodes = ((pod.metadata and pod.metadata.annotations) or {}).get(
+        CHECK_STEP, ""
+    ).split() or [""]
     if kind not in {one.value for one in CheckKind} or not 1 <= len(nodes) <= 2:
         return None
     return Step(tuple(nodes), CheckKind(kind))
@@ -107,8 +102,8 @@ def build_pod(
         peer = step.nodes[1 - rank]
         meet = f"{host or '$(MEET_HOST)'}:{PORT}"
         container["command"] += ["--rank", str(rank), "--meet", meet, "--peer", peer]
-    if annotations.get(PLANT):
-        container["env"].append({"name": "UNBROKEN_CHECK_PLANT", "value": annotations[PLANT]})
+    if annotations.get(CHECK_PLANT):
+        container["env"].append({"name": "UNBROKEN_CHECK_PLANT", "value": annotations[CHECK_PLANT]})
     gpus = _gpus(node)
     if gpus and not _is_forced(check):
         container["resources"] = {"limits": {GPUS: gpus}}
@@ -126,7 +121,7 @@ def build_pod(
                 "app.kubernetes.io/name": "node-check",
                 "app.kubernetes.io/managed-by": "unbroken",
             },
-            "annotations": {STEP: step_text(step)},
+            "annotations": {CHECK_STEP: step_text(step)},
             "ownerReferences": [
                 {
                     "apiVersion": check["apiVersion"],
@@ -152,7 +147,7 @@ def _arguments(
     check: Mapping[str, Any], step: Step, node: Node, options: CheckerOptions
 ) -> list[str]:
     assert node.metadata is not None
-    given = (check["metadata"].get("annotations") or {}).get(SECONDS, "")
+    given = (check["metadata"].get("annotations") or {}).get(CHECK_SECONDS, "")
     try:
         seconds = max(0.1, float(given)) if given else options.stress_seconds
     except ValueError:

@@ -14,11 +14,12 @@ from unbroken.errors import WorldError
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.errors import ApiRefusal, NotFound
+from unbroken.spec.keys import CHECK_LABEL
 from unbroken.spec.nodes.check import NodeCheckStatus
 from unbroken.spec.nodes.kinds import NODE_CHECK
 from unbroken.spec.schema.write import write_record
 
-from .checks_pods import CHECK_LABEL, NAMESPACE
+from .checks_pods import NAMESPACE
 
 log = logging.getLogger(__name__)
 

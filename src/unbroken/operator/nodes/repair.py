@@ -55,7 +55,8 @@ from unbroken.operator.jobs.pods import JobIdentity
 from unbroken.operator.kinds import ClusterObject, NodeCheckObject, NodeRecordObject
 from unbroken.runtime.drive import Alarm
 from unbroken.spec.job.incident import Incident
-from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, NodeProvider, Recovery
+from unbroken.spec.keys import HEALTH
+from unbroken.spec.nodes.keys import TAINT_EFFECT, TAINT_VALUE, NodeProvider, Recovery
 from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
 
 from .providers import parse_command, provider_name, provider_of

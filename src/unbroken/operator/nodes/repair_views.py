@@ -13,7 +13,7 @@ from unbroken.core.nodes.repair.events import CheckSeen, NodeFault, RepairNode
 from unbroken.core.nodes.repair.records import FAULT_ANNOTATIONS, FAULT_LABELS
 from unbroken.operator.jobs.views import FAULTS, node_view
 from unbroken.spec.job_kinds import is_pod_of_a_job
-from unbroken.spec.nodes.keys import (
+from unbroken.spec.keys import (
     ADVICE,
     CLUSTER_NAME,
     DEEP_CHECK,
@@ -24,10 +24,8 @@ from unbroken.spec.nodes.keys import (
     HEALTH,
     REPAIR,
     VERIFIED,
-    DeepCheck,
-    Health,
-    health_of,
 )
+from unbroken.spec.nodes.keys import DeepCheck, Health, health_of
 from unbroken.spec.nodes.kinds import NODE_CHECK
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord
 from unbroken.spec.schema.fields import fields_of

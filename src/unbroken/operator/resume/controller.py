@@ -35,9 +35,9 @@ from unbroken.kube.informer import Informer
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.job_pods import JobPods
-from unbroken.operator.jobs.requests import FENCE
 from unbroken.operator.kinds import job_class
 from unbroken.spec.job_kinds import JobKind
+from unbroken.spec.keys import FENCE
 
 from .views import concerns, node_state, picture, write_record
 

@@ -9,18 +9,21 @@ from lightkube.models.core_v1 import NodeCondition, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness, Record
-from unbroken.operator.jobs.requests import FENCE
 from unbroken.operator.jobs.views import FAULTS, HEALTH_LABEL, node_view
-from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES, resume_of, resume_problems
+from unbroken.spec.auto_resume import resume_of, resume_problems
 from unbroken.spec.job_kinds import JobKind
-from unbroken.spec.times import time_seconds, time_text
-
-PREFIX = "unbroken.dev/auto-resume-"
-COUNT, FAULT, TIME, PODS, NODES, EXHAUSTED = (
-    PREFIX + name for name in ("count", "fault", "time", "pods", "nodes", "exhausted")
+from unbroken.spec.keys import (
+    AUTO_RESUME,
+    FENCE,
+    MAX_RETRIES,
+    RESUME_COUNT,
+    RESUME_EXHAUSTED,
+    RESUME_FAULT,
+    RESUME_NODES,
+    RESUME_PODS,
+    RESUME_TIME,
 )
-"""Annotations of a job: restarts so far; cause and time of the latest, the uids of the pods
-that it removes, the nodes that were unhealthy; the cause that found no retry left."""
+from unbroken.spec.times import time_seconds, time_text
 
 
 def annotations_of(job: Mapping[str, Any]) -> dict[str, str]:
@@ -107,28 +110,28 @@ def _trouble(node: Node) -> str:
 
 def read_record(annotations: Mapping[str, str]) -> Record:
     """What the annotations say; what is garbled counts as not there."""
-    count, time = annotations.get(COUNT, ""), annotations.get(TIME, "")
+    count, time = annotations.get(RESUME_COUNT, ""), annotations.get(RESUME_TIME, "")
     try:
         at = time_seconds(time) if time else None
     except (ValueError, OverflowError):
         at = None
     return Record(
         count=int(count) if count.isascii() and count.isdecimal() and len(count) < 10 else 0,
-        fault=annotations.get(FAULT, ""),
+        fault=annotations.get(RESUME_FAULT, ""),
         at=at,
-        pods=frozenset(annotations.get(PODS, "").split()),
-        nodes=frozenset(annotations.get(NODES, "").split()),
-        exhausted=annotations.get(EXHAUSTED, ""),
+        pods=frozenset(annotations.get(RESUME_PODS, "").split()),
+        nodes=frozenset(annotations.get(RESUME_NODES, "").split()),
+        exhausted=annotations.get(RESUME_EXHAUSTED, ""),
     )
 
 
 def write_record(record: Record) -> dict[str, str | None]:
     """The annotations as a merge patch: None takes one away."""
     return {
-        COUNT: str(record.count),
-        FAULT: record.fault or None,
-        TIME: None if record.at is None else time_text(record.at),
-        PODS: " ".join(sorted(record.pods)) or None,
-        NODES: " ".join(sorted(record.nodes)) or None,
-        EXHAUSTED: record.exhausted or None,
+        RESUME_COUNT: str(record.count),
+        RESUME_FAULT: record.fault or None,
+        RESUME_TIME: None if record.at is None else time_text(record.at),
+        RESUME_PODS: " ".join(sorted(record.pods)) or None,
+        RESUME_NODES: " ".join(sorted(record.nodes)) or None,
+        RESUME_EXHAUSTED: record.exhausted or None,
     }

@@ -11,8 +11,8 @@ from unbroken.observe.job_records import JobName, JobState
 from unbroken.operator.jobs.operator import Watches
 from unbroken.operator.kinds import IncidentObject, JobObject
 from unbroken.spec.job.codec import incident_from, job_status_from
-from unbroken.spec.job.ledger import ANNOTATION as LEDGER
 from unbroken.spec.job.ledger import read_ledger
+from unbroken.spec.keys import LEDGER
 from unbroken.spec.times import time_seconds
 
 

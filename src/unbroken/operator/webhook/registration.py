@@ -31,6 +31,7 @@ from unbroken.kube.informer import Informer
 from unbroken.kube.persist import persist
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.spec.job.types import GROUP, PLURAL, VERSION
+from unbroken.spec.keys import OWN_GROUP
 
 from .certificates import Authority, Leaf
 from .process import WebhookProcess
@@ -98,7 +99,7 @@ def configuration(options: WebhookOptions, port: int, trusted: bytes, path: str 
         "scope": "Namespaced",
     }
     webhook = {
-        "name": "jobs.unbroken.dev",
+        "name": f"jobs.{OWN_GROUP}",
         "clientConfig": client,
         "rules": [rule],
         "failurePolicy": "Ignore",

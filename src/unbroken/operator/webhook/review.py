@@ -10,13 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.core.job.record.conditions import ENDS, ConditionType, standing
+from unbroken.core.job.record.conditions import ENDS, standing
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.errors import PeerError
 from unbroken.spec.job.codec import job_status_from
 from unbroken.spec.job.parse import Parsed, parse_job
-from unbroken.spec.job.queues import QUEUE, queue_of
+from unbroken.spec.job.queues import queue_of
 from unbroken.spec.job.types import GROUP, KIND
+from unbroken.spec.keys import QUEUE, ConditionType
 from unbroken.spec.problems import Problem, Verdict, shown
 
 Object = dict[str, Any]

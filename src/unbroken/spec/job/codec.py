@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unbroken.spec.keys import JOB_LABEL, JOB_NAME_LABEL
 from unbroken.spec.problems import Problem, Report
 from unbroken.spec.schema.read import blank_record, read_record
 from unbroken.spec.schema.write import write_record
@@ -69,7 +70,7 @@ def incident_to(incident: Incident, job: Mapping[str, Any]) -> dict[str, Any]:
         "metadata": {
             "name": f"{name}-{incident.number}",
             "namespace": job["namespace"],
-            "labels": {jobs.JOB_LABEL: name, "job-name": name},
+            "labels": {JOB_LABEL: name, JOB_NAME_LABEL: name},
             "ownerReferences": [owner_reference(job)],
         },
         "spec": {**write_record(incident), **({} if cost is None else {SECONDS: cost})},

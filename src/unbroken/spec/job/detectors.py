@@ -12,8 +12,6 @@ from enum import Enum
 
 from unbroken.errors import SpecError
 
-ANNOTATION = "unbroken.dev/detectors"
-
 
 class Detector(Enum):
     """What is looked for on every rank."""

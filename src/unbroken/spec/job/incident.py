@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
+from unbroken.spec.keys import OWN_GROUP
 from unbroken.spec.schema.fields import Limits
 
-GROUP, VERSION, KIND, PLURAL = "unbroken.dev", "v1", "Incident", "incidents"
+GROUP, VERSION, KIND, PLURAL = OWN_GROUP, "v1", "Incident", "incidents"
 RECOVERED = "recovered"
 """Outcome of an incident after which the job went on, or completed."""
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from unbroken.spec.keys import LEDGER
 from unbroken.spec.problems import Report
 
-ANNOTATION = "unbroken.dev/ledger"
 NAMES_MAX = 24
 """Causes, and detectors, that are written by name; the cheapest causes beyond become one."""
 NAME_CHARACTERS = 63
@@ -65,7 +65,7 @@ def read_ledger(text: str, report: Report | None = None) -> Ledger:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
-        told.invalid(ANNOTATION, text, "must be the JSON object that the operator wrote")
+        told.invalid(LEDGER, text, "must be the JSON object that the operator wrote")
         return Ledger()
     progress_at = _number(found, "progressAt", told)
     records = _mapping(found, "detectors", told)
@@ -122,11 +122,11 @@ def _mapping(given: Mapping[str, Any], key: str, report: Report) -> Mapping[str,
     if isinstance(found, Mapping):
         return dict(list(found.items())[:NAMES_MAX])
     if found is not None:
-        report.invalid(f"{ANNOTATION}.{key}", found, "must be an object")
+        report.invalid(f"{LEDGER}.{key}", found, "must be an object")
     return {}
 
 
-def _number(given: Mapping[str, Any], key: str, report: Report, path: str = ANNOTATION) -> float:
+def _number(given: Mapping[str, Any], key: str, report: Report, path: str = LEDGER) -> float:
     value = given.get(key, 0)
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= NUMBER_MAX:
         return value
@@ -135,12 +135,12 @@ def _number(given: Mapping[str, Any], key: str, report: Report, path: str = ANNO
 
 
 def _numbers(given: Mapping[str, Any], key: str, report: Report) -> dict[str, float]:
-    found, path = _mapping(given, key, report), f"{ANNOTATION}.{key}"
+    found, path = _mapping(given, key, report), f"{LEDGER}.{key}"
     return {name: value for name in found if (value := _number(found, name, report, path))}
 
 
 def _record(given: Mapping[str, Any], name: str, report: Report) -> Record:
-    path, found = f"{ANNOTATION}.detectors.{name}", given[name]
+    path, found = f"{LEDGER}.detectors.{name}", given[name]
     if not isinstance(found, Mapping):
         report.invalid(path, found, "must be an object")
         return Record()

@@ -12,16 +12,28 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from unbroken.errors import SpecError
+from unbroken.spec.keys import (
+    AGENT_AUTH,
+    BUDDY,
+    DETECTORS,
+    IN_PROCESS,
+    LEDGER,
+    LOG_RULE_RANKS,
+    OWN_PREFIX,
+    PRELOAD,
+    QUEUE,
+    RESTART,
+    SAME_ERROR,
+    WARM,
+)
 from unbroken.spec.problems import ManifestError, Problem, Report, Verdict, shown
 from unbroken.spec.schema.read import blank_record, read_record
 from unbroken.spec.times import time_seconds
 
-from .detectors import ANNOTATION as DETECTORS
 from .detectors import DEFAULTS, Detector, Mode, read_detectors
-from .ledger import ANNOTATION as LEDGER
 from .log_rule_ranks import Watch, read_watches
 from .log_rules import check_watches
-from .queues import POD_SETS_MAX, QUEUE, queue_of
+from .queues import POD_SETS_MAX, queue_of
 from .rules import check_names, check_spec
 from .types import (
     GROUP,
@@ -33,15 +45,11 @@ from .types import (
     SameError,
     Switch,
 )
-from .warm import PRELOAD, WARM, read_preload
+from .warm import read_preload
 
 OTHER_KIND = "HyperPodPytorchJob"
 """Spelling of older samples; the API has one kind, `KIND`."""
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
-OPTIONS_PREFIX = "unbroken.dev/"
-AGENT_AUTH, RESTART = "unbroken.dev/agent-auth", "unbroken.dev/restart"
-LOG_RULE_RANKS, SAME_ERROR = "unbroken.dev/log-rule-ranks", "unbroken.dev/same-error"
-BUDDY, IN_PROCESS = "unbroken.dev/buddy", "unbroken.dev/in-process"
 OPTIONS = (
     *(AGENT_AUTH, BUDDY, DETECTORS, IN_PROCESS, LOG_RULE_RANKS, PRELOAD, RESTART, SAME_ERROR),
     WARM,
@@ -155,7 +163,7 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     path = "metadata.annotations"
     annotations = _mapping(metadata.get("annotations"), path, report)
     for key in annotations:
-        if str(key).startswith(OPTIONS_PREFIX) and key not in (*OPTIONS, LEDGER):
+        if str(key).startswith(OWN_PREFIX) and key not in (*OPTIONS, LEDGER):
             known = f"known annotations are {', '.join(OPTIONS)}"
             report.forbidden(f"{path}[{str(key)[:80]}]", f"unknown; {known}")
     auth = _choice(annotations, AGENT_AUTH, AgentAuth.TOKEN, report)

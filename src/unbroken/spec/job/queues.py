@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-GROUP = "kueue.x-k8s.io"
-PREFIX = f"{GROUP}/"
-QUEUE = f"{PREFIX}queue-name"
-"""Label of a job: the LocalQueue that it waits in."""
-PRIORITY = f"{PREFIX}priority-class"
-"""Label of a job: a WorkloadPriorityClass."""
-TIME_LIMIT = f"{PREFIX}max-exec-time-seconds"
-"""Label of a job: how long its Workload may be admitted."""
+from unbroken.spec.keys import KUEUE_PREFIX, QUEUE
+
 POD_SETS_MAX = 8
 """Of a Workload (kueue v0.16, workload_types.go)."""
 
@@ -41,6 +35,6 @@ def queue_warnings(job: Mapping[str, Any]) -> tuple[str, ...]:
             f"metadata.{place}[{str(key)[:80]}]: no Kueue is known to this operator: it has no "
             "effect"
             for key in keys
-            if str(key).startswith(PREFIX) and key != QUEUE
+            if str(key).startswith(KUEUE_PREFIX) and key != QUEUE
         ]
     return tuple(found)

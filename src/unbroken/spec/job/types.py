@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
+from unbroken.spec.keys import HYPERPOD_GROUP
 from unbroken.spec.schema.fields import INT_MAX, Limits
 
 from .detectors import DEFAULTS, Detector, Mode
 from .log_rule_ranks import Watch
 
-GROUP, VERSION, KIND = "sagemaker.amazonaws.com", "v1", "HyperPodPyTorchJob"
+GROUP, VERSION, KIND = HYPERPOD_GROUP, "v1", "HyperPodPyTorchJob"
 PLURAL = "hyperpodpytorchjobs"
-JOB_LABEL = "HPJob"
-"""Label of a job's pods and of the other objects that go with it: the job's name."""
 
 Object = Mapping[str, Any]
 """A part of a Kubernetes object that is passed on as it is."""

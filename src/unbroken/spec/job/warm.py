@@ -6,7 +6,6 @@ import re
 
 from unbroken.errors import SpecError
 
-WARM, PRELOAD = "unbroken.dev/warm", "unbroken.dev/preload"
 WARM_VARIABLE, PRELOAD_VARIABLE = "UNBROKEN_WARM", "UNBROKEN_PRELOAD"
 """Of the agent; its workers do not see them."""
 PRELOAD_MAX = 1000

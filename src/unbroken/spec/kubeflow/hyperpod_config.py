@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
-from unbroken.spec.auto_resume import AUTO_RESUME, MAX_RETRIES, resume_problems
+from unbroken.spec.auto_resume import resume_problems
+from unbroken.spec.keys import AUTO_RESUME, DEEP_CHECK, HEALTH, MAX_RETRIES, QUEUE
 from unbroken.spec.nodes.instance_types import EFA, GPU, NEURON, InstanceType
 from unbroken.spec.problems import Problem, Report
 from unbroken.spec.schema.fields import INT_MAX, Limits
@@ -24,9 +25,8 @@ from .pytorchjob import CONTAINER, GROUP, KIND, VERSION, RestartPolicy
 Object = dict[str, Any]
 MISSING = "???"
 """In Hydra: to be filled in."""
-QUEUE = "kueue.x-k8s.io/queue-name"
-HEALTHY: Final = {"sagemaker.amazonaws.com/node-health-status": ["Schedulable"]}
-CHECKED: Final = {"sagemaker.amazonaws.com/deep-health-check-status": ["Passed"]}
+HEALTHY: Final = {HEALTH: ["Schedulable"]}
+CHECKED: Final = {DEEP_CHECK: ["Passed"]}
 SCHEDULABLE: Final[Object] = {"required": HEALTHY, "preferred": CHECKED, "weights": [100]}
 """Nodes for a job that is described by options and names none (command_constants.py)."""
 CHECKED_ONLY: Final[Object] = {"required": {**HEALTHY, **CHECKED}}

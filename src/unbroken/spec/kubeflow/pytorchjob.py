@@ -15,22 +15,18 @@ from typing import Annotated, Any
 from unbroken.spec.auto_resume import resume_problems
 from unbroken.spec.job.rules import PODS_MAX
 from unbroken.spec.job.template_kinds import check_kinds
+from unbroken.spec.keys import KUBEFLOW_GROUP, PYTORCHJOB_PREFIX
 from unbroken.spec.problems import Problem, Report, below
 from unbroken.spec.schema.fields import INT_MAX, Limits
 from unbroken.spec.schema.read import blank_record, read_record
 
-GROUP, VERSION, KIND, PLURAL = "kubeflow.org", "v1", "PyTorchJob", "pytorchjobs"
+GROUP, VERSION, KIND, PLURAL = KUBEFLOW_GROUP, "v1", "PyTorchJob", "pytorchjobs"
 PATH = f"apis/{GROUP}/{VERSION}"
 CONTAINER = "pytorch"
 """Name of the container that trains; every template must have it."""
 PORT_NAME, PORT = "pytorchjob-port", 23456
 
-PREFIX = "training.kubeflow.org/"
-JOB_LABEL, ROLE_LABEL = PREFIX + "job-name", PREFIX + "job-role"
-TYPE_LABEL, INDEX_LABEL = PREFIX + "replica-type", PREFIX + "replica-index"
-OPERATOR_LABEL, OPERATOR = PREFIX + "operator-name", "pytorchjob-controller"
-MANAGER = "kubeflow.org/training-operator"
-"""`managedBy` of a job that is not somebody else's."""
+OPERATOR_LABEL, OPERATOR = PYTORCHJOB_PREFIX + "operator-name", "pytorchjob-controller"
 
 NAME_MAX = 63
 """Of services, which are named as pods (RFC 1035)."""

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any
 
+from unbroken.spec.keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY
 from unbroken.spec.problems import ManifestError, Report, below, shown
 from unbroken.spec.schema.fields import Limits
 from unbroken.spec.schema.read import read_record
 
-from .keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY, Action
+from .keys import Action
 
 VERSION = 1
 """Of the file's form."""

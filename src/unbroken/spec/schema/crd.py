@@ -17,6 +17,7 @@ from unbroken.spec.job.descriptions import DESCRIPTIONS, INCIDENT, JOB
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.rules import NO_ELASTIC
 from unbroken.spec.job.types import ElasticPolicy, JobSpec, JobStatus, ReplicaSpec, RunPolicy
+from unbroken.spec.keys import MADE_BY, ConditionType
 from unbroken.spec.nodes.descriptions import KINDS, NODE_DESCRIPTIONS
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
 
@@ -141,10 +142,6 @@ RULES: dict[type, list[dict[str, str]]] = {
 }
 
 
-MADE_BY = "unbroken.dev/version"
-"""Annotation of a definition: the version of this project that it is of."""
-
-
 def definitions() -> tuple[dict[str, Any], ...]:
     """All definitions that the operator needs."""
     return job_definition(), incident_definition(), *map(own_definition, OWN_KINDS)
@@ -161,7 +158,7 @@ def job_definition() -> dict[str, Any]:
         _column("State", ".status.conditions[-1:].type", "The state it is in."),
         _column(
             "Ready",
-            '.status.conditions[?(@.type=="PodsRunning")].message',
+            f'.status.conditions[?(@.type=="{ConditionType.PODS_RUNNING.value}")].message',
             "Pods that run, of those that train.",
         ),
         _column("Spares", ".spec.replicaSpecs[*].spares", "Pods that wait.", "integer"),

@@ -10,24 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import Enum
 
 from unbroken.spec.job.types import Condition
+from unbroken.spec.keys import ConditionType
 
 MESSAGE_CHARACTERS = 4000
 """Of a condition's message at most; the API refuses more than 32768."""
-
-
-class ConditionType(Enum):
-    """Condition types; what a job can be said to be."""
-
-    CREATED = "Created"
-    PODS_RUNNING = "PodsRunning"
-    RUNNING = "Running"
-    SUSPENDED = "Suspended"
-    FAULTED = "Faulted"
-    COMPLETED = "Completed"
-    FAILED = "Failed"
 
 
 ENDS = (ConditionType.COMPLETED, ConditionType.FAILED)

@@ -15,8 +15,9 @@ from unbroken.spec.job.codec import lost_since, seconds_lost
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import JobStatus
+from unbroken.spec.keys import ConditionType
 
-from .conditions import ConditionType, standing
+from .conditions import standing
 
 TWICE = "StepsMadeTwice"
 """Cause of what was lost by going back to a checkpoint."""

@@ -9,13 +9,13 @@ from typing import TypedDict
 from unbroken.core.job.events import NodeName, PodName, PodPhase, PodUid
 from unbroken.core.job.gang import GangStage
 from unbroken.core.job.life import JobEnd, Life
-from unbroken.core.job.record.conditions import ConditionType
 from unbroken.core.job.roster import UNHEARD, Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
 from unbroken.core.job.watch.progress import Before, before, made
 from unbroken.spec.job.incident import Incident, Remedy, Signal, StackGroup
 from unbroken.spec.job.types import FaultyPods, RestartStatus, SameError
+from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState, FaultKind
 
 from . import budgets, ladder, repeats, signals

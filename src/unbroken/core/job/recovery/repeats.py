@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from unbroken.core.job.watch.progress import FIRST_SECONDS
+from unbroken.spec import keys
 from unbroken.spec.job.incident import Incident, Signal
 from unbroken.wire.agent import FaultKind
 
@@ -82,7 +83,7 @@ def find_repeat(
     is_proven = step is not None and len(nodes) > 1
     if is_proven or times >= OCCURRENCES or _is_value(first):
         where = f"on nodes {places}" if len(nodes) > 1 else f"on {places}"
-        hint = "annotation unbroken.dev/same-error: restart would go on"
+        hint = f"annotation {keys.SAME_ERROR}: restart would go on"
         return RepeatedError(f"{said}, {where}: {_OWN} ({hint})", is_users=True)
     suspect = next(iter(nodes)) if len(nodes) == 1 else ""
     if suspect and set(elsewhere) - nodes:

@@ -7,7 +7,8 @@ no news until it is shown so: else an older view of it would be taken for a new 
 from __future__ import annotations
 
 from unbroken.core.nodes import blame
-from unbroken.spec.nodes.keys import REPAIR, Recovery
+from unbroken.spec.keys import REPAIR
+from unbroken.spec.nodes.keys import Recovery
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
 
 from .events import (

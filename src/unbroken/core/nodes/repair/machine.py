@@ -12,14 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from unbroken.core.nodes import blame
-from unbroken.spec.nodes.keys import (
-    GPU_UNHEALTHY,
-    HARDWARE_UNHEALTHY,
-    HEALTH,
-    REPAIR,
-    Action,
-    Health,
-)
+from unbroken.spec.keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY, HEALTH, REPAIR
+from unbroken.spec.nodes.keys import Action, Health
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 
 from .course import BY_HAND, RepairCourse

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unbroken.core.nodes.blame import FORGOTTEN_SECONDS
-from unbroken.spec.nodes.keys import (
+from unbroken.spec.keys import (
     ADVICE,
     DEEP_CHECK,
     FAULT_DETAILS,
@@ -19,9 +19,8 @@ from unbroken.spec.nodes.keys import (
     HEALTH,
     REPAIR,
     VERIFIED,
-    Action,
-    Health,
 )
+from unbroken.spec.nodes.keys import Action, Health
 from unbroken.spec.nodes.record import HISTORY_MAX, NodeRecordSpec, RepairRecord, RepairState
 
 from .events import PatchNode, RepairNode, RepairSettings

@@ -13,18 +13,22 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from unbroken.spec.keys import (
+    HEALTH,
+    PYTORCHJOB_LABEL,
+    RENDEZVOUS_PORT,
+    REPLICA_INDEX_LABEL,
+    REPLICA_TYPE_LABEL,
+    ROLE_LABEL,
+)
 from unbroken.spec.kubeflow.pytorchjob import (
     CONTAINER,
     GROUP,
-    INDEX_LABEL,
-    JOB_LABEL,
     KIND,
     OPERATOR,
     OPERATOR_LABEL,
     PORT,
     PORT_NAME,
-    ROLE_LABEL,
-    TYPE_LABEL,
     VERSION,
     ElasticPolicy,
     PyTorchJobSpec,
@@ -32,7 +36,7 @@ from unbroken.spec.kubeflow.pytorchjob import (
     ReplicaSpec,
     RestartPolicy,
 )
-from unbroken.spec.nodes.keys import HEALTH, OLDER_HEALTH, Health
+from unbroken.spec.nodes.keys import OLDER_HEALTH, Health
 
 from .events import JobPicture
 
@@ -40,8 +44,6 @@ Object = dict[str, Any]
 HERE = "127.0.0.1"
 LEAVING = sorted((Health.PENDING_REBOOT.value, Health.PENDING_REPLACEMENT.value, *OLDER_HEALTH))
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-RENDEZVOUS_PORT = "unbroken.dev/rendezvous-port"
-"""Annotation of a pod: the port that its job meets at."""
 
 
 def pod_name(job: str, replica: Replica, index: int) -> str:
@@ -52,17 +54,21 @@ def pod_name(job: str, replica: Replica, index: int) -> str:
 def labels_of(job: str, replica: Replica, index: int) -> dict[str, str]:
     """By which a pod and its service are found."""
     found = {
-        JOB_LABEL: job,
+        PYTORCHJOB_LABEL: job,
         OPERATOR_LABEL: OPERATOR,
-        TYPE_LABEL: replica.value.lower(),
-        INDEX_LABEL: str(index),
+        REPLICA_TYPE_LABEL: replica.value.lower(),
+        REPLICA_INDEX_LABEL: str(index),
     }
     return found | ({ROLE_LABEL: "master"} if replica is Replica.MASTER else {})
 
 
 def selector_of(job: str, replica: Replica) -> str:
     """Of all pods of a type, as `status.replicaStatuses` has it."""
-    wanted = {JOB_LABEL: job, OPERATOR_LABEL: OPERATOR, TYPE_LABEL: replica.value.lower()}
+    wanted = {
+        PYTORCHJOB_LABEL: job,
+        OPERATOR_LABEL: OPERATOR,
+        REPLICA_TYPE_LABEL: replica.value.lower(),
+    }
     return ",".join(f"{key}={value}" for key, value in sorted(wanted.items()))
 
 

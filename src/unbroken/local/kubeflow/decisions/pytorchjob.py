@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from unbroken.spec.keys import PYTORCHJOB_MANAGER
 from unbroken.spec.kubeflow.pytorchjob import (
     KIND,
-    MANAGER,
     CleanPodPolicy,
     Replica,
     ReplicaSpec,
@@ -47,7 +47,7 @@ RETRYABLE = 128
 def plan(seen: JobPicture, now: float, port: int) -> Plan:
     """What to do about a job; `port`: where new pods meet."""
     policy = seen.parsed.spec.run_policy
-    if seen.is_leaving or policy.managed_by not in ("", MANAGER):
+    if seen.is_leaving or policy.managed_by not in ("", PYTORCHJOB_MANAGER):
         return Plan()
     course = _Course(seen, now)
     if seen.parsed.problems:

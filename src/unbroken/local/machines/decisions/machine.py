@@ -14,6 +14,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from unbroken.spec.keys import FENCE, POWER
 from unbroken.spec.nodes.machine import MachinePhase, MachineSpec, MachineStatus
 
 
@@ -153,8 +154,8 @@ def _dark(seen: Seen, *, is_reboot: bool) -> list[Effect]:
     """A machine of which nothing is to run, for now."""
     text = {
         Power.ON: f"reboot {seen.spec.boots} is carried out",
-        Power.OFF: "it has no power: its Node has the annotation unbroken.dev/power",
-        Power.FENCED: "it is fenced: its Node has the annotation unbroken.dev/fence",
+        Power.OFF: f"it has no power: its Node has the annotation {POWER}",
+        Power.FENCED: f"it is fenced: its Node has the annotation {FENCE}",
     }[seen.power]
     phase = MachinePhase.REBOOTING if is_reboot else MachinePhase.PENDING
     told = _tell(seen, replace(seen.status, phase=phase, message=text))

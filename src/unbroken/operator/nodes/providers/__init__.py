@@ -12,7 +12,7 @@ from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
 from unbroken.spec.nodes.keys import NodeProvider
 
-from .base import ORDER, Provider
+from .base import Provider
 from .cluster_api import ClusterApiProvider
 from .command import CommandProvider, parse_command
 from .karpenter import KarpenterProvider
@@ -20,7 +20,6 @@ from .machines import MachinesProvider
 from .none import NoProvider
 
 __all__ = [
-    "ORDER",
     "ClusterApiProvider",
     "CommandProvider",
     "KarpenterProvider",

@@ -8,11 +8,10 @@ from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
 from unbroken.kube.client import KubeClient
+from unbroken.spec.keys import REPAIR_ORDER
 from unbroken.spec.nodes.keys import Action
 
 Object = dict[str, Any]
-ORDER = "unbroken.dev/repair-order"
-"""Annotation of what stands behind a node: identity of the newest order about it."""
 
 
 class Provider(Protocol):
@@ -89,7 +88,7 @@ class ObjectProvider(ABC):
         boot_id = await node_boot(self._client, order.node)
         for found in listed.get("items") or ():
             notes = found["metadata"].get("annotations") or {}
-            if notes.get(ORDER) == order.id or self.is_of(found, order.node):
+            if notes.get(REPAIR_ORDER) == order.id or self.is_of(found, order.node):
                 return await self._order_of(order, path, found, boot_id)
         if boot_id is None:
             return OrderStatus(Answer.GONE, f"node and {self.what} are gone")
@@ -104,12 +103,14 @@ class ObjectProvider(ABC):
             root, _, plural = path.rpartition("/")
             path = f"{root}/namespaces/{quote(namespace)}/{plural}"
         path = f"{path}/{name}"
-        is_ours = (metadata.get("annotations") or {}).get(ORDER) == order.id
+        is_ours = (metadata.get("annotations") or {}).get(REPAIR_ORDER) == order.id
         over = stale(order, boot_id)
         if over is not None and not (is_ours and order.action is Action.REPLACE):
             return over
         if not is_ours:
-            await annotate(self._client, path, found, {ORDER: order.id, **self.request(order)})
+            await annotate(
+                self._client, path, found, {REPAIR_ORDER: order.id, **self.request(order)}
+            )
         if order.action is Action.REPLACE and not metadata.get("deletionTimestamp"):
             await self._client.delete_if_present(path, metadata["uid"])
         return OrderStatus(Answer.WORKING, f"{self.what} {metadata['name']} is asked for it")

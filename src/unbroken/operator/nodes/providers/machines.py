@@ -12,13 +12,13 @@ from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, RepairOrder
 from unbroken.kube.client import KubeClient
-from unbroken.spec.nodes.keys import HEALTH, TAINT_EFFECT, TAINT_VALUE, Action, Health
+from unbroken.spec.keys import HEALTH, MACHINE_FINALIZER, REPAIR_ORDER
+from unbroken.spec.nodes.keys import TAINT_EFFECT, TAINT_VALUE, Action, Health
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachinePhase
 
-from .base import ORDER, Object, annotate
+from .base import Object, annotate
 
-FINALIZER = "unbroken.dev/machine"
 COUNTS = {Action.REBOOT: "boots", Action.RESET_GPU: "resets"}
 CLUSTER_DIGITS, NODE_DIGITS = 17, 5
 """Of a name: `hyperpod-i-<17 hex>`, `node-1-<5 hex>` (docs/design/nodes.md)."""
@@ -49,7 +49,9 @@ class MachinesProvider:
     async def _count(self, order: RepairOrder, found: Object) -> OrderStatus:
         key = COUNTS[order.action]
         metadata = found["metadata"]
-        identity, _, wanted = (metadata.get("annotations") or {}).get(ORDER, "").partition(" ")
+        identity, _, wanted = (
+            (metadata.get("annotations") or {}).get(REPAIR_ORDER, "").partition(" ")
+        )
         status = found.get("status") or {}
         done = int(status.get(key) or 0)
         if metadata.get("deletionTimestamp"):
@@ -67,7 +69,7 @@ class MachinesProvider:
         return OrderStatus(Answer.WORKING, message)
 
     async def _raise(self, order: RepairOrder, found: Object, key: str, count: int) -> None:
-        notes = {ORDER: f"{order.id} {count}"}
+        notes = {REPAIR_ORDER: f"{order.id} {count}"}
         body = {"metadata": {"annotations": notes}, "spec": {key: count}}
         version = found["metadata"]["resourceVersion"]
         await self._client.merge(_path(order.node), body, version=version)
@@ -77,10 +79,10 @@ class MachinesProvider:
             return await self._replaced(order)
         metadata = found["metadata"]
         name = replacement_name(found, order.id)
-        is_ours = (metadata.get("annotations") or {}).get(ORDER) == order.id
+        is_ours = (metadata.get("annotations") or {}).get(REPAIR_ORDER) == order.id
         if not metadata.get("deletionTimestamp") or not is_ours:
             if not is_ours:
-                await annotate(self._client, _path(order.node), found, {ORDER: order.id})
+                await annotate(self._client, _path(order.node), found, {REPAIR_ORDER: order.id})
             await self._create(name, found, order)
             await self._client.delete_if_present(_path(order.node), metadata["uid"])
         text = f"{name} takes the place; {(found.get('status') or {}).get('message') or ''}"
@@ -100,8 +102,8 @@ class MachinesProvider:
                 "name": name,
                 "labels": metadata.get("labels") or {},
                 "ownerReferences": metadata.get("ownerReferences") or [],
-                "finalizers": [FINALIZER],
-                "annotations": {ORDER: f"for {order.id}"},
+                "finalizers": [MACHINE_FINALIZER],
+                "annotations": {REPAIR_ORDER: f"for {order.id}"},
             },
             "spec": spec,
         }
@@ -111,7 +113,7 @@ class MachinesProvider:
         """The old Machine is gone: by this order, if there is one that was made for it."""
         listed = await self._client.get_or_none(MACHINE.path, Object) or {}
         for one in listed.get("items") or ():
-            if (one["metadata"].get("annotations") or {}).get(ORDER) == f"for {order.id}":
+            if (one["metadata"].get("annotations") or {}).get(REPAIR_ORDER) == f"for {order.id}":
                 return OrderStatus(Answer.DONE, replacement=one["metadata"]["name"])
         node = await self._client.get_or_none(f"api/v1/nodes/{quote(order.node)}", Object)
         if node is None:
