@@ -235,6 +235,7 @@ def outcome(decode: Callable[[bytes], object], frame: bytes) -> str:
 LEAVES: tuple[object, ...] = (
     None, True, -1, -0.5, 0.5, 2**53 - 1, 2**53, 2**53 + 1, 10**400, 1e300, "", "x" * 200, "nan",
     [], [0] * 1025, [-1], ["a"] * 65, [{}], {}, {str(i): i for i in range(65)}, {"a": {"b": {}}},
+    "x" * 20_000, "a\0b", "\ud800", "ü", 'a"b', {"loss": "nan"}, float("nan"), [{}] * 3,
 )  # fmt: skip
 
 
