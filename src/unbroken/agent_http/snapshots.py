@@ -7,9 +7,9 @@ not received to its end, or is not whole, leaves nothing.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass
 from io import FileIO
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from aiohttp import hdrs, web
 
 from unbroken.core.snapshots.replication import Arrival, NextRound
 from unbroken.errors import PeerError
+from unbroken.wire.codec import load, read
 from unbroken.wire.proof import DIGEST_HEADER, snapshot_digest
 from unbroken.wire.snapshot import HEADERS_BYTES
 
@@ -30,7 +31,6 @@ attempts' go.  Without it the newest two are kept."""
 SILENCE_SECONDS = 20.0
 """Who sends or takes nothing for so long has gone."""
 GIVE_BYTES = 1 << 20
-HELD_MAX = 16
 Key = tuple[str, int]
 Point = tuple[int, int]
 
@@ -81,6 +81,14 @@ class Copies(Protocol):
         """This agent's node rank."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Sender:
+    """The agent whose `Arrival` the rest of a request is."""
+
+    attempt: int
+    node: int
+
+
 class SnapshotRoutes:
     """Handlers; the copies are asked for with the first request."""
 
@@ -125,10 +133,10 @@ class SnapshotRoutes:
         return web.Response()
 
     async def _agree(self, request: web.Request) -> web.Response:
-        attempt, node, told = _arrival(await request.read())
-        copies = self._copies()
-        found = await copies.agree(request.match_info["name"], attempt, node, told)
-        return web.Response(status=204) if found is None else web.json_response(found._asdict())
+        sender, told = _arrival(await request.read())
+        name = request.match_info["name"]
+        found = await self._copies().agree(name, sender.attempt, sender.node, told)
+        return web.Response(status=204) if found is None else web.json_response(asdict(found))
 
 
 async def _give(request: web.Request, file: FileIO) -> web.StreamResponse:
@@ -183,18 +191,13 @@ def _needed(text: str) -> Collection[int] | None:
     return set() if text == "none" else None
 
 
-def _arrival(body: bytes) -> tuple[int, int, Arrival]:
-    """Attempt, node rank and what it says; Refused."""
+def _arrival(body: bytes) -> tuple[_Sender, Arrival]:
+    """The sender of a request and what it holds; Refused."""
     try:
-        told = json.loads(body)
-        numbers = [told[key] for key in ("attempt", "node", "known", "newest", "stride")]
-        held, flags = tuple(told["held"][:HELD_MAX]), (told["is_late"], told["is_idle"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise Refused(422, "no arrival") from None
-    if any(type(one) is not int or one < 0 for one in (*numbers, *held)):
-        raise Refused(422, "no arrival: whole numbers are wanted")
-    attempt, node, known, newest, stride = numbers
-    return attempt, node, Arrival(known, newest, stride, held, *(one is True for one in flags))
+        told = load(body)
+        return read(_Sender, told, "arrival"), read(Arrival, told, "arrival")
+    except PeerError as error:
+        raise Refused(422, str(error)) from None
 
 
 def _key(request: web.Request) -> Key:

@@ -28,6 +28,8 @@ FAULTS_MAX = 256
 RULES_MAX = 1024
 LINES_MAX = 64
 """Lines of one fault; an agent sends 24."""
+RECEIPT_CHARACTERS = 256
+"""Characters of each text of a receipt."""
 AGENT_ID_CHARACTERS = 128
 """An agent's own has 32."""
 HEARTBEAT_SECONDS = 1.0
@@ -125,16 +127,16 @@ class Receipt:
     """In which it was restored."""
     step: int
     """After which it was saved: training goes on with the next one."""
-    source: Annotated[str, Limits(is_required=True)]
+    source: Annotated[str, Limits(RECEIPT_CHARACTERS, is_required=True)]
     """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
     seconds: float
-    checksum: str
+    checksum: Annotated[str, Limits(RECEIPT_CHARACTERS)]
     """Of the state's bytes; equal where all of it is."""
     saved_attempt: int | None = None
     """In which it was saved; None: not known."""
-    name: str = ""
-    """Of the snapshot."""
-    replicas: str = ""
+    name: Annotated[str, Limits(RECEIPT_CHARACTERS)] = ""
+    """Name of the snapshot."""
+    replicas: Annotated[str, Limits(RECEIPT_CHARACTERS)] = ""
     """Ranks that hold the same state, itself among them, as ranges (`0-2,5`); empty: no others."""
 
 

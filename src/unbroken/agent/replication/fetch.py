@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from unbroken.agent.snapshots.memory import File, Memory
 from unbroken.agent_http.peer import connected
 from unbroken.agent_http.snapshots import Key, Point
 from unbroken.errors import PeerError, UnbrokenError
+from unbroken.wire.codec import Limits, load, read
 
 from .copies import Subject, check
 from .peer import path
@@ -21,6 +22,24 @@ logger = logging.getLogger(__name__)
 LIST_SECONDS = 2.0
 """For a holder to say what it has."""
 LISTED_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A snapshot in the list of an agent."""
+
+    attempt: int
+    step: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldList:
+    """The snapshots of a rank that an agent holds."""
+
+    node: int | None
+    """Node rank of the agent; None: it has not been started."""
+    snapshots: Annotated[tuple[Held, ...], Limits(LISTED_MAX)]
 
 
 @dataclass(frozen=True)
@@ -96,23 +115,6 @@ class Fetch:
 
 def _offers(address: str, body: bytes) -> list[Offer]:
     """PeerError: it is no list of snapshots."""
-    try:
-        value = json.loads(body)
-        node = value["node"]
-        found = [
-            Offer(
-                address,
-                address if node is None else node,
-                (row["attempt"], row["step"]),
-                row["bytes"],
-            )
-            for row in value["snapshots"][:LISTED_MAX]
-        ]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PeerError("it says nothing that is understood") from error
-    numbers = [number for one in found for number in (*one.point, one.size)]
-    if any(type(number) is not int or number < 0 for number in numbers):
-        raise PeerError("it says nothing that is understood")
-    if node is not None and type(node) is not int:
-        raise PeerError("it says nothing that is understood")
-    return found
+    found = read(HeldList, load(body), "the answer")
+    node = address if found.node is None else found.node
+    return [Offer(address, node, (one.attempt, one.step), one.bytes) for one in found.snapshots]

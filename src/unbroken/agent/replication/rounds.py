@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from unbroken.agent_http.peer import SILENCE_SECONDS, connected
 from unbroken.agent_http.snapshots import Refused
 from unbroken.core.snapshots.replication import Agreement, Arrival, NextRound
 from unbroken.errors import PeerError
 from unbroken.wire.agent import StartCommand
+from unbroken.wire.codec import load, read
 
 from .peer import name_path
 
@@ -94,7 +95,7 @@ async def ask(
     command: StartCommand, key: bytes | None, name: str, arrival: Arrival
 ) -> NextRound | None:
     """Ask node rank 0; None: nothing is decided yet.  PeerError, OSError, TimeoutError."""
-    told = {"attempt": command.attempt, "node": command.rank, **arrival._asdict()}
+    told = {"attempt": command.attempt, "node": command.rank, **asdict(arrival)}
     async with connected(first(command), key) as peer:
         await peer.ask("POST", name_path(name), body=json.dumps(told).encode())
         head = await peer.head(LISTEN_SECONDS + SILENCE_SECONDS)
@@ -105,15 +106,4 @@ async def ask(
         text = await peer.text(head)
     if head.status != 200:
         raise PeerError(f"it answers {head.status} {text.decode(errors='replace')[:300]}")
-    return _decision(text)
-
-
-def _decision(text: bytes) -> NextRound:
-    try:
-        value = json.loads(text)
-        number, common, begin = value["number"], value["common"], value["begin"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise PeerError("it says nothing that is understood") from error
-    if any(type(one) is not int for one in (number, 0 if common is None else common, begin)):
-        raise PeerError("it says nothing that is understood")
-    return NextRound(number, common, begin)
+    return read(NextRound, load(text), "the answer")

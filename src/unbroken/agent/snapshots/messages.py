@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from unbroken.agent.socket.ipc import Connection
 from unbroken.errors import PeerError
 from unbroken.wire import ipc
 from unbroken.wire.agent import AgentReport, Receipt, StartCommand
+from unbroken.wire.codec import read
 
 if TYPE_CHECKING:
     from unbroken.agent.replication.replication import Replication
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TEXT_MAX = 256
 RECEIPTS_MAX = 256
 """Names times ranks, of one agent."""
 Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
@@ -169,11 +168,12 @@ class SnapshotMessages:
         connection.send({**answer.message, **found}, fds)
 
     def _receipt(self, connection: Connection, message: Mapping[str, Any]) -> None:
-        reason = self._refusal(connection, message)
-        receipt = read_receipt(message)
-        if reason or receipt is None:
-            why = reason or "a field is missing, or is not what it should be"
-            logger.warning("message=receipt dropped reason=%r", why)
+        try:
+            if reason := self._refusal(connection, message):
+                raise PeerError(reason)
+            receipt = _read_receipt(message)
+        except PeerError as error:
+            logger.warning("message=receipt dropped reason=%r", str(error))
             return
         key = (receipt.name, receipt.rank)
         if key in self._receipts or len(self._receipts) < RECEIPTS_MAX:
@@ -196,21 +196,12 @@ def _wanted(message: Mapping[str, Any]) -> tuple[int, int] | None:
     return attempt, step
 
 
-def read_receipt(message: Mapping[str, Any]) -> Receipt | None:
-    """None: it is not understood."""
-    rank, attempt, step = (_count(message.get(key)) for key in ("rank", "attempt", "step"))
-    seconds, saved = message.get("seconds"), message.get("saved_attempt")
-    texts = [message.get(key, "") for key in ("source", "checksum", "name", "replicas")]
-    if rank is None or attempt is None or step is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        return None
-    if not 0 <= seconds < math.inf or (saved is not None and _count(saved) is None):
-        return None
-    source, checksum, name, replicas = texts
-    if not all(isinstance(text, str) and len(text) <= TEXT_MAX for text in texts) or not source:
-        return None
-    return Receipt(rank, attempt, step, source, float(seconds), checksum, saved, name, replicas)
+def _read_receipt(message: Mapping[str, Any]) -> Receipt:
+    """PeerError: a field is missing or wrong."""
+    receipt = read(Receipt, message, "receipt")
+    if receipt.seconds < 0 or not receipt.source:
+        raise PeerError("receipt: no source, or negative seconds")
+    return receipt
 
 
 def _count(value: object) -> int | None:

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import gcd
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from unbroken.wire.codec import Limits
 
 MARGIN_MAX = 64
 """In saves."""
@@ -28,6 +30,8 @@ FAILURES_MAX = 3
 """A buddy that fails so often in a row is no reason to hold up all others: what this node has in
 its own memory counts then, and the buddy is tried again each 2, 4, 8... 64 rounds."""
 PAUSE_MAX = 6
+HELD_MAX = 16
+"""Steps that a node says it holds."""
 KEPT = 2
 """Complete snapshots of a rank at its buddy, if the sender does not say which it needs."""
 
@@ -40,7 +44,8 @@ class Item(NamedTuple):
     step: int
 
 
-class Arrival(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Arrival:
     """What a node says between two rounds of a name."""
 
     known: int
@@ -49,14 +54,15 @@ class Arrival(NamedTuple):
     """Step of its newest save."""
     stride: int
     """Between two saves; 0: not known."""
-    held: tuple[int, ...]
+    held: Annotated[tuple[int, ...], Limits(HELD_MAX)]
     is_late: bool = False
     """It has heard of the last round too late to take part."""
     is_idle: bool = False
     """Nothing was saved any more, and so the last round has not begun."""
 
 
-class NextRound(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class NextRound:
     """What all nodes do next."""
 
     number: int
