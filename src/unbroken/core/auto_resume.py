@@ -3,14 +3,14 @@
 It deletes pods and nothing else: the program that runs the job (Kubeflow's operator, or that of
 the local cluster) makes them anew, so that both can work side by side.
 
-- Before anything is deleted, the uids of all pods of the job are written into its annotations with
-  the raised count: that write, made only if the job is unchanged, is the decision.  Only those pods
-  are deleted, whatever is late, doubled or lost, and whoever carries on after a crash.
-- Signs of the same pods are consequences of a fault that was decided on.  Others wait a moment for
-  those that come with them (`WINDOW_SECONDS`), so that the node is blamed and not its first pod.
-- A pod is removed by force only when its node is fenced or gone: else it might still be training.
+- Before it deletes a pod, it writes the uids of all pods of the job and the raised count into the
+  annotations of the job.  That write, made only if the job is unchanged, is the decision.  Only
+  those pods are deleted, also if messages are late, doubled or lost, or an operator takes over.
+- Signs from the same pods are consequences of the fault that was decided on.  Signs from other pods
+  wait `WINDOW_SECONDS` for more, so that the node is blamed and not the first of its pods.
+- A pod is deleted by force only if its node is fenced or gone: else it might still be training.
 
-What it is told is a picture of everything (`Picture`); old pictures lead to the same orders again.
+Each step gets all that is known of the job (`Picture`); an old picture leads to the same orders.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from unbroken.spec.keys import HEALTH
 from .wording import all_of, counted
 
 WINDOW_SECONDS = 2.0
-"""From the first sign of a fault to the decision: what one cause does shows within that (DESIGN.md,
-section 2.5)."""
+"""From the first sign of a fault to the decision: all effects of one cause show within that time
+(DESIGN.md, section 2.5)."""
 NOT_READY_SECONDS = 40.0
-"""A node that says itself that it is not ready may be well again soon; one that is silent has been
-waited for already (kube-controller-manager --node-monitor-grace-period, 40 s until v1.31)."""
+"""A node that reports that it is not ready may be ready again soon.  Kubernetes has already waited
+for a silent node (kube-controller-manager --node-monitor-grace-period, 40 s until v1.31)."""
 STUCK_SECONDS = 60.0
-"""A pod that is there so long after its grace has ended does not end by itself
+"""A pod that still exists so long after the end of its grace period does not end by itself
 (kubeflow/trainer#2072)."""
 RESEND_SECONDS = 5.0
-"""An order whose effect cannot be seen is given again."""
+"""An order is repeated after this time if its effect has not been seen."""
 FAULT_LENGTH = 300
 
 RESTARTING = "Restarting"
@@ -56,15 +56,15 @@ class PodState:
     node: str | None = None
     phase: str = "Pending"
     reason: str = ""
-    """Of a pod that has failed as a whole, such as Evicted; empty: its program failed."""
+    """Why the whole pod failed, such as Evicted; empty: its program failed."""
     restarts_containers: bool = True
-    """Its restart policy is OnFailure or Always: a program that fails is no failed pod."""
+    """The restart policy is OnFailure or Always: a failed program does not fail the pod."""
     ends_by: float | None = None
-    """When the grace of its deletion is over; None: nobody deletes it."""
+    """When the grace period of its deletion ends; None: it is not being deleted."""
 
 
 class Readiness(Enum):
-    """What the Ready condition of a node says."""
+    """The status of a node's Ready condition."""
 
     READY = "True"
     NOT_READY = "False"
@@ -79,25 +79,25 @@ class PodNode:
     readiness: Readiness = Readiness.READY
     not_ready_since: float = 0.0
     trouble: str = ""
-    """Why it is unhealthy, in words; empty: it is not."""
+    """Why the node is unhealthy, in words; empty: it is healthy."""
     is_fenced: bool = False
-    """Proven to run nothing."""
+    """The node is proven to run nothing."""
     is_asked_for: bool = False
-    """Its fence has been asked for."""
+    """A fence of the node has been requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the job's annotations say of its restarts."""
+    """The job's restarts, as its annotations keep them."""
 
     count: int = 0
     fault: str = ""
     at: float | None = None
     pods: frozenset[str] = frozenset()
-    """Uids of those that the latest restart removes."""
+    """Uids of the pods that the latest restart deletes."""
     nodes: frozenset[str] = frozenset()
-    """Those that were unhealthy then.  A pod that is put on one again is not moved again: nothing
-    keeps pods off it, and each restart would end there."""
+    """Nodes that were unhealthy at the latest restart.  A pod that is placed on one again is not
+    moved: nothing keeps pods off the node, and each restart would end there."""
     exhausted: str = ""
     """The fault that found no retry left."""
 
@@ -114,10 +114,10 @@ class Picture:
     record: Record = Record()
     problems: tuple[str, ...] = ()
     is_over: bool = False
-    """It has ended, is suspended, or is being deleted."""
+    """The job has ended, is suspended, or is being deleted."""
     pods: tuple[PodState, ...] = ()
     nodes: Mapping[str, PodNode] | None = None
-    """A node that is named by a pod and not here is gone for certain."""
+    """The pods' nodes by name; a pod's node that is missing here is certainly gone."""
 
     @property
     def title(self) -> str:
@@ -127,8 +127,8 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class WriteResumeRecord:
-    """Write this into the annotations if the job still has this version; if it has not, leave the
-    orders that follow undone."""
+    """Write the record into the annotations if the job still has this version; if not, drop the
+    orders that follow."""
 
     record: Record
     version: str
@@ -136,7 +136,7 @@ class WriteResumeRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeleteResumedPod:
-    """Delete this very pod.  `force`: without grace; the node must be looked at once more."""
+    """Delete the pod of this uid.  `force`: without grace, after one more look at its node."""
 
     name: str
     uid: str
@@ -146,7 +146,7 @@ class DeleteResumedPod:
 
 @dataclass(frozen=True, slots=True)
 class AskForFence:
-    """Ask for proof that nothing runs on the node."""
+    """Request proof that nothing runs on the node."""
 
     node: str
     reason: str
@@ -154,7 +154,7 @@ class AskForFence:
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """An event on the job, as a warning."""
+    """Record a warning event on the job."""
 
     reason: str
     message: str
@@ -171,25 +171,25 @@ class _Sign:
 
 
 class AutoResume:
-    """One job.  Feed it a picture whenever something has changed, and at `deadline()`."""
+    """The machine of one job.  Call `step` after each change and at `deadline()`."""
 
     def __init__(self) -> None:
         self._since: float | None = None
-        """When the first sign was seen of the fault that is not decided on."""
+        """When the first sign was seen of a fault that is not decided on yet."""
         self._deadline: float | None = None
         self._said: tuple[str, ...] = ()
         self._at: float | None = None
-        """Of the record that the following are about."""
+        """Time of the restart that the next two fields belong to."""
         self._recovered: set[str] = set()
-        """Nodes that were seen well since."""
+        """Nodes that were seen healthy since that restart."""
         self._is_again_told = False
 
     def deadline(self) -> float | None:
-        """When to look again, though nothing may have changed; None: not before it has."""
+        """When to call `step` again without a change; None: only after a change."""
         return self._deadline
 
     def step(self, seen: Picture, now: float) -> list[ResumeEffect]:
-        """What to do, in this order."""
+        """Return the orders, to be carried out in this order."""
         self._deadline = None
         effects: list[ResumeEffect] = []
         if seen.problems != self._said:
@@ -220,7 +220,8 @@ class AutoResume:
                 self._recovered.add(name)
 
     def _is_again(self, seen: Picture, pod: PodState) -> bool:
-        """Whether the pod is on a node that it was to get away from, and that is as it was."""
+        """Whether the pod is again on a node that the latest restart moved it away from, and the
+        node is still unhealthy."""
         node = (seen.nodes or {}).get(pod.node or "")
         is_known = node is not None and node.name in seen.record.nodes - self._recovered
         return is_known and node is not None and bool(node.trouble) and pod.phase not in ENDED
@@ -262,7 +263,7 @@ class AutoResume:
         ]
 
     def _signs(self, seen: Picture, pod: PodState, now: float) -> Iterator[_Sign]:
-        """What speaks against a pod."""
+        """List the signs of a fault of a pod."""
         if pod.phase not in ENDED and pod.node is not None:
             node = (seen.nodes or {}).get(pod.node)
             if node is not None and self._is_again(seen, pod):
@@ -283,7 +284,7 @@ class AutoResume:
                 self._look_at(pod.ends_by + STUCK_SECONDS)
 
     def _node_trouble(self, node: PodNode | None, now: float) -> str:
-        """Why pods of a node must move; empty: they need not."""
+        """Why pods must leave a node; empty: they may stay."""
         if node is None:
             return "is gone"
         if node.is_fenced:
@@ -305,7 +306,7 @@ class AutoResume:
     # --- removing
 
     def _remove(self, seen: Picture, pods: Iterable[PodState], now: float) -> list[ResumeEffect]:
-        """The next order for each pod that is to go, until it is gone."""
+        """Return the next order for each pod to be deleted, until it is gone."""
         effects: list[ResumeEffect] = []
         asked: set[str] = set()
         for pod in pods:
@@ -339,7 +340,7 @@ def _again_words(seen: Picture, pods: list[PodState]) -> str:
 
 
 def _words(signs: list[_Sign]) -> str:
-    """The cause: a node before a pod, with the pods that it concerns."""
+    """Name the cause: a node rather than a pod, with the affected pods."""
     first = next((sign for sign in signs if sign.is_of_node), signs[0])
     if not first.is_of_node:
         return f"pod {first.pod} {first.cause}"[:FAULT_LENGTH]

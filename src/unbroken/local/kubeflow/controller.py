@@ -1,7 +1,7 @@
 """Carries out what `decisions.pytorchjob` plans, for every PyTorchJob of the cluster.
 
-It installs the kind, unless somebody else has: then Kubeflow's own operator may be there too, and
-this one is to be switched off (`up --no-pytorchjobs`).
+It installs the kind if it is missing.  Where Kubeflow's own operator runs, switch this program off
+(`up --no-pytorchjobs`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 DEFINITIONS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 TAKEN_SECONDS = 5.0
-"""A name that somebody else has is tried again so often: nobody tells when it is free."""
+"""Seconds between attempts to create a pod or service whose name another object has."""
 
 
 async def run_pytorchjobs(client: KubeClient, informers: Informers) -> None:
@@ -86,7 +86,7 @@ async def install(client: KubeClient) -> None:
 
 
 class PyTorchJobs:
-    """Works on each job whenever something of it has changed."""
+    """Works on a job after each change of the job, its pods or its services."""
 
     def __init__(self, client: KubeClient, informers: Informers, recorder: EventRecorder) -> None:
         self._client = client
@@ -139,7 +139,7 @@ class PyTorchJobs:
         return min(waits, default=None)
 
     async def _write(self, job: Job, status: PyTorchJobStatus) -> None:
-        """Write a status that was worked out from this version of the job."""
+        """Write the status if the job still has this version."""
         metadata = job["metadata"]
         path, body = f"{_path(job)}/status", {"status": status_to(status)}
         version = metadata["resourceVersion"]
@@ -150,7 +150,7 @@ class PyTorchJobs:
                 log.info('pytorchjob=%s is=%s reason="%s"', key_of(job), one.type, one.message)
 
     async def _carry_out(self, job: Job, order: Order) -> bool:
-        """Carry an order out; False: a name is taken."""
+        """Carry out an order; return False if another object has the name."""
         pods = f"api/v1/namespaces/{quote(key_of(job).namespace)}/pods"
         services = f"api/v1/namespaces/{quote(key_of(job).namespace)}/services"
         match order:
@@ -199,10 +199,9 @@ def _path(job: Job) -> str:
 
 
 def _meeting_port(pods: list[Pod]) -> int:
-    """The port of the pods that stay; one that is free where none does.
+    """Return the rendezvous port of the pods that stay, or a free port if none stays.
 
-    A job that is restarted as a whole meets elsewhere, for processes of before may still hold the
-    old port.
+    A job that is restarted as a whole gets another port: old processes may still hold the old one.
     """
     for pod in pods:
         annotations = (pod.metadata and pod.metadata.annotations) or {}

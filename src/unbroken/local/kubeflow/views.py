@@ -1,4 +1,4 @@
-"""PyTorchJobs and their pods as `local.kubeflow.decisions.pytorchjob` sees them.  Pure."""
+"""Readers of PyTorchJobs and their pods for `decisions.pytorchjob`.  Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPLICAS = {replica.value.lower(): replica for replica in Replica}
 def job_picture(
     job: Mapping[str, Any], pods: Iterable[Pod], services: Iterable[Service]
 ) -> JobPicture:
-    """All that is known of a job."""
+    """Return all that the decisions need of a job."""
     metadata = job["metadata"]
     return JobPicture(
         name=metadata["name"],
@@ -42,7 +42,7 @@ def _replaced(text: str) -> Replaced:
 
 
 def replaced_annotation(replaced: Replaced) -> dict[str, str]:
-    """What is to be written of it."""
+    """Return the annotation to write."""
     return {REPLACED_PODS: " ".join((str(replaced.count), *sorted(replaced.latest)))}
 
 

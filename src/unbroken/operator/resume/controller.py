@@ -53,9 +53,9 @@ async def run_auto_resume(
     kind: JobKind,
     namespace: str | None = None,
 ) -> None:
-    """Resume jobs of a kind until cancelled; `namespace` None: of all namespaces.
+    """Resume jobs of a kind until cancelled; `namespace` None: in all namespaces.
 
-    `informers`: shared ones, which the caller runs; None: of its own.
+    `informers`: shared ones that the caller runs; None: start own ones.
     """
     definition = _Definition()
     name = f"metadata.name={kind.resource}"
@@ -81,7 +81,7 @@ class _Definition:
     def changed(
         self, old: CustomResourceDefinition | None, new: CustomResourceDefinition | None
     ) -> None:
-        """Tell it of the definition."""
+        """Take in a change of the definition."""
         conditions = (new.status and new.status.conditions) if new is not None else None
         self._is_served = any(
             one.type == "Established" and one.status == "True" for one in conditions or ()
@@ -89,7 +89,7 @@ class _Definition:
         self._change.set()
 
     async def becomes(self, wanted: bool) -> None:
-        """Return once it is so."""
+        """Return once the kind is served (`wanted`), or no longer served."""
         while self._is_served is not wanted:
             self._change.clear()
             await self._change.wait()
@@ -124,7 +124,7 @@ async def _resume(
 
 @dataclass(frozen=True, slots=True)
 class Watches:
-    """Copies of what is looked at; the caller runs them."""
+    """Informers of jobs, pods and nodes; the caller runs them."""
 
     jobs: Informer[Job]
     pods: Informer[Pod]
@@ -157,11 +157,11 @@ class Resumer:
         await self._queue.run()
 
     def stop(self) -> None:
-        """Forget everything; informers that are shared still call."""
+        """Forget all pods and ignore the shared informers, which go on calling."""
         self._is_stopped = True
         self._pods.clear()
 
-    # --- what the API tells
+    # --- changes that informers see
 
     def _on_job(self, old: Job | None, new: Job | None) -> None:
         item = new if new is not None else old
@@ -201,7 +201,7 @@ class Resumer:
         return None if deadline is None else max(deadline - wall(), 0.0)
 
     async def _nodes_of(self, pods: list[Pod]) -> dict[str, PodNode]:
-        """The pods' nodes; one that is missing is gone, for the API itself was asked."""
+        """Return the pods' nodes by name; a missing one is gone, as the API itself was asked."""
         names = {pod.spec.nodeName for pod in pods if pod.spec and pod.spec.nodeName}
         found = {}
         for name in sorted(names):
@@ -211,7 +211,7 @@ class Resumer:
         return found
 
     async def _node(self, name: str) -> Node | None:
-        """The node as it is now."""
+        """Read the node from the API."""
         return await self._client.get_or_none(f"api/v1/nodes/{quote(name)}", Node)
 
     async def _carry_out(self, job: Job, effect: ResumeEffect) -> None:
@@ -248,7 +248,7 @@ class Resumer:
             log.info("pod=%s/%s deleted=yes force=%s", namespace, order.name, order.force)
 
     async def _is_dead(self, name: str | None) -> bool:
-        """Whether the node is gone or fenced at this moment: copies may be late."""
+        """Whether the node is gone or fenced right now: informers may be late."""
         if name is None:
             return False
         node = await self._node(name)

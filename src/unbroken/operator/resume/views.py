@@ -1,4 +1,4 @@
-"""Jobs, their pods and nodes as auto-resume sees them; its record as annotations.  Pure."""
+"""Readers of jobs, pods and nodes for auto-resume, and its record as annotations.  Pure."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from unbroken.spec.times import time_seconds, time_text
 
 
 def annotations_of(job: Mapping[str, Any]) -> dict[str, str]:
-    """The annotations of an object that is a dict."""
+    """Return the annotations of an object that is a dict."""
     return dict(job["metadata"].get("annotations") or {})
 
 
 def concerns(job: Mapping[str, Any]) -> bool:
-    """Whether somebody has asked for something that is ours to do."""
+    """Whether a job has an annotation of auto-resume, valid or not."""
     found = annotations_of(job)
     return AUTO_RESUME in found or MAX_RETRIES in found
 
@@ -40,7 +40,7 @@ def concerns(job: Mapping[str, Any]) -> bool:
 def picture(
     kind: JobKind, job: Mapping[str, Any], pods: Iterable[Pod], nodes: Mapping[str, PodNode]
 ) -> Picture:
-    """All that is known of a job."""
+    """Return all that auto-resume needs of a job."""
     metadata, annotations = job["metadata"], annotations_of(job)
     return Picture(
         kind=kind.name,
@@ -58,7 +58,7 @@ def picture(
 
 
 def pod_state(pod: Pod) -> PodState:
-    """What counts of a pod."""
+    """Return what auto-resume needs of a pod."""
     metadata, spec, status = pod.metadata, pod.spec, pod.status or PodStatus()
     assert metadata is not None
     leaves = metadata.deletionTimestamp
@@ -74,7 +74,7 @@ def pod_state(pod: Pod) -> PodState:
 
 
 def node_state(node: Node) -> PodNode:
-    """What counts of a node."""
+    """Return what auto-resume needs of a node."""
     view = node_view(node)
     ready = _condition(node, "Ready")
     status = ready.status if ready is not None else "Unknown"
@@ -96,7 +96,7 @@ def _condition(node: Node, type: str) -> NodeCondition | None:
 
 
 def _trouble(node: Node) -> str:
-    """Why a node is taken for unhealthy."""
+    """Why a node counts as unhealthy."""
     for type in sorted(FAULTS):
         found = _condition(node, type)
         if found is not None and found.status == "True":
@@ -109,7 +109,7 @@ def _trouble(node: Node) -> str:
 
 
 def read_record(annotations: Mapping[str, str]) -> Record:
-    """What the annotations say; what is garbled counts as not there."""
+    """Read the record from annotations; a malformed value counts as missing."""
     count, time = annotations.get(RESUME_COUNT, ""), annotations.get(RESUME_TIME, "")
     try:
         at = time_seconds(time) if time else None
@@ -126,7 +126,7 @@ def read_record(annotations: Mapping[str, str]) -> Record:
 
 
 def write_record(record: Record) -> dict[str, str | None]:
-    """The annotations as a merge patch: None takes one away."""
+    """Return the annotations as a merge patch; None removes one."""
     return {
         RESUME_COUNT: str(record.count),
         RESUME_FAULT: record.fault or None,

@@ -1,4 +1,4 @@
-"""Kubeflow's PyTorchJob (kubeflow.org/v1) as values: what a person writes.
+"""The spec of Kubeflow's PyTorchJob (kubeflow.org/v1) as values.
 
 Names and defaults are those of the training operator 1.8 (`pytorch_types.go`, `common_types.go`,
 `pytorch_defaults.go`).
@@ -29,7 +29,7 @@ PORT_NAME, PORT = "pytorchjob-port", 23456
 OPERATOR_LABEL, OPERATOR = PYTORCHJOB_PREFIX + "operator-name", "pytorchjob-controller"
 
 NAME_MAX = 63
-"""Of services, which are named as pods (RFC 1035)."""
+"""Longest name of a pod's service (RFC 1035), which is the name of the pod."""
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 Count = Annotated[int, Limits(minimum=0, maximum=INT_MAX)]
@@ -45,7 +45,7 @@ class Replica(Enum):
 
 
 class RestartPolicy(Enum):
-    """What becomes of a pod whose program fails."""
+    """How a pod is treated whose program fails."""
 
     ON_FAILURE = "OnFailure"
     """Its containers are started again."""
@@ -53,11 +53,11 @@ class RestartPolicy(Enum):
     NEVER = "Never"
     """The job fails."""
     EXIT_CODE = "ExitCode"
-    """128 and above: a new pod; below: the job fails."""
+    """Exit codes from 128 get a new pod; lower codes fail the job."""
 
 
 class CleanPodPolicy(Enum):
-    """Which pods go when the job has ended."""
+    """Which pods are deleted when the job has ended."""
 
     NONE = "None"
     RUNNING = "Running"
@@ -83,7 +83,7 @@ class ReplicaSpecs:
 
 @dataclass(frozen=True, slots=True)
 class RunPolicy:
-    """How long a job may live, and what is left of it."""
+    """Time limits of a job, and what is kept after its end."""
 
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.NONE
     ttl_seconds_after_finished: Count | None = None
@@ -91,14 +91,14 @@ class RunPolicy:
     backoff_limit: Count | None = None
     """Restarts of containers before the job fails."""
     scheduling_policy: Mapping[str, Any] = field(default_factory=dict)
-    """Of gang scheduling, which is the scheduler's."""
+    """For gang scheduling, which the scheduler does."""
     suspend: bool = False
     managed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousSetting:
-    """One of `--rdzv-conf`."""
+    """One setting of torchrun's `--rdzv-conf`."""
 
     key: str
     value: str = ""
@@ -106,7 +106,7 @@ class RendezvousSetting:
 
 @dataclass(frozen=True, slots=True)
 class ElasticPolicy:
-    """What torchrun is told through `PET_...`."""
+    """Options of torchrun, passed as variables `PET_...`."""
 
     min_replicas: AtLeastOne | None = None
     max_replicas: AtLeastOne | None = None
@@ -119,21 +119,21 @@ class ElasticPolicy:
     n_proc_per_node: AtLeastOne | None = None
     max_restarts: Count | None = None
     metrics: tuple[Mapping[str, Any], ...] = ()
-    """For a HorizontalPodAutoscaler, which the training operator makes."""
+    """Metrics of the HorizontalPodAutoscaler that the training operator creates."""
 
 
 @dataclass(frozen=True, slots=True)
 class PyTorchJobSpec:
-    """What is wanted."""
+    """The spec of a PyTorchJob."""
 
     pytorch_replica_specs: ReplicaSpecs
     run_policy: RunPolicy = RunPolicy()
     elastic_policy: ElasticPolicy | None = None
     nproc_per_node: str = ""
-    """auto, cpu, gpu or a number; empty: what the program itself takes."""
+    """`auto`, `cpu`, `gpu` or a number; empty: the default of the program."""
 
     def replicas(self) -> dict[Replica, ReplicaSpec]:
-        """Those that are given, the master first."""
+        """Return the replica specs that are given, the master first."""
         specs = self.pytorch_replica_specs
         both = ((Replica.MASTER, specs.master), (Replica.WORKER, specs.worker))
         return {replica: spec for replica, spec in both if spec is not None}
@@ -141,7 +141,7 @@ class PyTorchJobSpec:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A job as it was understood, and what was not."""
+    """A job that was read, with its problems and warnings."""
 
     spec: PyTorchJobSpec
     problems: tuple[Problem, ...] = ()
@@ -149,7 +149,7 @@ class Parsed:
 
 
 def parse_pytorchjob(content: Any) -> Parsed:
-    """The spec of a PyTorchJob, every problem with its place, and what will not be as written."""
+    """Read the spec of a PyTorchJob, with all problems, and warnings of fields without effect."""
     report = Report()
     spec = content.get("spec") if isinstance(content, Mapping) else None
     if not isinstance(spec, Mapping):
@@ -165,7 +165,7 @@ def parse_pytorchjob(content: Any) -> Parsed:
 
 
 def _check_name(content: Mapping[str, Any], spec: PyTorchJobSpec, report: Report) -> None:
-    """Services of the pods' names must be possible."""
+    """Check that the names of the pods are valid names of services."""
     metadata = content.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if not isinstance(name, str):

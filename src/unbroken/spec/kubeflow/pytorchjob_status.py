@@ -19,7 +19,7 @@ Time = Annotated[float, Limits(is_time=True)]
 
 @dataclass(frozen=True, slots=True)
 class JobCondition:
-    """One of Created, Running, Restarting, Suspended, Succeeded, Failed."""
+    """A condition: Created, Running, Restarting, Suspended, Succeeded or Failed."""
 
     type: str
     status: str
@@ -32,20 +32,20 @@ class JobCondition:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """How the pods of one type stand."""
+    """Numbers of pods of one type."""
 
     active: int = 0
     succeeded: int = 0
     failed: int = 0
-    """Those that are leaving are counted here too: they may never say how they ended."""
+    """Includes running pods that are being deleted: they may never report how they ended."""
     selector: str = ""
     label_selector: Mapping[str, Any] = field(default_factory=dict)
-    """Older than `selector`; not ours."""
+    """The older form of `selector`; read, never written."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatuses:
-    """By type; None: the job has none of that type."""
+    """Numbers of pods by type; None: the job has no pods of that type."""
 
     master: ReplicaStatus | None = field(default=None, metadata={"key": Replica.MASTER.value})
     worker: ReplicaStatus | None = field(default=None, metadata={"key": Replica.WORKER.value})
@@ -53,7 +53,7 @@ class ReplicaStatuses:
 
 @dataclass(frozen=True, slots=True)
 class PyTorchJobStatus:
-    """What is."""
+    """The status of a PyTorchJob."""
 
     conditions: tuple[JobCondition, ...] = ()
     """The newest last."""

@@ -1,4 +1,4 @@
-"""What the built-in controller of PyTorchJobs is told, and what it orders."""
+"""Values that the controller of PyTorchJobs decides by, and its orders."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ class JobPod:
     phase: str = "Pending"
     is_leaving: bool = False
     restarts: int = 0
-    """Of all its containers."""
+    """Restarts of all containers of the pod."""
     exit_code: int | None = None
-    """Of the training container, where it has ended."""
+    """Exit code of the training container; None: it has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Failed pods that were made anew: they count as restarts against the backoff limit."""
+    """Failed pods that were replaced: they count as restarts against the backoff limit."""
 
     count: int = 0
     latest: frozenset[str] = frozenset()
-    """Uids of those counted last, which may still be seen."""
+    """Uids of the pods counted last, which informers may still show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class JobPicture:
     is_leaving: bool = False
     pods: tuple[JobPod, ...] = ()
     services: frozenset[str] = frozenset()
-    """Names of its services."""
+    """Names of the services of the job."""
     replaced: Replaced = Replaced()
 
 
 @dataclass(frozen=True, slots=True)
 class CreateService:
-    """Make the service by which a pod is found."""
+    """Create the service that gives a pod its name in DNS."""
 
     name: str
     body: Mapping[str, Any]
@@ -61,7 +61,7 @@ class CreateService:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Make a pod."""
+    """Create a pod."""
 
     name: str
     body: Mapping[str, Any]
@@ -69,7 +69,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete this very pod."""
+    """Delete the pod of this uid."""
 
     name: str
     uid: str
@@ -89,7 +89,7 @@ class DeleteJob:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """An event on the job."""
+    """Record an event on the job."""
 
     reason: str
     message: str
@@ -101,12 +101,12 @@ Order = CreateService | CreatePod | DeletePod | DeleteService | DeleteJob | Tell
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now."""
+    """Orders, and the status and annotation to write."""
 
     orders: tuple[Order, ...] = ()
     status: PyTorchJobStatus | None = None
-    """To be written before the orders are carried out; None: it is as it should be."""
+    """Status to write before the orders are carried out; None: it is up to date."""
     replaced: Replaced | None = None
-    """To be written after the status and before the orders; None: it is as it should be."""
+    """Annotation to write after the status and before the orders; None: it is up to date."""
     again_at: float | None = None
-    """When to look again, though nothing may have changed."""
+    """When to decide again without a change; None: only after a change."""

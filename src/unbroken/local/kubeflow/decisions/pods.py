@@ -47,12 +47,12 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def pod_name(job: str, replica: Replica, index: int) -> str:
-    """Of a pod and of its service."""
+    """Return the name of a pod and of its service."""
     return f"{job}-{replica.value.lower()}-{index}"
 
 
 def labels_of(job: str, replica: Replica, index: int) -> dict[str, str]:
-    """By which a pod and its service are found."""
+    """Return the labels of a pod and the selector of its service."""
     found = {
         PYTORCHJOB_LABEL: job,
         OPERATOR_LABEL: OPERATOR,
@@ -63,7 +63,7 @@ def labels_of(job: str, replica: Replica, index: int) -> dict[str, str]:
 
 
 def selector_of(job: str, replica: Replica) -> str:
-    """Of all pods of a type, as `status.replicaStatuses` has it."""
+    """Return the selector of all pods of a type, as `status.replicaStatuses` has it."""
     wanted = {
         PYTORCHJOB_LABEL: job,
         OPERATOR_LABEL: OPERATOR,
@@ -73,7 +73,7 @@ def selector_of(job: str, replica: Replica) -> str:
 
 
 def service_body(job: JobPicture, replica: Replica, index: int) -> Object:
-    """A headless service for one pod."""
+    """Return a headless service for one pod."""
     labels = labels_of(job.name, replica, index)
     port = _declared_port(job.parsed.spec.replicas()[replica]) or PORT
     return {
@@ -89,7 +89,7 @@ def service_body(job: JobPicture, replica: Replica, index: int) -> Object:
 
 
 def pod_body(job: JobPicture, replica: Replica, index: int, port: int) -> Object:
-    """A pod; `port`: where its job meets, unless it says so itself."""
+    """Return a pod.  `port`: rendezvous port of the job, unless the container names one."""
     spec = job.parsed.spec
     mine = spec.replicas()[replica]
     template = copy.deepcopy(dict(mine.template))
@@ -181,7 +181,7 @@ def _elastic(policy: ElasticPolicy, workers: ReplicaSpec, port: int) -> Iterator
 
 
 def _declared_port(spec: ReplicaSpec) -> int | None:
-    """The port that the training container says it meets at."""
+    """Return the rendezvous port that the training container names."""
     for container in (spec.template.get("spec") or {}).get("containers") or ():
         if container.get("name") == CONTAINER:
             for port in container.get("ports") or ():

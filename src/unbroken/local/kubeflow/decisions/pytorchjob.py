@@ -41,11 +41,11 @@ from .events import (
 from .pods import pod_body, pod_name, selector_of, service_body
 
 RETRYABLE = 128
-"""Exit codes from here on are signals, and worth another try (`train.IsRetryableExitCode`)."""
+"""Exit codes from here on are signals, which are retried (`train.IsRetryableExitCode`)."""
 
 
 def plan(seen: JobPicture, now: float, port: int) -> Plan:
-    """What to do about a job; `port`: where new pods meet."""
+    """Decide what to do about a job.  `port`: rendezvous port of new pods."""
     policy = seen.parsed.spec.run_policy
     if seen.is_leaving or policy.managed_by not in ("", PYTORCHJOB_MANAGER):
         return Plan()
@@ -74,10 +74,10 @@ class _Course:
         self._orders: list[Order] = []
         self._again: float | None = None
         self._failed: set[str] = set()
-        """Uids of failed pods that are made anew."""
+        """Uids of failed pods that are replaced."""
 
     def say(self, type: str, message: str, *, is_true: bool = True, reason: str = "") -> bool:
-        """Set a condition; True: it is new."""
+        """Set a condition; return whether it is new."""
         whole = f"{KIND}{reason or type}"
         changed = with_condition(
             self._status, type, "True" if is_true else "False", (whole, message), self._now
@@ -99,7 +99,7 @@ class _Course:
     # --- the ends of a job
 
     def refuse(self) -> Plan:
-        """What cannot be understood fails, and says why."""
+        """Fail a job whose spec is invalid, and say why."""
         if self._seen.status.is_finished:
             return Plan()
         text = "; ".join(map(str, self._seen.parsed.problems))
@@ -110,7 +110,7 @@ class _Course:
         return self._made()
 
     def fail(self, message: str, *, removes_all: bool = False) -> Plan:
-        """The job has failed; `removes_all`: whatever its policy says."""
+        """Fail the job.  `removes_all`: delete all pods, whatever its policy says."""
         if self.say("Failed", message):
             self._tell("Failed", message, is_warning=True)
         self._status = replace(self._status, completion_time=self._now)
@@ -119,7 +119,7 @@ class _Course:
         return self._made()
 
     def clean_up(self) -> Plan:
-        """What is left of a job that has ended, by its policy; the job itself after its time."""
+        """Delete pods of an ended job by its policy, and the job itself after its time to live."""
         policy, status = self._seen.parsed.spec.run_policy, self._seen.status
         if policy.clean_pod_policy is CleanPodPolicy.ALL:
             self._remove(self._seen.pods)
@@ -135,7 +135,7 @@ class _Course:
         return self._made()
 
     def suspend(self) -> Plan:
-        """Without pods until it is resumed."""
+        """Delete all pods until the job is resumed."""
         message = f"{KIND} {self._seen.name} is suspended."
         if self._status.has("Running"):
             self.say("Running", message, is_true=False, reason="Suspended")
@@ -146,7 +146,7 @@ class _Course:
         return self._made()
 
     def begin(self) -> None:
-        """It runs from now on, or again."""
+        """Record that the job runs, for the first time or again."""
         if self._status.has("Suspended"):
             message = f"{KIND} {self._seen.name} is resumed."
             self.say("Suspended", message, is_true=False, reason="Resumed")
@@ -156,7 +156,7 @@ class _Course:
             self._status = replace(self._status, start_time=self._now)
 
     def limit_passed(self) -> str:
-        """Which limit of the job is passed, in words; empty: none."""
+        """Say which limit the job has exceeded; empty: none."""
         policy, started = self._seen.parsed.spec.run_policy, self._status.start_time
         if policy.backoff_limit is not None:
             running = (pod for pod in self._seen.pods if pod.phase == "Running")
@@ -176,7 +176,7 @@ class _Course:
     # --- a job that runs
 
     def run(self, port: int) -> Plan:
-        """Make what is missing, replace what has failed, and say how it stands."""
+        """Create missing pods, replace failed pods and update the status."""
         counts: dict[Replica, ReplicaStatus] = {}
         for replica, spec in self._seen.parsed.spec.replicas().items():
             pods = [pod for pod in self._seen.pods if pod.replica is replica]
@@ -190,7 +190,7 @@ class _Course:
         return self._judge(counts)
 
     def _replace(self, replica: Replica, spec: ReplicaSpec, pods: list[JobPod]) -> str:
-        """Have failed pods made anew as far as the policy goes; else why the job has failed."""
+        """Replace failed pods if the policy allows; else return why the job has failed."""
         for pod in pods:
             if pod.index >= spec.replicas and not pod.is_leaving:
                 self._delete(pod)
@@ -220,7 +220,7 @@ class _Course:
                 self._orders.append(CreatePod(name, body))
 
     def _judge(self, counts: dict[Replica, ReplicaStatus]) -> Plan:
-        """What the pods amount to: the master decides, where there is one."""
+        """Set the condition that follows from the pods; a master decides, if there is one."""
         name, specs = self._seen.name, self._seen.parsed.spec.replicas()
         leader = Replica.MASTER if Replica.MASTER in specs else Replica.WORKER
         first = counts[leader]
@@ -254,7 +254,7 @@ class _Course:
         return ReplicaStatuses(of(Replica.MASTER), of(Replica.WORKER))
 
     def _remove(self, pods: Iterable[JobPod]) -> None:
-        """Pods with their services."""
+        """Delete pods with their services."""
         for pod in pods:
             if not pod.is_leaving:
                 self._delete(pod)
@@ -268,7 +268,7 @@ class _Course:
 
 
 def _count(pods: Iterable[JobPod]) -> ReplicaStatus:
-    """`updateJobReplicaStatuses`: one that runs and is leaving has failed."""
+    """As `updateJobReplicaStatuses`: a running pod that is being deleted counts as failed."""
     listed = list(pods)
     return ReplicaStatus(
         active=sum(pod.phase == "Running" and not pod.is_leaving for pod in listed),
@@ -282,7 +282,7 @@ def _count(pods: Iterable[JobPod]) -> ReplicaStatus:
 def with_condition(
     status: PyTorchJobStatus, type: str, value: str, why: tuple[str, str], now: float
 ) -> PyTorchJobStatus:
-    """The status with a condition set; `why`: reason and message.
+    """Return the status with a condition set.  `why`: reason and message.
 
     `kubectl get` prints the type of the last condition whatever its status.  So the newest that is
     true is the last: Created, for a job that is resumed and does not run yet.
@@ -299,7 +299,7 @@ def with_condition(
 
 
 def _others(conditions: Iterable[JobCondition], type: str) -> Iterator[JobCondition]:
-    """What is left of the other conditions (`filterOutCondition`)."""
+    """Return what is left of the other conditions (`filterOutCondition`)."""
     rivals = {"Restarting": "Running", "Running": "Restarting"}
     for one in conditions:
         if one.type in (type, rivals.get(type)):
