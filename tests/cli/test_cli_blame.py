@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -19,17 +18,40 @@ from unbroken.errors import PeerError
 from unbroken.wire.flight_dump import read
 
 WORLD: Groups = {"0": ("default_pg", range(4))}
+CASES = {
+    "late": ([2], [3, 3, 2, 3]),
+    "chain": ([3], [4, 4, 3, 2]),
+    "mismatch": ([1], [3] * 4),
+    "done": ([], [2] * 4),
+}
+"""Culprits, and the collectives that each rank calls; the first two of each rank end."""
 TRAIN = """
-import os, sys, threading, time
+import json, os, pickle, sys, threading, traceback
 import torch, torch.distributed as dist
+import torch._dynamo  # a group imports it; here, so that no rank has to
 from torch._C._distributed_c10d import _dump_fr_trace
-folder, rank, case = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("gloo", init_method="file://" + folder + "/.store", rank=rank, world_size=4)
-pairs = [dist.new_group([0, 1], group_desc="pair"), dist.new_group([2, 3], group_desc="pair")]
-x = torch.ones(4)
 
 
-def train():
+def train(case, rank):
+    folder = sys.argv[1] + "/" + case
+    store = "file://" + folder + "/.store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=4)
+    pairs = [dist.new_group([0, 1], group_desc="pair"), dist.new_group([2, 3], group_desc="pair")]
+    thread = threading.Thread(target=collectives, args=(case, rank, pairs), daemon=True)
+    thread.start()
+    entries = []
+    while len(entries) < CASES[case][1][rank] or not entries[1]["retired"]:
+        thread.join(0.02)
+        dump = _dump_fr_trace()
+        entries = pickle.loads(dump)["entries"]
+    with open(f"{folder}/nccl_trace_rank_{rank}", "wb") as file:
+        file.write(dump)
+    os.write(1, b"dumped\\n")
+    os.read(0, 1)
+
+
+def collectives(case, rank, pairs):
+    x = torch.ones(4)
     dist.all_reduce(x)
     dist.all_reduce(x, group=pairs[rank // 2])
     if case == "done":
@@ -43,26 +65,36 @@ def train():
     if case == "mismatch":
         dist.broadcast(x, 1) if rank == 1 else dist.all_reduce(x)
 
-thread = threading.Thread(target=train, daemon=True)
-thread.start()
-for _ in sys.stdin:
-    with open(f"{folder}/nccl_trace_rank_{rank}", "wb") as file:
-        file.write(_dump_fr_trace())
-    print("dumped", flush=True)
+
+CASES = json.loads(sys.argv[2])
+for case in CASES:
+    for rank in range(4):
+        if os.fork() == 0:
+            try:
+                train(case, rank)
+            except BaseException:
+                os.write(1, traceback.format_exc().encode())
+            finally:
+                os._exit(0)
 """
 
 
-def dump_until(folder: Path, ranks: list[subprocess.Popen[str]], calls: dict[int, int]) -> None:
-    """Have each rank dump until it has made so many calls, and the first two are over."""
-    for rank, one in enumerate(ranks):
-        assert one.stdin is not None
-        assert one.stdout is not None
-        entries: list[Any] = []
-        while len(entries) < calls[rank] or not entries[1]["retired"]:
-            one.stdin.write("dump\n")
-            one.stdin.flush()
-            assert one.stdout.readline() == "dumped\n"
-            entries = pickle.loads((folder / f"nccl_trace_rank_{rank}").read_bytes())["entries"]
+@pytest.fixture(scope="module")
+def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Dumps of torch in a folder for each case, all made by forks of one process."""
+    folder = tmp_path_factory.mktemp("dumps")
+    for case in CASES:
+        (folder / case).mkdir()
+    command = [sys.executable, "-c", TRAIN, str(folder), json.dumps(CASES)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=environment,
+    ) as ranks:  # fmt: skip
+        assert ranks.stdout is not None
+        for _ in range(4 * len(CASES)):
+            assert ranks.stdout.readline() == b"dumped\n", ranks.stdout.read().decode()
+    return folder
 
 
 @pytest.fixture
@@ -96,37 +128,9 @@ def test_people_and_programs_are_told_the_culprit(cli: Cli, tmp_path: Path, form
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "culprits", "calls"),
-    [
-        ("late", [2], {0: 3, 1: 3, 2: 2, 3: 3}),
-        ("chain", [3], {0: 4, 1: 4, 2: 3, 3: 2}),
-        ("mismatch", [1], dict.fromkeys(range(4), 3)),
-        ("done", [], dict.fromkeys(range(4), 2)),
-    ],
-)
-def test_dumps_of_torch_name_the_rank_that_is_late(
-    cli: Cli, tmp_path: Path, case: str, culprits: list[int], calls: dict[int, int]
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(TRAIN)
-    folder = tmp_path / "dumps"
-    folder.mkdir()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder), str(rank), case],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(4)
-    ]  # fmt: skip
-    try:
-        dump_until(folder, ranks, calls)
-    finally:
-        for one in ranks:
-            one.kill()
-            one.communicate()
-    assert cli.json("blame", str(folder))["culprits"] == culprits
+@pytest.mark.parametrize("case", CASES)
+def test_dumps_of_torch_name_the_rank_that_is_late(cli: Cli, dumps: Path, case: str) -> None:
+    assert cli.json("blame", str(dumps / case))["culprits"] == CASES[case][0]
 
 
 def test_a_bad_file_is_named_and_the_others_are_read(cli: Cli, tmp_path: Path) -> None:
