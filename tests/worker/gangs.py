@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from unbroken.agent.workers.facts import free_port
 from unbroken.wire.ipc import AT_BARRIER, INIT, JOB_FAULT, JOB_START, VARIABLE, Frames, encode
@@ -87,8 +87,8 @@ class Socket:
 class Gang:
     """Ranks of one job on one node."""
 
-    def __init__(self, template: subprocess.Popen[str], size: int) -> None:
-        self._template = template
+    def __init__(self, orders: IO[str], reports: IO[str], size: int) -> None:
+        self._orders, self._lines = orders, reports
         self.size = size
         self.socket = Socket()
         self.attempt = 0
@@ -164,10 +164,9 @@ class Gang:
         for pid in filter(None, self.pids):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        assert self._template.stdin is not None
-        self._template.stdin.close()
-        self._template.wait()
+        self._orders.close()
         self._reader.join()
+        self._lines.close()
         self.socket.close()
 
     def _start(self, rank: int) -> None:
@@ -176,9 +175,8 @@ class Gang:
         self.pids[rank] = self._forked.get()
 
     def _tell(self, line: str) -> None:
-        assert self._template.stdin is not None
-        self._template.stdin.write(line)
-        self._template.stdin.flush()
+        self._orders.write(line)
+        self._orders.flush()
 
     def _environ(self, rank: int) -> dict[str, str]:
         values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.size,
@@ -187,8 +185,7 @@ class Gang:
         return {name: str(value) for name, value in values.items()}
 
     def _read(self) -> None:
-        assert self._template.stdout is not None
-        while line := self._template.stdout.readline():
+        while line := self._lines.readline():
             report = json.loads(line)
             if report["what"] == "forked":
                 self._forked.put(report["pid"])
@@ -197,14 +194,24 @@ class Gang:
 
 
 @contextmanager
-def gang(size: int) -> Iterator[Gang]:
-    """Nobody has started yet."""
+def templates() -> Iterator[IO[str]]:
+    """Where to ask for the template of a gang: torch is imported once for all of them."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", str(RANKS)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
-    ) as template:
-        made = Gang(template, size)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stdin is not None
+        yield process.stdin
+
+
+@contextmanager
+def gang(asked: IO[str], folder: Path, size: int) -> Iterator[Gang]:
+    """Nobody has started yet."""
+    for name in ("orders", "reports"):
+        os.mkfifo(folder / name)
+    asked.write(f"{folder}\n")
+    asked.flush()
+    with open(folder / "orders", "w") as orders, open(folder / "reports") as reports:
+        made = Gang(orders, reports, size)
         try:
             yield made
         finally:

@@ -1,6 +1,7 @@
-"""A process that has imported torch and forks ranks as it is told: one line of JSON, one rank.
+"""A process that has imported torch and forks a template for each folder that it reads a line of.
 
-Each rank trains in a restartable function and writes what it sees to standard output, a line each.
+A template forks ranks as the pipe `orders` of its folder says: one line of JSON, one rank.  Each
+rank trains in a restartable function and writes what it sees to the pipe `reports`, a line each.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
@@ -195,12 +197,23 @@ def park() -> tuple[int, int]:
 
 
 def main() -> None:
-    """Until standard input ends."""
+    """Fork templates until standard input ends."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
-    parked = park()
     for line in sys.stdin:
+        if os.fork() == 0:
+            folder = Path(line.rstrip("\n"))
+            with open(folder / "orders") as orders, open(folder / "reports", "wb") as reports:
+                os.dup2(reports.fileno(), 1)
+                template(orders)
+            os._exit(0)
+
+
+def template(orders: TextIO) -> None:
+    """Fork ranks until there are no more orders."""
+    parked = park()
+    for line in orders:
         if line == "park\n":
             parked = parked if parked[0] else park()
             continue

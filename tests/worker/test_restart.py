@@ -6,9 +6,11 @@ import os
 import random
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 
 import pytest
-from gangs import Gang, gang
+from gangs import Gang, gang, templates
 
 from unbroken.core.agent.machine import STUCK_CODE as TOLD_CODE
 from unbroken.errors import SpecError
@@ -20,9 +22,15 @@ pytestmark = pytest.mark.slow
 HEAVY = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 
+@pytest.fixture(scope="module")
+def asked() -> Iterator[IO[str]]:
+    with templates() as found:
+        yield found
+
+
 @pytest.fixture
-def three() -> Iterator[Gang]:
-    with gang(3) as made:
+def three(asked: IO[str], tmp_path: Path) -> Iterator[Gang]:
+    with gang(asked, tmp_path, 3) as made:
         yield made
 
 
