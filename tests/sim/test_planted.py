@@ -29,14 +29,14 @@ from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, 
 SEEDS = 1500
 """Worlds in which a planted bug must show."""
 Plant = Callable[[pytest.MonkeyPatch], None]
-PLANTS: dict[str, Plant] = {}
+PLANTS: dict[str, tuple[Plant, int]] = {}
 
 
-def planted(name: str) -> Callable[[Plant], Plant]:
-    """Register a bug under what it does."""
+def planted(name: str, seed: int = 0) -> Callable[[Plant], Plant]:
+    """Register a bug under what it does; the world `seed` showed it last, and is tried first."""
 
     def register(plant: Plant) -> Plant:
-        PLANTS[name] = plant
+        PLANTS[name] = (plant, seed)
         return plant
 
     return register
@@ -182,7 +182,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JobState, "close_incident", close)
 
 
-@planted("the loss of a peer is called the cause")
+@planted("the loss of a peer is called the cause", seed=502)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(incidents, "_weight", lambda signal: (0, -signal.at))
 
@@ -221,12 +221,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(budgets, "charge", charge)
 
 
-@planted("no progress resets the budget")
+@planted("no progress resets the budget", seed=695)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "made", lambda *_: "")
 
 
-@planted("every attempt counts as progress")
+@planted("every attempt counts as progress", seed=401)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "made", lambda *_: "some")
 
@@ -284,7 +284,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Workers, "_stop", stop)
 
 
-@planted("an agent that has completed is not stopped")
+@planted("an agent that has completed is not stopped", seed=164)
 def _(patch: pytest.MonkeyPatch) -> None:
     real = Workers._stop
 
@@ -321,7 +321,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ranks.Ranks, "restore", lambda self, member, rank: False)
 
 
-@planted("a new agent process in a pod is not noticed")
+@planted("a new agent process in a pod is not noticed", seed=168)
 def _(patch: pytest.MonkeyPatch) -> None:
     real = Job._signs
 
@@ -355,7 +355,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(examination, "blame", lambda *a: replace(real(*a), is_working=False))
 
 
-@planted("one silent rank is a silent job")
+@planted("one silent rank is a silent job", seed=118)
 def _(patch: pytest.MonkeyPatch) -> None:
     real = stalls._told
 
@@ -373,12 +373,12 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(examination, "blame", lambda *a: replace(real(*a), ranks=(0,)))
 
 
-@planted("a look that not everybody answers has no end")
+@planted("a look that not everybody answers has no end", seed=118)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(questions, "GRACE_SECONDS", 1e6)
 
 
-@planted("a new operator does not hear the alarms that stand")
+@planted("a new operator does not hear the alarms that stand", seed=591)
 def _(patch: pytest.MonkeyPatch) -> None:
     real = stalls.Stalls._begin
 
@@ -416,7 +416,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Workers, "_release", release)
 
 
-@planted("who does not come to the barrier is waited for")
+@planted("who does not come to the barrier is waited for", seed=233)
 def _(patch: pytest.MonkeyPatch) -> None:
     real = Workers._tick
 
@@ -433,7 +433,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ladder, "restart_mode", lambda incident, before: real(incident, None))
 
 
-@planted("who waits at the barrier is forgotten where nobody may live on")
+@planted("who waits at the barrier is forgotten where nobody may live on", seed=719)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gang.Gang, "_is_clear", lambda s, m: s._roster.is_clear(m, s.fence))
 
@@ -511,8 +511,9 @@ def first_breach(seeds: Iterable[int]) -> int | None:
 
 @pytest.mark.parametrize("name", sorted(PLANTS))
 def test_a_planted_bug_is_found_and_nothing_else(name: str) -> None:
+    plant, known = PLANTS[name]
     with pytest.MonkeyPatch.context() as patch:
-        PLANTS[name](patch)
-        seed = first_breach(range(SEEDS))
+        plant(patch)
+        seed = first_breach((known, *range(SEEDS)))
     assert seed is not None, "no world shows it"
     run(seed)
