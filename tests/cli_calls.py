@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cli_forks import SECONDS, UNBROKEN, run_unbroken
 from cluster_logs import assert_no_errors
-
-UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
 
 COUNT = """
 import os, sys, time
@@ -69,16 +67,19 @@ class Cli:
         environment: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; `code` None: whatever it ends with."""
-        done = subprocess.run(
-            [*UNBROKEN, *arguments],
-            cwd=self.folder,
-            env=environment or self.environment,
-            input=stdin,
-            text=True,
-            capture_output=True,
-            timeout=100,
-            check=False,
-        )
+        if stdin is None and environment is None:
+            done = run_unbroken([*arguments], self.folder, self.environment)
+        else:
+            done = subprocess.run(
+                [*UNBROKEN, *arguments],
+                cwd=self.folder,
+                env=environment or self.environment,
+                input=stdin,
+                text=True,
+                capture_output=True,
+                timeout=SECONDS,
+                check=False,
+            )
         said = f"unbroken {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}"
         assert code is None or done.returncode == code, said
         assert "Traceback" not in done.stderr or '"' in done.stderr, said

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cli_forks import UNBROKEN as UNBROKEN
+from cli_forks import run_unbroken
 from cluster_logs import assert_no_errors
-
-UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,11 @@ class Cluster:
 
     def unbroken(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run the `unbroken` command on this cluster's directory."""
-        command = [*UNBROKEN, arguments[0], "--dir", str(self.directory), *arguments[1:]]
-        return subprocess.run(command, text=True, capture_output=True, check=check, timeout=60)
+        words = [arguments[0], "--dir", str(self.directory), *arguments[1:]]
+        done = run_unbroken(words, Path.cwd(), os.environ)
+        if check:
+            done.check_returncode()
+        return done
 
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, seconds: int = 60
