@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from unbroken.core.tick import Tick
 from unbroken.errors import SpecError
 from unbroken.local.machines.decisions.machine import FAILED, RUNNING, SKIPPED, SUCCEEDED
 from unbroken.local.machines.decisions.scripts import (
@@ -19,7 +20,6 @@ from unbroken.local.machines.decisions.scripts import (
     ScriptRecord,
     ScriptRun,
     Start,
-    Tick,
     Unmapped,
     Unusable,
     after_boot,
@@ -63,8 +63,8 @@ def test_one_that_fails_is_tried_again_later_and_later_and_given_up() -> None:
     for attempt, seconds in enumerate(RETRY_SECONDS, start=1):
         assert script.told(Ended(3, "no disk")) == f"Running:{attempt}"
         assert script.machine.deadline() == script.now + seconds
-        assert script.told(Tick.TICK, seconds / 2) == "", "not before its time"
-        assert script.told(Tick.TICK, seconds) == f"Running:{attempt + 1} start:{attempt + 1}"
+        assert script.told(Tick(), seconds / 2) == "", "not before its time"
+        assert script.told(Tick(), seconds) == f"Running:{attempt + 1} start:{attempt + 1}"
         assert script.machine.deadline() is None
     assert script.told(Ended(3, "no disk")) == f"Failed:{ATTEMPTS_MAX}"
     text = script.machine.record.message

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-GLANCE_SECONDS = 0.1
-"""For what an agent said while we stood still ourselves, and which waits to be read; a look that
-comes so late was held up itself."""
+from unbroken.runtime.drive import GLANCE_SECONDS
 
 
 class Patience:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from unbroken.core.agent.machine import Settings, Workers
 from unbroken.core.job import events as core
 from unbroken.core.job.adoption import ADOPT_SECONDS
-from unbroken.core.job.events import PodUid
+from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
 from unbroken.sim.actors.agents import Agent, Surroundings
 from unbroken.sim.actors.agents import Machine as AgentMachine
@@ -28,7 +28,6 @@ from unbroken.spec.job.types import CleanPodPolicy, JobOptions, JobStatus, Switc
 from unbroken.wire.agent import PORT
 
 from . import faults
-from .actors import operators
 from .scenario import Scenario, Timed, draw
 from .schedule import EPOCH, Schedule
 
@@ -43,7 +42,7 @@ def real_agent(settings: Settings) -> AgentMachine:
     return Workers(settings)
 
 
-def real_job(name: str, status: JobStatus) -> operators.Machine:
+def real_job(name: str, status: JobStatus) -> JobMachine:
     """The machine that our operator runs."""
     return Job(name, status)
 
@@ -53,7 +52,7 @@ class Parts:
     """The machines under test; a test may plant a bug in one."""
 
     agent: Callable[[Settings], AgentMachine] = real_agent
-    job: Callable[[str, JobStatus], operators.Machine] = real_job
+    job: Callable[[str, JobStatus], JobMachine] = real_job
 
 
 class World:

@@ -5,9 +5,10 @@ All times are seconds since the epoch by the operator's one clock, which never g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType
+from typing import NewType, Protocol
 
 from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Incident
@@ -325,3 +326,13 @@ JobEffect = (
     | DeleteIncident
     | DeleteJob
 )
+
+
+class JobMachine(Protocol):
+    """Decides about a job: `core.job.machine.Job`, or a stand-in of a simulation."""
+
+    def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
+        """Take events that came together (reports, and the event after them); return orders."""
+
+    def deadline(self) -> float | None:
+        """When a Tick is due if nothing happens before."""

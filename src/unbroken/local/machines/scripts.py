@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from unbroken.core.tick import Tick
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.clock import pause, rfc3339, wall
 from unbroken.local.machines.decisions.machine import SKIPPED, SUCCEEDED, ScriptReport
@@ -34,7 +35,6 @@ from unbroken.local.machines.decisions.scripts import (
     ScriptRecord,
     ScriptRun,
     Start,
-    Tick,
     Unmapped,
     Unusable,
     after_boot,
@@ -247,7 +247,7 @@ class _Script:
         due = self._machine.deadline()
         assert due is not None
         await pause(due - wall())
-        return Tick.TICK
+        return Tick()
 
     def _tell(self) -> None:
         record = self._machine.record

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import aiohttp
 from lightkube.resources.core_v1 import Pod
@@ -30,8 +30,8 @@ from unbroken.core.job.events import (
     FenceNode,
     FenceProven,
     IncidentSeen,
-    JobEffect,
     JobEvent,
+    JobMachine,
     JobSeen,
     NodeGone,
     NodeName,
@@ -99,16 +99,6 @@ Told = WriteStatus | RecordEvent | WriteIncident | WriteLedger | DeleteIncident
 Commanded = StartWorkers | StopWorkers | AskAgent
 
 
-class Machine(Protocol):
-    """What decides about a job."""
-
-    def steps(self, events: Sequence[JobEvent], now: float) -> list[JobEffect]:
-        """What is to be done about events that came together: reports, and what came last."""
-
-    def deadline(self) -> float | None:
-        """When a Tick is due if nothing happens before."""
-
-
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """Resources that all jobs of one operator share."""
@@ -133,7 +123,7 @@ class Surroundings:
 class JobRunner:
     """Runs one job; `run` in a task of its own, and tell it what happens."""
 
-    def __init__(self, around: Surroundings, job: JobIdentity, machine: Machine) -> None:
+    def __init__(self, around: Surroundings, job: JobIdentity, machine: JobMachine) -> None:
         self.job = job
         self.title = f"{job.namespace}/{job.name}"
         self._around = around

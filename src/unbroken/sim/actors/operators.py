@@ -34,16 +34,6 @@ SILENCE_SECONDS = 3.0
 """Without a heartbeat for so long an agent counts as lost."""
 
 
-class Machine(Protocol):
-    """`core.job.machine.Job`."""
-
-    def steps(self, events: Sequence[core.JobEvent], now: float) -> list[core.JobEffect]:
-        """Take events that came together; return what must be done."""
-
-    def deadline(self) -> float | None:
-        """When `Tick` is due."""
-
-
 class Judge(Protocol):
     """Who looks at what the operator orders."""
 
@@ -70,7 +60,7 @@ class Control:
     schedule: Schedule
     cluster: Cluster
     judge: Judge
-    make: Callable[[JobStatus], Machine]
+    make: Callable[[JobStatus], core.JobMachine]
     agent: Callable[[PodUid], Agent | None]
     is_running: Callable[[], bool]
     """Whether any worker lives."""
@@ -116,7 +106,7 @@ class Operator:
         self._peers: dict[PodUid, Peer] = {}
         self._writes: deque[core.JobEffect] = deque()
         self._is_writing = False
-        self._machine: Machine | None = None
+        self._machine: core.JobMachine | None = None
         self._job: core.JobSeen | None = None
         self._waiting: list[core.AgentReported] = []
         self._watches: list[Watch[PodView] | Watch[core.NodeView] | Watch[core.JobSeen]] = []
@@ -207,7 +197,9 @@ class Operator:
             self._carry_out(effect)
         self._alarm.set(self._machine.deadline())
 
-    def _take(self, machine: Machine, events: Sequence[core.JobEvent]) -> list[core.JobEffect]:
+    def _take(
+        self, machine: core.JobMachine, events: Sequence[core.JobEvent]
+    ) -> list[core.JobEffect]:
         is_training = getattr(machine, "phase", None) is Phase.TRAINING
         self._control.judge.heard(events)
         effects = machine.steps(events, self._schedule.now)

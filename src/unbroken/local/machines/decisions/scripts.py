@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from unbroken.core.tick import Tick
 from unbroken.errors import SpecError
 from unbroken.spec.nodes.cluster import script_names
 
@@ -73,12 +74,6 @@ class Unmapped:
     """No directory stands for the script's source."""
 
     source: str
-
-
-class Tick(Enum):
-    """The deadline has come."""
-
-    TICK = "tick"
 
 
 @dataclass(frozen=True, slots=True)
