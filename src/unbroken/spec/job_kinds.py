@@ -45,6 +45,13 @@ class JobKind:
         """The plural with its group, which is also the name of the kind's definition."""
         return f"{self.plural}.{self.group}"
 
+    def owner_reference(self, name: str, uid: str) -> dict[str, Any]:
+        """Return the reference by which objects of a job are deleted with it."""
+        return {
+            **{"apiVersion": f"{self.group}/{self.version}", "kind": self.name},
+            **{"name": name, "uid": uid, "controller": True, "blockOwnerDeletion": True},
+        }
+
     def is_suspended(self, job: Mapping[str, Any]) -> bool:
         """Whether the job object asks to be suspended."""
         found: Any = job

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Mapping
+from functools import partial
 from importlib import resources
 from typing import Any, assert_never
 from urllib.parse import quote
@@ -72,16 +73,15 @@ async def install(client: KubeClient) -> None:
     text = resources.files(__package__).joinpath("definition.yaml").read_text()
     body = yaml.safe_load(text)
 
-    async def create() -> None:
-        await client.create_if_absent(DEFINITIONS, body)
-
     async def serve() -> None:
         try:
             await client.raw("GET", f"{PATH}/{PLURAL}", parameters={"limit": "1"})
         except NotFound as error:
             raise WorldError(f"{PATH}/{PLURAL} is not served yet", 0.1) from error
 
-    await persist(f"definition={PLURAL} write=create", create)
+    await persist(
+        f"definition={PLURAL} write=create", partial(client.create_if_absent, DEFINITIONS, body)
+    )
     await persist(f"kind={PLURAL} wait=served", serve)
 
 

@@ -13,8 +13,9 @@ from typing import Any
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.events import CreatePod, NodeName
-from unbroken.spec.job.types import GROUP, KIND, VERSION, JobSpec
+from unbroken.spec.job.types import JobSpec
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
+from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.keys import (
     AGENT_AUTH,
     IN_PROCESS,
@@ -55,15 +56,8 @@ class JobIdentity:
         return self.annotations.get(AGENT_AUTH) != "none"
 
     def owner_reference(self) -> Object:
-        """For everything that goes with the job."""
-        return {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": KIND,
-            "name": self.name,
-            "uid": self.uid,
-            "controller": True,
-            "blockOwnerDeletion": True,
-        }
+        """Return the reference that the job's objects carry."""
+        return HYPERPOD_JOB.owner_reference(self.name, self.uid)
 
 
 def job_identity(job: Mapping[str, Any]) -> JobIdentity:

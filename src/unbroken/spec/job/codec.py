@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.keys import JOB_LABEL, JOB_NAME_LABEL
 from unbroken.spec.problems import Problem, Report
 from unbroken.spec.schema.read import blank_record, read_record
 from unbroken.spec.schema.write import write_record
 
 from . import incident as incidents
-from . import types as jobs
 from .incident import Incident
 from .types import JobSpec, JobStatus
 
@@ -71,7 +71,7 @@ def incident_to(incident: Incident, job: Mapping[str, Any]) -> dict[str, Any]:
             "name": f"{name}-{incident.number}",
             "namespace": job["namespace"],
             "labels": {JOB_LABEL: name, JOB_NAME_LABEL: name},
-            "ownerReferences": [owner_reference(job)],
+            "ownerReferences": [HYPERPOD_JOB.owner_reference(name, job["uid"])],
         },
         "spec": {**write_record(incident), **({} if cost is None else {SECONDS: cost})},
     }
@@ -86,18 +86,6 @@ def incident_from(content: Any) -> tuple[Incident, tuple[Problem, ...]]:
         return blank_record(Incident), tuple(report.problems)
     known = {key: value for key, value in spec.items() if key != SECONDS}
     return read_record(Incident, known, "spec", report), tuple(report.problems)
-
-
-def owner_reference(job: Mapping[str, Any]) -> dict[str, Any]:
-    """What objects of a job carry, so that they go with it; `job` is its metadata."""
-    return {
-        "apiVersion": f"{jobs.GROUP}/{jobs.VERSION}",
-        "kind": jobs.KIND,
-        "name": job["name"],
-        "uid": job["uid"],
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
 
 
 def seconds_lost(incident: Incident) -> float | None:

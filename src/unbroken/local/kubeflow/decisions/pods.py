@@ -13,6 +13,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from unbroken.spec.job_kinds import PYTORCHJOB
 from unbroken.spec.keys import (
     HEALTH,
     PYTORCHJOB_LABEL,
@@ -23,13 +24,10 @@ from unbroken.spec.keys import (
 )
 from unbroken.spec.kubeflow.pytorchjob import (
     CONTAINER,
-    GROUP,
-    KIND,
     OPERATOR,
     OPERATOR_LABEL,
     PORT,
     PORT_NAME,
-    VERSION,
     ElasticPolicy,
     PyTorchJobSpec,
     Replica,
@@ -191,13 +189,6 @@ def _declared_port(spec: ReplicaSpec) -> int | None:
 
 
 def _metadata(job: JobPicture, name: str, labels: Mapping[str, str]) -> Object:
-    owner = {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": KIND,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+    owner = PYTORCHJOB.owner_reference(job.name, job.uid)
     found = {"name": name, "namespace": job.namespace, "labels": dict(labels)}
     return {**found, "ownerReferences": [owner]}
