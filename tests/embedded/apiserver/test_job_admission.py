@@ -260,7 +260,7 @@ def kubectl(here: Api, *arguments: str, stdin: Any) -> subprocess.CompletedProce
     environment = {
         "PATH": places,
         "KUBECONFIG": str(here.cluster.kubeconfig),
-        "HOME": "/nonexistent",
+        "HOME": str(here.cluster.kubeconfig.parent),
     }
     return subprocess.run(
         [program, "-n", here.namespace or "default", *arguments],
