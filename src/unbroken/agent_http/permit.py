@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Permit(Protocol):
-    """What is asked just before a command leaves."""
+    """Asked just before a command leaves."""
 
     def is_given(self) -> bool:
         """Whether it may leave now."""

@@ -1,4 +1,4 @@
-"""Who may connect to its agent now, of thousands that would.
+"""Turns to connect to agents, of which there are thousands.
 
 Connecting takes a millisecond of the operator's processor.  Where an operator begins to ask 12,500
 agents at once, each would have run out of time long before its turn, and so would every retry.
@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager, contextmanager
 
 TURNS_MAX = 64
 TURN_SECONDS = 0.25
-"""Who takes longer goes on, and makes room for another: agents that are cut off must not keep the
-others waiting."""
+"""A connection that takes longer goes on, and another may begin: agents that are cut off must not
+keep the others waiting."""
 
 
 class Turns:
@@ -23,7 +23,7 @@ class Turns:
     def __init__(self, most: int = TURNS_MAX) -> None:
         self._free = asyncio.Semaphore(most)
         self.random = random.Random()
-        """Of all links: one takes 2.5 KB."""
+        """Jitter for all links: one generator takes 2.5 KB."""
         self.links = 0
         """How many there are of the process, connected or not."""
 

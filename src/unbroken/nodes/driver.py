@@ -68,7 +68,7 @@ RETRY = Backoff(first=0.2, limit=30.0)
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """What a daemon is told by whoever starts it."""
+    """Options of a daemon."""
 
     node: str
     kernel_log: Path | None = None
@@ -76,7 +76,7 @@ class DaemonOptions:
     root: Path = Path("/")
     """Where the node's file system is."""
     log_directory: Path | None = None
-    """Of the log in the documented streams' form; None: there is none."""
+    """Folder of the log in the documented form of streams; None: no log is written."""
     gpus_expected: int | None = None
     """None: as the node's labels or its capacity say."""
     table: Path | None = None
@@ -103,7 +103,7 @@ class NodeDaemon:
         self._path = f"api/v1/nodes/{quote(options.node)}"
         self._inbox: Inbox[HealthEvent] = Inbox(self._health.deadline, wall, QUEUED)
         self._seen: OwnNode | None = None
-        """What the informer has told and the machine has not been given."""
+        """Newest state from the informer that the machine has not yet been given."""
         self._is_gone = False
         self._look_now = asyncio.Event()
         self._knows_devices = asyncio.Event()

@@ -41,7 +41,7 @@ ORDERS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class OperatorOptions:
-    """What the operator is told by whoever starts it."""
+    """Options of an operator."""
 
     namespace: str | None = None
     """Look after the jobs of this one only; None: all."""
@@ -82,28 +82,28 @@ async def run_operator(
 
     async def lead(mandate: Mandate) -> None:
         with metrics.leading() as registry:
-            told = _Told(metrics, registry, send)
-            await _lead(client, informers, options, told, mandate)
+            telemetry = _Telemetry(metrics, registry, send)
+            await _lead(client, informers, options, telemetry, mandate)
 
     async with metrics.serving(options.metrics), sending(os.environ) as send:
         await election.lead(lead)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """Whom one leadership tells of what it knows."""
+class _Telemetry:
+    """Sinks for metrics and traces during one term of leadership."""
 
     metrics: OperatorMetrics
     registry: CollectorRegistry
     send: Send | None
-    """Takes traces; None: nobody wants any."""
+    """Sends traces; None: traces are off."""
 
 
 async def _lead(
     client: KubeClient,
     informers: Informers | None,
     options: OperatorOptions,
-    told: _Told,
+    telemetry: _Telemetry,
     mandate: Mandate,
 ) -> None:
     namespace, repair = options.namespace, None
@@ -115,9 +115,9 @@ async def _lead(
                 tasks.create_task(informer.run())
         else:
             watches = Watches.shared(informers)
-        watch_jobs(watches, told.registry, wall())
-        if told.send is not None:
-            tasks.create_task(IncidentTraces(watches.incidents, told.send).run())
+        watch_jobs(watches, telemetry.registry, wall())
+        if telemetry.send is not None:
+            tasks.create_task(IncidentTraces(watches.incidents, telemetry.send).run())
         recorder = EventRecorder(client, COMPONENT)
         tasks.create_task(recorder.run())
         for name, part in PARTS.items():
@@ -128,7 +128,7 @@ async def _lead(
             if informers is None:
                 informers = Informers(client)
                 tasks.create_task(informers.run())
-            watch_nodes(informers, told.registry, wall())
+            watch_nodes(informers, telemetry.registry, wall())
             tasks.create_task(Checker(client, informers, recorder, options.checks).run())
             repairs = EventRecorder(client, node_repair.COMPONENT)
             tasks.create_task(repairs.run())
@@ -149,5 +149,5 @@ async def _lead(
                 around = replace(around, incident_ended=repair.incident_ended)
             has_queues = options.has(PartName.QUEUES)
             operator = Operator(around, watches, namespace=namespace, has_queues=has_queues)
-            told.metrics.tell_of(operator)
+            telemetry.metrics.tell_of(operator)
             await operator.run()

@@ -79,9 +79,9 @@ class Part:
     is_on: bool = True
     """Whether the part is on by default."""
     needs: str = ""
-    """What the cluster must have for the part to do anything; empty: nothing."""
+    """Condition without which the part does nothing; empty: none."""
     is_clusterwide: bool = False
-    """Off in an operator of one namespace."""
+    """The part is not for an operator of one namespace."""
     chart: str | None = ""
     """The chart's value that turns the part on; empty: always on, None: never."""
     rights: tuple[Right, ...] = ()

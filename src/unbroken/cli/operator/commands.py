@@ -48,7 +48,7 @@ COLLECT = (150_000, 20, 100)
 """New objects before each generation is searched for garbage.  With Python's own 700 a quarter of
 the time of a recovery of 4,000 agents went there (benchmarks/operator_path.py)."""
 DEFAULT_SHARE = 0.2
-"""Of the nodes under repair at once (docs/design/nodes.md)."""
+"""Share of the nodes that may be under repair at once (docs/design/nodes.md)."""
 
 Port = Annotated[
     int | None,

@@ -58,7 +58,7 @@ class KeyPlace:
 def key_place(
     file: Path | None, secret: str | None, kubeconfig: Path | None, directory: Path | None
 ) -> KeyPlace:
-    """What the options say; SpecError."""
+    """Read the options; SpecError for options that contradict each other."""
     from unbroken.operator.key import KeySecret
 
     if secret is not None:

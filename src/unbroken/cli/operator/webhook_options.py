@@ -49,7 +49,7 @@ WebhookClientAuthority = Annotated[
 def webhook_options(
     port: int | None, service: str | None, authority: Path | None = None
 ) -> WebhookOptions | None:
-    """What was asked for; None: no webhook."""
+    """Options of the webhook; None: no webhook."""
     from unbroken.operator.webhook.registration import WebhookOptions, service_of
 
     if port is None:

@@ -23,7 +23,7 @@ from unbroken.wire.observation import Evidence, ThreadStack
 
 BUDGET_BYTES = 16 * 1024 * 1024
 BUDGET_BYTES_PER_AGENT, BUDGET_BYTES_PER_WORKER = 32 * 1024, 8 * 1024
-"""What a job may take, and so much more for each agent and each of its workers.  A report of 8
+"""Memory that a job may take, and the addition for each agent and worker.  A report of 8
 workers that train takes 10 to 20 KiB, one of 8 workers that died of an exception 60 KiB."""
 WORKERS_UNKNOWN = 16
 """Workers of a node where `nprocPerNode` is no number."""

@@ -69,7 +69,7 @@ class Watches:
 
     @classmethod
     def shared(cls, informers: Informers) -> Watches:
-        """Those that the programs of one process share, which the caller runs."""
+        """Informers that the programs of one process share, and that the caller runs."""
         of = informers.of
         return cls(of(JobObject), of(Pod), of(Node), of(IncidentObject))
 

@@ -32,7 +32,7 @@ class Trouble:
     """In the API's words; empty: no trouble."""
     message: str = ""
     lines: tuple[str, ...] = ()
-    """What the container that ended wrote last."""
+    """Last output of the container that ended."""
     ends: int = 0
     """How often a container without which no agent comes up has ended; 0 while it runs."""
 

@@ -43,7 +43,7 @@ KEY_DIRECTORY, KEY_ENTRY = "/var/run/unbroken", "key"
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """Whose the objects are."""
+    """Identity of the job that owns the objects."""
 
     namespace: str
     name: str

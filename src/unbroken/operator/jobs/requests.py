@@ -1,4 +1,4 @@
-"""What the operator asks of the API server about one job's objects."""
+"""Requests to the API server about one job's objects."""
 
 from __future__ import annotations
 

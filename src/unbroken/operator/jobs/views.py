@@ -50,7 +50,7 @@ RACKS = ("topology.kubernetes.io/rack", RACK)
 
 
 def pod_view(pod: Pod) -> PodView | None:
-    """What the machine needs of a pod; None for one that this operator did not make."""
+    """View of a pod for the job's machine; None for a pod that this operator did not make."""
     metadata, status = pod.metadata, pod.status or PodStatus()
     labels = (metadata and metadata.labels) or {}
     index = labels.get(INDEX_LABEL) or ""
@@ -82,7 +82,7 @@ class AgentPlace(NamedTuple):
 
     port: int
     restarts: int
-    """Of the pod's containers."""
+    """Restarts of the pod's containers."""
     secret: str | None
     """Name of the Secret from which the pod has its job's key; None: it has none."""
 
@@ -133,7 +133,7 @@ def _has_ended(pod: Pod) -> bool:
 
 
 def node_view(node: Node) -> NodeView:
-    """What the machine needs of a node."""
+    """View of a node for the job's machine."""
     metadata = node.metadata
     labels = (metadata and metadata.labels) or {}
     conditions = {one.type: one.status for one in (node.status and node.status.conditions) or ()}

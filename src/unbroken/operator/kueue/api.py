@@ -17,7 +17,7 @@ from unbroken.spec.keys import KUEUE_GROUP
 from .objects import VERSIONS, WORKLOADS
 
 LAG_SECONDS = 1.0
-"""What a definition defines is served a moment after it is established."""
+"""The API serves a new kind a moment after its definition is established."""
 
 
 async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncIterator[str | None]:
@@ -44,7 +44,7 @@ async def served_version(client: KubeClient, tasks: asyncio.TaskGroup) -> AsyncI
 
 
 class _Definition:
-    """What the definition of Workloads says is served."""
+    """Served version of Workloads, as their definition says."""
 
     def __init__(self) -> None:
         self.version: str | None = None

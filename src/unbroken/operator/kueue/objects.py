@@ -64,7 +64,7 @@ DOMAINS_MAX = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """Who goes first; `kind` is OF_KUEUE or OF_PODS, empty where no class says the value."""
+    """Priority in the queue; `kind` is OF_KUEUE or OF_PODS, empty if no class gives the value."""
 
     value: int = 0
     name: str = ""
@@ -72,13 +72,13 @@ class Priority:
 
 
 def workload_name(job: JobIdentity) -> str:
-    """Of the job's Workload; always the same."""
+    """Name of the job's Workload; always the same."""
     digest = hashlib.sha256(job.uid.encode()).hexdigest()[:5]
     return f"{f'{KIND.lower()}-{job.name}'[: NAME_CHARACTERS - 6]}-{digest}"
 
 
 def shape_of(job: Mapping[str, Any], spec: JobSpec) -> str:
-    """What the job asks of a queue, as a word that changes with it."""
+    """Digest of the job's request to its queue; another request has another digest."""
     asked = [
         [one.name, pods_of(one), one.template, _topology_request(job, one)]
         for one in spec.replica_specs
@@ -139,7 +139,7 @@ def _pod_set(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
 
 
 def _topology_request(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
-    """What the template's annotations ask for, else the job's."""
+    """Topology that the template's annotations ask for, else the job's."""
     own = (replica.template.get("metadata") or {}).get("annotations") or {}
     annotations = {**(job["metadata"].get("annotations") or {}), **own}
     found: Object = {}
@@ -229,7 +229,7 @@ def _placement(
 
 
 def _conflict(replica: ReplicaSpec, placement: Placement) -> str:
-    """What the template asks of its node, and Kueue's placement contradicts."""
+    """Contradiction of the template's node selector and Kueue's placement; empty: none."""
     asked = (replica.template.get("spec") or {}).get("nodeSelector") or {}
     for key, value in placement.node_selector.items():
         if asked.get(key, value) != value:
@@ -253,7 +253,7 @@ def _domains(assignment: Mapping[str, Any]) -> Iterator[Domain]:
 
 
 def _value(level: Mapping[str, Any], index: int) -> str:
-    """Of the domain with this index; v1beta2 writes what is the same in all of them once."""
+    """Value of the domain with this index; v1beta2 writes a value that all domains share once."""
     if "universalValue" in level:
         return str(level["universalValue"])
     return f"{level.get('prefix') or ''}{level['roots'][index]}{level.get('suffix') or ''}"

@@ -75,7 +75,7 @@ OnChange = Callable[[Key], None]
 
 
 class Queues:
-    """What the queues say of each job; `run` keeps it fresh.
+    """The queues' decision about each job; `run` keeps it fresh.
 
     `jobs` and `pods` are copies that the caller keeps; `namespace` None: all.  `on_change` hears of
     jobs whose gate may be another; `is_idle` says whether nothing of a job runs.
@@ -117,13 +117,13 @@ class Queues:
         return self._is_known and (self._version is None or _uid(job) in self._gates)
 
     def gate(self, job: JobObject) -> Gate:
-        """What the queue says of a job that `knows` is true of."""
+        """The queue's decision about a job that `knows` is true of."""
         if not queue_of(job) or self._version is None:
             return None
         return self._gates.get(_uid(job))
 
     def warnings(self, job: JobObject) -> tuple[str, ...]:
-        """What of the job is meant for a Kueue that is not there."""
+        """Warnings about parts of the job that need Kueue, if the cluster has none."""
         is_absent = self._is_known and self._version is None
         return queue_warnings(job) if is_absent else ()
 

@@ -64,12 +64,12 @@ class Run:
     results: list[CheckResult]
     pods: dict[Step, list[Pod]]
     waits: list[str]
-    """What is being waited for, in words."""
+    """Reasons why the check waits, in words."""
     fleet: Fleet
 
     @property
     def name(self) -> str:
-        """Of the NodeCheck."""
+        """Name of the NodeCheck."""
         found: str = self.check["metadata"]["name"]
         return found
 

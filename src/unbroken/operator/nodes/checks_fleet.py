@@ -1,4 +1,4 @@
-"""What is known of nodes beside a check: their types, and what their links have shown.  Pure."""
+"""Facts about nodes for a check: their types, and the measured speed of their links.  Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def instance_type(node: Node) -> str:
 
 
 def fleet_of(nodes: Collection[Node], asked: Iterable[str], told: Mapping[str, float]) -> Fleet:
-    """What is known for a check of the nodes `asked`, of all `nodes` of the cluster."""
+    """Facts for a check of the nodes `asked`, from all `nodes` of the cluster."""
     names = set(asked)
     types = {key_of(node).name: instance_type(node) for node in nodes}
     wanted = {types.get(name, "") for name in names}

@@ -1,4 +1,4 @@
-"""What a deep check writes on nodes: labels and taint while it runs, and what it has found.  Pure.
+"""Patches of nodes by a deep check: labels and taint while it runs, and its findings.  Pure.
 
 A label that says more than `Schedulable` belongs to somebody else (a fault, a quarantine, a cluster
 whose nodes join): it is left as it is, but for a check's own failure.

@@ -25,7 +25,7 @@ Object = dict[str, Any]
 NAMESPACE = "unbroken-checks"
 GPUS = "nvidia.com/gpu"
 MEMORY_SHARE = 0.5
-"""Of the free memory, to be tested."""
+"""Share of the free memory that is tested."""
 PORT = 29531
 EMBEDDED = "unbroken://"
 """Runtime of the nodes of an embedded cluster, which run this host's programs."""
@@ -39,7 +39,7 @@ class CheckerOptions:
     image: str = ""
     """Has this project and torch; empty: only nodes of an embedded cluster can be tested."""
     stress_seconds: float = 60.0
-    """Of each test under load, where the check does not say."""
+    """Duration of each test under load, if the check does not say."""
     dcgm_level: int = 4
     busy_seconds: float = 600.0
     """A node that trains is waited for so long."""
@@ -52,7 +52,7 @@ class CheckerOptions:
 
 
 def pod_name(check: str, uid: str, step: Step, rank: int) -> str:
-    """Of a step's pod: the same for whoever makes it."""
+    """Name of a step's pod; the same whichever operator makes it."""
     text = " ".join((uid, step.kind.value, *step.nodes, str(rank)))
     return f"{check[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
@@ -172,7 +172,7 @@ def _is_forced(check: Mapping[str, Any]) -> bool:
 
 
 def why_busy(node: str, pods: Iterable[Pod], check: str) -> str:
-    """What keeps a node from being tested; empty: nothing."""
+    """Why a node cannot be tested now; empty: it can."""
     for pod in pods:
         phase = pod.status.phase if pod.status else None
         if node_of(pod) != node or phase in ENDED_PHASES:

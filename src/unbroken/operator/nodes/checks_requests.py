@@ -1,4 +1,4 @@
-"""What the checker asks of the API server."""
+"""Requests of the checker to the API server."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CheckRequests:
         return msgspec.json.decode(found, type=_Pods).items
 
     async def log_of(self, pod: Pod, *, is_needed: bool = False) -> str:
-        """What a pod has said; empty where nobody can tell.
+        """Read the log of a pod; empty if it cannot be read.
 
         `is_needed`: WorldError where its node does not answer now, but may later.
         """

@@ -77,7 +77,7 @@ MACHINE_ASK_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RepairOptions:
-    """What the repairer is told by whoever starts it."""
+    """Options of the repairer."""
 
     provider: str = NodeProvider.NONE
     command: tuple[str, ...] = ()

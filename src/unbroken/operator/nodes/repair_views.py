@@ -39,7 +39,7 @@ APPEAL = ("clearedAt", "clearedBy")
 
 
 def repair_node(node: Node) -> RepairNode:
-    """What the repairer needs of a node."""
+    """View of a node for the repairer."""
     metadata, view = node.metadata, node_view(node)
     assert metadata is not None
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
@@ -110,7 +110,7 @@ def is_of_a_job(pod: Pod) -> bool:
 
 
 def check_seen(name: str, content: object) -> CheckSeen:
-    """What the repairer needs of a NodeCheck."""
+    """View of a NodeCheck for the repairer."""
     status, _ = NODE_CHECK.status_of(content)
     return CheckSeen(name, status.phase, status.message, status.faulty)
 

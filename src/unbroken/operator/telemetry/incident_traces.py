@@ -15,7 +15,7 @@ from unbroken.operator.kinds import IncidentObject
 from unbroken.spec.job.codec import incident_from
 
 SETTLE_SECONDS = 5.0
-"""What the ranks restored may be known only after the first step, which ends an incident."""
+"""Wait after an incident's end: its restored steps may be known only after the first step."""
 
 
 class IncidentTraces:

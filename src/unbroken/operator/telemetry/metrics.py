@@ -39,7 +39,7 @@ class MetricsPlace:
 
 
 class OperatorMetrics(Collector):
-    """What Prometheus reads is `registry`; `found`: what of this program runs (kube/observed)."""
+    """Metrics in `registry`, for Prometheus.  `found`: parts of this program (kube/observed)."""
 
     def __init__(self, found: set[Any]) -> None:
         self.registry = CollectorRegistry()
@@ -61,7 +61,7 @@ class OperatorMetrics(Collector):
             self._leading = self._operator = None
 
     def tell_of(self, operator: Operator) -> None:
-        """Whose jobs' agents and events are counted, while it leads."""
+        """Count the agents and events of this operator's jobs, while it leads."""
         self._operator = operator
 
     @asynccontextmanager
@@ -83,7 +83,7 @@ class OperatorMetrics(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """What the leader tells."""
+        """Collect the metrics of the leader."""
         return () if self._leading is None else self._leading.collect()
 
     def _look(self) -> Health:

@@ -21,12 +21,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from unbroken.core.keys import authority_number
 
 VALID_DAYS, RENEW_DAYS = 7.0, 4.0
-"""Of an operator's certificate; it is renewed when fewer than `RENEW_DAYS` are left."""
+"""Life of an operator's certificate; it is renewed when fewer than `RENEW_DAYS` are left."""
 EARLY = timedelta(hours=1)
 """Valid from before it is made: clocks differ."""
 DAY = 86400.0
 BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""Of the authority, which lasts as long as the operator's key (RFC 5280, 4.1.2.5: no known end)."""
+"""Validity of the authority, which lasts as long as the operator's key (RFC 5280, 4.1.2.5)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 Object = dict[str, Any]
 NAME = "unbroken-jobs"
-"""Of the ValidatingWebhookConfiguration."""
+"""Name of the ValidatingWebhookConfiguration."""
 PATH = "/validate"
 REGISTRATIONS = "apis/admissionregistration.k8s.io/v1"
 CONFIGURATIONS = f"{REGISTRATIONS}/validatingwebhookconfigurations"
@@ -68,7 +68,7 @@ class WebhookOptions:
         return "0.0.0.0" if self.service else "127.0.0.1"
 
     def names(self) -> list[str]:
-        """What the API server calls it."""
+        """Host names in the certificate."""
         if self.service is None:
             return ["127.0.0.1"]
         namespace, name = self.service

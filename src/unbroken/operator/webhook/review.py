@@ -1,4 +1,4 @@
-"""What the webhook answers to an AdmissionReview of a job.  Pure.
+"""Answers to an AdmissionReview of a job.  Pure.
 
 All that the operator would refuse later is refused here, every problem with its path; what is
 accepted and yet not as the user may think comes back as a warning (admission.k8s.io/v1).
@@ -22,7 +22,7 @@ from unbroken.spec.problems import Problem, Verdict, shown
 
 Object = dict[str, Any]
 MESSAGE_CHARACTERS = 8000
-"""Of a refusal as a whole: a terminal should hold it."""
+"""Length of a refusal, so that it fits a terminal."""
 INVALID = 422
 
 
@@ -35,11 +35,11 @@ class Asked:
     job: Mapping[str, Any]
     old: Mapping[str, Any] | None = None
     user: Mapping[str, Any] = field(default_factory=dict)
-    """Who asked the API server, as a SubjectAccessReview names users."""
+    """The user of the request, as in a SubjectAccessReview."""
 
 
 def asked(review: Any) -> Asked:
-    """What a body asks; PeerError for anything but a review of a job."""
+    """Read the body of a review; PeerError for anything but a review of a job."""
     request = review.get("request") if isinstance(review, Mapping) else None
     if not isinstance(request, Mapping) or not isinstance(request.get("uid"), str):
         raise PeerError("the body is no AdmissionReview with a request")
@@ -59,7 +59,7 @@ def _user(found: Any) -> dict[str, Any]:
 
 
 def judged(asked: Asked) -> tuple[Verdict, Parsed | None]:
-    """What can be said without asking anybody; and the job, where its pods are to be tried."""
+    """Judge the job alone; returns the parsed job if its pods are to be tried, too."""
     metadata = asked.job.get("metadata")
     if isinstance(metadata, Mapping) and metadata.get("deletionTimestamp"):
         # Whoever takes a finalizer away must be able to, whatever the job says.
@@ -115,7 +115,7 @@ def _late(
 
 
 def template_problems(index: int, causes: Iterable[Mapping[str, Any]]) -> list[Problem]:
-    """What an API server has said of a pod made of a template, with the template's paths."""
+    """Problems that the API server found in a template's pod, with the template's paths."""
     path = f"spec.replicaSpecs[{index}].template"
     return [
         Problem(

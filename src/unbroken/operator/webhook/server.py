@@ -58,7 +58,7 @@ MEMORY_BYTES = 4 << 30
 DESCRIPTORS = 512
 LINE_BYTES = 1 << 20
 REFUSALS = frozenset({400, 422})
-"""Of a pod: its template is at fault, not the place, the quota or the time."""
+"""Status codes for a pod whose template is at fault, not the place, the quota or the time."""
 ACCESS_REVIEWS = "apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -138,7 +138,7 @@ class Reviewer:
             return False
 
     async def _tried(self, namespace: str, parsed: Parsed) -> tuple[Problem, ...]:
-        """What the API server says of a pod of each template."""
+        """Try a pod of each template as a dry run; the problems that the API server found."""
         trials = [self._try(namespace, parsed, n) for n in range(len(parsed.spec.replica_specs))]
         try:
             async with asyncio.timeout(TRIAL_SECONDS):

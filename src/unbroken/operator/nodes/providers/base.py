@@ -1,4 +1,4 @@
-"""What every provider offers, and what those share that delete an object of the API."""
+"""The interface of providers, and the common base of those that delete an object of the API."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Provider(Protocol):
 
     @property
     def supports(self) -> frozenset[Action]:
-        """What it can do at all."""
+        """Actions that the provider can carry out."""
 
     async def order(self, order: RepairOrder) -> OrderStatus:
         """See to the order; doing it once is enough, however often it is asked.
@@ -59,7 +59,7 @@ def stale(order: RepairOrder, boot_id: str | None) -> OrderStatus | None:
 
 
 class ObjectProvider(ABC):
-    """Of an API whose object stands behind a node, and whose deletion replaces it."""
+    """Provider whose API has an object behind each node; deleting the object replaces the node."""
 
     what = "object"
     """In words."""

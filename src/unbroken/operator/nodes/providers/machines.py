@@ -21,7 +21,7 @@ from .base import Object, annotate
 
 COUNTS = {Action.REBOOT: "boots", Action.RESET_GPU: "resets"}
 CLUSTER_DIGITS, NODE_DIGITS = 17, 5
-"""Of a name: `hyperpod-i-<17 hex>`, `node-1-<5 hex>` (docs/design/nodes.md)."""
+"""Digits in a name: `hyperpod-i-<17 hex>`, `node-1-<5 hex>` (docs/design/nodes.md)."""
 
 
 class MachinesProvider:
@@ -130,7 +130,7 @@ def held_back(spec: Object) -> Object:
 
 
 def replacement_name(old: Object, order_id: str) -> str:
-    """Of the Machine that takes the place; the same for the same order."""
+    """Name of the Machine that takes the place; the same for the same order."""
     digest = hashlib.sha256(order_id.encode()).hexdigest()
     spec = old["spec"]
     if spec.get("cluster"):
