@@ -35,7 +35,3 @@ def test_a_job_has_ended_by_a_condition_of_its_kind(
     job = {"status": {"conditions": [{"type": type, "status": status}]}}
     assert PYTORCHJOB.has_ended(job) is has_ended
     assert not RAY_CLUSTER.has_ended(job)
-
-
-def test_every_kind_has_pods_of_its_own() -> None:
-    assert len({kind.pod_label for kind in JOB_KINDS}) == len(JOB_KINDS)
