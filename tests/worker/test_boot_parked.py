@@ -244,7 +244,8 @@ socket.create_connection = watched
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
 def client():
-    store, *_ = next(dist.rendezvous(f"tcp://127.0.0.1:{port}", 1, 2))
+    seconds = datetime.timedelta(seconds=30)
+    store, *_ = next(dist.rendezvous(f"tcp://127.0.0.1:{port}", 1, 2, timeout=seconds))
     store.set("from", "client")
 thread = threading.Thread(target=client)
 thread.start()

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-TRIED = {"2.13": "2.13.0 (CPU)"}
-"""Minor versions of torch that `make test` has passed with, and the builds."""
+TRIED = {"2.12": "2.12.1 (CUDA build without a GPU)", "2.13": "2.13.0 (CPU build)",
+         "2.15": "2.15.0 (CUDA build without a GPU)"}  # fmt: skip
+"""Minor versions of torch that tests/worker/test_restart.py has passed with, and the builds."""
 OFF, ON, ANY_TORCH = "off", "on", "any-torch"
 """Values of `UNBROKEN_IN_PROCESS`."""
 ARGUMENTS = ("host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers",

@@ -63,9 +63,11 @@ class Patch:
 
 def refusal() -> str | None:
     """Return why nothing in this process may be changed; None if it may."""
-    dist = _torch()
-    version = "" if dist is None else str(sys.modules["torch"].__version__)
-    return rendezvous.refusal(os.environ.get(IN_PROCESS_VARIABLE, ""), version)
+    switch = os.environ.get(IN_PROCESS_VARIABLE, "")
+    reason = rendezvous.refusal(switch, "")
+    if reason is None and _torch() is not None:
+        reason = rendezvous.refusal(switch, str(sys.modules["torch"].__version__))
+    return reason
 
 
 def is_switched_off() -> bool:
