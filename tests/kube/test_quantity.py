@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from unbroken.kube.quantity import (
     QuantityError,
     canonical_quantity,
-    format_quantity,
     parse_quantity,
 )
 
@@ -61,13 +60,6 @@ def test_a_quantity_is_read_exactly_and_written_as_the_server_does(
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(QuantityError):
         parse_quantity(text)
-
-
-def test_an_amount_is_written_in_the_family_asked_for() -> None:
-    assert format_quantity(Decimal(3 * 2**30), binary=True) == "3Gi"
-    assert format_quantity(Decimal(3 * 2**30)) == "3221225472"
-    assert format_quantity(Decimal("2.5")) == "2500m"
-    assert format_quantity(Decimal(1000), binary=True) == "1k"
 
 
 @given(

@@ -47,11 +47,6 @@ def canonical_quantity(value: str | int | float) -> str:
     return _canonical(str(value))
 
 
-def format_quantity(amount: Decimal, *, binary: bool = False) -> str:
-    """Canonical text of an amount; `binary`: as a multiple of 1024 (memory), where it is exact."""
-    return _format(amount, "binary" if binary else "decimal")
-
-
 @lru_cache(maxsize=4096)
 def _parse(text: str) -> tuple[Decimal, str]:
     """Amount and family of its suffix: decimal, binary or exponent."""

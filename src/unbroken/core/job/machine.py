@@ -73,8 +73,6 @@ AGENTS_TOO_LARGE = "AgentReportsTooLarge"
 """Reason of a job whose agents would fill the operator's memory."""
 
 _LIVE = (Phase.PREPARING, Phase.TRAINING)
-_OVER = (Phase.ENDING, Phase.SUSPENDED, Phase.ENDED)
-_DEAD_POD = (PodPhase.FAILED, PodPhase.SUCCEEDED)
 
 
 class Job:

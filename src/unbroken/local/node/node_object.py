@@ -20,7 +20,6 @@ PODS_MAX = 110
 KUBELET_VERSION = "v1.33.0"
 """The behaviour that is followed; clients compare it with the server's."""
 GPU_RESOURCE = "nvidia.com/gpu"
-COUNTED = ("cpu", "memory", "ephemeral-storage", GPU_RESOURCE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from unbroken.spec.schema.write import write_record
 
 from . import incident as incidents
 from .incident import Incident
-from .types import JobSpec, JobStatus
+from .types import JobStatus
 
 OTHERS = (
     "managerPods",
@@ -32,11 +32,6 @@ OTHER = "other"
 """Key under which reading and writing by fields meet `JobStatus.other`; no key of the wire."""
 SECONDS = "seconds"
 """In an Incident object, for its column: what the fault has cost; worked out, never read."""
-
-
-def spec_to_object(spec: JobSpec) -> dict[str, Any]:
-    """The `spec` of a job, without what is as by default."""
-    return write_record(spec, is_minimal=True)
 
 
 def job_status_to(status: JobStatus) -> dict[str, Any]:

@@ -45,7 +45,6 @@ BOOKMARK_SECONDS = 60
 """Time between bookmarks (kube-apiserver v1.33: about a minute)."""
 OPEN_PATHS = ("/healthz", "/livez", "/readyz", "/version")
 """Answered without a token, as by role system:public-info-viewer."""
-VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 
 @dataclass(frozen=True, slots=True)
