@@ -8,20 +8,8 @@ from typing import Any
 from unbroken.cli.job.views import span
 from unbroken.cli.show import Paper
 from unbroken.core.nodes import blame
+from unbroken.spec import keys
 from unbroken.spec.job_kinds import is_pod_of_a_job
-from unbroken.spec.keys import (
-    ADVICE,
-    CLUSTER_NAME,
-    DEEP_CHECK,
-    FAULT_REASONS,
-    FAULT_TYPES,
-    GPU_UNHEALTHY,
-    HARDWARE_UNHEALTHY,
-    HEALTH,
-    INSTANCE_GROUP,
-    REPAIR,
-    VERIFIED,
-)
 from unbroken.spec.nodes.keys import instance_type_of
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import BlameEntry, NodeRecordSpec, RepairRecord, RepairState
@@ -48,17 +36,17 @@ def node_row(
         "name": name,
         "ready": ready_of(node),
         "schedulable": not _taints(node) and not (node.get("spec") or {}).get("unschedulable"),
-        "health": labels.get(HEALTH, ""),
-        "deepHealthCheck": labels.get(DEEP_CHECK, ""),
+        "health": labels.get(keys.HEALTH, ""),
+        "deepHealthCheck": labels.get(keys.DEEP_CHECK, ""),
         "instanceType": instance_type_of(labels),
-        "instanceGroup": labels.get(INSTANCE_GROUP, ""),
-        "cluster": labels.get(CLUSTER_NAME, ""),
-        "faultTypes": labels.get(FAULT_TYPES, ""),
-        "faultReasons": labels.get(FAULT_REASONS, ""),
+        "instanceGroup": labels.get(keys.INSTANCE_GROUP, ""),
+        "cluster": labels.get(keys.CLUSTER_NAME, ""),
+        "faultTypes": labels.get(keys.FAULT_TYPES, ""),
+        "faultReasons": labels.get(keys.FAULT_REASONS, ""),
         "bootId": (status.get("nodeInfo") or {}).get("bootID", ""),
-        "ordered": annotations.get(REPAIR, ""),
-        "advice": annotations.get(ADVICE, ""),
-        "verified": annotations.get(VERIFIED, ""),
+        "ordered": annotations.get(keys.REPAIR, ""),
+        "advice": annotations.get(keys.ADVICE, ""),
+        "verified": annotations.get(keys.VERIFIED, ""),
         "jobPods": sorted(_pod_name(pod) for pod in pods if _is_on(pod, name)),
         "repair": None if repair is None else write_record(repair),
         "score": round(blame.score(held, now), 2),
@@ -214,7 +202,9 @@ def _at(seconds: float) -> str:
 
 def _faults(node: Object) -> Iterator[str]:
     for one in (node.get("status") or {}).get("conditions") or ():
-        is_fault = one["type"] in (GPU_UNHEALTHY, HARDWARE_UNHEALTHY) and one["status"] == "True"
+        is_fault = (
+            one["type"] in (keys.GPU_UNHEALTHY, keys.HARDWARE_UNHEALTHY) and one["status"] == "True"
+        )
         if is_fault or (one["type"] == "Ready" and one["status"] != "True"):
             yield f"{one['type']}={one['status']} {one.get('reason', '')}: {one.get('message', '')}"
 

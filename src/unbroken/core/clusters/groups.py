@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from unbroken.spec.keys import (
-    CLUSTER_NAME,
-    COMPUTE_TYPE,
-    DEEP_CHECK,
-    HEALTH,
-    HYPERPOD_PREFIX,
-    INSTANCE_GROUP,
-    INSTANCE_TYPES,
-)
+from unbroken.spec import keys
 from unbroken.spec.nodes.check import CheckKind
 from unbroken.spec.nodes.cluster import ClusterSpec
 from unbroken.spec.nodes.keys import (
@@ -104,19 +96,19 @@ def machine_spec(
     health = Health.UNSCHEDULABLE if group.checks else Health.SCHEDULABLE
     labels = {
         **(kubernetes.get("Labels") or {}),
-        CLUSTER_NAME: spec.name,
-        INSTANCE_GROUP: group.name,
-        COMPUTE_TYPE: COMPUTE_TYPE_VALUE,
-        HEALTH: health.value,
-        **dict.fromkeys(INSTANCE_TYPES, group.instance_type),
+        keys.CLUSTER_NAME: spec.name,
+        keys.INSTANCE_GROUP: group.name,
+        keys.COMPUTE_TYPE: COMPUTE_TYPE_VALUE,
+        keys.HEALTH: health.value,
+        **dict.fromkeys(keys.INSTANCE_TYPES, group.instance_type),
     }
     taints = [
         MachineTaint(one["Key"], one["Effect"], one.get("Value") or "")
         for one in kubernetes.get("Taints") or ()
     ]
     if group.checks:
-        labels[DEEP_CHECK] = DeepCheck.IN_PROGRESS.value
-        taints.append(MachineTaint(HEALTH, TAINT_EFFECT, TAINT_VALUE))
+        labels[keys.DEEP_CHECK] = DeepCheck.IN_PROGRESS.value
+        taints.append(MachineTaint(keys.HEALTH, TAINT_EFFECT, TAINT_VALUE))
     scripts = request.get("LifeCycleConfig") or {}
     return MachineSpec(
         cluster=object_name,
@@ -138,6 +130,6 @@ def node_config(spec: MachineSpec) -> NodeConfig:
     labels = {
         key: value
         for key, value in spec.labels.items()
-        if not key.startswith(HYPERPOD_PREFIX) and key not in INSTANCE_TYPES
+        if not key.startswith(keys.HYPERPOD_PREFIX) and key not in keys.INSTANCE_TYPES
     }
-    return NodeConfig(labels, tuple(one for one in spec.taints if one.key != HEALTH))
+    return NodeConfig(labels, tuple(one for one in spec.taints if one.key != keys.HEALTH))

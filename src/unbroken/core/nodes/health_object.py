@@ -12,15 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from unbroken.spec.keys import (
-    ADVICE,
-    DAEMON_MEMORY,
-    FAULT_DETAILS,
-    FAULT_REASONS,
-    FAULT_TYPES,
-    HEALTH,
-    VERIFIED,
-)
+from unbroken.spec import keys
 from unbroken.spec.nodes.keys import TAINT_EFFECT, TAINT_VALUE, Action, Health, health_of
 from unbroken.spec.times import time_text
 
@@ -113,7 +105,7 @@ def node_state(node: Mapping[str, Any]) -> OwnNode:
         uid=str(metadata.get("uid") or ""),
         version=str(metadata.get("resourceVersion") or ""),
         boot_id=str(_mapping(status, "nodeInfo").get("bootID") or ""),
-        verified=annotations.get(VERIFIED, ""),
+        verified=annotations.get(keys.VERIFIED, ""),
         labels=labels,
         annotations=annotations,
         taints=tuple(_mapping(node, "spec").get("taints") or ()),
@@ -194,23 +186,25 @@ def fault_patch(
     It is of this very version of the node: the list of taints is replaced as a whole.
     """
     metadata: Object = {"uid": node.uid, "resourceVersion": node.version}
-    annotations: Object = {DAEMON_MEMORY: write_memory(memory)}
+    annotations: Object = {keys.DAEMON_MEMORY: write_memory(memory)}
     patch: Object = {"metadata": {**metadata, "annotations": annotations}}
     if news:
-        annotations[FAULT_DETAILS] = details(node.annotations.get(FAULT_DETAILS, ""), news)
+        annotations[keys.FAULT_DETAILS] = details(
+            node.annotations.get(keys.FAULT_DETAILS, ""), news
+        )
     acted = [fault for fault, _ in news if fault.action in NODE_ACTIONS]
     if acted:
         action = severest([*(fault.action for fault in acted), *_advised(node)])
-        annotations[ADVICE] = action.value
+        annotations[keys.ADVICE] = action.value
         patch["metadata"]["labels"] = {
-            HEALTH: PENDING[action].value,
-            FAULT_TYPES: acted[-1].condition,
-            FAULT_REASONS: acted[-1].reason,
+            keys.HEALTH: PENDING[action].value,
+            keys.FAULT_TYPES: acted[-1].condition,
+            keys.FAULT_REASONS: acted[-1].reason,
         }
         if not any(_is_ours(taint) for taint in node.taints):
             patch["spec"] = {"taints": [*node.taints, _taint(now)]}
-    elif not memory.faults and ADVICE in node.annotations:
-        annotations[ADVICE] = None
+    elif not memory.faults and keys.ADVICE in node.annotations:
+        annotations[keys.ADVICE] = None
     return patch
 
 
@@ -220,7 +214,7 @@ def _advised(node: OwnNode) -> Iterable[Action]:
     if health == Health.PENDING_REPLACEMENT.value:
         yield Action.REPLACE
     elif health == Health.PENDING_REBOOT.value:
-        is_reset = node.annotations.get(ADVICE) == Action.RESET_GPU.value
+        is_reset = node.annotations.get(keys.ADVICE) == Action.RESET_GPU.value
         yield Action.RESET_GPU if is_reset else Action.REBOOT
 
 
@@ -230,12 +224,12 @@ def severest(actions: Iterable[Action]) -> Action:
 
 
 def _is_ours(taint: Mapping[str, Any]) -> bool:
-    return taint.get("key") == HEALTH and taint.get("effect") == TAINT_EFFECT
+    return taint.get("key") == keys.HEALTH and taint.get("effect") == TAINT_EFFECT
 
 
 def _taint(now: float) -> Object:
     return {
-        "key": HEALTH,
+        "key": keys.HEALTH,
         "value": TAINT_VALUE,
         "effect": TAINT_EFFECT,
         "timeAdded": time_text(now),

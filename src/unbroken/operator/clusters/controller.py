@@ -33,15 +33,8 @@ from unbroken.kube.clock import wall
 from unbroken.kube.informers import Informers
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject
+from unbroken.spec import keys
 from unbroken.spec.job.incident import GROUP, VERSION
-from unbroken.spec.keys import (
-    CLUSTER_FINALIZER,
-    CLUSTER_LABEL,
-    CLUSTER_NAME,
-    HEALTH,
-    INSTANCE_GROUP,
-    REPAIR,
-)
 from unbroken.spec.nodes.check import NodeCheckSpec
 from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
@@ -133,9 +126,9 @@ class Clusters:
         match effect:
             case CreateMachine(name, spec):
                 labels = {
-                    CLUSTER_LABEL: cluster,
-                    CLUSTER_NAME: spec.labels[CLUSTER_NAME],
-                    INSTANCE_GROUP: spec.instance_group,
+                    keys.CLUSTER_LABEL: cluster,
+                    keys.CLUSTER_NAME: spec.labels[keys.CLUSTER_NAME],
+                    keys.INSTANCE_GROUP: spec.instance_group,
                 }
                 body = MACHINE.new(name, spec, {"labels": labels})
                 await self._client.create_if_absent(MACHINE.path, body)
@@ -143,14 +136,14 @@ class Clusters:
                 await self._client.delete_if_present(f"{MACHINE.path}/{name}")
             case CreateCheck(name, nodes, kinds, reason):
                 wanted = NodeCheckSpec(nodes, kinds, reason)
-                body = NODE_CHECK.new(name, wanted, {"labels": {CLUSTER_LABEL: cluster}})
+                body = NODE_CHECK.new(name, wanted, {"labels": {keys.CLUSTER_LABEL: cluster}})
                 await self._client.create_if_absent(NODE_CHECK.path, body)
             case LabelNode():
                 await self._label(effect)
             case Configure():
                 await self._configure(effect)
             case ReplaceNode(name):
-                annotations = {REPAIR: Action.REPLACE.value}
+                annotations = {keys.REPAIR: Action.REPLACE.value}
                 body = {"metadata": {"annotations": annotations}}
                 await self._client.merge_if_present(f"api/v1/nodes/{quote(name)}", body)
             case Retarget():
@@ -163,7 +156,9 @@ class Clusters:
             body: Object = {"metadata": {"labels": dict(effect.labels)}}
             if effect.untaint:
                 taints = node["spec"].get("taints") or ()
-                body["spec"] = {"taints": [one for one in taints if one["key"] != HEALTH] or None}
+                body["spec"] = {
+                    "taints": [one for one in taints if one["key"] != keys.HEALTH] or None
+                }
             return body
 
         await self._change(f"api/v1/nodes/{quote(effect.name)}", change)
@@ -212,7 +207,7 @@ class Clusters:
             held = cluster["metadata"].get("finalizers") or ()
             return {
                 "metadata": {
-                    "finalizers": [one for one in held if one != CLUSTER_FINALIZER] or None
+                    "finalizers": [one for one in held if one != keys.CLUSTER_FINALIZER] or None
                 }
             }
 

@@ -13,25 +13,20 @@ from typing import Any
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.core.job.events import CreatePod, NodeName
+from unbroken.spec import keys
 from unbroken.spec.job.types import JobSpec
 from unbroken.spec.job.warm import PRELOAD_VARIABLE, WARM_VARIABLE
 from unbroken.spec.job_kinds import HYPERPOD_JOB
-from unbroken.spec.keys import (
-    AGENT_AUTH,
-    IN_PROCESS,
-    INDEX_LABEL,
-    JOB_LABEL,
-    JOB_NAME_LABEL,
-    PRELOAD,
-    REPLICA_LABEL,
-    WARM,
-)
 from unbroken.wire.agent import PORT
 from unbroken.wire.warm import IN_PROCESS_VARIABLE
 
 Object = dict[str, Any]
 
-VARIABLES = {WARM: WARM_VARIABLE, PRELOAD: PRELOAD_VARIABLE, IN_PROCESS: IN_PROCESS_VARIABLE}
+VARIABLES = {
+    keys.WARM: WARM_VARIABLE,
+    keys.PRELOAD: PRELOAD_VARIABLE,
+    keys.IN_PROCESS: IN_PROCESS_VARIABLE,
+}
 """Annotations that agents or workers are told of, and by which variables."""
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -53,7 +48,7 @@ class JobIdentity:
     @property
     def has_key(self) -> bool:
         """Its agents and its operator share a key, by which they know each other."""
-        return self.annotations.get(AGENT_AUTH) != "none"
+        return self.annotations.get(keys.AGENT_AUTH) != "none"
 
     def owner_reference(self) -> Object:
         """Return the reference that the job's objects carry."""
@@ -78,7 +73,7 @@ def key_secret(job: JobIdentity, name: str, key: bytes) -> Object:
         "kind": "Secret",
         "metadata": {
             "name": name,
-            "labels": {JOB_LABEL: job.name},
+            "labels": {keys.JOB_LABEL: job.name},
             "ownerReferences": [job.owner_reference()],
         },
         "type": "Opaque",
@@ -135,11 +130,11 @@ def build_pod(
         "namespace": job.namespace,
         "labels": {
             # Templates select their own pods by it, under whatever name they chose.
-            JOB_NAME_LABEL: job.name,
+            keys.JOB_NAME_LABEL: job.name,
             **(given.get("labels") or {}),
-            JOB_LABEL: job.name,
-            REPLICA_LABEL: order.replica_spec,
-            INDEX_LABEL: str(order.index),
+            keys.JOB_LABEL: job.name,
+            keys.REPLICA_LABEL: order.replica_spec,
+            keys.INDEX_LABEL: str(order.index),
         },
         "annotations": given.get("annotations") or {},
         "ownerReferences": [job.owner_reference()],

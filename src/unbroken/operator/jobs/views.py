@@ -9,29 +9,21 @@ from lightkube.models.core_v1 import PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
+from unbroken.spec import keys
 from unbroken.spec.job.rules import port_number
-from unbroken.spec.keys import (
-    GPU_UNHEALTHY,
-    HEALTH,
-    INDEX_LABEL,
-    OUT_OF_SERVICE,
-    RACK,
-    REPLICA_LABEL,
-)
 from unbroken.spec.nodes.keys import health_of
 from unbroken.wire.agent import PORT
 
 from .pod_troubles import trouble_of
 from .pods import mounted_secret
 
-HEALTH_LABEL = HEALTH
 LEAVING = frozenset({"UnschedulablePendingReboot", "UnschedulablePendingReplacement"})
-"""Values of it that want the node empty.  Plain `Unschedulable` is a check that is under way: it
-keeps new pods off by a taint and must not interrupt what runs."""
+"""Values of the health label that want the node empty.  Plain `Unschedulable` is a check under way:
+it keeps new pods off by a taint and must not interrupt what runs."""
 
 FAULTS = frozenset(
     {
-        *(GPU_UNHEALTHY, "NvidiaErrorReboot", "NvidiaErrorTerminate"),
+        *(keys.GPU_UNHEALTHY, "NvidiaErrorReboot", "NvidiaErrorTerminate"),
         *("EfaError", "InstanceUnreachable"),
     }
 )
@@ -45,7 +37,7 @@ TOPOLOGY = (
     "topology.k8s.aws/network-node-layer-3",
 )
 """Widest first."""
-RACKS = ("topology.kubernetes.io/rack", RACK)
+RACKS = ("topology.kubernetes.io/rack", keys.RACK)
 """Narrower than these; the first that a node has."""
 
 
@@ -53,15 +45,15 @@ def pod_view(pod: Pod) -> PodView | None:
     """View of a pod for the job's machine; None for a pod that this operator did not make."""
     metadata, status = pod.metadata, pod.status or PodStatus()
     labels = (metadata and metadata.labels) or {}
-    index = labels.get(INDEX_LABEL) or ""
-    if metadata is None or not index.isdecimal() or REPLICA_LABEL not in labels:
+    index = labels.get(keys.INDEX_LABEL) or ""
+    if metadata is None or not index.isdecimal() or keys.REPLICA_LABEL not in labels:
         return None
     trouble = trouble_of(pod)
     node = pod.spec.nodeName if pod.spec else None
     return PodView(
         name=PodName(metadata.name or ""),
         uid=PodUid(metadata.uid or ""),
-        replica_spec=labels[REPLICA_LABEL],
+        replica_spec=labels[keys.REPLICA_LABEL],
         index=int(index),
         phase=_phase(status.phase),
         node=NodeName(node) if node else None,
@@ -141,7 +133,7 @@ def node_view(node: Node) -> NodeView:
     return NodeView(
         name=NodeName((metadata and metadata.name) or ""),
         is_ready=conditions.get("Ready") == "True",
-        is_fenced=any(one.key == OUT_OF_SERVICE for one in taints),
+        is_fenced=any(one.key == keys.OUT_OF_SERVICE for one in taints),
         is_healthy=health_of(labels) not in LEAVING and not _any_true(conditions, FAULTS),
         topology=(*(labels.get(key, "") for key in TOPOLOGY), _first(labels, RACKS)),
     )

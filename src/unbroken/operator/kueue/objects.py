@@ -25,21 +25,9 @@ from unbroken.core.job.kueue import (
 from unbroken.core.job.record.conditions import MESSAGE_CHARACTERS
 from unbroken.kube.clock import parse_time, rfc3339
 from unbroken.operator.jobs.pods import JobIdentity
+from unbroken.spec import keys
 from unbroken.spec.job.queues import queue_of
 from unbroken.spec.job.types import KIND, JobSpec, ReplicaSpec
-from unbroken.spec.keys import (
-    INDEX_LABEL,
-    JOB_LABEL,
-    JOB_UID,
-    KUEUE_GROUP,
-    KUEUE_PREFIX,
-    POD_SET,
-    QUEUE,
-    TIME_LIMIT,
-    TOPOLOGY,
-    WORKLOAD,
-    WORKLOAD_SHAPE,
-)
 
 Object = dict[str, Any]
 
@@ -55,7 +43,7 @@ TOPOLOGY_REQUESTS = {
     "podset-group-name": "podSetGroupName",
 }
 """Annotations (after the prefix) and the fields of a topology request that they fill."""
-OF_KUEUE, OF_PODS = f"{KUEUE_GROUP}/workloadpriorityclass", "scheduling.k8s.io/priorityclass"
+OF_KUEUE, OF_PODS = f"{keys.KUEUE_GROUP}/workloadpriorityclass", "scheduling.k8s.io/priorityclass"
 """Kinds of priority classes, as v1beta1 writes them."""
 NAME_CHARACTERS = 253
 DOMAINS_MAX = 100_000
@@ -99,8 +87,8 @@ def workload_body(
     metadata: Object = {
         "name": workload_name(identity),
         "namespace": identity.namespace,
-        "labels": {JOB_LABEL: identity.name, JOB_UID: identity.uid},
-        "annotations": {WORKLOAD_SHAPE: shape_of(job, spec)},
+        "labels": {keys.JOB_LABEL: identity.name, keys.JOB_UID: identity.uid},
+        "annotations": {keys.WORKLOAD_SHAPE: shape_of(job, spec)},
         "ownerReferences": [identity.owner_reference()],
     }
     asked = [one for one in spec.replica_specs if pods_of(one)]
@@ -110,10 +98,10 @@ def workload_body(
         "priority": priority.value,
         **_priority_class(priority, version),
     }
-    limit = str((job["metadata"].get("labels") or {}).get(TIME_LIMIT) or "")
+    limit = str((job["metadata"].get("labels") or {}).get(keys.TIME_LIMIT) or "")
     if limit.isdecimal() and int(limit) > 0:
         body["maximumExecutionTimeSeconds"] = int(limit)
-    head = {"apiVersion": f"{KUEUE_GROUP}/{version}", "kind": "Workload"}
+    head = {"apiVersion": f"{keys.KUEUE_GROUP}/{version}", "kind": "Workload"}
     return {**head, "metadata": metadata, "spec": body}
 
 
@@ -134,7 +122,7 @@ def _pod_set(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
     found: Object = {"name": replica.name, "count": pods_of(replica), "template": template}
     request = _topology_request(job, replica)
     if request:
-        found["topologyRequest"] = {**request, "podIndexLabel": INDEX_LABEL}
+        found["topologyRequest"] = {**request, "podIndexLabel": keys.INDEX_LABEL}
     return found
 
 
@@ -144,7 +132,7 @@ def _topology_request(job: Mapping[str, Any], replica: ReplicaSpec) -> Object:
     annotations = {**(job["metadata"].get("annotations") or {}), **own}
     found: Object = {}
     for suffix, field in TOPOLOGY_REQUESTS.items():
-        value = str(annotations.get(f"{KUEUE_PREFIX}{suffix}") or "")
+        value = str(annotations.get(f"{keys.KUEUE_PREFIX}{suffix}") or "")
         if field == "unconstrained" and value:
             found[field] = value == "true"
         elif field == "podSetSliceSize" and value.isdecimal() and len(value) < 10:
@@ -166,7 +154,7 @@ def workload_view(
     return Workload(
         name=metadata["name"],
         queue=body.get("queueName") or "",
-        shape=(metadata.get("annotations") or {}).get(WORKLOAD_SHAPE, ""),
+        shape=(metadata.get("annotations") or {}).get(keys.WORKLOAD_SHAPE, ""),
         is_active=body.get("active") is not False,
         is_deleting=bool(metadata.get("deletionTimestamp")),
         conditions=_said(status),
@@ -305,18 +293,18 @@ def place_pod(pod: Object, admission: Admission, replica_spec: str, index: int) 
     labels = {
         **metadata["labels"],
         **placement.labels,
-        JOB_LABEL: metadata["labels"][JOB_LABEL],
-        POD_SET: replica_spec,
+        keys.JOB_LABEL: metadata["labels"][keys.JOB_LABEL],
+        keys.POD_SET: replica_spec,
     }
     # A pod with a queue of its own would be asked for twice.
-    labels.pop(QUEUE, None)
+    labels.pop(keys.QUEUE, None)
     if placement.domains:
-        labels[TOPOLOGY] = "true"
+        labels[keys.TOPOLOGY] = "true"
     metadata["labels"] = labels
     metadata["annotations"] = {
         **metadata["annotations"],
         **placement.annotations,
-        WORKLOAD: admission.workload,
+        keys.WORKLOAD: admission.workload,
     }
     selector = {**(body.get("nodeSelector") or {}), **placement.of_pod(index)}
     if selector:

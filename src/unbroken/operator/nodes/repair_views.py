@@ -12,19 +12,8 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.nodes.repair.events import CheckSeen, NodeFault, RepairNode
 from unbroken.core.nodes.repair.records import FAULT_ANNOTATIONS, FAULT_LABELS
 from unbroken.operator.jobs.views import FAULTS, node_view
+from unbroken.spec import keys
 from unbroken.spec.job_kinds import is_pod_of_a_job
-from unbroken.spec.keys import (
-    ADVICE,
-    CLUSTER_NAME,
-    DEEP_CHECK,
-    FAULT_REASONS,
-    FAULT_REASONS_ALSO,
-    GPU_UNHEALTHY,
-    HARDWARE_UNHEALTHY,
-    HEALTH,
-    REPAIR,
-    VERIFIED,
-)
 from unbroken.spec.nodes.keys import DeepCheck, Health, health_of
 from unbroken.spec.nodes.kinds import NODE_CHECK
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord
@@ -32,7 +21,7 @@ from unbroken.spec.schema.fields import fields_of
 from unbroken.spec.schema.write import write_record
 
 Object = dict[str, Any]
-CONDITIONS = FAULTS | {GPU_UNHEALTHY, HARDWARE_UNHEALTHY}
+CONDITIONS = FAULTS | {keys.GPU_UNHEALTHY, keys.HARDWARE_UNHEALTHY}
 MESSAGE_MAX = 300
 APPEAL = ("clearedAt", "clearedBy")
 """Fields of a NodeRecord that only a person writes."""
@@ -51,22 +40,22 @@ def repair_node(node: Node) -> RepairNode:
         ready_at=_seconds(ready.lastTransitionTime if ready else metadata.creationTimestamp),
         is_silent=ready is not None and ready.status == "Unknown",
         boot_id=(info.bootID if info else "") or "",
-        cluster=labels.get(CLUSTER_NAME, ""),
+        cluster=labels.get(keys.CLUSTER_NAME, ""),
         rack=_rack(view.topology),
         health=_health(health_of(labels)),
-        unknown_health="" if _health(health_of(labels)) else labels.get(HEALTH, ""),
-        has_taint=any(one.key == HEALTH for one in (node.spec and node.spec.taints) or ()),
+        unknown_health="" if _health(health_of(labels)) else labels.get(keys.HEALTH, ""),
+        has_taint=any(one.key == keys.HEALTH for one in (node.spec and node.spec.taints) or ()),
         faults=_faults(conditions),
-        fault_reason=labels.get(FAULT_REASONS, "") or labels.get(FAULT_REASONS_ALSO, ""),
+        fault_reason=labels.get(keys.FAULT_REASONS, "") or labels.get(keys.FAULT_REASONS_ALSO, ""),
         marks=frozenset(
-            {key for key in (*FAULT_LABELS, DEEP_CHECK) if key in labels}
+            {key for key in (*FAULT_LABELS, keys.DEEP_CHECK) if key in labels}
             | {key for key in FAULT_ANNOTATIONS if key in annotations}
         ),
-        order=annotations.get(REPAIR, ""),
-        advice=annotations.get(ADVICE, ""),
-        verified=annotations.get(VERIFIED, ""),
-        has_failed_check=labels.get(DEEP_CHECK) == DeepCheck.FAILED.value,
-        is_in_deep_check=labels.get(DEEP_CHECK) == DeepCheck.IN_PROGRESS.value,
+        order=annotations.get(keys.REPAIR, ""),
+        advice=annotations.get(keys.ADVICE, ""),
+        verified=annotations.get(keys.VERIFIED, ""),
+        has_failed_check=labels.get(keys.DEEP_CHECK) == DeepCheck.FAILED.value,
+        is_in_deep_check=labels.get(keys.DEEP_CHECK) == DeepCheck.IN_PROGRESS.value,
     )
 
 

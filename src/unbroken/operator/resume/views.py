@@ -9,20 +9,10 @@ from lightkube.models.core_v1 import NodeCondition, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.auto_resume import Picture, PodNode, PodState, Readiness, Record
-from unbroken.operator.jobs.views import FAULTS, HEALTH_LABEL, node_view
+from unbroken.operator.jobs.views import FAULTS, node_view
+from unbroken.spec import keys
 from unbroken.spec.auto_resume import resume_of, resume_problems
 from unbroken.spec.job_kinds import JobKind
-from unbroken.spec.keys import (
-    AUTO_RESUME,
-    FENCE,
-    MAX_RETRIES,
-    RESUME_COUNT,
-    RESUME_EXHAUSTED,
-    RESUME_FAULT,
-    RESUME_NODES,
-    RESUME_PODS,
-    RESUME_TIME,
-)
 from unbroken.spec.times import time_seconds, time_text
 
 
@@ -34,7 +24,7 @@ def annotations_of(job: Mapping[str, Any]) -> dict[str, str]:
 def concerns(job: Mapping[str, Any]) -> bool:
     """Whether a job has an annotation of auto-resume, valid or not."""
     found = annotations_of(job)
-    return AUTO_RESUME in found or MAX_RETRIES in found
+    return keys.AUTO_RESUME in found or keys.MAX_RETRIES in found
 
 
 def picture(
@@ -86,7 +76,7 @@ def node_state(node: Node) -> PodNode:
         not_ready_since=since.timestamp() if since is not None else 0.0,
         trouble="" if view.is_healthy else _trouble(node),
         is_fenced=view.is_fenced,
-        is_asked_for=bool(annotations.get(FENCE)),
+        is_asked_for=bool(annotations.get(keys.FENCE)),
     )
 
 
@@ -102,7 +92,7 @@ def _trouble(node: Node) -> str:
         if found is not None and found.status == "True":
             return f"{type}: {found.reason}" if found.reason else type
     labels = (node.metadata and node.metadata.labels) or {}
-    return f"{HEALTH_LABEL.rpartition('/')[2]} {labels.get(HEALTH_LABEL, '')}"
+    return f"{keys.HEALTH.rpartition('/')[2]} {labels.get(keys.HEALTH, '')}"
 
 
 # --- the record
@@ -110,28 +100,28 @@ def _trouble(node: Node) -> str:
 
 def read_record(annotations: Mapping[str, str]) -> Record:
     """Read the record from annotations; a malformed value counts as missing."""
-    count, time = annotations.get(RESUME_COUNT, ""), annotations.get(RESUME_TIME, "")
+    count, time = annotations.get(keys.RESUME_COUNT, ""), annotations.get(keys.RESUME_TIME, "")
     try:
         at = time_seconds(time) if time else None
     except (ValueError, OverflowError):
         at = None
     return Record(
         count=int(count) if count.isascii() and count.isdecimal() and len(count) < 10 else 0,
-        fault=annotations.get(RESUME_FAULT, ""),
+        fault=annotations.get(keys.RESUME_FAULT, ""),
         at=at,
-        pods=frozenset(annotations.get(RESUME_PODS, "").split()),
-        nodes=frozenset(annotations.get(RESUME_NODES, "").split()),
-        exhausted=annotations.get(RESUME_EXHAUSTED, ""),
+        pods=frozenset(annotations.get(keys.RESUME_PODS, "").split()),
+        nodes=frozenset(annotations.get(keys.RESUME_NODES, "").split()),
+        exhausted=annotations.get(keys.RESUME_EXHAUSTED, ""),
     )
 
 
 def write_record(record: Record) -> dict[str, str | None]:
     """Return the annotations as a merge patch; None removes one."""
     return {
-        RESUME_COUNT: str(record.count),
-        RESUME_FAULT: record.fault or None,
-        RESUME_TIME: None if record.at is None else time_text(record.at),
-        RESUME_PODS: " ".join(sorted(record.pods)) or None,
-        RESUME_NODES: " ".join(sorted(record.nodes)) or None,
-        RESUME_EXHAUSTED: record.exhausted or None,
+        keys.RESUME_COUNT: str(record.count),
+        keys.RESUME_FAULT: record.fault or None,
+        keys.RESUME_TIME: None if record.at is None else time_text(record.at),
+        keys.RESUME_PODS: " ".join(sorted(record.pods)) or None,
+        keys.RESUME_NODES: " ".join(sorted(record.nodes)) or None,
+        keys.RESUME_EXHAUSTED: record.exhausted or None,
     }

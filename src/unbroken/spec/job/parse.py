@@ -12,20 +12,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from unbroken.errors import SpecError
-from unbroken.spec.keys import (
-    AGENT_AUTH,
-    BUDDY,
-    DETECTORS,
-    IN_PROCESS,
-    LEDGER,
-    LOG_RULE_RANKS,
-    OWN_PREFIX,
-    PRELOAD,
-    QUEUE,
-    RESTART,
-    SAME_ERROR,
-    WARM,
-)
+from unbroken.spec import keys
 from unbroken.spec.problems import ManifestError, Problem, Report, Verdict, shown
 from unbroken.spec.schema.read import blank_record, read_record
 from unbroken.spec.times import time_seconds
@@ -51,8 +38,8 @@ OTHER_KIND = "HyperPodPytorchJob"
 """Spelling of older samples; the API has one kind, `KIND`."""
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 OPTIONS = (
-    *(AGENT_AUTH, BUDDY, DETECTORS, IN_PROCESS, LOG_RULE_RANKS, PRELOAD, RESTART, SAME_ERROR),
-    WARM,
+    *(keys.AGENT_AUTH, keys.BUDDY, keys.DETECTORS, keys.IN_PROCESS, keys.LOG_RULE_RANKS),
+    *(keys.PRELOAD, keys.RESTART, keys.SAME_ERROR, keys.WARM),
 )
 E = TypeVar("E", bound=Enum)
 
@@ -163,27 +150,27 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     path = "metadata.annotations"
     annotations = _mapping(metadata.get("annotations"), path, report)
     for key in annotations:
-        if str(key).startswith(OWN_PREFIX) and key not in (*OPTIONS, LEDGER):
+        if str(key).startswith(keys.OWN_PREFIX) and key not in (*OPTIONS, keys.LEDGER):
             known = f"known annotations are {', '.join(OPTIONS)}"
             report.forbidden(f"{path}[{str(key)[:80]}]", f"unknown; {known}")
-    auth = _choice(annotations, AGENT_AUTH, AgentAuth.TOKEN, report)
-    same_error = _choice(annotations, SAME_ERROR, SameError.STOP, report)
-    in_process = _choice(annotations, IN_PROCESS, Switch.ON, report)
+    auth = _choice(annotations, keys.AGENT_AUTH, AgentAuth.TOKEN, report)
+    same_error = _choice(annotations, keys.SAME_ERROR, SameError.STOP, report)
+    in_process = _choice(annotations, keys.IN_PROCESS, Switch.ON, report)
     restart = None
-    asked = annotations.get(RESTART)
+    asked = annotations.get(keys.RESTART)
     if asked is not None:
         try:
             restart = time_seconds(str(asked))
         except (ValueError, OverflowError):
             why = "must be an RFC 3339 time with a zone, such as 2026-01-31T12:00:00Z"
-            report.invalid(f"{path}[{RESTART}]", asked, why)
-    ranks = annotations.get(LOG_RULE_RANKS)
-    place = f"{path}[{LOG_RULE_RANKS}]"
+            report.invalid(f"{path}[{keys.RESTART}]", asked, why)
+    ranks = annotations.get(keys.LOG_RULE_RANKS)
+    place = f"{path}[{keys.LOG_RULE_RANKS}]"
     watches = {} if ranks is None else _watches(ranks, place, spec, report)
-    detectors = _detectors(annotations.get(DETECTORS), path, report)
-    warm = _choice(annotations, WARM, Switch.ON, report)
-    preload = _preload(annotations.get(PRELOAD), path, report)
-    buddy = _choice(annotations, BUDDY, Switch.ON, report)
+    detectors = _detectors(annotations.get(keys.DETECTORS), path, report)
+    warm = _choice(annotations, keys.WARM, Switch.ON, report)
+    preload = _preload(annotations.get(keys.PRELOAD), path, report)
+    buddy = _choice(annotations, keys.BUDDY, Switch.ON, report)
     return JobOptions(
         agent_auth=auth,
         restart=restart,
@@ -211,7 +198,7 @@ def _detectors(given: Any, path: str, report: Report) -> Mapping[Detector, Mode]
     try:
         return read_detectors("" if given is None else str(given))
     except SpecError as error:
-        report.invalid(f"{path}[{DETECTORS}]", given, str(error))
+        report.invalid(f"{path}[{keys.DETECTORS}]", given, str(error))
         return dict(DEFAULTS)
 
 
@@ -219,7 +206,7 @@ def _preload(given: Any, path: str, report: Report) -> tuple[str, ...]:
     try:
         return read_preload("" if given is None else str(given))
     except SpecError as error:
-        report.invalid(f"{path}[{PRELOAD}]", given, str(error))
+        report.invalid(f"{path}[{keys.PRELOAD}]", given, str(error))
         return ()
 
 
@@ -236,5 +223,5 @@ def _watches(given: Any, path: str, spec: JobSpec, report: Report) -> Mapping[st
 def _check_queue(manifest: Mapping[str, Any], spec: JobSpec, report: Report) -> None:
     count = len(spec.replica_specs)
     if count > POD_SETS_MAX and queue_of(manifest):
-        why = f"{count} of them; a job with the label {QUEUE} has {POD_SETS_MAX} at most"
+        why = f"{count} of them; a job with the label {keys.QUEUE} has {POD_SETS_MAX} at most"
         report.forbidden("spec.replicaSpecs", why)

@@ -8,18 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from unbroken.core.nodes.blame import FORGOTTEN_SECONDS
-from unbroken.spec.keys import (
-    ADVICE,
-    DEEP_CHECK,
-    FAULT_DETAILS,
-    FAULT_REASONS,
-    FAULT_REASONS_ALSO,
-    FAULT_TYPES,
-    FAULT_TYPES_ALSO,
-    HEALTH,
-    REPAIR,
-    VERIFIED,
-)
+from unbroken.spec import keys
 from unbroken.spec.nodes.keys import Action, Health
 from unbroken.spec.nodes.record import HISTORY_MAX, NodeRecordSpec, RepairRecord, RepairState
 
@@ -27,8 +16,11 @@ from .events import PatchNode, RepairNode, RepairSettings
 from .rules import APPEAL, PERSON, Need
 
 TEXT_MAX = 500
-FAULT_LABELS = (FAULT_TYPES, FAULT_REASONS, FAULT_TYPES_ALSO, FAULT_REASONS_ALSO)
-FAULT_ANNOTATIONS = (FAULT_DETAILS, ADVICE)
+FAULT_LABELS = (
+    *(keys.FAULT_TYPES, keys.FAULT_REASONS),
+    *(keys.FAULT_TYPES_ALSO, keys.FAULT_REASONS_ALSO),
+)
+FAULT_ANNOTATIONS = (keys.FAULT_DETAILS, keys.ADVICE)
 
 
 def kept_time(now: float) -> float:
@@ -96,12 +88,12 @@ def is_cleared(record: NodeRecordSpec) -> bool:
 def withdrawn(node: str, action: Action) -> PatchNode:
     """Take a node out of service before its repair; the jobs see the label and move."""
     health = Health.PENDING_REPLACEMENT if action is Action.REPLACE else Health.PENDING_REBOOT
-    return PatchNode(node, {HEALTH: health.value}, {REPAIR: None}, taint=True)
+    return PatchNode(node, {keys.HEALTH: health.value}, {keys.REPAIR: None}, taint=True)
 
 
 def held_back(node: str) -> PatchNode:
     """Keep new pods off a node, and let those be that run there."""
-    return PatchNode(node, {HEALTH: Health.UNSCHEDULABLE.value}, taint=True)
+    return PatchNode(node, {keys.HEALTH: Health.UNSCHEDULABLE.value}, taint=True)
 
 
 def returned(node: RepairNode, verified: str, *, is_kept: bool) -> PatchNode:
@@ -110,13 +102,13 @@ def returned(node: RepairNode, verified: str, *, is_kept: bool) -> PatchNode:
     `is_kept`: it goes into quarantine rather than into service.
     """
     labels: dict[str, str | None] = {key: None for key in FAULT_LABELS if key in node.marks}
-    if DEEP_CHECK in node.marks and node.has_failed_check:
-        labels[DEEP_CHECK] = None
+    if keys.DEEP_CHECK in node.marks and node.has_failed_check:
+        labels[keys.DEEP_CHECK] = None
     if is_kept or not node.is_in_deep_check:
-        labels[HEALTH] = (Health.UNSCHEDULABLE if is_kept else Health.SCHEDULABLE).value
+        labels[keys.HEALTH] = (Health.UNSCHEDULABLE if is_kept else Health.SCHEDULABLE).value
     annotations: dict[str, str | None] = {
         key: None for key in FAULT_ANNOTATIONS if key in node.marks
     }
-    annotations[VERIFIED] = verified
+    annotations[keys.VERIFIED] = verified
     taint = None if node.is_in_deep_check and not is_kept else is_kept
     return PatchNode(node.name, labels, annotations, taint=taint)

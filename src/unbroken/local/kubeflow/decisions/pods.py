@@ -13,15 +13,8 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from unbroken.spec import keys
 from unbroken.spec.job_kinds import PYTORCHJOB
-from unbroken.spec.keys import (
-    HEALTH,
-    PYTORCHJOB_LABEL,
-    RENDEZVOUS_PORT,
-    REPLICA_INDEX_LABEL,
-    REPLICA_TYPE_LABEL,
-    ROLE_LABEL,
-)
 from unbroken.spec.kubeflow.pytorchjob import (
     CONTAINER,
     OPERATOR,
@@ -52,20 +45,20 @@ def pod_name(job: str, replica: Replica, index: int) -> str:
 def labels_of(job: str, replica: Replica, index: int) -> dict[str, str]:
     """Return the labels of a pod and the selector of its service."""
     found = {
-        PYTORCHJOB_LABEL: job,
+        keys.PYTORCHJOB_LABEL: job,
         OPERATOR_LABEL: OPERATOR,
-        REPLICA_TYPE_LABEL: replica.value.lower(),
-        REPLICA_INDEX_LABEL: str(index),
+        keys.REPLICA_TYPE_LABEL: replica.value.lower(),
+        keys.REPLICA_INDEX_LABEL: str(index),
     }
-    return found | ({ROLE_LABEL: "master"} if replica is Replica.MASTER else {})
+    return found | ({keys.ROLE_LABEL: "master"} if replica is Replica.MASTER else {})
 
 
 def selector_of(job: str, replica: Replica) -> str:
     """Return the selector of all pods of a type, as `status.replicaStatuses` has it."""
     wanted = {
-        PYTORCHJOB_LABEL: job,
+        keys.PYTORCHJOB_LABEL: job,
         OPERATOR_LABEL: OPERATOR,
-        REPLICA_TYPE_LABEL: replica.value.lower(),
+        keys.REPLICA_TYPE_LABEL: replica.value.lower(),
     }
     return ",".join(f"{key}={value}" for key, value in sorted(wanted.items()))
 
@@ -94,7 +87,7 @@ def pod_body(job: JobPicture, replica: Replica, index: int, port: int) -> Object
     given = template.get("metadata") or {}
     labels = {**(given.get("labels") or {}), **labels_of(job.name, replica, index)}
     metadata = _metadata(job, pod_name(job.name, replica, index), labels)
-    metadata["annotations"] = {**(given.get("annotations") or {}), RENDEZVOUS_PORT: str(port)}
+    metadata["annotations"] = {**(given.get("annotations") or {}), keys.RENDEZVOUS_PORT: str(port)}
     pod = template.get("spec") or {}
     policy = mine.restart_policy
     # A pod that is restarted for its exit code is made anew (`SetRestartPolicy`).
@@ -120,7 +113,7 @@ def _avoid_unhealthy(pod: Object) -> None:
     affinity = pod["affinity"] = dict(pod.get("affinity") or {})
     by_node = affinity["nodeAffinity"] = dict(affinity.get("nodeAffinity") or {})
     terms = (by_node.get(REQUIRED) or {}).get("nodeSelectorTerms") or [{}]
-    is_well = {"key": HEALTH, "operator": "NotIn", "values": LEAVING}
+    is_well = {"key": keys.HEALTH, "operator": "NotIn", "values": LEAVING}
     # One of the terms must hold, so that each has to ask for it.
     by_node[REQUIRED] = {
         "nodeSelectorTerms": [
