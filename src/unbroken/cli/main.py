@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from unbroken import __version__
 from unbroken.errors import UnbrokenError
 
+from .app import App
 from .terminal import guard, guarded
 
 COMMANDS = {
@@ -53,7 +54,7 @@ class _Commands(Mapping[str, Any]):
         module, _, attribute = COMMANDS[name].partition(":")
         found = getattr(import_module(f".{module}", __package__), attribute)
         if not isinstance(found, typer.Typer):
-            one = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+            one = App(add_completion=False, rich_markup_mode="markdown")
             one.command(name)(found)
             found = one
         command = typer.main.get_command(found)

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from enum import Enum, StrEnum
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from unbroken.errors import SpecError
 from unbroken.local import state
@@ -23,41 +20,6 @@ from unbroken.local import state
 from .show import note
 
 DEFAULT = Path("~/.unbroken")
-
-_DIRECTORY = typer.Option(
-    "--dir",
-    envvar="UNBROKEN_DIR",
-    help="Folder that holds all state of the cluster, and its kubeconfig.",
-    show_default=str(DEFAULT),
-)
-Directory = Annotated[Path, _DIRECTORY]
-
-
-class Output(StrEnum):
-    """Forms of the answer."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-# Options of every command that is about jobs.
-Embedded = Annotated[
-    Path | None,
-    typer.Option(
-        "--dir", help="Folder of a local cluster.", show_default="UNBROKEN_DIR, or ~/.unbroken"
-    ),
-]
-Context = Annotated[
-    str | None, typer.Option("--context", help="A context of the kubeconfig.", show_default=False)
-]
-Kubeconfig = Annotated[
-    Path | None,
-    typer.Option("--kubeconfig", help="Kubeconfig of another cluster.", show_default=False),
-]
-Namespace = Annotated[
-    str, typer.Option("-n", "--namespace", help="Of the job.", show_default="the context's")
-]
-Form = Annotated[Output, typer.Option("-o", "--output", help="text or json.")]
 
 
 def resolve(directory: Path) -> Path:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unbroken.cli.place import Context, Embedded, cluster_of
+from unbroken.cli.options import Context, Embedded
+from unbroken.cli.place import cluster_of
 from unbroken.errors import SpecError
 
 if TYPE_CHECKING:

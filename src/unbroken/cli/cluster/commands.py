@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from unbroken.cli.place import Context, Embedded
+from unbroken.cli.options import Context, Embedded
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 

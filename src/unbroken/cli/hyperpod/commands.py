@@ -12,18 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import PODS, Cluster, Object, on_cluster
-from unbroken.cli.place import (
-    Context,
-    Embedded,
-    Form,
-    Kubeconfig,
-    Namespace,
-    Output,
-    Place,
-    Use,
-    find,
-)
+from unbroken.cli.app import App
+from unbroken.cli.connection import PODS, Cluster, Object
+from unbroken.cli.options import CommonOptions, Form, Namespace, Output, Target
+from unbroken.cli.place import Use
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 from unbroken.kube.errors import AlreadyExists, NotFound
@@ -34,7 +26,7 @@ from .jobs import Options, manifest
 
 JOBS = (PATH, PLURAL)
 
-app = typer.Typer(
+app = App(
     add_completion=False,
     no_args_is_help=True,
     help="Start and watch PyTorchJobs with the commands of the HyperPod CLI 2.x.",
@@ -140,9 +132,8 @@ def start_job(
     volumes: Volumes = "",
     dry_run: DryRun = False,
     output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    target: Target,
 ) -> None:
     """Start a PyTorchJob, from a file or from options; options win over the file.
 
@@ -163,14 +154,14 @@ def start_job(
     if dry_run:
         print_json(job)
         return
-    _start(job, find(directory, context, kubeconfig), output)
+    _start(job, target, output)
 
 
-def _start(job: Object, place: Place, output: Output) -> None:
+def _start(job: Object, target: Target, output: Output) -> None:
     async def act(cluster: Cluster) -> Object:
         return await _create(cluster, job)
 
-    made = on_cluster(place, job["metadata"].get("namespace", ""), act)
+    made = target.run(act, namespace=job["metadata"].get("namespace", ""))
     name, inside = made["metadata"]["name"], made["metadata"]["namespace"]
     if output is Output.JSON:
         print_json({"Name": name, "Namespace": inside})
@@ -196,16 +187,15 @@ def get_job(
     namespace: Namespace = "",
     verbose: Annotated[bool, typer.Option("--verbose", help="With spec and metadata.")] = False,
     output: AsJson = Output.JSON,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    target: Target,
 ) -> None:
     """Show a job and its status."""
 
     async def act(cluster: Cluster) -> Object:
         return await _job(cluster, job_name)
 
-    job = on_cluster(find(directory, context, kubeconfig), namespace, act)
+    job = target.run(act, namespace=namespace)
     if output is Output.TEXT:
         _print_rows([job])
         for one in (job.get("status") or {}).get("conditions") or ():
@@ -236,16 +226,15 @@ def list_jobs(
     ] = False,
     selector: Annotated[str, typer.Option("-l", "--selector", help="Labels of the jobs.")] = "",
     output: AsJson = Output.JSON,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    target: Target,
 ) -> None:
     """List jobs with their states."""
 
     async def act(cluster: Cluster) -> list[Object]:
         return await _jobs(cluster, selector, "" if every else cluster.namespace)
 
-    jobs = on_cluster(find(directory, context, kubeconfig), namespace, act)
+    jobs = target.run(act, namespace=namespace)
     if output is Output.JSON:
         print_json({"jobs": [_summary(job) for job in jobs]})
     elif jobs:
@@ -255,22 +244,15 @@ def list_jobs(
 
 
 @app.command("cancel-job")
-def cancel_job(
-    job_name: JobOption,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def cancel_job(job_name: JobOption, options: CommonOptions) -> None:
     """End a job and delete it with its pods."""
 
     async def act(cluster: Cluster) -> None:
         await _job(cluster, job_name)
         await cluster.delete(JOBS, job_name)
 
-    on_cluster(find(directory, context, kubeconfig, Use.CHANGE), namespace, act)
-    if output is Output.JSON:
+    options.run(act, Use.CHANGE)
+    if options.is_json:
         print_json({"Name": job_name, "done": "cancelled"})
     else:
         print(f"{job_name}: cancelled")
@@ -278,12 +260,7 @@ def cancel_job(
 
 @app.command("list-pods")
 def list_pods(
-    job_name: JobOption,
-    namespace: Namespace = "",
-    output: AsJson = Output.JSON,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    job_name: JobOption, namespace: Namespace = "", output: AsJson = Output.JSON, *, target: Target
 ) -> None:
     """List the pods of a job."""
 
@@ -291,7 +268,7 @@ def list_pods(
         await _job(cluster, job_name)
         return await cluster.select(PODS, f"{PYTORCHJOB_LABEL}={job_name}")
 
-    found = on_cluster(find(directory, context, kubeconfig), namespace, act)
+    found = target.run(act, namespace=namespace)
     pods = [_pod(one) for one in sorted(found, key=lambda one: str(one["metadata"]["name"]))]
     if output is Output.JSON:
         print_json({"pods": pods})
@@ -317,11 +294,7 @@ def _cells(pod: dict[str, Any]) -> list[object]:
 def get_log(
     job_name: JobOption,
     pod: Annotated[str, typer.Option("-p", "--pod", help="Name of the pod.")],
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    options: CommonOptions,
 ) -> None:
     """Print what a pod of a job has written."""
 
@@ -337,8 +310,8 @@ def get_log(
         )
         return [line async for line in lines]
 
-    lines = on_cluster(find(directory, context, kubeconfig), namespace, act)
-    if output is Output.JSON:
+    lines = options.run(act)
+    if options.is_json:
         print_json({"Pod Name": pod, "lines": lines})
     else:
         for line in lines:

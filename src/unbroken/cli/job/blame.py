@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.place import Form, Output
+from unbroken.cli.options import Form, Output
 from unbroken.cli.show import Paper, note, paper, print_json
 from unbroken.core.diagnosis.flight_analysis import WAITS_MAX, Analysis, Cause, analyse
 from unbroken.core.diagnosis.flight_waits import Wait

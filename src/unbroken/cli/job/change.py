@@ -6,49 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import JOBS, Cluster, on_cluster
-from unbroken.cli.place import (
-    Context,
-    Embedded,
-    Form,
-    Kubeconfig,
-    Namespace,
-    Output,
-    Place,
-    Use,
-    find,
-)
+from unbroken.cli.completion import JobName
+from unbroken.cli.connection import JOBS, Cluster
+from unbroken.cli.options import CommonOptions
+from unbroken.cli.place import Use
 from unbroken.cli.show import print_json
 from unbroken.errors import SpecError
+from unbroken.kube.clock import wall
 from unbroken.spec.job_kinds import HYPERPOD_JOB
 from unbroken.spec.keys import RESTART
+from unbroken.spec.times import time_text
 
-from .complete import JobName
 from .views import ENDED, state
 
 
-def restart(
-    job: JobName,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def restart(job: JobName, options: CommonOptions) -> None:
     """Stop the job's processes and start them again in their pods."""
-    from unbroken.kube.clock import wall
-    from unbroken.spec.times import time_text
-
     now = time_text(wall(), has_microseconds=True)
     patch = {"metadata": {"annotations": {RESTART: now}}}
-    _change(
-        find(directory, context, kubeconfig, Use.CHANGE),
-        namespace,
-        job,
-        patch,
-        "restart asked for",
-        output,
-    )
+    _change(options, job, patch, "restart asked for")
 
 
 def suspend(
@@ -56,42 +32,22 @@ def suspend(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when its pods are gone.")
     ] = True,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    options: CommonOptions,
 ) -> None:
     """Stop the job and give its pods up; `unbroken resume` lets it go on."""
     patch = HYPERPOD_JOB.suspension(True)
-    place = find(directory, context, kubeconfig, Use.CHANGE)
-    _change(place, namespace, job, patch, "suspended", output, wait=wait)
+    _change(options, job, patch, "suspended", wait=wait)
 
 
-def resume(
-    job: JobName,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def resume(job: JobName, options: CommonOptions) -> None:
     """Let a suspended job go on."""
     patch = HYPERPOD_JOB.suspension(False)
-    _change(
-        find(directory, context, kubeconfig, Use.CHANGE), namespace, job, patch, "resumed", output
-    )
+    _change(options, job, patch, "resumed")
 
 
 def _change(
-    place: Place,
-    namespace: str,
-    name: str,
-    patch: dict[str, Any],
-    done: str,
-    output: Output,
-    *,
-    wait: bool = False,
+    options: CommonOptions, name: str, patch: dict[str, Any], done: str, *, wait: bool = False
 ) -> None:
     async def act(cluster: Cluster) -> None:
         now = state(await cluster.job(name))
@@ -101,8 +57,8 @@ def _change(
         if wait:
             await _until_suspended(cluster, name)
 
-    on_cluster(place, namespace, act)
-    _tell(name, done, output)
+    options.run(act, Use.CHANGE)
+    _tell(name, done, options)
 
 
 async def _until_suspended(cluster: Cluster, name: str) -> None:
@@ -118,8 +74,8 @@ async def _until_suspended(cluster: Cluster, name: str) -> None:
         await watched.until(is_suspended)
 
 
-def _tell(name: str, done: str, output: Output) -> None:
-    if output is Output.JSON:
+def _tell(name: str, done: str, options: CommonOptions) -> None:
+    if options.is_json:
         print_json({"job": name, "done": done})
     else:
         print(f"{name}: {done}")
@@ -130,19 +86,16 @@ def delete(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Return when its pods are gone.")
     ] = True,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    options: CommonOptions,
 ) -> None:
     """Delete a job with its pods, logs and incidents."""
 
     async def act(cluster: Cluster) -> None:
         await delete_job(cluster, job, wait=wait)
 
-    on_cluster(find(directory, context, kubeconfig, Use.CHANGE), namespace, act)
-    _tell(job, "deleted", output)
+    options.run(act, Use.CHANGE)
+    _tell(job, "deleted", options)
 
 
 async def delete_job(cluster: Cluster, name: str, *, wait: bool) -> None:

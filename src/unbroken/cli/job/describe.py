@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from unbroken.cli.connection import EVENTS, Cluster, on_cluster
-from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
+from unbroken.cli.completion import JobName
+from unbroken.cli.connection import EVENTS, Cluster
+from unbroken.cli.options import CommonOptions
 from unbroken.cli.show import print_json, print_table
 from unbroken.core.job.obstacles import split_wait
 from unbroken.kube.clock import wall
 
 from .agents import agent_value, reports
-from .complete import JobName
 from .detectors import detector_values, promotion
 from .explain import as_value
 from .goodput import goodput_of, goodput_rows, goodput_value
@@ -23,25 +23,17 @@ EVENTS_SHOWN = 12
 LINE_SHOWN = 60
 
 
-def command(
-    job: JobName,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def command(job: JobName, options: CommonOptions) -> None:
     """Show a job: state, pods and ranks, what watches them, goodput, incidents, latest events."""
 
-    async def read(cluster: Cluster) -> dict[str, Any]:
-        return await describe(cluster, job)
+    async def read(cluster: Cluster) -> tuple[dict[str, Any], bool]:
+        return await describe(cluster, job), cluster.place.paths is not None
 
-    place = find(directory, context, kubeconfig)
-    found = on_cluster(place, namespace, read)
-    if output is Output.JSON:
+    found, is_embedded = options.run(read)
+    if options.is_json:
         print_json(found)
     else:
-        _show(found, is_embedded=place.paths is not None)
+        _show(found, is_embedded=is_embedded)
 
 
 async def describe(cluster: Cluster, name: str) -> dict[str, Any]:

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import JOBS, Cluster, on_cluster
-from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, Use, find
+from unbroken.cli.completion import JobName
+from unbroken.cli.connection import JOBS, Cluster
+from unbroken.cli.options import CommonOptions
+from unbroken.cli.place import Use
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 from unbroken.spec.job.detectors import DEFAULTS, Detector, Mode, read_detectors
@@ -16,7 +18,6 @@ from unbroken.spec.job.ledger import Ledger, Record
 from unbroken.spec.keys import DETECTORS
 
 from .agents import reports
-from .complete import JobName
 from .goodput import ledger_of
 from .ranks import bound_lines, watch_value
 from .views import ENDED, Object, state
@@ -54,11 +55,8 @@ def command(
             show_default=False,
         ),
     ] = None,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    options: CommonOptions,
 ) -> None:
     """Show what watches a job unasked and how often it was right; set what it may do.
 
@@ -81,11 +79,8 @@ def command(
         text = changed(_annotation(found), changes)
         return await cluster.patch(JOBS, job, {"metadata": {"annotations": {DETECTORS: text}}})
 
-    use = Use.CHANGE if changes else Use.READ
-    place = find(directory, context, kubeconfig, use)
-    found = on_cluster(place, namespace, act)
-    value = detector_values(found)
-    if output is Output.JSON:
+    value = detector_values(options.run(act, Use.CHANGE if changes else Use.READ))
+    if options.is_json:
         print_json({"job": job, "detectors": value, "ranks": ranks})
         return
     titles = ["DETECTOR", "MODE", "RIGHT", "WRONG", "LOOKS FOR"]

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import Cluster, on_cluster
-from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
+from unbroken.cli.completion import JobName
+from unbroken.cli.connection import Cluster
+from unbroken.cli.options import CommonOptions
 from unbroken.cli.show import Paper, paper, print_json
 from unbroken.core.job.record.timeline import Goodput, lost_steps, redo_seconds
 from unbroken.core.wording import counted
@@ -19,7 +20,6 @@ from unbroken.spec.job.codec import seconds_lost
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.schema.write import write_record
 
-from .complete import JobName
 from .goodput import goodput_line, goodput_of, goodput_value
 from .story import common, story
 from .views import incident_line, restarts_text, state, wait_lines
@@ -38,11 +38,8 @@ def command(
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Every group of ranks, frame and sign.")
     ] = False,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    options: CommonOptions,
 ) -> None:
     """Tell what broke: culprit, evidence, what all ranks did, timeline, remedy and why, cost.
 
@@ -53,11 +50,11 @@ def command(
         found = await cluster.job(job)
         return found, await cluster.incidents(found)
 
-    found, incidents = on_cluster(find(directory, context, kubeconfig), namespace, read)
+    found, incidents = options.run(read)
     now = wall()
     good = goodput_of(found, incidents, now)
     chosen = _chosen(job, incidents, number)
-    if output is Output.JSON:
+    if options.is_json:
         listed = incidents if number is None else chosen
         value = {"job": job, "state": state(found), "goodput": goodput_value(good)}
         value["waiting"] = wait_lines(found)

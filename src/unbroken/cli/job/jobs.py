@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import Cluster, on_cluster
-from unbroken.cli.place import Context, Embedded, Kubeconfig, Namespace, find
+from unbroken.cli.connection import Cluster
+from unbroken.cli.options import ListForm, ListOutput, Namespace, Target
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.kube.clock import wall
 
@@ -16,24 +15,14 @@ from .goodput import goodput_of, goodput_value, largest, share_text
 from .views import age, job_summary
 
 
-class Form(StrEnum):
-    """Forms of the list."""
-
-    TEXT = "text"
-    WIDE = "wide"
-    """With what most time was lost to."""
-    JSON = "json"
-
-
 def command(
     every: Annotated[
         bool, typer.Option("-A", "--all-namespaces", help="Jobs of every namespace.")
     ] = False,
     namespace: Namespace = "",
-    output: Annotated[Form, typer.Option("-o", "--output", help="text, wide or json.")] = Form.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    output: ListForm = ListOutput.TEXT,
+    *,
+    target: Target,
 ) -> None:
     """List jobs: state, pods, restarts, the class of the last fault, goodput.
 
@@ -51,15 +40,15 @@ def command(
             found.append({**job_summary(job), "goodput": goodput_value(good)})
         return found
 
-    found = on_cluster(find(directory, context, kubeconfig), namespace, read)
-    if output is Form.JSON:
+    found = target.run(read, namespace=namespace)
+    if output is ListOutput.JSON:
         print_json({"jobs": found})
     elif not found:
         note("no jobs; start one with: unbroken run train.py")
     else:
         titles = ["NAME", "STATE", "READY", "SPARES", "RESTARTS", "LAST FAULT", "GOODPUT", "AGE"]
         rows = [_row(one, now) for one in found]
-        if output is Form.WIDE:
+        if output is ListOutput.WIDE:
             titles += ["LOST MOST TO", "LOST STEPS"]
             for one, row in zip(found, rows, strict=True):
                 row += [largest(one["goodput"]), one["goodput"]["lostSteps"]]

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import Cluster, Object, on_cluster
-from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
+from unbroken.cli.completion import JobName
+from unbroken.cli.connection import Cluster, Object
+from unbroken.cli.options import CommonOptions
 from unbroken.cli.show import note, print_json
 from unbroken.cli.terminal import worker_line
 from unbroken.errors import SpecError, UnbrokenError
 
 from .agents import reports
-from .complete import JobName
 from .pod_logs import LogReaders, Ranks, pod_lines, split
 from .views import ENDED, state, world_size
 
@@ -34,11 +34,8 @@ def command(
     previous: Annotated[
         bool, typer.Option("--previous", help="Of the containers before the last restart.")
     ] = False,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    options: CommonOptions,
 ) -> None:
     """Print what the job's workers have written, each line with its rank.
 
@@ -58,7 +55,7 @@ def command(
             if rank is not None and found != rank:
                 return
             name = pod["metadata"]["name"]
-            if output is Output.JSON:
+            if options.is_json:
                 lines.append({"pod": name, "rank": found, "text": text})
             elif rank is not None:
                 print(worker_line(text, sys.stdout), flush=follow)
@@ -69,8 +66,8 @@ def command(
 
         await (_follow(cluster, job, show) if follow else _print(cluster, job, show, previous))
 
-    on_cluster(find(directory, context, kubeconfig), namespace, act)
-    if output is Output.JSON:
+    options.run(act)
+    if options.is_json:
         print_json({"job": job, "lines": lines})
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import Cluster, on_cluster
-from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Namespace, Output, find
+from unbroken.cli.completion import JobName
+from unbroken.cli.connection import Cluster
+from unbroken.cli.options import CommonOptions
 from unbroken.cli.show import note, paper, print_json
 from unbroken.errors import SpecError
 from unbroken.wire.observation import Evidence, RankEvidence
 
 from .agents import evidence
-from .complete import JobName
 
 if TYPE_CHECKING:
     from unbroken.core.diagnosis.stacks import Blame
@@ -56,30 +56,21 @@ def command(
     seconds: Annotated[
         float, typer.Option(min=0.5, max=30, help="Longest time to look.")
     ] = SECONDS,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    options: CommonOptions,
 ) -> None:
     """Show what every rank is doing now: stacks, those that are the same together.
 
     Each process is paused for some milliseconds while it is read, and goes on.
     """
-    place = find(directory, context, kubeconfig)
 
     async def read(cluster: Cluster) -> Found:
         return await collect(cluster, job, seconds)
 
-    if place.paths is None:
-        raise SpecError(
-            "agents are reached on embedded clusters only; elsewhere ask one inside its pod: "
-            "/v1/evidence of port 8080, which asks for the job's key"
-        )
-    found = on_cluster(place, namespace, read)
+    found = options.run(read)
     if rank is not None:
-        _show_rank(found, rank, output)
-    elif output is Output.JSON:
+        _show_rank(found, rank, is_json=options.is_json)
+    elif options.is_json:
         print_json(value(found))
     else:
         _show(job, found)
@@ -87,6 +78,11 @@ def command(
 
 async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
     """Ask the agent in every pod at once; SpecError where none runs workers."""
+    if cluster.place.paths is None:
+        raise SpecError(
+            "agents are reached on embedded clusters only; elsewhere ask one inside its pod: "
+            "/v1/evidence of port 8080, which asks for the job's key"
+        )
     await cluster.job(name)
     pods = await cluster.pods(name)
     answers = await evidence(cluster, pods, seconds)
@@ -160,12 +156,12 @@ def _tell_silent(found: Found) -> None:
         note(f"{name}: its agent did not answer")
 
 
-def _show_rank(found: Found, rank: int, output: Output) -> None:
+def _show_rank(found: Found, rank: int, *, is_json: bool) -> None:
     one = next((each for each in found.ranks() if each.rank == rank), None)
     if one is None:
         _tell_silent(found)
         raise SpecError(f"rank {rank} does not run now")
-    if output is Output.JSON:
+    if is_json:
         print_json(_named(asdict(one)))
         return
     for line in _facts(one):

@@ -16,22 +16,12 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import NODES, PODS, Cluster, Object, on_cluster
+from unbroken.cli.app import App
+from unbroken.cli.completion import JobName
+from unbroken.cli.connection import NODES, PODS, Cluster, Object
 from unbroken.cli.job.agents import reports
-from unbroken.cli.job.complete import JobName
-from unbroken.cli.place import (
-    DEFAULT,
-    Context,
-    Embedded,
-    Form,
-    Kubeconfig,
-    Namespace,
-    Output,
-    Place,
-    Use,
-    find,
-    resolve,
-)
+from unbroken.cli.options import CommonOptions, Form, Output, Target
+from unbroken.cli.place import DEFAULT, Place, Use, resolve
 from unbroken.cli.show import print_json
 from unbroken.errors import SpecError, WorldError
 from unbroken.spec.keys import POWER
@@ -40,7 +30,7 @@ from unbroken.wire.agent import AgentReport
 MARKER = "UNBROKEN_CONTAINER_ID"
 """In the environment of every process of an embedded container: its id."""
 
-app = typer.Typer(
+app = App(
     add_completion=False,
     no_args_is_help=True,
     help="Break something, to see it mended. For the embedded cluster.",
@@ -69,66 +59,57 @@ class Victim:
         return str(self.pod["spec"]["nodeName"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """The rank that a drill is for."""
+
+    job: JobName
+    rank: Rank = 0
+    options: CommonOptions
+
+    def run(self, act: Callable[[Cluster, Victim], Awaitable[dict[str, Any]]]) -> None:
+        """Break what `act` breaks of the rank, and print the answer."""
+
+        async def on_victim(cluster: Cluster) -> dict[str, Any]:
+            _require_embedded(cluster)
+            return await act(cluster, await _find(cluster, self.job, self.rank))
+
+        _print(self.options.run(on_victim, Use.CHANGE), is_json=self.options.is_json)
+
+
 @app.command("kill-worker")
-def kill_worker(
-    job: JobName,
-    rank: Rank = 0,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def kill_worker(drill: Drill) -> None:
     """Kill a worker (SIGKILL)."""
 
-    async def act(cluster: Cluster) -> dict[str, Any]:
-        victim = await _find(cluster, job, rank)
+    async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         _signal(victim, victim.pid, signal.SIGKILL)
         return _done("killed", victim, pid=victim.pid)
 
-    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output)
+    drill.run(act)
 
 
 @app.command("freeze-worker")
-def freeze_worker(
-    job: JobName,
-    rank: Rank = 0,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def freeze_worker(drill: Drill) -> None:
     """Stop a worker where it is (SIGSTOP), as one that hangs; `kill -CONT PID` thaws it."""
 
-    async def act(cluster: Cluster) -> dict[str, Any]:
-        victim = await _find(cluster, job, rank)
+    async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         _signal(victim, victim.pid, signal.SIGSTOP)
         return _done("froze", victim, pid=victim.pid)
 
-    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output)
+    drill.run(act)
 
 
 @app.command("kill-agent")
-def kill_agent(
-    job: JobName,
-    rank: Rank = 0,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def kill_agent(drill: Drill) -> None:
     """Kill the agent of a rank's pod (SIGKILL); its workers die with it."""
 
-    async def act(cluster: Cluster) -> dict[str, Any]:
-        victim = await _find(cluster, job, rank)
+    async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         if victim.report.pid is None:
             raise WorldError(f"the agent of {victim.pod_name} does not say its process")
         _signal(victim, victim.report.pid, signal.SIGKILL)
         return _done("killed the agent of", victim, pid=victim.report.pid)
 
-    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output)
+    drill.run(act)
 
 
 @app.command("kill-pod")
@@ -138,11 +119,8 @@ def kill_pod(
     pod: Annotated[
         str, typer.Option(help="Instead of the one of a rank.", show_default=False)
     ] = "",
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    options: CommonOptions,
 ) -> None:
     """Delete a pod of the job through the API; the only drill that any cluster allows."""
 
@@ -160,30 +138,19 @@ def kill_pod(
         await cluster.delete(PODS, victim.pod_name)
         return _done("deleted the pod of", victim)
 
-    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), namespace, output, anywhere=True)
+    _print(options.run(act, Use.CHANGE), is_json=options.is_json)
 
 
 @app.command("kill-node")
-def kill_node(
-    job: JobName,
-    rank: Rank = 0,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def kill_node(drill: Drill) -> None:
     """Switch off the node of a rank: all that runs there is killed, and it says nothing more."""
 
-    place = find(directory, context, kubeconfig, Use.CHANGE)
-
-    async def act(cluster: Cluster) -> dict[str, Any]:
-        victim = await _find(cluster, job, rank)
+    async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         await cluster.patch(NODES, victim.node, {"metadata": {"annotations": {POWER: "off"}}})
-        on = f"unbroken chaos start-node {victim.node}{_folder_option(place)}"
+        on = f"unbroken chaos start-node {victim.node}{_folder_option(cluster.place)}"
         return _done("switched off the node of", victim, hint=f"switch it on again: {on}")
 
-    _drill(act, place, namespace, output)
+    drill.run(act)
 
 
 def _folder_option(place: Place) -> str:
@@ -197,37 +164,32 @@ def _folder_option(place: Place) -> str:
 def start_node(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
     output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    target: Target,
 ) -> None:
     """Switch a node on again after kill-node."""
 
     async def act(cluster: Cluster) -> dict[str, Any]:
+        _require_embedded(cluster)
         names = sorted(str(one["metadata"]["name"]) for one in await cluster.select(NODES))
         if node not in names:
             raise SpecError(f"there is no node {node}; there are: {', '.join(names) or 'none'}")
         await cluster.patch(NODES, node, {"metadata": {"annotations": {POWER: None}}})
         return {"done": "switched on", "node": node}
 
-    _drill(act, find(directory, context, kubeconfig, Use.CHANGE), "", output)
+    _print(target.run(act, Use.CHANGE), is_json=output is Output.JSON)
 
 
-def _drill(
-    act: Callable[[Cluster], Awaitable[dict[str, Any]]],
-    place: Place,
-    namespace: str,
-    output: Output,
-    *,
-    anywhere: bool = False,
-) -> None:
-    if place.paths is None and not anywhere:
+def _require_embedded(cluster: Cluster) -> None:
+    if cluster.place.paths is None:
         raise SpecError(
             "this drill is for an embedded cluster, whose processes and nodes are on this machine; "
             "on another, use: unbroken chaos kill-pod JOB --pod POD"
         )
-    done = on_cluster(place, namespace, act)
-    if output is Output.JSON:
+
+
+def _print(done: dict[str, Any], *, is_json: bool) -> None:
+    if is_json:
         print_json(done)
         return
     rank = f" rank {done['rank']}" if "rank" in done else ""

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from unbroken.cli.place import DEFAULT, Directory, resolve
+from unbroken.cli.options import Directory
+from unbroken.cli.place import DEFAULT, resolve
 from unbroken.local import state
 
 NAMED_MAX = 10

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from unbroken.cli.cluster.place import KEY_ID, REGION, SECRET, TOKEN, key_of
-from unbroken.cli.place import DEFAULT, Directory, Form, Output, resolve
+from unbroken.cli.options import Directory, Form, Output
+from unbroken.cli.place import DEFAULT, resolve
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 from unbroken.local import state

@@ -21,7 +21,8 @@ from unbroken.cli.nodes.options import (
     RepairDryRun,
     RepairShare,
 )
-from unbroken.cli.place import DEFAULT, Directory, resolve
+from unbroken.cli.options import Directory
+from unbroken.cli.place import DEFAULT, resolve
 from unbroken.cli.show import note
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.quantity import QuantityError, parse_quantity

@@ -10,7 +10,8 @@ import msgspec
 import typer
 
 from unbroken.cli.connection import NODES, Cluster, Object, on_cluster
-from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Output, Place, Use, find
+from unbroken.cli.options import Form, Output, Target
+from unbroken.cli.place import Place, Use
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 from unbroken.kube.errors import NotFound
@@ -51,9 +52,8 @@ def command(
     timeout: Annotated[int, typer.Option(min=1, help="Seconds for all of it.")] = 7200,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow it to its end.")] = True,
     output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    target: Target,
 ) -> None:
     """Test nodes: in seconds, or with --deep under load, against each other and by training.
 
@@ -61,7 +61,7 @@ def command(
     running.
     """
     kinds = _kinds(kind or [], deep=deep)
-    place = find(directory, context, kubeconfig, Use.CHANGE)
+    place = target.place(Use.CHANGE)
     annotations = {CHECK_SECONDS: f"{seconds:g}"} if seconds else {}
     name = f"check-{secrets.token_hex(3)}"
 

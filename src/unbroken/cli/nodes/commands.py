@@ -5,17 +5,18 @@ from __future__ import annotations
 import getpass
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from unbroken.cli.connection import NODES, PODS, Cluster, Object, on_cluster
-from unbroken.cli.place import Context, Embedded, Form, Kubeconfig, Output, Place, Use, choose, find
+from unbroken.cli.app import App
+from unbroken.cli.completion import completion
+from unbroken.cli.connection import NODES, PODS, Cluster, Object
+from unbroken.cli.options import Form, ListForm, ListOutput, Output, Target
+from unbroken.cli.place import Use
 from unbroken.cli.show import note, paper, print_json, print_table
-from unbroken.errors import SpecError, UnbrokenError
+from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import NotFound
 from unbroken.spec.keys import REPAIR
@@ -27,7 +28,7 @@ from . import views
 
 RECORDS = (NODE_RECORD.path.rpartition("/")[0], NODE_RECORD.plural)
 
-app = typer.Typer(
+app = App(
     add_completion=False,
     rich_markup_mode="markdown",
     invoke_without_command=True,
@@ -35,30 +36,11 @@ app = typer.Typer(
 )
 
 
-def node_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of nodes that start so; nothing where no cluster answers."""
-
-    async def read(cluster: Cluster) -> list[Object]:
-        return await cluster.select(NODES)
-
-    given = ctx.params
-    directory = Path(given["directory"]) if given.get("directory") else None
-    try:
-        place, _ = choose(directory, given.get("context"), given.get("kubeconfig"))
-        nodes = on_cluster(place, "", read)
-    except UnbrokenError:
-        return []  # the shell shows no errors while a person types
-    names = [str(node["metadata"]["name"]) for node in nodes]
-    return [name for name in names if name.startswith(incomplete)]
+async def _nodes(cluster: Cluster) -> list[Object]:
+    return await cluster.select(NODES)
 
 
-class Shape(StrEnum):
-    """Forms of the list."""
-
-    TEXT = "text"
-    WIDE = "wide"
-    """With cluster, check, fault, and what a repair waits for."""
-    JSON = "json"
+node_names = completion(_nodes)
 
 
 Name = Annotated[
@@ -67,35 +49,23 @@ Name = Annotated[
 Names = Annotated[
     list[str], typer.Argument(metavar="NODE...", help="Names.", autocompletion=node_names)
 ]
-ListForm = Annotated[Shape, typer.Option("-o", "--output", help="text, wide or json.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow it, and end with 1 if it fails.")]
 
 
 @app.callback()
-def nodes(
-    ctx: typer.Context,
-    output: ListForm = Shape.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def nodes(ctx: typer.Context, output: ListForm = ListOutput.TEXT, *, target: Target) -> None:
     """List and describe nodes, order repairs, see what is held against a node, clear it."""
     if ctx.invoked_subcommand is None:
-        _list(find(directory, context, kubeconfig), output)
+        _list(target, output)
 
 
 @app.command("list")
-def list_nodes(
-    output: ListForm = Shape.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def list_nodes(output: ListForm = ListOutput.TEXT, *, target: Target) -> None:
     """List nodes: status, health, pods of jobs, the repair under way, points held against each."""
-    _list(find(directory, context, kubeconfig), output)
+    _list(target, output)
 
 
-def _list(place: Place, output: Shape) -> None:
+def _list(target: Target, output: ListOutput) -> None:
     now = wall()
 
     async def read(cluster: Cluster) -> list[dict[str, Any]]:
@@ -106,25 +76,19 @@ def _list(place: Place, output: Shape) -> None:
             for node in await cluster.select(NODES)
         ]
 
-    rows = on_cluster(place, "", read)
-    if output is Shape.JSON:
+    rows = target.run(read)
+    if output is ListOutput.JSON:
         print_json({"nodes": rows})
     elif not rows:
         note("the cluster has no nodes")
     else:
-        is_wide = output is Shape.WIDE
+        is_wide = output is ListOutput.WIDE
         titles = (*views.TITLES, *(views.WIDE if is_wide else ()))
         print_table(titles, [views.cells(row, is_wide=is_wide) for row in rows])
 
 
 @app.command()
-def describe(
-    name: Name,
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def describe(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
     """Show all that is known of a node, its repairs among it."""
     now = wall()
 
@@ -132,7 +96,7 @@ def describe(
         node = await _node(cluster, name)
         return node, await _record(cluster, name), await cluster.select(PODS, namespace="")
 
-    node, record, pods = on_cluster(find(directory, context, kubeconfig), "", read)
+    node, record, pods = target.run(read)
     row = views.node_row(node, record, pods, now)
     if output is Output.JSON:
         print_json({**row, "record": (record or {}).get("spec") or {}})
@@ -142,29 +106,15 @@ def describe(
 
 
 @app.command()
-def reset(
-    names: Names,
-    wait: Wait = False,
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def reset(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: Target) -> None:
     """Have the GPUs of nodes reset, when their jobs have moved off."""
-    _order(find(directory, context, kubeconfig, Use.CHANGE), names, "reset", output, wait=wait)
+    _order(target, names, "reset", output, wait=wait)
 
 
 @app.command()
-def reboot(
-    names: Names,
-    wait: Wait = False,
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def reboot(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: Target) -> None:
     """Have nodes rebooted, when their jobs have moved off."""
-    _order(find(directory, context, kubeconfig, Use.CHANGE), names, "reboot", output, wait=wait)
+    _order(target, names, "reboot", output, wait=wait)
 
 
 @app.command()
@@ -173,9 +123,8 @@ def replace(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     wait: Wait = False,
     output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    target: Target,
 ) -> None:
     """Have nodes replaced by new ones: what is on their disks is lost."""
     shown = ", ".join(names)
@@ -183,10 +132,10 @@ def replace(
         if not sys.stdin.isatty():
             raise SpecError(f"replacing {shown} destroys what is on it; say so with --yes")
         typer.confirm(f"Replace {shown}? What is on the disks is lost.", abort=True, err=True)
-    _order(find(directory, context, kubeconfig, Use.CHANGE), names, "replace", output, wait=wait)
+    _order(target, names, "replace", output, wait=wait)
 
 
-def _order(place: Place, names: Sequence[str], what: str, output: Output, *, wait: bool) -> None:
+def _order(target: Target, names: Sequence[str], what: str, output: Output, *, wait: bool) -> None:
     async def act(cluster: Cluster) -> list[dict[str, Any]]:
         found = [await _node(cluster, name) for name in names]
         records = {one["metadata"]["name"]: one for one in await _records(cluster)}
@@ -198,7 +147,7 @@ def _order(place: Place, names: Sequence[str], what: str, output: Output, *, wai
             done.append((name, known))
         return [await _ended(cluster, name, known, wait=wait) for name, known in done]
 
-    answers = on_cluster(place, "", act)
+    answers = target.run(act, Use.CHANGE)
     if output is Output.JSON:
         print_json({"ordered": what, "nodes": answers})
     else:
@@ -241,13 +190,7 @@ async def _ended(
 
 
 @app.command()
-def blame(
-    name: Name,
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
-) -> None:
+def blame(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
     """Show what is held against a node, with the evidence; points halve every week."""
     now = wall()
 
@@ -257,7 +200,7 @@ def blame(
             await _node(cluster, name)
         return record
 
-    record = on_cluster(find(directory, context, kubeconfig), "", read)
+    record = target.run(read)
     held = views.record_of(record)
     rows = views.blame_rows(held, now)
     if output is Output.JSON:
@@ -285,9 +228,8 @@ def clear(
     why: Annotated[str, typer.Option("--why", help="What speaks for the node; kept.")],
     wait: Wait = False,
     output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    target: Target,
 ) -> None:
     """Let nothing so far count against a node; one in quarantine returns after a burn-in."""
     if not why.strip():
@@ -306,7 +248,7 @@ def clear(
         is_out = held.quarantined_at is not None
         return held, await _burnt_in(cluster, name, at) if wait and is_out else None
 
-    held, burn_in = on_cluster(find(directory, context, kubeconfig, Use.CHANGE), "", act)
+    held, burn_in = target.run(act, Use.CHANGE)
     is_out = held.quarantined_at is not None
     if output is Output.JSON:
         ended = None if burn_in is None else burn_in.state.value

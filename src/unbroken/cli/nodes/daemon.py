@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unbroken.cli.place import Context, Embedded, Form, Output, cluster_of
+from unbroken.cli.options import Context, Embedded, Form, Output
+from unbroken.cli.place import cluster_of
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from unbroken.cli.place import Form, Output
+from unbroken.cli.options import Form, Output
 from unbroken.cli.show import Paper, note, paper, print_json
 from unbroken.errors import WorldError
 from unbroken.spec.nodes.check import CheckKind, Outcome

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unbroken.cli.place import Form, Output
+from unbroken.cli.options import Form, Output
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 

@@ -23,7 +23,8 @@ from unbroken.cli.nodes.options import (
     RepairDryRun,
     RepairShare,
 )
-from unbroken.cli.place import Context, Embedded, cluster_of
+from unbroken.cli.options import Context, Embedded
+from unbroken.cli.place import cluster_of
 from unbroken.spec.nodes.keys import NodeProvider, Recovery
 
 from .key import KeyFile, KeyPlace, KeySecretName, key_place

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from unbroken.cli.documents import read_documents
-from unbroken.cli.place import Form, Output
+from unbroken.cli.options import Form, Output
 from unbroken.cli.show import note, print_json
 from unbroken.core.logs.rule_sets import RuleSet, rule_sets, the_one
 from unbroken.errors import SpecError, UnbrokenError

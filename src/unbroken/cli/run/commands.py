@@ -8,17 +8,9 @@ import typer
 from typer.core import TyperCommand
 
 from unbroken.agent.options import node_count
-from unbroken.cli.place import (
-    Context,
-    Embedded,
-    Form,
-    Kubeconfig,
-    Namespace,
-    Output,
-    Place,
-    Use,
-    find,
-)
+from unbroken.cli.app import App
+from unbroken.cli.options import CommonOptions
+from unbroken.cli.place import Place, Use
 from unbroken.cli.show import note
 from unbroken.errors import SpecError
 
@@ -88,7 +80,7 @@ Detach = Annotated[
 ]
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+app = App(add_completion=False, rich_markup_mode="markdown")
 
 
 @app.command("run", cls=RunCommand, context_settings={"allow_interspersed_args": False})
@@ -102,11 +94,8 @@ def command(
     max_restarts: Restarts = None,
     name: Name = None,
     detach: Detach = False,
-    namespace: Namespace = "",
-    output: Form = Output.TEXT,
-    directory: Embedded = None,
-    context: Context = None,
-    kubeconfig: Kubeconfig = None,
+    *,
+    options: CommonOptions,
 ) -> None:
     """Run a HyperPodPyTorchJob manifest, or a script as torchrun would.
 
@@ -121,13 +110,13 @@ def command(
     in this folder, with this shell's environment and Python. Press Ctrl-C once for a prompt,
     twice to stop the job.
     """
-    place = find(directory, context, kubeconfig, Use.RUN)
+    place = options.target.place(Use.RUN)
     given = arguments or []
     if manifests.is_manifest(program):
         sizes = (nnodes, nproc, spares, max_restarts)
         names = [name for name, value in zip(FIELDS, sizes, strict=True) if value is not None]
         in_manifest(program, names, ctx.obj, given)
-        wish: Wish = _read(program, name, namespace)
+        wish: Wish = _read(program, name, options.namespace)
     else:
         script = [*ctx.obj, program, *given]
         is_module = "--module" in ctx.obj
@@ -138,8 +127,9 @@ def command(
         for text in manifests.check_script(wish, name):
             note(f"warning: {text}")
     start_cluster(place, pods_of(wish))
-    where = namespace or (wish.parsed.namespace if isinstance(wish, manifests.Manifest) else "")
-    raise typer.Exit(run_wish(place, where, Order(wish, name, detach, output)))
+    own = wish.parsed.namespace if isinstance(wish, manifests.Manifest) else ""
+    order = Order(wish, name, detach, options.is_json)
+    raise typer.Exit(run_wish(place, options.namespace or own, order))
 
 
 def _read(program: str, name: str | None, namespace: str) -> manifests.Manifest:

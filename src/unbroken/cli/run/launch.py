@@ -12,7 +12,7 @@ from unbroken.cli.job.explain import as_value
 from unbroken.cli.job.views import job_summary
 from unbroken.cli.job.views import state as job_state
 from unbroken.cli.local.up import start_detached
-from unbroken.cli.place import Output, Place
+from unbroken.cli.place import Place
 from unbroken.cli.show import note, print_json
 from unbroken.errors import SpecError
 from unbroken.local import state
@@ -30,7 +30,7 @@ class Order:
     wish: Wish
     name: str | None
     is_detached: bool
-    output: Output
+    is_json: bool
 
 
 def pods_of(wish: Wish) -> int:
@@ -62,9 +62,9 @@ def run_wish(place: Place, namespace: str, order: Order) -> int:
     async def act(cluster: Cluster) -> int:
         job = await _create(cluster, order)
         if order.is_detached:
-            _tell_created(job, order.output)
+            _tell_created(job, is_json=order.is_json)
             return 0
-        return await _follow(cluster, job, order.output)
+        return await _follow(cluster, job, is_json=order.is_json)
 
     return on_cluster(place, namespace, act)
 
@@ -139,15 +139,15 @@ async def _apply(cluster: Cluster, value: Object) -> None:
         await cluster.client.apply(typed)
 
 
-def _tell_created(job: Object, output: Output) -> None:
-    if output is Output.JSON:
+def _tell_created(job: Object, *, is_json: bool) -> None:
+    if is_json:
         print_json(job_summary(job))
         return
     name = job["metadata"]["name"]
     print(f"{name}: created; follow it with: unbroken logs -f {name}")
 
 
-async def _follow(cluster: Cluster, job: Object, output: Output) -> int:
+async def _follow(cluster: Cluster, job: Object, *, is_json: bool) -> int:
     from unbroken.cli.job.watching import Watched
 
     from .follow import Follower  # slow to load
@@ -156,9 +156,9 @@ async def _follow(cluster: Cluster, job: Object, output: Output) -> int:
     name = job["metadata"]["name"]
     async with Watched(cluster, name) as watched:
         await watched.until(lambda: watched.has_job(job["metadata"]["uid"]))
-        with open_screen(is_json=output is Output.JSON) as screen:
+        with open_screen(is_json=is_json) as screen:
             outcome = await Follower(cluster, job, watched, screen).run()
-    if output is Output.JSON:
+    if is_json:
         incidents = [as_value(one) for one in outcome.incidents]
         print_json(
             {

@@ -1,0 +1,39 @@
+"""Completion of names in the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unbroken.errors import UnbrokenError
+
+from .connection import Cluster, Object, on_cluster
+from .place import choose
+
+Read = Callable[[Cluster], Awaitable[list[Object]]]
+
+
+def completion(read: Read) -> Callable[[typer.Context, str], list[str]]:
+    """Complete the names of the objects that `read` returns; no names if no cluster answers."""
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        given = ctx.params
+        directory = Path(given["directory"]) if given.get("directory") else None
+        try:
+            place, _ = choose(directory, given.get("context"), given.get("kubeconfig"))
+            found = on_cluster(place, given.get("namespace") or "", read)
+        except UnbrokenError:
+            return []  # the shell shows no errors while a person types
+        names = [str(one["metadata"]["name"]) for one in found]
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
+
+
+JobName = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=completion(Cluster.jobs)),
+]
