@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from unbroken.cli.app import App
 from unbroken.cli.nodes.daemon import command
 from unbroken.errors import SpecError
 
-app = typer.Typer()
+app = App()
 app.command()(command)
 
 

@@ -110,19 +110,3 @@ def _own(file: Path | None) -> state.Paths | None:
     """The local cluster of which this is the kubeconfig; None: it is no local cluster's."""
     is_ours = file is not None and (file.parent / "cluster.json").is_file()
     return state.Paths(file.parent.absolute()) if file and is_ours else None
-
-
-def cluster_of(
-    kubeconfig: Path | None, context: str | None, directory: Path | None
-) -> tuple[Path | str | None, str | None]:
-    """Kubeconfig and context for a program that may run in a pod of the cluster it is about.
-
-    Without a file the Kubernetes client finds its own, in a pod that of its service account.
-    """
-    if kubeconfig is not None:
-        return kubeconfig, context
-    is_named = os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" in os.environ
-    if directory is None and is_named and not os.environ.get("UNBROKEN_DIR"):
-        return None, context
-    place = find(directory, context)
-    return place.kubeconfig, place.context

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unbroken.cli.options import Context, Embedded
-from unbroken.cli.place import cluster_of
+from unbroken.cli.programs import ProgramTarget, start_logging
 from unbroken.errors import SpecError
 
 if TYPE_CHECKING:
     from unbroken.cluster_api.driver import ClusterApiOptions, Tls
+    from unbroken.kube.client import KubeClient
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,8 @@ def command(
     tls_key: Annotated[
         Path | None, typer.Option("--tls-key", help="Private key of --tls-cert (PEM).")
     ] = None,
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option("--kubeconfig", help="Of the cluster.", show_default="KUBECONFIG's"),
-    ] = None,
-    context: Context = None,
-    directory: Embedded = None,
+    *,
+    target: ProgramTarget,
 ) -> None:
     """Serve the cluster API for the aws CLI and boto3. It remembers nothing: run any number.
 
@@ -58,9 +54,9 @@ def command(
     # Here, because it takes long to load.
     from unbroken.cluster_api.driver import ClusterApiOptions
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    start_logging()
     options = ClusterApiOptions(credentials, host, port, tls_files(tls_cert, tls_key))
-    asyncio.run(_run(cluster_of(kubeconfig, context, directory), options))
+    target.run("unbroken-cluster-api", partial(_serve, options))
 
 
 def tls_files(certificate: Path | None, key: Path | None) -> Tls | None:
@@ -74,17 +70,9 @@ def tls_files(certificate: Path | None, key: Path | None) -> Tls | None:
     return Tls(certificate, key)
 
 
-async def _run(cluster: tuple[Path | str | None, str | None], options: ClusterApiOptions) -> None:
+async def _serve(options: ClusterApiOptions, client: KubeClient) -> None:
     from unbroken.cluster_api.driver import serve_cluster_api
-    from unbroken.kube.client import connect
 
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
-    async with (
-        connect(cluster[0], context=cluster[1], manager="unbroken-cluster-api") as client,
-        serve_cluster_api(client, options) as address,
-    ):
+    async with serve_cluster_api(client, options) as address:
         log.info("cluster_api=%s", address)
-        await ended.wait()
+        await asyncio.Event().wait()

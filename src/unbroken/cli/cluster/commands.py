@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
+from unbroken.cli.app import App
 from unbroken.cli.options import Context, Embedded
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 
-from .place import Endpoint, EndpointUrl, endpoint
+from .place import EndpointUrl, endpoint
 from .views import CLUSTER_TITLES, GROUP_TITLES, cluster_row, facts, group_rows, progress
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ Object = dict[str, Any]
 LOOK_SECONDS = 1.0
 """Between two looks at a cluster that is waited for; the API has no way to wait."""
 
-app = typer.Typer(
+app = App(
     help="Clusters of machines: groups with lifecycle scripts, deep checks and repair. "
     "The same as `aws sagemaker ...-cluster` against the address in `unbroken status`.",
     no_args_is_help=True,
@@ -44,7 +46,6 @@ class Form(StrEnum):
     YAML = "yaml"
 
 
-Output = Annotated[Form, typer.Option("-o", "--output", help="text, json or yaml.")]
 Name = Annotated[str, typer.Argument(help="Name or ARN of the cluster.")]
 Input = Annotated[
     str,
@@ -57,37 +58,49 @@ Input = Annotated[
 Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
 
 
+@dataclass(frozen=True, slots=True)
+class ApiFlags:
+    """The form of the answer, and the cluster API that is called."""
+
+    output: Annotated[Form, typer.Option("-o", "--output", help="text, json or yaml.")] = Form.TEXT
+    url: EndpointUrl = None
+    directory: Embedded = None
+    context: Context = None
+
+    def call(self, act: Callable[[Client], Awaitable[T]]) -> T:
+        """Run `act` with a client of the cluster API."""
+        from unbroken.cluster_api.client import connected  # slow to load
+
+        place = endpoint(self.url, self.directory, self.context)
+
+        async def run() -> T:
+            async with connected(
+                place.url, place.credential, place.region, place.ca_bundle
+            ) as client:
+                return await act(client)
+
+        return asyncio.run(run())
+
+
 @app.command()
-def create(
-    request: Input,
-    wait: Wait = False,
-    output: Output = Form.TEXT,
-    url: EndpointUrl = None,
-    directory: Embedded = None,
-    context: Context = None,
-) -> None:
+def create(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
     """Create a cluster. Exit status 1: it failed."""
     body = read_request(request)
-    found = _ordered(endpoint(url, directory, context), "CreateCluster", body, wait=wait)
-    _tell(found, output, wait, f"cluster {body.get('ClusterName')} is being created")
+    found = _ordered(api, "CreateCluster", body, wait=wait)
+    _tell(found, api.output, wait, f"cluster {body.get('ClusterName')} is being created")
 
 
 @app.command("list")
-def list_command(
-    output: Output = Form.TEXT,
-    url: EndpointUrl = None,
-    directory: Embedded = None,
-    context: Context = None,
-) -> None:
+def list_command(api: ApiFlags) -> None:
     """List the clusters."""
 
     async def act(client: Client) -> list[Object]:
         pages = client.pages("ListClusters", "ClusterSummaries", {"SortBy": "NAME"})
         return [one async for one in pages]
 
-    found = _call(endpoint(url, directory, context), act)
-    if output is not Form.TEXT:
-        _print({"ClusterSummaries": found}, output)
+    found = api.call(act)
+    if api.output is not Form.TEXT:
+        _print({"ClusterSummaries": found}, api.output)
     elif found:
         print_table(CLUSTER_TITLES, [cluster_row(one) for one in found])
     else:
@@ -95,34 +108,21 @@ def list_command(
 
 
 @app.command()
-def describe(
-    cluster: Name,
-    output: Output = Form.TEXT,
-    url: EndpointUrl = None,
-    directory: Embedded = None,
-    context: Context = None,
-) -> None:
+def describe(cluster: Name, api: ApiFlags) -> None:
     """Show a cluster and its groups."""
 
     async def act(client: Client) -> Object:
         return await client.call("DescribeCluster", {"ClusterName": cluster})
 
-    _show(_call(endpoint(url, directory, context), act), output)
+    _show(api.call(act), api.output)
 
 
 @app.command()
-def update(
-    request: Input,
-    wait: Wait = False,
-    output: Output = Form.TEXT,
-    url: EndpointUrl = None,
-    directory: Embedded = None,
-    context: Context = None,
-) -> None:
+def update(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
     """Change a cluster: its groups, their counts, NodeRecovery. Exit status 1: it failed."""
     body = read_request(request)
-    found = _ordered(endpoint(url, directory, context), "UpdateCluster", body, wait=wait)
-    _tell(found, output, wait, f"cluster {body.get('ClusterName')} is being updated")
+    found = _ordered(api, "UpdateCluster", body, wait=wait)
+    _tell(found, api.output, wait, f"cluster {body.get('ClusterName')} is being updated")
 
 
 @app.command()
@@ -130,10 +130,8 @@ def delete(
     cluster: Name,
     wait: Wait = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    output: Output = Form.TEXT,
-    url: EndpointUrl = None,
-    directory: Embedded = None,
-    context: Context = None,
+    *,
+    api: ApiFlags,
 ) -> None:
     """Delete a cluster with all its machines."""
     if not yes and sys.stdin.isatty():
@@ -145,9 +143,9 @@ def delete(
             await _until_gone(client, made["ClusterArn"])
         return made
 
-    found = _call(endpoint(url, directory, context), act)
+    found = api.call(act)
     done = "is deleted" if wait else "is being deleted"
-    _tell(found, output, False, f"cluster {cluster} {done}")
+    _tell(found, api.output, False, f"cluster {cluster} {done}")
 
 
 def read_request(name: str) -> Object:
@@ -165,24 +163,14 @@ def read_request(name: str) -> Object:
     return found
 
 
-def _call(place: Endpoint, act: Callable[[Client], Awaitable[T]]) -> T:
-    from unbroken.cluster_api.client import connected  # slow to load
-
-    async def run() -> T:
-        async with connected(place.url, place.credential, place.region, place.ca_bundle) as client:
-            return await act(client)
-
-    return asyncio.run(run())
-
-
-def _ordered(place: Endpoint, operation: str, body: Object, *, wait: bool) -> Object:
+def _ordered(api: ApiFlags, operation: str, body: Object, *, wait: bool) -> Object:
     """The answer; if `wait`, the cluster when nothing of it is under way any more."""
 
     async def act(client: Client) -> Object:
         made = await client.call(operation, body)
         return await _until_settled(client, made["ClusterArn"]) if wait else made
 
-    return _call(place, act)
+    return api.call(act)
 
 
 async def _until_settled(client: Client, arn: str) -> Object:

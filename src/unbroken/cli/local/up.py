@@ -8,21 +8,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from unbroken.cli.nodes.options import (
-    NodeCommand,
-    NodeRecovery,
-    Provider,
-    RepairDryRun,
-    RepairShare,
-)
+from unbroken.cli.nodes.options import RepairFlags
 from unbroken.cli.options import Directory
 from unbroken.cli.place import DEFAULT, resolve
+from unbroken.cli.programs import start_logging
 from unbroken.cli.show import note
 from unbroken.errors import SpecError, WorldError
 from unbroken.kube.quantity import QuantityError, parse_quantity
@@ -30,9 +26,6 @@ from unbroken.local import state
 from unbroken.local.folders import private
 from unbroken.local.machines.decisions.scripts import source_mapping
 from unbroken.spec.nodes.instance_types import instance_type as find_type
-
-Given = TypeVar("Given")
-Value = TypeVar("Value")
 
 READY_FD = "UNBROKEN_READY_FD"
 """Environment variable: where a detached cluster says that it is ready."""
@@ -43,125 +36,136 @@ OWN_OPTIONS = {
 }
 
 
-Operator = Annotated[
-    bool | None,
-    typer.Option(
-        "--operator/--no-operator",
-        help="Run the operator too, or leave it to `unbroken operator`.",
-        show_default="--operator",
-    ),
-]
-PyTorchJobs = Annotated[
-    bool | None,
-    typer.Option(
-        "--pytorchjobs/--no-pytorchjobs",
-        help="Run Kubeflow's PyTorchJobs too, or leave them to their own operator.",
-        show_default="--pytorchjobs",
-    ),
-]
-NodeGrace = Annotated[
-    float | None,
-    typer.Option(
-        "--node-grace", min=2, help="Seconds until a silent node is lost.", show_default="4"
-    ),
-]
-Resources = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--resource",
-        metavar="NAME=QUANTITY",
-        help="More to offer.",
-    ),
-]
-LifecycleSources = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--lifecycle-source",
-        metavar="s3://BUCKET/PREFIX=DIR",
-        help="Directory that stands for an address of lifecycle scripts, which then run on this "
-        "machine as you.",
-    ),
-]
-ClusterApiPort = Annotated[
-    int | None,
-    typer.Option(
-        "--cluster-api-port",
-        min=0,
-        max=65535,
-        help="Of the cluster API, on the loopback address.",
-        show_default="any",
-    ),
-]
-ClusterApiCredentials = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster-api-credentials",
-        metavar="FILE",
-        help="File of the keys that may call the cluster API, in the form of ~/.aws/credentials; "
-        "'' for the cluster's own.",
-        show_default="DIR/cluster-api-credentials, made at the first start",
-    ),
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port",
-        min=0,
-        max=65535,
-        help="Of the metrics for Prometheus, on the loopback address.",
-        show_default="any",
-    ),
-]
-Nodes = Annotated[
-    int | None, typer.Option(min=0, max=200, help="Number of nodes.", show_default="1")
-]
-Cpu = Annotated[
-    str | None, typer.Option("--cpu-per-node", help="Such as 4 or 500m.", show_default="all")
-]
-Memory = Annotated[
-    str | None, typer.Option("--memory-per-node", help="Such as 8Gi.", show_default="all")
-]
-Gpus = Annotated[
-    int | None,
-    typer.Option("--gpu-per-node", min=0, help="nvidia.com/gpu to offer.", show_default="0"),
-]
-InstanceTypeName = Annotated[
-    str | None,
-    typer.Option(
-        "--instance-type",
-        metavar="ml.TYPE",
-        help="Offer what such a machine has, and have its label; '' for none.",
-        show_default="none",
-    ),
-]
-Labels = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label of every node.")]
-Port = Annotated[int | None, typer.Option(min=0, max=65535, help="Of the API.", show_default="any")]
-Detach = Annotated[bool, typer.Option("--detach", "-d", help="Return when the cluster is ready.")]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFlags:
+    """What the cluster offers and runs, by the names of `state.ClusterOptions`.
+
+    None: as it was the last time.
+    """
+
+    nodes: Annotated[
+        int | None, typer.Option(min=0, max=200, help="Number of nodes.", show_default="1")
+    ] = None
+    cpu: Annotated[
+        str | None, typer.Option("--cpu-per-node", help="Such as 4 or 500m.", show_default="all")
+    ] = None
+    memory: Annotated[
+        str | None, typer.Option("--memory-per-node", help="Such as 8Gi.", show_default="all")
+    ] = None
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpu-per-node", min=0, help="nvidia.com/gpu to offer.", show_default="0"),
+    ] = None
+    instance_type: Annotated[
+        str | None,
+        typer.Option(
+            "--instance-type",
+            metavar="ml.TYPE",
+            help="Offer what such a machine has, and have its label; '' for none.",
+            show_default="none",
+        ),
+    ] = None
+    resources: Annotated[
+        list[str] | None,
+        typer.Option("--resource", metavar="NAME=QUANTITY", help="More to offer."),
+    ] = None
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label of every node.")
+    ] = None
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Of the API.", show_default="any")
+    ] = None
+    operator: Annotated[
+        bool | None,
+        typer.Option(
+            "--operator/--no-operator",
+            help="Run the operator too, or leave it to `unbroken operator`.",
+            show_default="--operator",
+        ),
+    ] = None
+    pytorchjobs: Annotated[
+        bool | None,
+        typer.Option(
+            "--pytorchjobs/--no-pytorchjobs",
+            help="Run Kubeflow's PyTorchJobs too, or leave them to their own operator.",
+            show_default="--pytorchjobs",
+        ),
+    ] = None
+    grace_seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--node-grace", min=2, help="Seconds until a silent node is lost.", show_default="4"
+        ),
+    ] = None
+    lifecycle_sources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lifecycle-source",
+            metavar="s3://BUCKET/PREFIX=DIR",
+            help="Directory that stands for an address of lifecycle scripts, which then run on "
+            "this machine as you.",
+        ),
+    ] = None
+    cluster_api_port: Annotated[
+        int | None,
+        typer.Option(
+            "--cluster-api-port",
+            min=0,
+            max=65535,
+            help="Of the cluster API, on the loopback address.",
+            show_default="any",
+        ),
+    ] = None
+    cluster_api_credentials: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster-api-credentials",
+            metavar="FILE",
+            help="File of the keys that may call the cluster API, in the form of "
+            "~/.aws/credentials; '' for the cluster's own.",
+            show_default="DIR/cluster-api-credentials, made at the first start",
+        ),
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            help="Of the metrics for Prometheus, on the loopback address.",
+            show_default="any",
+        ),
+    ] = None
+    repair: RepairFlags
+
+    def over(self, saved: state.ClusterOptions) -> state.ClusterOptions:
+        """The options of the last time, with those that are given now in their place; SpecError."""
+        given = _fields(self) | _fields(self.repair)
+        del given["repair"]
+        news = {
+            name: _READERS[name](value) if name in _READERS else value
+            for name, value in given.items()
+            if value is not None
+        }
+        options = msgspec.structs.replace(saved, **news)
+        _quantity("--cpu-per-node", options.cpu)
+        _quantity("--memory-per-node", options.memory)
+        if options.node_provider == "command" and not options.node_command:
+            raise SpecError("--node-provider command: say which with --node-command")
+        return options
+
+
+def _fields(group: Any) -> dict[str, Any]:
+    return {one.name: getattr(group, one.name) for one in fields(group)}
 
 
 def command(
     directory: Directory = DEFAULT,
-    nodes: Nodes = None,
-    cpu: Cpu = None,
-    memory: Memory = None,
-    gpus: Gpus = None,
-    instance_type: InstanceTypeName = None,
-    resource: Resources = None,
-    label: Labels = None,
-    port: Port = None,
-    operator: Operator = None,
-    pytorchjobs: PyTorchJobs = None,
-    grace: NodeGrace = None,
-    lifecycle_source: LifecycleSources = None,
-    cluster_api_port: ClusterApiPort = None,
-    cluster_api_credentials: ClusterApiCredentials = None,
-    metrics_port: MetricsPort = None,
-    node_recovery: NodeRecovery = None,
-    node_provider: Provider = None,
-    node_command: NodeCommand = None,
-    repair_share: RepairShare = None,
-    repair_dry_run: RepairDryRun = None,
-    detach: Detach = False,
+    *,
+    flags: ClusterFlags,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return when the cluster is ready.")
+    ] = False,
 ) -> None:
     """Start a Kubernetes cluster on this machine: no root, container runtime or network needed.
 
@@ -176,51 +180,13 @@ def command(
         print(f"a cluster already runs from {paths.directory} (pid {found.pid})")
         print(_export_line(paths))
         return
-    options = _merged(
-        state.saved_options(paths),
-        nodes=nodes,
-        cpu=cpu,
-        memory=memory,
-        gpus=gpus,
-        instance_type=_read(_instance_type, instance_type),
-        resources=_read(_resources, resource),
-        labels=None if label is None else _pairs("--label", label),
-        port=port,
-        operator=operator,
-        pytorchjobs=pytorchjobs,
-        grace_seconds=grace,
-        node_recovery=node_recovery or None,
-        node_provider=node_provider or None,
-        node_command=_read(_node_command, node_command),
-        repair_share=repair_share,
-        repair_dry_run=repair_dry_run,
-        lifecycle_sources=_read(_lifecycle_sources, lifecycle_source),
-        cluster_api_port=cluster_api_port,
-        cluster_api_credentials=_read(_credentials, cluster_api_credentials),
-        metrics_port=metrics_port,
-    )
+    options = flags.over(state.saved_options(paths))
     if detach:
         pid = start_detached(paths, options)
         print(f"cluster with {options.nodes} node(s) is ready (pid {pid})")
         print(_export_line(paths))
     else:
         _foreground(paths, options)
-
-
-def _read(read: Callable[[Given], Value], given: Given | None) -> Value | None:
-    """What an option says; None where it was not given."""
-    return None if given is None else read(given)
-
-
-def _merged(saved: state.ClusterOptions, **given: Any) -> state.ClusterOptions:
-    """What was saved, with what is given now in its place; None: nothing is."""
-    news = {name: value for name, value in given.items() if value is not None}
-    options = msgspec.structs.replace(saved, **news)
-    _quantity("--cpu-per-node", options.cpu)
-    _quantity("--memory-per-node", options.memory)
-    if options.node_provider == "command" and not options.node_command:
-        raise SpecError("--node-provider command: say which with --node-command")
-    return options
 
 
 def _quantity(option: str, text: str) -> str:
@@ -230,6 +196,10 @@ def _quantity(option: str, text: str) -> str:
         except QuantityError as error:
             raise SpecError(f"{option}: {error}") from error
     return text
+
+
+def _labels(pairs: list[str]) -> dict[str, str]:
+    return _pairs("--label", pairs)
 
 
 def _pairs(option: str, pairs: list[str]) -> dict[str, str]:
@@ -286,6 +256,17 @@ def _node_command(text: str) -> str:
     return text
 
 
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "instance_type": _instance_type,
+    "resources": _resources,
+    "labels": _labels,
+    "node_command": _node_command,
+    "lifecycle_sources": _lifecycle_sources,
+    "cluster_api_credentials": _credentials,
+}
+"""Options that are not kept as they are given."""
+
+
 def _export_line(paths: state.Paths) -> str:
     return f"export KUBECONFIG={paths.kubeconfig}"
 
@@ -294,7 +275,7 @@ def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
     # Here, because it loads the whole cluster: other commands answer twice as fast without.
     from unbroken.local import up
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    start_logging()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     ready = os.environ.pop(READY_FD, None)
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unbroken.cli.options import Context, Embedded, Form, Output
-from unbroken.cli.place import cluster_of
+from unbroken.cli.options import Form, Output
+from unbroken.cli.programs import ProgramTarget, start_logging
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 
 if TYPE_CHECKING:
-    from unbroken.nodes.driver import DaemonOptions
     from unbroken.nodes.once import Findings
 
 FOUND = 1
-Kubeconfig = Annotated[
-    Path | None,
-    typer.Option("--kubeconfig", help="Of the cluster.", show_default="KUBECONFIG's"),
-]
 Library = Annotated[
     str | None,
     typer.Option("--nvml-library", metavar="FILE", help="NVML.", show_default="the driver's"),
@@ -67,16 +60,15 @@ def command(
         bool,
         typer.Option("--once", help="Look once, say what is found, and write nothing."),
     ] = False,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
-    directory: Embedded = None,
+    *,
+    target: ProgramTarget,
     output: Form = Output.TEXT,
 ) -> None:
     """Watch over a node: kernel log, GPUs, disks, network. What is wrong is written on the Node.
 
     With --once, ends with 1 where something calls for a repair of the node.
     """
-    from unbroken.nodes.driver import DaemonOptions
+    from unbroken.nodes.driver import DaemonOptions, run_daemon
     from unbroken.nodes.tables import read_table
 
     if once:
@@ -88,27 +80,11 @@ def command(
     if not node:
         raise SpecError("which node? give --node NAME, or set NODE_NAME")
     found_table = read_table(table)  # what is wrong with it is told before anything else is done
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    start_logging()
     for warning in found_table.warnings:
         logging.getLogger(__name__).warning('table=%s warning="%s"', table, warning)
     options = DaemonOptions(node, kernel_log, root, log_directory, gpus, table, nvml_library)
-    asyncio.run(_run(cluster_of(kubeconfig, context, directory), options))
-
-
-async def _run(cluster: tuple[Path | str | None, str | None], options: DaemonOptions) -> None:
-    from unbroken.kube.client import connect
-    from unbroken.nodes.driver import run_daemon
-
-    client = connect(cluster[0], context=cluster[1], manager="unbroken-node-daemon")
-    running = asyncio.ensure_future(run_daemon(client, options))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, running.cancel)
-    try:
-        with contextlib.suppress(asyncio.CancelledError):
-            await running
-    finally:
-        await client.close()
+    target.run("unbroken-node-daemon", lambda client: run_daemon(client, options))
 
 
 def _show(found: Findings, output: Output) -> None:

@@ -2,52 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unbroken.spec.nodes.keys import NodeProvider, Recovery
 
-NodeRecovery = Annotated[
-    Recovery | None,
-    typer.Option(
-        "--node-recovery",
-        help="Repair bad nodes, or touch nothing unless a person orders it; a cluster's own "
-        "NodeRecovery comes first.",
-        show_default="Automatic",
-    ),
-]
-Provider = Annotated[
-    NodeProvider | None,
-    typer.Option(
-        "--node-provider", help="Who resets, reboots and replaces nodes.", show_default=False
-    ),
-]
-NodeCommand = Annotated[
-    str | None,
-    typer.Option(
-        "--node-command",
-        metavar="COMMAND",
-        help="Of the provider `command`: called with NODE, ACTION, PROVIDER_ID in its environment, "
-        "or as {node}, {action}, ... in its words. Exit status 0: done, 75: still at it.",
-        show_default=False,
-    ),
-]
-RepairShare = Annotated[
-    float | None,
-    typer.Option(
-        "--repair-share",
-        min=0.0,
-        max=1.0,
-        help="Share of the nodes that may be under repair at once; one always may.",
-        show_default="0.2",
-    ),
-]
-RepairDryRun = Annotated[
-    bool | None,
-    typer.Option(
-        "--repair-dry-run/--no-repair-dry-run",
-        help="Say in events and records what would be done to nodes, and do nothing.",
-        show_default="--no-repair-dry-run",
-    ),
-]
+if TYPE_CHECKING:
+    from unbroken.operator.nodes.repair import RepairOptions
+
+DEFAULT_SHARE = 0.2
+"""Share of the nodes that `unbroken operator` repairs at once (docs/design/nodes.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairFlags:
+    """How nodes are repaired; None: not given."""
+
+    node_recovery: Annotated[
+        Recovery | None,
+        typer.Option(
+            "--node-recovery",
+            help="Repair bad nodes, or touch nothing unless a person orders it; a cluster's own "
+            "NodeRecovery comes first.",
+            show_default="Automatic",
+        ),
+    ] = None
+    node_provider: Annotated[
+        NodeProvider | None,
+        typer.Option(
+            "--node-provider", help="Who resets, reboots and replaces nodes.", show_default=False
+        ),
+    ] = None
+    node_command: Annotated[
+        str | None,
+        typer.Option(
+            "--node-command",
+            metavar="COMMAND",
+            help="Of the provider `command`: called with NODE, ACTION, PROVIDER_ID in its "
+            "environment, or as {node}, {action}, ... in its words. Exit status 0: done, 75: still "
+            "at it.",
+            show_default=False,
+        ),
+    ] = None
+    repair_share: Annotated[
+        float | None,
+        typer.Option(
+            "--repair-share",
+            min=0.0,
+            max=1.0,
+            help="Share of the nodes that may be under repair at once; one always may.",
+            show_default="0.2",
+        ),
+    ] = None
+    repair_dry_run: Annotated[
+        bool | None,
+        typer.Option(
+            "--repair-dry-run/--no-repair-dry-run",
+            help="Say in events and records what would be done to nodes, and do nothing.",
+            show_default="--no-repair-dry-run",
+        ),
+    ] = None
+
+    def options(self) -> RepairOptions:
+        """The options of an operator that runs by itself; SpecError for what cannot be."""
+        from unbroken.operator.nodes.repair import options_of
+
+        return options_of(
+            self.node_recovery or Recovery.AUTOMATIC,
+            self.node_provider or NodeProvider.NONE,
+            self.node_command or "",
+            DEFAULT_SHARE if self.repair_share is None else self.repair_share,
+            bool(self.repair_dry_run),
+        )

@@ -10,33 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unbroken.cli.place import find
+from unbroken.cli.programs import ProgramTarget
 from unbroken.errors import SpecError
 from unbroken.local import state
 
 if TYPE_CHECKING:
     from unbroken.kube.client import KubeClient
     from unbroken.operator.key import KeySecret
-
-KeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--key-file",
-        help="File with the operator's master key: 64 hexadecimal digits, mode 0600. All operators "
-        "of a cluster need the same key. A file that is not there is made, unless --key-secret is "
-        "given.",
-        show_default="operator.key in the embedded cluster's folder, for other clusters "
-        "in ~/.local/state/unbroken",
-    ),
-]
-KeySecretName = Annotated[
-    str | None,
-    typer.Option(
-        "--key-secret",
-        metavar="NAMESPACE/NAME",
-        help="The Secret that the kubelet mounts as --key-file (entry `key`). The operator makes "
-        "the Secret where there is none, and never reads it.",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +35,43 @@ class KeyPlace:
         return await mounted_key(client, self.file, self.secret)
 
 
-def key_place(
-    file: Path | None, secret: str | None, kubeconfig: Path | None, directory: Path | None
-) -> KeyPlace:
-    """Read the options; SpecError for options that contradict each other."""
-    from unbroken.operator.key import KeySecret
+@dataclass(frozen=True, slots=True)
+class KeyFlags:
+    """The operator's master key."""
 
-    if secret is not None:
-        namespace, slash, name = secret.partition("/")
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--key-file",
+            help="File with the operator's master key: 64 hexadecimal digits, mode 0600. All "
+            "operators of a cluster need the same key. A file that is not there is made, unless "
+            "--key-secret is given.",
+            show_default="operator.key in the embedded cluster's folder, for other clusters "
+            "in ~/.local/state/unbroken",
+        ),
+    ] = None
+    key_secret: Annotated[
+        str | None,
+        typer.Option(
+            "--key-secret",
+            metavar="NAMESPACE/NAME",
+            help="The Secret that the kubelet mounts as --key-file (entry `key`). The operator "
+            "makes the Secret where there is none, and never reads it.",
+        ),
+    ] = None
+
+    def place(self, target: ProgramTarget) -> KeyPlace:
+        """Where the key is; SpecError where the options do not say it."""
+        from unbroken.operator.key import KeySecret
+
+        if self.key_secret is None:
+            return KeyPlace(self.key_file or _usual(target.kubeconfig, target.directory), None)
+        namespace, slash, name = self.key_secret.partition("/")
         if not (namespace and slash and name) or "/" in name:
-            raise SpecError(f"--key-secret {secret}: must be NAMESPACE/NAME")
-        if file is None:
+            raise SpecError(f"--key-secret {self.key_secret}: must be NAMESPACE/NAME")
+        if self.key_file is None:
             raise SpecError("--key-secret: say in --key-file where the Secret is mounted")
-        return KeyPlace(file, KeySecret(namespace, name))
-    return KeyPlace(file or _usual(kubeconfig, directory), None)
+        return KeyPlace(self.key_file, KeySecret(namespace, name))
 
 
 def _usual(kubeconfig: Path | None, directory: Path | None) -> Path:

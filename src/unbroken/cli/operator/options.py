@@ -1,0 +1,202 @@
+"""Groups of options of `unbroken operator`."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unbroken.cli.cluster.api import tls_files
+from unbroken.errors import SpecError
+
+if TYPE_CHECKING:
+    from unbroken.cluster_api.driver import ClusterApiOptions
+    from unbroken.operator.nodes.checks_pods import CheckerOptions
+    from unbroken.operator.telemetry.metrics import MetricsPlace
+    from unbroken.operator.webhook.registration import WebhookOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterApiFlags:
+    """The cluster API, served by the operator."""
+
+    cluster_api_port: Annotated[
+        int | None,
+        typer.Option("--cluster-api-port", min=1, max=65535, help="Serve the cluster API, too."),
+    ] = None
+    cluster_api_host: Annotated[
+        str, typer.Option("--cluster-api-host", help="Address that the cluster API listens on.")
+    ] = "127.0.0.1"
+    cluster_api_credentials: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster-api-credentials",
+            help="File of the keys that may call the cluster API, in the form of "
+            "~/.aws/credentials. Required by --cluster-api-port.",
+            show_default=False,
+        ),
+    ] = None
+    cluster_api_tls_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster-api-tls-cert",
+            help="Serve the cluster API by HTTPS with this certificate (PEM, with its chain).",
+            show_default="plain HTTP",
+        ),
+    ] = None
+    cluster_api_tls_key: Annotated[
+        Path | None,
+        typer.Option("--cluster-api-tls-key", help="Private key of --cluster-api-tls-cert (PEM)."),
+    ] = None
+
+    def options(self) -> ClusterApiOptions | None:
+        """Where and how it is served; None: not at all."""
+        from unbroken.cluster_api.driver import ClusterApiOptions
+
+        tls = tls_files(self.cluster_api_tls_cert, self.cluster_api_tls_key)
+        host, port = self.cluster_api_host, self.cluster_api_port
+        if port is None:
+            return None
+        return ClusterApiOptions(self.cluster_api_credentials, host, port, tls)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsFlags:
+    """Metrics for Prometheus."""
+
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            help="Serve metrics for Prometheus; 0: none.",
+            show_default="8081, if it is free",
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str, typer.Option("--metrics-host", help="Address that metrics are served at.")
+    ] = "127.0.0.1"
+
+    def place(self) -> MetricsPlace | None:
+        """Where they are served; None: nowhere."""
+        from unbroken.operator.telemetry.metrics import MetricsPlace
+
+        host, port = self.metrics_host, self.metrics_port
+        if port is None:
+            # Another operator on this machine may have it; one that waits need not be scraped.
+            return MetricsPlace(host, is_needed=False)
+        return MetricsPlace(host, port) if port else None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFlags:
+    """Checks of nodes."""
+
+    check_image: Annotated[
+        str,
+        typer.Option(
+            "--check-image",
+            help="Image of the pods that test nodes: has this package and torch.",
+            show_default="none: only embedded nodes can be tested",
+        ),
+    ] = ""
+    check_logs: Annotated[
+        Path | None,
+        typer.Option(
+            "--check-logs", help="Folder for the log files of deep checks.", show_default="none"
+        ),
+    ] = None
+    check_link: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--check-link",
+            metavar="TYPE=GB/s",
+            help="What a link between nodes of this instance type must reach in a deep check.",
+            show_default="learned from other nodes of the type",
+        ),
+    ] = None
+
+    def options(self) -> CheckerOptions:
+        """How nodes are checked; BadParameter for a link that is none."""
+        from unbroken.operator.nodes.checks_pods import CheckerOptions
+
+        links = dict(_link(text) for text in self.check_link or ())
+        return CheckerOptions(self.check_image, log_directory=self.check_logs, link_bandwidth=links)
+
+
+def _link(text: str) -> tuple[str, float]:
+    """Instance type and GB/s of a `--check-link`."""
+    kind, _, amount = text.partition("=")
+    try:
+        bandwidth = float(amount)
+    except ValueError:
+        bandwidth = 0.0
+    if not kind or not isfinite(bandwidth) or bandwidth <= 0:
+        what = f"{text!r} is not TYPE=GB/s, such as ml.p5.48xlarge=30"
+        raise typer.BadParameter(what, param_hint="--check-link")
+    return kind, bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookFlags:
+    """The webhook and who may call it."""
+
+    webhook_port: Annotated[
+        int | None,
+        typer.Option(
+            "--webhook-port",
+            min=0,
+            max=65535,
+            help="Have the API server ask here before it stores a job, so that `kubectl apply` "
+            "refuses what could not run; the certificate is derived from the operator's key. "
+            "0: any free port.",
+        ),
+    ] = None
+    webhook_service: Annotated[
+        str | None,
+        typer.Option(
+            "--webhook-service",
+            metavar="NAMESPACE/NAME",
+            help="The Service whose port 443 leads to --webhook-port. Without it the API server "
+            "asks at 127.0.0.1, where it has to be.",
+        ),
+    ] = None
+    webhook_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--webhook-client-ca",
+            metavar="FILE",
+            help="PEM file of the authority that signs the API server's client certificate for "
+            "webhooks. Nobody without such a certificate is answered. Default: only the secret "
+            "path, which the API server alone is told, says who asks.",
+        ),
+    ] = None
+
+    def options(self) -> WebhookOptions | None:
+        """The webhook's options; None: no webhook."""
+        from unbroken.operator.webhook.registration import WebhookOptions, service_of
+
+        service, authority = self.webhook_service, self.webhook_client_ca
+        if self.webhook_port is None:
+            if service is not None:
+                raise typer.BadParameter("--webhook-service goes with --webhook-port")
+            if authority is not None:
+                raise typer.BadParameter("--webhook-client-ca goes with --webhook-port")
+            return None
+        trusted = "" if authority is None else _certificates(authority)
+        return WebhookOptions(self.webhook_port, service_of(service) if service else None, trusted)
+
+
+def _certificates(file: Path) -> str:
+    """The text of a file of certificates; SpecError where it has none."""
+    try:
+        text = file.read_text("ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError, ssl.SSLError) as error:
+        raise SpecError(f"--webhook-client-ca {file}: no certificates (PEM): {error}") from error
+    return text
