@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +10,15 @@ import typer
 
 from unbroken.errors import UnbrokenError
 
-from .connection import Cluster, Object, on_cluster
+from .connection import JOBS, Cluster, Collection, Object, on_cluster
 from .place import choose
 
-Read = Callable[[Cluster], Awaitable[list[Object]]]
 
+def names_of(collection: Collection) -> Callable[[typer.Context, str], list[str]]:
+    """Complete names of the objects of a collection; no names if no cluster answers."""
 
-def completion(read: Read) -> Callable[[typer.Context, str], list[str]]:
-    """Complete the names of the objects that `read` returns; no names if no cluster answers."""
+    async def read(cluster: Cluster) -> list[Object]:
+        return await cluster.select(collection)
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
         given = ctx.params
@@ -35,5 +36,5 @@ def completion(read: Read) -> Callable[[typer.Context, str], list[str]]:
 
 JobName = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=completion(Cluster.jobs)),
+    typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=names_of(JOBS)),
 ]

@@ -1,6 +1,6 @@
-"""Jobs and what belongs to them, read and changed through the Kubernetes API.
+"""Objects of a cluster, read and changed through the Kubernetes API.
 
-Objects are decoded JSON here; what a command shows of them is decided in `views`.
+Objects are decoded JSON here; `job/views` and `nodes/views` decide what a command shows of them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -17,8 +19,8 @@ from unbroken.errors import SpecError, WorldError
 from unbroken.kube.errors import NotFound
 from unbroken.kube.nesting import DEPTH_MAX, cut
 from unbroken.spec.job import incident as incident_spec
-from unbroken.spec.job import types as job_spec
-from unbroken.spec.keys import JOB_LABEL
+from unbroken.spec.job_kinds import HYPERPOD_JOB
+from unbroken.spec.nodes.kinds import NODE_CHECK, NODE_RECORD, OwnKind
 
 from .place import Place
 
@@ -28,12 +30,50 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 T = TypeVar("T")
 
-JOBS = (f"apis/{job_spec.GROUP}/{job_spec.VERSION}", job_spec.PLURAL)
-INCIDENTS = (f"apis/{incident_spec.GROUP}/{incident_spec.VERSION}", incident_spec.PLURAL)
-PODS, NODES, SECRETS, EVENTS = (
-    ("api/v1", plural) for plural in ("pods", "nodes", "secrets", "events")
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """The objects of one kind, and the words for what is missing."""
+
+    prefix: str
+    """The path before the namespace."""
+    plural: str
+    noun: str
+    """The word for one object in an error."""
+    listing: str = ""
+    """The command that lists the objects."""
+    unknown: str = ""
+    """The error of a cluster that does not know the kind; empty for a built-in kind."""
+    is_namespaced: bool = True
+
+
+def _own(kind: OwnKind[Any, Any]) -> Collection:
+    return Collection(
+        kind.path.rpartition("/")[0],
+        kind.plural,
+        kind.kind,
+        unknown=f"this cluster knows no {kind.kind}: the operator is not installed there; "
+        "see: unbroken operator --help",
+        is_namespaced=False,
+    )
+
+
+JOBS = Collection(
+    HYPERPOD_JOB.path,
+    HYPERPOD_JOB.plural,
+    "job",
+    "unbroken jobs -A",
+    f"this cluster knows no {HYPERPOD_JOB.name}: its operator is not installed",
 )
-Collection = tuple[str, str]
+INCIDENTS = Collection(
+    f"apis/{incident_spec.GROUP}/{incident_spec.VERSION}", incident_spec.PLURAL, "incident"
+)
+PODS = Collection("api/v1", "pods", "pod")
+SECRETS = Collection("api/v1", "secrets", "Secret")
+EVENTS = Collection("api/v1", "events", "event")
+NODES = Collection("api/v1", "nodes", "node", "unbroken nodes", is_namespaced=False)
+RECORDS, CHECKS = _own(NODE_RECORD), _own(NODE_CHECK)
+JOB_LABEL = HYPERPOD_JOB.pod_label
 
 
 class Cluster:
@@ -46,56 +86,68 @@ class Cluster:
 
     def path(self, collection: Collection, name: str = "", namespace: str | None = None) -> str:
         """Path of a collection or of one object; `namespace` empty: all of them."""
-        prefix, plural = collection
         inside = self.namespace if namespace is None else namespace
-        scope = f"namespaces/{inside}/" if inside and collection != NODES else ""
-        return f"{prefix}/{scope}{plural}" + (f"/{name}" if name else "")
+        scope = f"namespaces/{inside}/" if inside and collection.is_namespaced else ""
+        end = f"/{quote(name, safe='')}" if name else ""
+        return f"{collection.prefix}/{scope}{collection.plural}{end}"
 
-    async def get(self, collection: Collection, name: str, namespace: str | None = None) -> Object:
-        """Read one object; NotFound if it does not exist."""
-        path = self.path(collection, name, namespace)
-        return _decoded(await self.client.raw("GET", path))
+    async def find(self, collection: Collection, name: str) -> Object | None:
+        """One object; None if the cluster has no such object or does not know the kind."""
+        body = await self._read(self.path(collection, name))
+        return None if body is None else _decoded(body)
+
+    async def get(self, collection: Collection, name: str) -> Object:
+        """One object; SpecError if the cluster has no such object or does not know the kind."""
+        found = await self.find(collection, name)
+        if found is None:
+            await self.select(collection)
+            inside = f" in namespace {self.namespace}" if collection.is_namespaced else ""
+            hint = f"; see: {collection.listing}" if collection.listing else ""
+            raise SpecError(f'no {collection.noun} "{name}"{inside}{hint}')
+        return found
 
     async def select(
         self, collection: Collection, labels: str = "", namespace: str | None = None
     ) -> list[Object]:
-        """All objects of the namespace (empty: of all) with these labels."""
+        """All objects of the namespace (empty: of all) with these labels.
+
+        SpecError if the cluster does not know the kind, except for kinds without an error for it.
+        """
         query = {"labelSelector": labels} if labels else None
-        path = self.path(collection, namespace=namespace)
-        found = _decoded(await self.client.raw("GET", path, parameters=query))
-        items: list[Object] = found.get("items") or []
+        body = await self._read(self.path(collection, namespace=namespace), query)
+        if body is None:
+            if collection.unknown:
+                raise SpecError(collection.unknown)
+            return []
+        items: list[Object] = _decoded(body).get("items") or []
         return items
 
+    async def _read(self, path: str, query: Mapping[str, str] | None = None) -> bytes | None:
+        """The answer to a GET; None if the API has no such thing."""
+        try:
+            return await self.client.raw("GET", path, parameters=query)
+        except NotFound:
+            return None
+
     async def create(self, collection: Collection, value: Object) -> Object:
-        """Create an object; AlreadyExists if the name is taken."""
-        return _decoded(await self.client.raw("POST", self.path(collection), body=value))
+        """Create an object; AlreadyExists where the name is taken."""
+        try:
+            return _decoded(await self.client.raw("POST", self.path(collection), body=value))
+        except NotFound:
+            await self.select(collection)
+            raise
 
     async def patch(self, collection: Collection, name: str, value: Object) -> Object:
         """Merge into an object."""
         return _decoded(await self.client.merge(self.path(collection, name), value))
 
-    async def delete(self, collection: Collection, name: str, grace: int | None = None) -> None:
-        """Ask for an object's deletion."""
-        query = {} if grace is None else {"gracePeriodSeconds": str(grace)}
-        await self.client.raw("DELETE", self.path(collection, name), parameters=query)
+    async def delete(self, collection: Collection, name: str) -> None:
+        """Ask for an object's deletion; one that is gone is no error."""
+        await self.client.delete_if_present(self.path(collection, name))
 
     async def job(self, name: str) -> Object:
         """A job; SpecError where there is none."""
-        try:
-            return await self.get(JOBS, name)
-        except NotFound as refusal:
-            await self.jobs()
-            text = f'no job "{name}" in namespace {self.namespace}; see: unbroken jobs -A'
-            raise SpecError(text) from refusal
-
-    async def jobs(self, namespace: str | None = None) -> list[Object]:
-        """All jobs; SpecError where the cluster knows no such kind."""
-        try:
-            return await self.select(JOBS, namespace=namespace)
-        except NotFound as refusal:
-            raise SpecError(
-                f"this cluster knows no {job_spec.KIND}: its operator is not installed"
-            ) from refusal
+        return await self.get(JOBS, name)
 
     async def pods(self, job: str) -> list[Object]:
         """The job's pods."""
@@ -109,12 +161,8 @@ class Cluster:
         self, jobs: Iterable[Object], namespace: str | None = None
     ) -> dict[str, list[incident_spec.Incident]]:
         """The incidents of each job, oldest first, by the job's uid."""
-        try:
-            objects = await self.select(INCIDENTS, namespace=namespace)
-        except NotFound:
-            objects = []
         found: dict[str, list[Object]] = {job["metadata"]["uid"]: [] for job in jobs}
-        for one in objects:
+        for one in await self.select(INCIDENTS, namespace=namespace):
             for uid in {str(owner.get("uid")) for owner in _owners(one)} & found.keys():
                 found[uid].append(one)
         return {uid: read_incidents(mine) for uid, mine in found.items()}

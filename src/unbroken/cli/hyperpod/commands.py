@@ -13,18 +13,25 @@ from typing import Annotated, Any
 import typer
 
 from unbroken.cli.app import App
-from unbroken.cli.connection import PODS, Cluster, Object
+from unbroken.cli.connection import PODS, Cluster, Collection, Object
 from unbroken.cli.options import CommonOptions, Form, Namespace, Output, Target
 from unbroken.cli.place import Use
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
-from unbroken.kube.errors import AlreadyExists, NotFound
+from unbroken.kube.errors import AlreadyExists
 from unbroken.spec.keys import PYTORCHJOB_LABEL
 from unbroken.spec.kubeflow.pytorchjob import CONTAINER, KIND, PATH, PLURAL
 
 from .jobs import Options, manifest
 
-JOBS = (PATH, PLURAL)
+JOBS = Collection(
+    PATH,
+    PLURAL,
+    KIND,
+    "unbroken hyperpod list-jobs -A",
+    f"this cluster knows no {KIND}: Kubeflow's training operator is not installed "
+    "(an embedded cluster has one unless started with --no-pytorchjobs)",
+)
 
 app = App(
     add_completion=False,
@@ -176,9 +183,6 @@ async def _create(cluster: Cluster, job: Object) -> Object:
         name = job["metadata"]["name"]
         text = f'there is a PyTorchJob "{name}" in namespace {cluster.namespace} already'
         raise SpecError(text) from refusal
-    except NotFound:
-        await _jobs(cluster)
-        raise
 
 
 @app.command("get-job")
@@ -193,7 +197,7 @@ def get_job(
     """Show a job and its status."""
 
     async def act(cluster: Cluster) -> Object:
-        return await _job(cluster, job_name)
+        return await cluster.get(JOBS, job_name)
 
     job = target.run(act, namespace=namespace)
     if output is Output.TEXT:
@@ -232,7 +236,7 @@ def list_jobs(
     """List jobs with their states."""
 
     async def act(cluster: Cluster) -> list[Object]:
-        return await _jobs(cluster, selector, "" if every else cluster.namespace)
+        return await cluster.select(JOBS, selector, "" if every else cluster.namespace)
 
     jobs = target.run(act, namespace=namespace)
     if output is Output.JSON:
@@ -248,7 +252,7 @@ def cancel_job(job_name: JobOption, options: CommonOptions) -> None:
     """End a job and delete it with its pods."""
 
     async def act(cluster: Cluster) -> None:
-        await _job(cluster, job_name)
+        await cluster.get(JOBS, job_name)
         await cluster.delete(JOBS, job_name)
 
     options.run(act, Use.CHANGE)
@@ -265,7 +269,7 @@ def list_pods(
     """List the pods of a job."""
 
     async def act(cluster: Cluster) -> list[Object]:
-        await _job(cluster, job_name)
+        await cluster.get(JOBS, job_name)
         return await cluster.select(PODS, f"{PYTORCHJOB_LABEL}={job_name}")
 
     found = target.run(act, namespace=namespace)
@@ -299,7 +303,7 @@ def get_log(
     """Print what a pod of a job has written."""
 
     async def act(cluster: Cluster) -> list[str]:
-        await _job(cluster, job_name)
+        await cluster.get(JOBS, job_name)
         pods = await cluster.select(PODS, f"{PYTORCHJOB_LABEL}={job_name}")
         names = sorted(str(one["metadata"]["name"]) for one in pods)
         if pod not in names:
@@ -316,30 +320,6 @@ def get_log(
     else:
         for line in lines:
             print(line)
-
-
-# --- jobs
-
-
-async def _job(cluster: Cluster, name: str) -> Object:
-    """A job; SpecError where there is none."""
-    try:
-        return await cluster.get(JOBS, name)
-    except NotFound as refusal:
-        await _jobs(cluster)
-        where = f"in namespace {cluster.namespace}; see: unbroken hyperpod list-jobs -A"
-        raise SpecError(f'no {KIND} "{name}" {where}') from refusal
-
-
-async def _jobs(cluster: Cluster, labels: str = "", namespace: str | None = None) -> list[Object]:
-    """All jobs; SpecError where the cluster knows no such kind."""
-    try:
-        return await cluster.select(JOBS, labels, namespace)
-    except NotFound as refusal:
-        raise SpecError(
-            f"this cluster knows no {KIND}: Kubeflow's training operator is not installed "
-            "(an embedded cluster has one unless started with --no-pytorchjobs)"
-        ) from refusal
 
 
 def _summary(job: Object) -> dict[str, Any]:

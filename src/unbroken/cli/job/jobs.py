@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unbroken.cli.connection import Cluster
+from unbroken.cli.connection import JOBS, Cluster
 from unbroken.cli.options import ListForm, ListOutput, Namespace, Target
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.kube.clock import wall
@@ -32,7 +32,7 @@ def command(
 
     async def read(cluster: Cluster) -> list[dict[str, Any]]:
         inside = "" if every else cluster.namespace
-        jobs = await cluster.jobs(inside)
+        jobs = await cluster.select(JOBS, namespace=inside)
         broken = await cluster.incidents_of(jobs, inside)
         found = []
         for job in jobs:

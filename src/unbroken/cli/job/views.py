@@ -108,9 +108,9 @@ def ready_pods(job: Object) -> int:
     return int(found[1]) if found else 0
 
 
-def is_ready(pod: Object) -> bool:
-    """Whether all of the pod's containers run and answer."""
-    conditions = (pod.get("status") or {}).get("conditions") or ()
+def is_ready(item: Object) -> bool:
+    """True if the condition Ready of a pod or a node is True."""
+    conditions = (item.get("status") or {}).get("conditions") or ()
     return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
 
 
@@ -246,8 +246,7 @@ def exit_code(job: Object, incidents: Sequence[Incident]) -> int:
 
 def restarts_text(job: Object) -> str:
     """`2 restarts`."""
-    count = job_status_from(job.get("status"))[0].restart_count
-    return f"{count} restart{'' if count == 1 else 's'}"
+    return counted(job_status_from(job.get("status"))[0].restart_count, "restart")
 
 
 def span(seconds: float) -> str:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import typer
 
 from unbroken.cli.cluster.place import KEY_ID, REGION, SECRET, TOKEN, key_of
+from unbroken.cli.connection import NODES, PODS, Cluster, Object, on_cluster
+from unbroken.cli.job.views import is_ready
 from unbroken.cli.options import Directory, Form, Output
-from unbroken.cli.place import DEFAULT, resolve
+from unbroken.cli.place import DEFAULT, Place, resolve
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 from unbroken.local import state
-
-if TYPE_CHECKING:
-    from lightkube.resources.core_v1 import Node, Pod
 
 VARIABLES = {"accessKeyId": KEY_ID, "secretAccessKey": SECRET, "sessionToken": TOKEN}
 """Environment variables of the aws CLI."""
@@ -24,10 +23,7 @@ NOT_RUNNING = 3
 """Exit status, as that of `systemctl status` for a stopped unit."""
 
 
-def command(
-    directory: Directory = DEFAULT,
-    output: Form = Output.TEXT,
-) -> None:
+def command(directory: Directory = DEFAULT, output: Form = Output.TEXT) -> None:
     """Show whether a cluster runs, where its API is, and its nodes. Exit status 3: it does not."""
     paths = state.Paths(resolve(directory))
     found = state.running(paths)
@@ -36,7 +32,7 @@ def command(
         report.update(pid=found.pid, url=found.url, kubeconfig=found.kubeconfig, since=found.since)
         report.update(clusterApi=found.cluster_api, clusterApiCredentials=_credentials(found))
         report.update(metrics=found.metrics)
-        report["nodes"] = asyncio.run(_nodes(found.kubeconfig))
+        report["nodes"] = on_cluster(Place(found.kubeconfig), "", _nodes)
     if output is Output.JSON:
         print_json(report)
     else:
@@ -55,29 +51,22 @@ def _credentials(found: state.State) -> dict[str, str] | None:
     return {"accessKeyId": key.key_id, "secretAccessKey": key.secret, **token}
 
 
-async def _nodes(kubeconfig: str) -> list[dict[str, Any]]:
-    from lightkube.resources.core_v1 import Node, Pod  # slow to load
-
-    from unbroken.kube.client import connect
-
-    client = connect(kubeconfig)
-    try:
-        pods = [pod async for pod in client.list(Pod, namespace="*")]
-        nodes = [node async for node in client.list(Node)]
-    finally:
-        await client.close()
-    active = [p for p in pods if p.status is None or p.status.phase in ("Pending", "Running")]
-    return [_node(node, active) for node in nodes]
+async def _nodes(cluster: Cluster) -> list[dict[str, Any]]:
+    pods = [
+        pod
+        for pod in await cluster.select(PODS, namespace="")
+        if (pod.get("status") or {}).get("phase", "Pending") in ("Pending", "Running")
+    ]
+    return [_node(node, pods) for node in await cluster.select(NODES)]
 
 
-def _node(node: Node, pods: list[Pod]) -> dict[str, Any]:
-    name = node.metadata.name if node.metadata else None
-    conditions = (node.status.conditions if node.status else None) or []
-    capacity = (node.status.capacity if node.status else None) or {}
+def _node(node: Object, pods: Iterable[Object]) -> dict[str, Any]:
+    name = node["metadata"]["name"]
+    capacity = (node.get("status") or {}).get("capacity") or {}
     return {
         "name": name,
-        "ready": any(c.type == "Ready" and c.status == "True" for c in conditions),
-        "pods": sum(1 for pod in pods if pod.spec and pod.spec.nodeName == name),
+        "ready": is_ready(node),
+        "pods": sum(1 for pod in pods if pod["spec"].get("nodeName") == name),
         "cpu": capacity.get("cpu"),
         "memory": capacity.get("memory"),
         "gpu": capacity.get("nvidia.com/gpu", "0"),

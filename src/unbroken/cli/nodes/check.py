@@ -6,15 +6,13 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from unbroken.cli.connection import NODES, Cluster, Object, on_cluster
+from unbroken.cli.connection import CHECKS, NODES, Cluster, Object, on_cluster
 from unbroken.cli.options import Form, Output, Target
 from unbroken.cli.place import Place, Use
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
-from unbroken.kube.errors import NotFound
 from unbroken.spec.keys import CHECK_SECONDS
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
 from unbroken.spec.nodes.kinds import NODE_CHECK
@@ -70,7 +68,7 @@ def command(
         words = "unbroken check" + (" --deep" if deep else "")
         spec = NodeCheckSpec(names, kinds, f"asked by {words}", force, timeout)
         body = NODE_CHECK.new(name, spec, {"annotations": annotations})
-        made = await _create(cluster, body)
+        made = await cluster.create(CHECKS, body)
         return await _follow(cluster, name, output) if wait else made
 
     try:
@@ -109,25 +107,13 @@ async def _names(cluster: Cluster, given: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(given or sorted(known)))
 
 
-async def _create(cluster: Cluster, body: Object) -> Object:
-    try:
-        found: Object = msgspec.json.decode(
-            await cluster.client.raw("POST", NODE_CHECK.path, body=body)
-        )
-    except NotFound as refusal:
-        text = "this cluster knows no NodeCheck: its operator is not installed"
-        raise SpecError(text) from refusal
-    return found
-
-
 async def _follow(cluster: Cluster, name: str, output: Output) -> Object:
     """The check when it has ended; what it is doing is told when it changes."""
     from unbroken.kube.clock import monotonic, pause
 
     told, began = "", monotonic()
     while True:
-        found = await cluster.client.raw("GET", f"{NODE_CHECK.path}/{name}")
-        check: Object = msgspec.json.decode(found)
+        check = await cluster.get(CHECKS, name)
         status = check.get("status") or {}
         if status.get("phase") in ENDED:
             return check

@@ -6,27 +6,23 @@ import getpass
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
 from unbroken.cli.app import App
-from unbroken.cli.completion import completion
-from unbroken.cli.connection import NODES, PODS, Cluster, Object
+from unbroken.cli.completion import names_of
+from unbroken.cli.connection import NODES, PODS, RECORDS, Cluster, Object
 from unbroken.cli.options import Form, ListForm, ListOutput, Output, Target
 from unbroken.cli.place import Use
 from unbroken.cli.show import note, paper, print_json, print_table
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
-from unbroken.kube.errors import NotFound
 from unbroken.spec.keys import REPAIR
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
 from unbroken.spec.times import time_text
 
 from . import views
-
-RECORDS = (NODE_RECORD.path.rpartition("/")[0], NODE_RECORD.plural)
 
 app = App(
     add_completion=False,
@@ -36,18 +32,11 @@ app = App(
 )
 
 
-async def _nodes(cluster: Cluster) -> list[Object]:
-    return await cluster.select(NODES)
-
-
-node_names = completion(_nodes)
-
-
 Name = Annotated[
-    str, typer.Argument(metavar="NODE", help="Name of the node.", autocompletion=node_names)
+    str, typer.Argument(metavar="NODE", help="Name of the node.", autocompletion=names_of(NODES))
 ]
 Names = Annotated[
-    list[str], typer.Argument(metavar="NODE...", help="Names.", autocompletion=node_names)
+    list[str], typer.Argument(metavar="NODE...", help="Names.", autocompletion=names_of(NODES))
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="Follow it, and end with 1 if it fails.")]
 
@@ -70,7 +59,7 @@ def _list(target: Target, output: ListOutput) -> None:
 
     async def read(cluster: Cluster) -> list[dict[str, Any]]:
         pods = await cluster.select(PODS, namespace="")
-        records = {one["metadata"]["name"]: one for one in await _records(cluster)}
+        records = {one["metadata"]["name"]: one for one in await cluster.select(RECORDS)}
         return [
             views.node_row(node, records.get(node["metadata"]["name"]), pods, now)
             for node in await cluster.select(NODES)
@@ -138,7 +127,7 @@ def replace(
 def _order(target: Target, names: Sequence[str], what: str, output: Output, *, wait: bool) -> None:
     async def act(cluster: Cluster) -> list[dict[str, Any]]:
         found = [await _node(cluster, name) for name in names]
-        records = {one["metadata"]["name"]: one for one in await _records(cluster)}
+        records = {one["metadata"]["name"]: one for one in await cluster.select(RECORDS)}
         done = []
         for node in found:
             name = node["metadata"]["name"]
@@ -243,8 +232,7 @@ def clear(
             raise SpecError(f"nothing is held against {name}")
         held = views.record_of(record)
         spec = {"clearedAt": time_text(at, has_microseconds=True), "clearedBy": who}
-        path = f"{NODE_RECORD.path}/{quote(name)}"
-        await cluster.client.merge(path, {"spec": spec})
+        await cluster.patch(RECORDS, name, {"spec": spec})
         is_out = held.quarantined_at is not None
         return held, await _burnt_in(cluster, name, at) if wait and is_out else None
 
@@ -274,31 +262,21 @@ async def _burnt_in(cluster: Cluster, name: str, since: float) -> RepairRecord:
 
 
 async def _node(cluster: Cluster, name: str) -> Object:
-    try:
-        return await cluster.get(NODES, name)
-    except NotFound as error:
-        history = NODE_RECORD.spec_of(await _record(cluster, name))[0].history
-        by = next((one.replacement for one in reversed(history) if one.replacement), "")
-        if by:
-            text = f"{name} was replaced by {by}; what was held against it: unbroken nodes blame"
-            raise SpecError(f"{text} {name}") from error
-        raise SpecError(f'no node "{name}"; see: unbroken nodes') from error
-
-
-async def _records(cluster: Cluster) -> list[Object]:
-    """All records; SpecError where the cluster knows no such kind."""
-    try:
-        return await cluster.select(RECORDS, namespace="")
-    except NotFound as error:
-        text = f"this cluster knows no {NODE_RECORD.kind}: the operator is not installed there"
-        raise SpecError(f"{text}; see: unbroken operator --help") from error
+    """A node; SpecError where it is gone, with the node that has replaced it."""
+    found = await cluster.find(NODES, name)
+    if found is not None:
+        return found
+    history = NODE_RECORD.spec_of(await _record(cluster, name))[0].history
+    by = next((one.replacement for one in reversed(history) if one.replacement), "")
+    if by:
+        text = f"{name} was replaced by {by}; what was held against it: unbroken nodes blame {name}"
+        raise SpecError(text)
+    return await cluster.get(NODES, name)
 
 
 async def _record(cluster: Cluster, name: str) -> Object | None:
     """The record of a node; None: there is none."""
-    try:
-        return await cluster.get(RECORDS, quote(name), namespace="")
-    except NotFound:
-        # The API answers the same if it has no such record and if it has no such kind.
-        await _records(cluster)
-        return None
+    found = await cluster.find(RECORDS, name)
+    if found is None:
+        await cluster.select(RECORDS)  # SpecError where the cluster does not know the kind
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from unbroken.cli.job.views import span
+from unbroken.cli.job.views import is_ready, span
 from unbroken.cli.show import Paper
 from unbroken.core.nodes import blame
 from unbroken.spec import keys
@@ -34,7 +34,7 @@ def node_row(
     repair = held.repair
     return {
         "name": name,
-        "ready": ready_of(node),
+        "ready": is_ready(node),
         "schedulable": not _taints(node) and not (node.get("spec") or {}).get("unschedulable"),
         "health": labels.get(keys.HEALTH, ""),
         "deepHealthCheck": labels.get(keys.DEEP_CHECK, ""),
@@ -57,12 +57,6 @@ def node_row(
 def record_of(record: Object | None) -> NodeRecordSpec:
     """What is kept of a node; an empty record where nothing is."""
     return NodeRecordSpec() if record is None else NODE_RECORD.spec_of(record)[0]
-
-
-def ready_of(node: Object) -> bool:
-    """Whether the node is Ready."""
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def _taints(node: Object) -> list[str]:

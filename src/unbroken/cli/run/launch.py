@@ -70,7 +70,7 @@ def run_wish(place: Place, namespace: str, order: Order) -> int:
 
 
 async def _create(cluster: Cluster, order: Order) -> Object:
-    jobs = await cluster.jobs()
+    jobs = await cluster.select(JOBS)
     taken = {job["metadata"]["name"]: job for job in jobs}
     wish = order.wish
     if isinstance(wish, Script):
@@ -98,7 +98,8 @@ async def _create_with_environment(cluster: Cluster, job: Object) -> Object:
     """The environment first, so that no pod waits for it; then it is given to the job."""
     name = job["metadata"]["name"]
     secret = manifests.environment_secret(name)
-    await _replace(cluster, secret)
+    await cluster.delete(SECRETS, secret["metadata"]["name"])  # of an earlier job
+    await cluster.create(SECRETS, secret)
     made = await cluster.create(JOBS, job)
     owner = {
         "apiVersion": job["apiVersion"],
@@ -110,12 +111,6 @@ async def _create_with_environment(cluster: Cluster, job: Object) -> Object:
         SECRETS, secret["metadata"]["name"], {"metadata": {"ownerReferences": [owner]}}
     )
     return made
-
-
-async def _replace(cluster: Cluster, secret: Object) -> None:
-    """Create a Secret in the place of one that an earlier job has left."""
-    await cluster.client.delete_if_present(cluster.path(SECRETS, secret["metadata"]["name"]))
-    await cluster.create(SECRETS, secret)
 
 
 async def _apply(cluster: Cluster, value: Object) -> None:
