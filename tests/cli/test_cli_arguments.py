@@ -59,7 +59,7 @@ def here(tmp_path: Path) -> Cli:
         (["run", "broken.yaml"], "broken.yaml is not YAML"),
         (["run", "list.yaml"], "every document must be an object with a kind"),
         (["run", "two.yaml"], "two.yaml holds 2 objects of kind HyperPodPyTorchJob"),
-        (["run", "--nnodes", "2", "job.json"], "sizes and arguments are in the manifest"),
+        (["run", "--nnodes", "2", "job.json"], "which must contain sizes and arguments"),
         (["run", "--nnodes", "2", "job.json"], "write it to spec.replicaSpecs[].replicas"),
         (["run", "job.json", "--lr"], "--lr: not an option of `unbroken run`; write arguments"),
         (["run", "job.json", "--tee", "3"], "--tee: write it to the launch line in spec."),
@@ -118,10 +118,10 @@ def test_other_clusters_are_spared_drills_and_scripts(here: Cli, tmp_path: Path)
     for drill in ("kill-worker", "freeze-worker", "kill-agent", "kill-node"):
         asked = ("chaos", drill, "job", "--context", "far")
         done = here.call(*asked, code=1, environment=environment)
-        assert "this drill is for an embedded cluster" in done.stderr
+        assert "this drill is for a local cluster" in done.stderr
         assert "unbroken chaos kill-pod JOB --pod POD" in done.stderr
     done = here.call("run", "--context", "far", "train.py", code=1, environment=environment)
-    assert "a script runs on this machine, and this cluster is elsewhere" in done.stderr
+    assert "a script runs on a local cluster only" in done.stderr
     # What any cluster can do is tried on this one, which does not answer.
     named = ("--kubeconfig", str(here.folder / "kubeconfig"))
     for command in (["jobs"], ["chaos", "kill-pod", "job", "--pod", "x", *named]):

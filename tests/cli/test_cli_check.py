@@ -138,7 +138,7 @@ def test_a_check_whose_pod_is_killed_blames_nobody(make_cli: Callable[..., Cli])
         (pod,) = until(lambda: pods_of(cli))
         assert said(cli, "node-0") == ("Unschedulable", "InProgress", False)
         process.send_signal(signal.SIGINT)
-        assert "the check runs on; see it with: kubectl" in process.communicate(timeout=60)[0]
+        assert "the check continues; see it with: kubectl" in process.communicate(timeout=60)[0]
         running = state.running(state.Paths(cli.directory))
         assert running is not None
         os.kill(running.pid, signal.SIGKILL)
@@ -193,8 +193,8 @@ def test_a_node_that_trains_is_waited_for_or_tested_beside_it(cli: Cli) -> None:
 
 def test_mistakes_are_told_in_words(cli: Cli) -> None:
     for arguments, text in (
-        (["node-7"], 'no node "node-7"; there are node-0, node-1'),
-        (["--kind", "Deep"], "--kind Deep: there are Basic, InstanceStress"),
+        (["node-7"], 'no node "node-7"; nodes: node-0, node-1'),
+        (["--kind", "Deep"], "--kind Deep: must be one of Basic, InstanceStress"),
         (["--deep", "--kind", "Basic"], "leave it out to name them with --kind"),
     ):
         assert text in cli.call("check", *arguments, code=1).stderr

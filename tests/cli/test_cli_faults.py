@@ -71,7 +71,7 @@ def test_a_file_of_the_user_s_has_the_last_word(tmp_path: Path) -> None:
 
 def test_a_mistake_is_told_without_a_traceback(tmp_path: Path) -> None:
     for arguments, told in (
-        (("explain", "Xdi79"), "no fault is named Xdi79; see unbroken faults list"),
+        (("explain", "Xdi79"), "no fault named Xdi79; give the number of an XID"),
         (("list", "--table", str(tmp_path / "no")), "cannot read the table of faults"),
     ):
         done = call(*arguments)

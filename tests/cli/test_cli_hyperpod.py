@@ -54,7 +54,7 @@ def test_a_job_from_a_file_to_its_end(cli: Cli) -> None:
     started = cli.call(*start, "--auto-resume", "true", "--max-retry", "2")
     assert started.stdout == "old: started in namespace default\n"
     again = cli.call(*start, code=1)
-    assert again.stderr == 'error: there is a PyTorchJob "old" in namespace default already\n'
+    assert again.stderr == 'error: PyTorchJob "old" already exists in namespace default\n'
 
     described = cli.call("hyperpod", "get-job", "--job-name", "old", "--verbose")
     job = json.loads(described.stdout)
@@ -158,9 +158,9 @@ def test_a_job_from_options_alone(make_cli: Callable[..., Cli]) -> None:
     assert "nodeAffinity" in pod["affinity"]
     assert pod["containers"][0]["env"] == [{"name": "A", "value": "1"}]
     wrong = cli.call(*start, "--volumes", "data:/x", code=1).stderr
-    assert wrong == "error: --volumes data:/x: write it as volumeName:hostPath:mountPath\n"
+    assert wrong == "error: --volumes data:/x: must be volumeName:hostPath:mountPath\n"
     wrong = cli.call(*start, "--environment", "A", code=1).stderr
-    assert wrong.startswith("error: --environment A: write it as KEY=VALUE")
+    assert wrong.startswith("error: --environment A: must be KEY=VALUE")
     unknown = cli.call(
         *("hyperpod", "start-job", "--dry-run", "--instance-type", "ml.p5.49xlarge"),
         *("--job-name", "x", "--image", "any", "--entry-script", "t.py", "--node-count", "1"),

@@ -228,7 +228,7 @@ def test_ended_jobs_refuse_to_be_changed(cli: Cli) -> None:
     cli.call("run", "--name", "ended", cli.script("ended.py", ""))
     for command in ("restart", "suspend", "resume"):
         done = cli.call(command, "ended", code=1)
-        assert "job ended has ended (Completed); delete it and run it anew" in done.stderr
+        assert "job ended has ended (Completed); delete it and run it again" in done.stderr
 
 
 def test_names_of_jobs_are_completed(cli: Cli) -> None:

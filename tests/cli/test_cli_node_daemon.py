@@ -55,7 +55,7 @@ def test_a_mistake_is_told_without_a_traceback(tmp_path: Path) -> None:
     table = tmp_path / "table.toml"
     table.write_text("version = 1\n[fault.Xid79]\naction = 'explode'\n")
     for arguments, told in (
-        ((), "which node? give --node NAME, or set NODE_NAME"),
+        ((), "the node is not named: give --node NAME, or set NODE_NAME"),
         (("--node", "a", "--table", table), "fault.Xid79.action: Unsupported value"),
         (("--node", "a", "--kubeconfig", tmp_path / "no"), "no usable kubeconfig"),
     ):

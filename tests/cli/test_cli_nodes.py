@@ -69,7 +69,7 @@ def test_node_that_is_not_there_is_said_so(cli: Cli, words: list[str]) -> None:
 
 def test_nothing_is_destroyed_unasked(cli: Cli) -> None:
     done = cli.call("nodes", "replace", "node-0", code=1)
-    assert "say so with --yes" in done.stderr
+    assert "confirm with --yes" in done.stderr
     assert cli.call("nodes", "clear", "node-0", "--why", " ", code=1).stderr.startswith("error:")
     assert node_names(cli) == ["node-0", "node-1"]
 
@@ -84,7 +84,9 @@ def test_node_is_rebooted_and_its_progress_told(cli: Cli) -> None:
     assert after["verified"] == after["bootId"]
     assert (after["health"], after["schedulable"]) == ("Schedulable", True)
     assert [one["askedBy"] for one in after["record"]["history"]] == ["annotation"]
-    assert "nothing is held" in cli.call("nodes", "clear", "node-1", "--why", "x", code=1).stderr
+    assert (
+        "has no blame entries" in cli.call("nodes", "clear", "node-1", "--why", "x", code=1).stderr
+    )
 
 
 def test_faulty_node_is_replaced_while_its_job_goes_on(make_cli: Callable[..., Cli]) -> None:

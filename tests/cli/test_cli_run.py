@@ -108,7 +108,7 @@ def test_the_exit_code_is_that_of_the_worker_that_failed(cli: Cli) -> None:
         told[1],
         "unbroken:   | rank 1 had enough",
         "unbroken: fail: Failed",
-        "unbroken: for the whole story: unbroken explain fail",
+        "unbroken: for details: unbroken explain fail",
     ]
     assert done.stderr.count("the only restart is used") == 1
 
@@ -139,7 +139,7 @@ def test_names_of_scripts_never_clash_and_given_ones_are_refused(cli: Cli) -> No
     second = cli.json("run", "--detach", "-o", "json", script)
     assert (first["name"], second["name"]) == ("twice-named", "twice-named-2")
     done = cli.call("run", "--name", "twice-named", script, code=1)
-    assert done.stderr.startswith("error: there is a job twice-named (")
+    assert done.stderr.startswith("error: job twice-named already exists (")
     assert "unbroken delete twice-named" in done.stderr
 
 
@@ -150,7 +150,7 @@ def test_an_interrupt_without_a_terminal_stops_the_job(cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "it can go on with: unbroken resume interrupted" in rest
+    assert "to continue it: unbroken resume interrupted" in rest
     assert "Traceback" not in rest
     assert cli.json("describe", "interrupted")["state"] == "Suspended"
     assert not processes("interrupted.py 1000")
@@ -164,8 +164,8 @@ def test_ctrl_c_asks_once_and_the_second_stops_the_job(cli: Cli) -> None:
         process.send_signal(signal.SIGINT)
         rest = shown(None)
         assert process.wait(timeout=30) == 130
-    assert asked.count("stop the job? A second Ctrl-C") == 1
-    assert "it can go on with: unbroken resume asked" in rest
+    assert asked.count("stop the job? Press Ctrl-C again") == 1
+    assert "to continue it: unbroken resume asked" in rest
     assert cli.json("describe", "asked")["state"] == "Suspended"
 
 
@@ -203,7 +203,7 @@ def test_a_job_outlives_who_reads_its_output(cli: Cli) -> None:
         check=False,
     )
     assert done.stdout == "step 0\n"
-    assert "nobody reads the output any more; the job goes on" in done.stderr
+    assert "the reader of the output is gone; the job continues" in done.stderr
     assert "unread: Completed" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 0

@@ -57,7 +57,7 @@ def test_stacks_of_all_ranks_and_of_one(cli: Cli, standing: str) -> None:
     assert "\n    busy (standing.py:" in text
     assert cli.json("stacks", standing, "--rank", "2")["rank"] == 2
     refused = cli.call("stacks", standing, "--rank", "9", code=1)
-    assert "rank 9 does not run now" in refused.stderr
+    assert "rank 9 is not running" in refused.stderr
     assert cli.json("describe", standing)["restarts"] == 0, "nothing was stopped"
 
 

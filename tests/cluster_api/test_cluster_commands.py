@@ -83,7 +83,7 @@ def test_a_creation_that_fails_ends_with_one(cli: Cli, running: Running, hands: 
     [
         (["describe", "none"], None, "Cluster with name none not found (ResourceNotFound)"),
         (["create", "--cli-input-json", "absent"], None, "cannot read absent"),
-        (["create", "--cli-input-json", "-"], "{", "- is no JSON"),
+        (["create", "--cli-input-json", "-"], "{", "- is not JSON"),
         (["create", "--cli-input-json", "-"], "[]", "- must hold an object"),
         (["create", "--cli-input-json", "-"], "{}", "Value null at 'clusterName'"),
         (["list", "--endpoint-url", "nowhere"], None, "'nowhere' is no address"),

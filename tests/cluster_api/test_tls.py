@@ -114,7 +114,7 @@ def test_handshakes_that_are_not_made_keep_nobody_out(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--tls-cert", "a.crt"], "give both files"),
+        (["--tls-cert", "a.crt"], "HTTPS needs both"),
         (["--tls-cert", "a.crt", "--tls-key", "a.key"], "cannot use the certificate a.crt"),
     ],
 )

@@ -224,7 +224,7 @@ def test_a_source_is_a_directory_and_is_remembered(scripts: Scripts, tmp_path: P
     assert options["lifecycle_sources"] == {SOURCE: str(scripts.directory)}
     other = Cluster(tmp_path / "state", scripts.cluster.kubectl_path)
     for wrong, text in (
-        ("s3://a/b=/nowhere/at/all", "/nowhere/at/all is no directory"),
+        ("s3://a/b=/nowhere/at/all", "/nowhere/at/all is not a directory"),
         ("b=/tmp", "write it as s3://BUCKET/PREFIX=DIR"),
     ):
         done = other.unbroken("up", "-d", "--lifecycle-source", wrong, check=False)

@@ -1,1 +1,1 @@
-"""The `unbroken` command, one file a command."""
+"""The `unbroken` command: a module for each command or group of commands."""

@@ -77,7 +77,7 @@ JOB_LABEL = HYPERPOD_JOB.pod_label
 
 
 class Cluster:
-    """A connection to a cluster, and the namespace that is meant."""
+    """A connection to a cluster, with the namespace to use."""
 
     def __init__(self, place: Place, client: KubeClient, namespace: str) -> None:
         self.place = place
@@ -85,7 +85,10 @@ class Cluster:
         self.namespace = namespace
 
     def path(self, collection: Collection, name: str = "", namespace: str | None = None) -> str:
-        """Path of a collection or of one object; `namespace` empty: all of them."""
+        """Path of a collection or of one object.
+
+        `namespace`: None for that of the connection, empty for all namespaces.
+        """
         inside = self.namespace if namespace is None else namespace
         scope = f"namespaces/{inside}/" if inside and collection.is_namespaced else ""
         end = f"/{quote(name, safe='')}" if name else ""
@@ -109,9 +112,9 @@ class Cluster:
     async def select(
         self, collection: Collection, labels: str = "", namespace: str | None = None
     ) -> list[Object]:
-        """All objects of the namespace (empty: of all) with these labels.
+        """All objects with these labels; `namespace` as in `path`.
 
-        SpecError if the cluster does not know the kind, except for kinds without an error for it.
+        SpecError if the cluster does not know the kind and the collection has an error for that.
         """
         query = {"labelSelector": labels} if labels else None
         body = await self._read(self.path(collection, namespace=namespace), query)
@@ -130,7 +133,7 @@ class Cluster:
             return None
 
     async def create(self, collection: Collection, value: Object) -> Object:
-        """Create an object; AlreadyExists where the name is taken."""
+        """Create an object; AlreadyExists if the name is taken."""
         try:
             return _decoded(await self.client.raw("POST", self.path(collection), body=value))
         except NotFound:
@@ -138,15 +141,15 @@ class Cluster:
             raise
 
     async def patch(self, collection: Collection, name: str, value: Object) -> Object:
-        """Merge into an object."""
+        """Apply a JSON merge patch to an object."""
         return _decoded(await self.client.merge(self.path(collection, name), value))
 
     async def delete(self, collection: Collection, name: str) -> None:
-        """Ask for an object's deletion; one that is gone is no error."""
+        """Request the deletion of an object; no error if it does not exist."""
         await self.client.delete_if_present(self.path(collection, name))
 
     async def job(self, name: str) -> Object:
-        """A job; SpecError where there is none."""
+        """A job; SpecError if it does not exist."""
         return await self.get(JOBS, name)
 
     async def pods(self, job: str) -> list[Object]:
@@ -154,7 +157,7 @@ class Cluster:
         return await self.select(PODS, f"{JOB_LABEL}={job}")
 
     async def incidents(self, job: Object) -> list[incident_spec.Incident]:
-        """The job's incidents, oldest first; none of an earlier job with the same name."""
+        """Incidents of this job, oldest first, without those of an earlier job of the same name."""
         return (await self.incidents_of([job]))[job["metadata"]["uid"]]
 
     async def incidents_of(
@@ -173,12 +176,12 @@ def _owners(item: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 
 
 def is_owned(item: Mapping[str, Any], uid: str) -> bool:
-    """Whether the object belongs to the one with the uid."""
+    """True if an owner reference of the object has this uid."""
     return any(owner.get("uid") == uid for owner in _owners(item))
 
 
 def _decoded(body: bytes) -> Object:
-    """An answer of the API; what is nested too deeply in it is replaced by a number."""
+    """A decoded answer of the API, without values that are nested too deeply."""
     try:
         found: Object = msgspec.json.decode(body)
     except RecursionError:
@@ -188,7 +191,7 @@ def _decoded(body: bytes) -> Object:
 
 @asynccontextmanager
 async def opened(place: Place, namespace: str = "") -> AsyncIterator[Cluster]:
-    """A connection for the time of the block."""
+    """Connect to a cluster for the duration of the block."""
     from unbroken.kube.client import connect  # slow to load
 
     place.require_running()
@@ -197,7 +200,7 @@ async def opened(place: Place, namespace: str = "") -> AsyncIterator[Cluster]:
 
 
 def on_cluster(place: Place, namespace: str, act: Callable[[Cluster], Awaitable[T]]) -> T:
-    """Run `act` with a connection; for the commands, which are not asynchronous."""
+    """Run the coroutine `act` with a connection, and return its result."""
 
     async def run() -> T:
         async with opened(place, namespace) as cluster:
@@ -216,7 +219,7 @@ def on_cluster(place: Place, namespace: str, act: Callable[[Cluster], Awaitable[
 
 
 def _sole(error: BaseException) -> BaseException:
-    """What a group of tasks failed of, where that is one thing."""
+    """The only error in an exception group, else the group itself."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""Reads the YAML or JSON files that users name on the command line."""
+"""Reader of YAML and JSON files that users name on the command line."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ STDIN = "-"
 
 
 def read_documents(path: str) -> list[Any]:
-    """Read all documents of a file, empty ones left out; `-` is standard input.
+    """Read all documents of a file except empty ones; `-` is standard input.
 
-    Raises SpecError for a file that cannot be read or is no YAML, with its name and the place.
+    Raises SpecError with the file's name and the line if it cannot be read or is not YAML.
     """
     import yaml  # slow to load
 

@@ -1,4 +1,4 @@
-"""The `unbroken` command: collects the commands and turns our errors into plain messages."""
+"""The `unbroken` command: loads the commands and prints errors as plain messages."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ COMMANDS = {
     "faults": "nodes.faults:app",
     "node-daemon": "nodes.daemon:command",
 }
-"""In the order of the help: module of this package, and a function or an app of several."""
+"""Commands in the order of the help: module below this package, and function or app in it."""
 
 
 class _Commands(Mapping[str, Any]):
-    """Each is imported when it is asked for: all take five times as long as one."""
+    """The commands by name.  A command is imported on use: all take five times as long as one."""
 
     def __getitem__(self, name: str) -> Any:
         module, _, attribute = COMMANDS[name].partition(":")
@@ -59,7 +59,7 @@ class _Commands(Mapping[str, Any]):
             found = one
         command = typer.main.get_command(found)
         guard(command)
-        command.name = name  # The help lists it; an app of several commands has none of its own.
+        command.name = name  # an app of several commands has no name of its own
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -110,7 +110,7 @@ def run() -> None:
 
 
 def call(program: typer.Typer) -> None:
-    """Run a program, and turn our errors into messages."""
+    """Run a program.  An UnbrokenError ends it with a message and status 1, Ctrl-C with 130."""
     try:
         program()
     except UnbrokenError as error:

@@ -33,29 +33,36 @@ class ListOutput(StrEnum):
     JSON = "json"
 
 
-Form = Annotated[Output, typer.Option("-o", "--output", help="text or json.")]
-ListForm = Annotated[ListOutput, typer.Option("-o", "--output", help="text, wide or json.")]
+Form = Annotated[Output, typer.Option("-o", "--output", help="Form of the answer: text or json.")]
+ListForm = Annotated[
+    ListOutput,
+    typer.Option("-o", "--output", help="Form of the list: text, wide (more columns) or json."),
+]
 Directory = Annotated[
     Path,
     typer.Option(
         "--dir",
         envvar="UNBROKEN_DIR",
-        help="Folder that holds all state of the cluster, and its kubeconfig.",
+        help="Folder with all state of the local cluster and its kubeconfig.",
         show_default=str(DEFAULT),
     ),
 ]
-"""The local cluster that is started, stopped or looked at."""
+"""The local cluster that a command starts, stops or shows."""
 Embedded = Annotated[
     Path | None,
     typer.Option(
-        "--dir", help="Folder of a local cluster.", show_default="UNBROKEN_DIR, or ~/.unbroken"
+        "--dir",
+        help="Folder of the local cluster to use.",
+        show_default="UNBROKEN_DIR, or ~/.unbroken",
     ),
 ]
 Context = Annotated[
-    str | None, typer.Option("--context", help="A context of the kubeconfig.", show_default=False)
+    str | None,
+    typer.Option("--context", help="Context of the kubeconfig to use.", show_default=False),
 ]
 Namespace = Annotated[
-    str, typer.Option("-n", "--namespace", help="Of the job.", show_default="the context's")
+    str,
+    typer.Option("-n", "--namespace", help="Namespace of the job.", show_default="the context's"),
 ]
 
 
@@ -67,11 +74,11 @@ class Target:
     context: Context = None
     kubeconfig: Annotated[
         Path | None,
-        typer.Option("--kubeconfig", help="Kubeconfig of another cluster.", show_default=False),
+        typer.Option("--kubeconfig", help="Kubeconfig of the cluster to use.", show_default=False),
     ] = None
 
     def place(self, use: Use = Use.READ) -> Place:
-        """The cluster that is meant; SpecError where none may be changed without being named."""
+        """The cluster that the options name; SpecError if a change needs a cluster by name."""
         return find(self.directory, self.context, self.kubeconfig, use)
 
     def run(
@@ -93,7 +100,7 @@ class CommonOptions:
 
     @property
     def is_json(self) -> bool:
-        """Whether the answer is for a program."""
+        """True if the answer is printed as JSON."""
         return self.output is Output.JSON
 
     def run(self, act: Callable[[Cluster], Awaitable[T]], use: Use = Use.READ) -> T:

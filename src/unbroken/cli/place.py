@@ -1,10 +1,12 @@
-"""The cluster that a command speaks to: the options, and what they mean.
+"""Selection of the cluster that a command uses, from options and environment.
 
-`--dir` names a local cluster, `--context` and `--kubeconfig` any other.  Without them, UNBROKEN_DIR
-and then KUBECONFIG do, where KUBECONFIG names a local cluster.  Where it names another one, it
-gives way to the local cluster of the default folder while that runs, and always for `unbroken run`:
-a person at a laptop often has the KUBECONFIG of a company's cluster in the shell.  Commands that
-change something never follow such a KUBECONFIG.
+1. `--dir` names a local cluster, `--context` and `--kubeconfig` name any cluster.
+2. Without these options, UNBROKEN_DIR names a local cluster.
+3. Then KUBECONFIG counts if it is the file of a local cluster.
+4. KUBECONFIG of another cluster counts only for commands that change nothing, and only while no
+   local cluster runs from the default folder.  `unbroken run` always uses the local cluster.
+
+The last rule is for laptops whose shell has the KUBECONFIG of a company's cluster.
 """
 
 from __future__ import annotations
@@ -23,22 +25,22 @@ DEFAULT = Path("~/.unbroken")
 
 
 def resolve(directory: Path) -> Path:
-    """An absolute path, `~` expanded."""
+    """The absolute path, with `~` expanded."""
     return directory.expanduser().absolute()
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A cluster as the options name it; nothing has been asked of it yet."""
+    """A cluster as the options name it; no request was sent yet."""
 
     kubeconfig: str | None = None
-    """None: what the Kubernetes client finds by itself."""
+    """None: the Kubernetes client looks for a kubeconfig."""
     context: str | None = None
     paths: state.Paths | None = None
-    """Of an embedded cluster; None: some other cluster."""
+    """Files of a local cluster; None for any other cluster."""
 
     def require_running(self) -> None:
-        """SpecError where it is an embedded cluster that does not run."""
+        """Raise SpecError if this is a local cluster that does not run."""
         if self.paths is not None and state.running(self.paths) is None:
             raise SpecError(
                 f"no cluster runs from {self.paths.directory}; start one with: unbroken up, "
@@ -47,13 +49,13 @@ class Place:
 
 
 class Use(Enum):
-    """What a command does to a cluster."""
+    """The use that a command makes of a cluster."""
 
     READ = "read"
     CHANGE = "change"
-    """Never on a cluster that only KUBECONFIG names, unless it is a local one."""
+    """Refused for a cluster that only KUBECONFIG names, unless it is a local cluster."""
     RUN = "run"
-    """On the local cluster, which is started if need be."""
+    """Uses the local cluster, which is started if it does not run."""
 
 
 def find(
@@ -62,7 +64,7 @@ def find(
     kubeconfig: Path | None = None,
     use: Use = Use.READ,
 ) -> Place:
-    """The cluster that is meant; SpecError where none may be changed without being named."""
+    """The cluster to use, with a note about a surprising choice on standard error; SpecError."""
     place, said = choose(directory, context, kubeconfig, use)
     if said:
         note(f"unbroken: {said}")
@@ -75,7 +77,11 @@ def choose(
     kubeconfig: Path | str | None,
     use: Use = Use.READ,
 ) -> tuple[Place, str]:
-    """The cluster that is meant, and what a person must be told of the choice; empty: nothing."""
+    """The cluster to use, and a note for the user about the choice, or an empty string.
+
+    Raises SpecError for options that name two clusters, and for a change that needs a cluster by
+    name.
+    """
     if directory is not None and (context is not None or kubeconfig is not None):
         other = "--context" if kubeconfig is None else "--kubeconfig"
         raise SpecError(f"--dir and {other} name two clusters; give one of them")
@@ -107,6 +113,6 @@ def choose(
 
 
 def _own(file: Path | None) -> state.Paths | None:
-    """The local cluster of which this is the kubeconfig; None: it is no local cluster's."""
+    """The local cluster whose kubeconfig this is; None if the file is not of a local cluster."""
     is_ours = file is not None and (file.parent / "cluster.json").is_file()
     return state.Paths(file.parent.absolute()) if file and is_ours else None

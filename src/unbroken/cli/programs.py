@@ -32,7 +32,9 @@ class ProgramTarget:
 
     kubeconfig: Annotated[
         Path | None,
-        typer.Option("--kubeconfig", help="Of the cluster.", show_default="KUBECONFIG's"),
+        typer.Option(
+            "--kubeconfig", help="Kubeconfig of the cluster to use.", show_default="KUBECONFIG's"
+        ),
     ] = None
     context: Context = None
     directory: Embedded = None
@@ -58,7 +60,7 @@ class ProgramTarget:
         asyncio.run(run())
 
     def _cluster(self) -> tuple[Path | str | None, str | None]:
-        """Kubeconfig and context.  Without a file the client uses the pod's service account."""
+        """Kubeconfig and context; without a file the client uses the pod's service account."""
         if self.kubeconfig is not None:
             return self.kubeconfig, self.context
         is_named = os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" in os.environ

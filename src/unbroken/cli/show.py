@@ -16,22 +16,22 @@ import typer
 from .terminal import Guarded, marked, visible
 
 FIELD = 11
-"""Width of the column of names in a story."""
+"""Characters of the column of names in a report."""
 NARROWEST = 40
-"""Lines are not wrapped for terminals that leave no room for words."""
+"""Lines are wrapped to this many characters at least, however narrow the terminal is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """What a story is written on: a terminal has a width and colours, a file has neither."""
+    """The medium of a report: a terminal has a width and colours, a file has neither."""
 
     width: int | None = None
     has_colours: bool = False
     is_guarded: bool = False
-    """Whether it takes no colours but marked ones."""
+    """True if the terminal shows marked colours only (`terminal`)."""
 
     def paint(self, text: str, style: str) -> str:
-        """The text in a colour, `bold` or `dim`, where there are such."""
+        """The text in a colour, bold or dim; unchanged if the medium has no colours."""
         if not self.has_colours or not style:
             return text
         shown = visible(text)
@@ -44,7 +44,7 @@ class Paper:
     def wrap(
         self, text: str, indent: int, style: str = "", first: str | None = None
     ) -> Iterator[str]:
-        """Lines no wider than the paper; the first begins with `first`, the others an indent."""
+        """Wrap a text; the first line begins with `first`, the others with the indent."""
         room = max((self.width or 0) - indent, NARROWEST) if self.width else None
         lines = [text]
         if room is not None and len(text) > room:
@@ -54,13 +54,13 @@ class Paper:
             yield f"{start}{self.paint(line, style)}".rstrip()
 
     def field(self, name: str, text: str, style: str = "") -> Iterator[str]:
-        """A named part of a story."""
+        """Lines of a named field of a report."""
         first = f"  {self.paint(f'{name:<{FIELD}}', 'dim')}"
         return self.wrap(text, FIELD + 2, style, first)
 
 
 def paper() -> Paper:
-    """What standard output is."""
+    """The medium of standard output."""
     if not sys.stdout.isatty():
         return Paper()
     is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
@@ -69,12 +69,12 @@ def paper() -> Paper:
 
 
 def print_json(value: Any) -> None:
-    """A value as indented JSON on standard output."""
+    """Print a value as indented JSON."""
     print(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Columns as kubectl prints them, never cut: what is printed may be read by a program."""
+    """Print columns as kubectl does; cells are never cut, because programs may read them."""
     cells = [list(map(str, row)) for row in (titles, *rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(titles))]
     for row in cells:
@@ -83,5 +83,5 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 
 def note(text: str) -> None:
-    """Say something that is not the answer: on standard error."""
+    """Print a line to standard error: it is not part of the answer."""
     print(text, file=sys.stderr, flush=True)

@@ -1,9 +1,9 @@
-"""The terminal of the person who runs a command, which no text from outside may steer.
+"""Protection of the user's terminal against control characters in texts from outside.
 
 While a command runs, standard output and standard error go through `Guarded` where they are
-terminals.  It shows control characters as text (`\\x1b`), whatever printed them.  Our own colours
-carry a mark that is drawn anew in each process, so that nobody else can write one.  Files and pipes
-get every byte unchanged.
+terminals.  It shows control characters as text (`\\x1b`), whatever printed them.  Colours of our
+own carry a mark that is random for each process, so that no text from outside can contain it.
+Files and pipes get every byte unchanged.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any, TextIO
 _MARK = f"\x1b{os.urandom(16).hex()}["
 _COLOUR = re.compile("\x1b\\[([0-9;:]{0,40}m)")
 _HEX = [*range(0x09), 0x0B, 0x0C, *range(0x0D, 0x20), *range(0x7F, 0xA0)]
-"""C0 controls but tab and newline, DEL, and C1 controls."""
+"""C0 controls except tab and newline, DEL, and C1 controls."""
 _LONG = [
     *(0x61C, 0x200E, 0x200F, 0x2028, 0x2029, 0xFEFF),
     *range(0x202A, 0x202F), *range(0x2066, 0x206A), *range(0xD800, 0xE000),
 ]  # fmt: skip
-"""Controls of the direction of writing, separators of lines, and lone surrogates."""
+"""Bidirectional controls, line separators and lone surrogates."""
 _SHOWN = {one: f"\\x{one:02x}" for one in _HEX} | {one: f"\\u{one:04x}" for one in _LONG}
 _SHOWN |= {one: f"\\U{one:08x}" for one in range(0xE0000, 0xE0080)}
 _MARK_SHOWN = _MARK.translate(_SHOWN)
 
 
 def visible(text: str) -> str:
-    """A text from outside without anything that a terminal obeys."""
+    """The text with its control characters as visible escapes."""
     return text.translate(_SHOWN)
 
 
 def coloured(text: str) -> str:
-    """The same, with its colours (SGR), which end with it."""
+    """The text as `visible` has it, with its colours (SGR) kept and reset at its end."""
     parts = _COLOUR.split(text)
     if len(parts) == 1:
         return visible(text)
@@ -46,18 +46,18 @@ def coloured(text: str) -> str:
 
 
 def marked(text: str) -> str:
-    """A text whose escapes are our own, so that they reach the terminal."""
+    """The text with its escapes marked as our own, so that they reach the terminal."""
     return text.replace("\x1b[", _MARK)
 
 
 class Guarded:
-    """A stream to a terminal."""
+    """A stream to a terminal that shows control characters as text."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text as `visible` has it, but for marked colours."""
+        """Write a text as `visible` has it; marked colours become real."""
         self.stream.write(visible(text).replace(_MARK_SHOWN, "\x1b["))
         return len(text)
 
@@ -67,18 +67,18 @@ class Guarded:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        # What else a stream has is the terminal's.
+        # All other attributes are those of the terminal's stream.
         return getattr(self.stream, name)
 
 
 def raw(stream: Any) -> TextIO:
-    """The terminal itself, for a caller that makes texts from outside visible on its own."""
+    """The unguarded stream, for a caller that calls `visible` itself."""
     found: TextIO = stream.stream if isinstance(stream, Guarded) else stream
     return found
 
 
 def worker_line(line: str, stream: Any) -> str:
-    """A line of a worker as it is printed to a stream: colours stay on a terminal."""
+    """A line of a worker as it is printed to a stream; a terminal keeps its colours."""
     return marked(coloured(line)) if isinstance(stream, Guarded) else line
 
 
@@ -96,8 +96,10 @@ def guarded() -> Iterator[None]:
 
 
 def guard(command: Any) -> None:
-    """Let a command of typer's, and those below it, run guarded.  Help and usage errors stay as
-    they are: their texts are ours."""
+    """Run a typer command and its subcommands guarded.
+
+    Help and usage errors are not guarded: their texts are ours.
+    """
     for one in getattr(command, "commands", {}).values():
         guard(one)
     if command.callback is not None:

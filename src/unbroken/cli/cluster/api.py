@@ -21,14 +21,15 @@ log = logging.getLogger(__name__)
 
 
 def command(
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Listen there.")],
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")],
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     credentials: Annotated[
         Path | None,
         typer.Option(
             "--credentials",
             "--cluster-api-credentials",
-            help="File of the keys that may call it, in the form of ~/.aws/credentials. Required.",
+            help="File of the keys that may call the API, in the form of ~/.aws/credentials. "
+            "Required.",
             show_default=False,
         ),
     ] = None,
@@ -47,11 +48,11 @@ def command(
     *,
     target: ProgramTarget,
 ) -> None:
-    """Serve the cluster API for the aws CLI and boto3. It remembers nothing: run any number.
+    """Serve the cluster API for the aws CLI and boto3. It keeps no state: run any number of it.
 
-    The work is done by an operator; this one needs no right to pods, jobs or secrets.
+    An operator does the work; this program needs no rights to pods, jobs or secrets.
     """
-    # Here, because it takes long to load.
+    # slow to load
     from unbroken.cluster_api.driver import ClusterApiOptions
 
     start_logging()
@@ -60,13 +61,13 @@ def command(
 
 
 def tls_files(certificate: Path | None, key: Path | None) -> Tls | None:
-    """Both files, or None where neither is given; SpecError for one of them."""
+    """Certificate and key, or None if neither is given; SpecError if only one is given."""
     from unbroken.cluster_api.driver import Tls
 
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        raise SpecError("HTTPS needs the certificate and its private key: give both files")
+        raise SpecError("HTTPS needs both the certificate and its private key")
     return Tls(certificate, key)
 
 

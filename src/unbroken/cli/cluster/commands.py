@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Object = dict[str, Any]
 LOOK_SECONDS = 1.0
-"""Between two looks at a cluster that is waited for; the API has no way to wait."""
+"""Interval of polling a cluster; the API has no way to wait."""
 
 app = App(
-    help="Clusters of machines: groups with lifecycle scripts, deep checks and repair. "
-    "The same as `aws sagemaker ...-cluster` against the address in `unbroken status`.",
+    help="Manage clusters of machines: groups with lifecycle scripts, deep checks and repair. "
+    "Equivalent to `aws sagemaker ...-cluster` with the address from `unbroken status`.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
@@ -55,14 +55,16 @@ Input = Annotated[
         help="The request as JSON, in the form of the aws CLI; - for standard input.",
     ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when the operation is complete.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ApiFlags:
     """The form of the answer, and the cluster API that is called."""
 
-    output: Annotated[Form, typer.Option("-o", "--output", help="text, json or yaml.")] = Form.TEXT
+    output: Annotated[
+        Form, typer.Option("-o", "--output", help="Form of the answer: text, json or yaml.")
+    ] = Form.TEXT
     url: EndpointUrl = None
     directory: Embedded = None
     context: Context = None
@@ -104,7 +106,7 @@ def list_command(api: ApiFlags) -> None:
     elif found:
         print_table(CLUSTER_TITLES, [cluster_row(one) for one in found])
     else:
-        note("no clusters; make one with: unbroken cluster create --cli-input-json FILE")
+        note("no clusters; create one with: unbroken cluster create --cli-input-json FILE")
 
 
 @app.command()
@@ -129,7 +131,7 @@ def update(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
 def delete(
     cluster: Name,
     wait: Wait = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     *,
     api: ApiFlags,
 ) -> None:
@@ -149,7 +151,7 @@ def delete(
 
 
 def read_request(name: str) -> Object:
-    """The members of a request; `file://` may stand before the name, as for the aws CLI."""
+    """Read a request from a file; the name may begin with `file://`, as for the aws CLI."""
     path = name.removeprefix("file://")
     try:
         text = sys.stdin.read() if path == "-" else Path(path).expanduser().read_text()
@@ -157,14 +159,14 @@ def read_request(name: str) -> Object:
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"cannot read {path}: {error}") from error
     except msgspec.DecodeError as error:
-        raise SpecError(f"{path} is no JSON: {error}") from error
+        raise SpecError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise SpecError(f'{path} must hold an object, such as {{"ClusterName": ...}}')
     return found
 
 
 def _ordered(api: ApiFlags, operation: str, body: Object, *, wait: bool) -> Object:
-    """The answer; if `wait`, the cluster when nothing of it is under way any more."""
+    """The answer to the operation; with `wait`, the cluster when the operation is complete."""
 
     async def act(client: Client) -> Object:
         made = await client.call(operation, body)
@@ -174,7 +176,7 @@ def _ordered(api: ApiFlags, operation: str, body: Object, *, wait: bool) -> Obje
 
 
 async def _until_settled(client: Client, arn: str) -> Object:
-    """The cluster once nothing of it is under way; each change is said on standard error."""
+    """The cluster when no operation is in progress; changes are printed to standard error."""
     from unbroken.kube.clock import pause
 
     said: Mapping[str, str] = {}

@@ -1,4 +1,4 @@
-"""The cluster API that a command speaks to, and the key that signs its requests."""
+"""The cluster API that a command calls, and the key that signs its requests."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ EndpointUrl = Annotated[
     typer.Option(
         "--endpoint-url",
         envvar="AWS_ENDPOINT_URL_SAGEMAKER",
-        help="Address of the cluster API, called with the key of AWS_ACCESS_KEY_ID and "
+        help="Address of the cluster API. Its key is in AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY.",
-        show_default="that of the local cluster, with its own key",
+        show_default="address and key of the local cluster",
     ),
 ]
 REGION = "us-west-2"
@@ -34,19 +34,19 @@ CA_BUNDLE = "AWS_CA_BUNDLE"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A cluster API as the options and the environment name it."""
+    """Address and key of a cluster API."""
 
     url: str
     credential: Credential
     region: str
     ca_bundle: str
-    """File of certificates to trust; empty: the system's."""
+    """File of certificates to trust; empty for those of the system."""
 
 
 def endpoint(url: str | None, directory: Path | None, context: str | None) -> Endpoint:
-    """The cluster API that is meant; SpecError where none is known, or no key for it."""
+    """The cluster API that options and environment name; SpecError if it or its key is unknown."""
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or REGION
-    # A folder that is named comes before an address that the environment has.
+    # A named folder comes before an address in the environment.
     if url and directory is None and not os.environ.get("UNBROKEN_DIR"):
         # A shell may hold keys of AWS beside the address of a local cluster.
         key = _own_key_for(url, context) or credential_of(os.environ)
@@ -66,14 +66,14 @@ def _own(directory: Path | None, context: str | None) -> state.State:
     found = state.running(place.paths) if place.paths is not None else None
     if found is None or not found.cluster_api:
         raise SpecError(
-            "it is not known where this cluster's API for clusters is; name it with "
-            "--endpoint-url (the operator serves it with --cluster-api-port)"
+            "the address of the cluster API is not known; name it with --endpoint-url "
+            "(the operator serves the API with --cluster-api-port)"
         )
     return found
 
 
 def _own_key_for(url: str, context: str | None) -> Credential | None:
-    """The key of the local cluster, where the address is that of its cluster API."""
+    """The key of the local cluster if the address is that of its cluster API, else None."""
     try:
         found = _own(None, context)
     except UnbrokenError:
@@ -82,7 +82,7 @@ def _own_key_for(url: str, context: str | None) -> Credential | None:
 
 
 def key_of(running: state.State) -> Credential:
-    """The key of a running local cluster; SpecError where it cannot be read."""
+    """The key of a running local cluster; SpecError if it cannot be read."""
     from unbroken.cluster_api.credentials import read_credentials  # slow to load
 
     if not running.cluster_api_credentials:
@@ -94,7 +94,7 @@ def key_of(running: state.State) -> Credential:
 
 
 def credential_of(environment: Mapping[str, str]) -> Credential | None:
-    """The key of the variables that the aws CLI reads; None: they hold none."""
+    """The key in the environment variables of the aws CLI; None if they are not set."""
     from unbroken.cluster_api.signatures import Credential
 
     key, secret = environment.get(KEY_ID), environment.get(SECRET)

@@ -1,4 +1,4 @@
-"""What `unbroken cluster` shows of the API's answers.  Pure."""
+"""Rows and lines that `unbroken cluster` shows of the API's answers.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP_TITLES = ("GROUP", "TYPE", "STATUS", "CURRENT", "TARGET", "CHECKS")
 
 
 def cluster_row(summary: Object) -> tuple[str, ...]:
-    """A cluster in a table."""
+    """The row of a cluster."""
     return (
         summary["ClusterName"],
         summary["ClusterStatus"],
@@ -23,7 +23,7 @@ def cluster_row(summary: Object) -> tuple[str, ...]:
 
 
 def facts(cluster: Object) -> Iterator[tuple[str, str]]:
-    """Name and value of what is worth a line."""
+    """Name and value of each line about a cluster."""
     yield "Name", cluster["ClusterName"]
     yield "ARN", cluster["ClusterArn"]
     yield "Status", cluster["ClusterStatus"]
@@ -35,7 +35,7 @@ def facts(cluster: Object) -> Iterator[tuple[str, str]]:
 
 
 def group_rows(cluster: Object) -> Iterator[tuple[object, ...]]:
-    """The groups of a cluster in a table."""
+    """The rows of a cluster's groups."""
     for one in cluster["InstanceGroups"]:
         types = [detail["InstanceType"] for detail in one.get("InstanceTypeDetails") or ()]
         yield (
@@ -49,7 +49,7 @@ def group_rows(cluster: Object) -> Iterator[tuple[object, ...]]:
 
 
 def progress(cluster: Object) -> dict[str, str]:
-    """A line for the cluster and for each group, by what it is about."""
+    """A line for the cluster (key: empty) and a line for each group, by name."""
     name = cluster["ClusterName"]
     failure = f": {cluster['FailureMessage']}" if cluster.get("FailureMessage") else ""
     lines = {"": f"{name}: {cluster['ClusterStatus']}{failure}"}

@@ -1,7 +1,7 @@
 """`unbroken hyperpod`: the commands of the HyperPod CLI 2.x, on any cluster with PyTorchJobs.
 
-Options and answers are as there (aws/sagemaker-hyperpod-cli, branch release_v2), without what needs
-an account: connecting, capacity, consoles.
+Options and answers are those of aws/sagemaker-hyperpod-cli, branch release_v2.  Commands that need
+an AWS account (connecting, capacity, consoles) are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ JOBS = Collection(
     KIND,
     "unbroken hyperpod list-jobs -A",
     f"this cluster knows no {KIND}: Kubeflow's training operator is not installed "
-    "(an embedded cluster has one unless started with --no-pytorchjobs)",
+    "(a local cluster has one unless it was started with --no-pytorchjobs)",
 )
 
 app = App(
@@ -41,7 +41,7 @@ app = App(
 
 
 def run() -> None:
-    """Entry point of `hyperpod`, the program of the documents; the same as `unbroken hyperpod`."""
+    """Entry point of the program `hyperpod`, equivalent to `unbroken hyperpod`."""
     from unbroken.cli.main import call
 
     program = typer.Typer(
@@ -56,45 +56,65 @@ def run() -> None:
 
 
 class Answer(StrEnum):
-    """`true` and `false`, which the CLI takes as words."""
+    """`true` and `false`: the CLI has no flags for them."""
 
     TRUE = "true"
     FALSE = "false"
 
 
 JobOption = Annotated[str, typer.Option("--job-name", help="Name of the job.")]
-AsJson = Annotated[Output, typer.Option("-o", "--output", help="json, as the CLI prints, or text.")]
+AsJson = Annotated[
+    Output,
+    typer.Option("-o", "--output", help="Form of the answer: json, as the CLI prints, or text."),
+]
 
 
 ConfigFile = Annotated[
-    Path | None, typer.Option(help="The job as a file, config.yaml.", show_default=False)
+    Path | None, typer.Option(help="File that describes the job (config.yaml).", show_default=False)
 ]
-Image = Annotated[str, typer.Option(help="Image of its containers.")]
+Image = Annotated[str, typer.Option(help="Image of the job's containers.")]
 Script = Annotated[str, typer.Option(help="Training script.")]
 Arguments = Annotated[str, typer.Option(help="Arguments of the script.")]
 NodeCount = Annotated[int | None, typer.Option(min=1, help="Number of nodes.")]
-Tasks = Annotated[int | None, typer.Option(min=1, help="Processes of each node.")]
-InstanceType = Annotated[str, typer.Option(help="Such as ml.p5.48xlarge.")]
-Variables = Annotated[str, typer.Option(metavar="KEY=VALUE,...", help="Variables; or as JSON.")]
-PullPolicy = Annotated[str, typer.Option(help="Always, IfNotPresent or Never.")]
-Restart = Annotated[str, typer.Option(help="OnFailure, Always, Never or ExitCode.")]
+Tasks = Annotated[int | None, typer.Option(min=1, help="Number of processes on each node.")]
+InstanceType = Annotated[
+    str, typer.Option(help="Instance type of the nodes, such as ml.p5.48xlarge.")
+]
+Variables = Annotated[
+    str, typer.Option(metavar="KEY=VALUE,...", help="Environment variables, also as JSON.")
+]
+PullPolicy = Annotated[
+    str, typer.Option(help="Pull policy of the image: Always, IfNotPresent or Never.")
+]
+Restart = Annotated[
+    str, typer.Option(help="Restart policy of the pods: OnFailure, Always, Never or ExitCode.")
+]
 AutoResume = Annotated[
     Answer | None,
     typer.Option(
         case_sensitive=False,
-        help="Restart the job when a node of it is lost.",
+        help="Restart the job when it loses a node.",
         show_default=False,
     ),
 ]
-MaxRetry = Annotated[int | None, typer.Option(min=0, help="At most so often.", show_default="1")]
-Labels = Annotated[str, typer.Option(help="Labels of its nodes, as JSON.")]
-Checked = Annotated[Answer, typer.Option(case_sensitive=False, help="Only nodes that have passed.")]
-Queue = Annotated[str, typer.Option(help="Of Kueue.")]
-Priority = Annotated[str, typer.Option(help="Priority class; goes with --queue-name.")]
-Account = Annotated[str, typer.Option(help="Service account of its pods.")]
-Claims = Annotated[str, typer.Option(metavar="CLAIM:/PATH,...", help="What is mounted where.")]
-Volumes = Annotated[str, typer.Option(metavar="NAME:/HOST:/PATH,...", help="Of the nodes.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the PyTorchJob only.")]
+MaxRetry = Annotated[
+    int | None, typer.Option(min=0, help="Maximum number of these restarts.", show_default="1")
+]
+Labels = Annotated[str, typer.Option(help="Labels that the job's nodes must have, as JSON.")]
+Checked = Annotated[
+    Answer, typer.Option(case_sensitive=False, help="Use only nodes that passed their deep check.")
+]
+Queue = Annotated[str, typer.Option(help="Queue of Kueue.")]
+Priority = Annotated[str, typer.Option(help="Priority class; needs --queue-name.")]
+Account = Annotated[str, typer.Option(help="Service account of the pods.")]
+Claims = Annotated[
+    str, typer.Option(metavar="CLAIM:/PATH,...", help="Volume claims to mount, and where.")
+]
+Volumes = Annotated[
+    str,
+    typer.Option(metavar="NAME:/HOST:/PATH,...", help="Folders of the nodes to mount, and where."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the PyTorchJob; do not create it.")]
 
 PLACES = {
     "job_name": "training_cfg.run.name",
@@ -110,7 +130,7 @@ PLACES = {
     "priority": "cluster.cluster_config.priority_class_name",
     "service_account_name": "cluster.cluster_config.service_account_name",
 }
-"""Of options that are values of the file."""
+"""Keys of the file that options set, by parameter name."""
 
 
 @app.command("start-job")
@@ -142,7 +162,7 @@ def start_job(
     *,
     target: Target,
 ) -> None:
-    """Start a PyTorchJob, from a file or from options; options win over the file.
+    """Start a PyTorchJob from a file, from options, or both; options override the file.
 
     `unbroken hyperpod start-job --config-file ./config.yaml --auto-resume true --max-retry 2`
     """
@@ -181,7 +201,7 @@ async def _create(cluster: Cluster, job: Object) -> Object:
         return await cluster.create(JOBS, job)
     except AlreadyExists as refusal:
         name = job["metadata"]["name"]
-        text = f'there is a PyTorchJob "{name}" in namespace {cluster.namespace} already'
+        text = f'PyTorchJob "{name}" already exists in namespace {cluster.namespace}'
         raise SpecError(text) from refusal
 
 
@@ -189,7 +209,9 @@ async def _create(cluster: Cluster, job: Object) -> Object:
 def get_job(
     job_name: JobOption,
     namespace: Namespace = "",
-    verbose: Annotated[bool, typer.Option("--verbose", help="With spec and metadata.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show spec and metadata, too.")
+    ] = False,
     output: AsJson = Output.JSON,
     *,
     target: Target,
@@ -226,9 +248,11 @@ def get_job(
 def list_jobs(
     namespace: Namespace = "",
     every: Annotated[
-        bool, typer.Option("-A", "--all-namespaces", help="Jobs of every namespace.")
+        bool, typer.Option("-A", "--all-namespaces", help="List jobs of all namespaces.")
     ] = False,
-    selector: Annotated[str, typer.Option("-l", "--selector", help="Labels of the jobs.")] = "",
+    selector: Annotated[
+        str, typer.Option("-l", "--selector", help="Label selector of the jobs.")
+    ] = "",
     output: AsJson = Output.JSON,
     *,
     target: Target,
@@ -249,7 +273,7 @@ def list_jobs(
 
 @app.command("cancel-job")
 def cancel_job(job_name: JobOption, options: CommonOptions) -> None:
-    """End a job and delete it with its pods."""
+    """Delete a job with its pods."""
 
     async def act(cluster: Cluster) -> None:
         await cluster.get(JOBS, job_name)
@@ -300,7 +324,7 @@ def get_log(
     pod: Annotated[str, typer.Option("-p", "--pod", help="Name of the pod.")],
     options: CommonOptions,
 ) -> None:
-    """Print what a pod of a job has written."""
+    """Print the log of a pod of a job."""
 
     async def act(cluster: Cluster) -> list[str]:
         await cluster.get(JOBS, job_name)

@@ -1,4 +1,4 @@
-"""What `unbroken hyperpod start-job` makes of a file and options: one PyTorchJob."""
+"""Builds the PyTorchJob of `unbroken hyperpod start-job` from a file and options."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ OPTION_OF = {
     "container": "--image",
     "cluster.instance_type": "--instance-type",
 }
-"""What gives a value that is missing."""
+"""Options that set a required value, by its place in the file."""
 CONFIG = "cluster.cluster_config"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was typed; empty: not given."""
+    """Options as typed; empty if not given."""
 
     values: Mapping[str, str | int | None] = field(default_factory=dict)
-    """By their place in the file."""
+    """Values by their place in the file."""
     environment: str = ""
     label_selector: str = ""
     is_checked_only: bool = False
@@ -51,7 +51,7 @@ class Options:
 
 
 def manifest(file: Path | None, options: Options) -> Object:
-    """The PyTorchJob; SpecError with everything wrong in file and options, and its place."""
+    """The PyTorchJob; SpecError lists all problems of file and options with their places."""
     from unbroken.operator.instance_types import instance_types  # reads a table
 
     content = _read(file) if file is not None else _blank()
@@ -65,7 +65,7 @@ def manifest(file: Path | None, options: Options) -> Object:
 
 
 def _blank() -> Object:
-    """A file without any job in it: what the options do not say is as by default."""
+    """The contents of an empty file, with the CLI's defaults."""
     config = {"label_selector": copy.deepcopy(SCHEDULABLE), "restartPolicy": "OnFailure"}
     return {
         "training_cfg": {"run": {}},
@@ -78,7 +78,7 @@ def _read(file: Path) -> Object:
     documents = read_documents(str(file))
     content = documents[0] if len(documents) == 1 else None
     if not isinstance(content, dict):
-        raise SpecError(f"{file} holds no job: it must be an object with training_cfg and cluster")
+        raise SpecError(f"{file} must be an object with training_cfg and cluster")
     return content
 
 
@@ -118,9 +118,9 @@ def _with_options(content: Object, options: Options) -> Object:
 
 
 def _resume(content: Object, options: Options) -> None:
-    """Have the job resumed, or not, as the options say; without them as the file says."""
+    """Set auto-resume as the options say; without options, keep that of the file."""
     if options.max_retry is not None and not options.auto_resume:
-        raise SpecError("--max-retry counts only with: --auto-resume true")
+        raise SpecError("--max-retry needs --auto-resume true")
     if options.auto_resume is None:
         return
     config = _below(content, CONFIG)
@@ -144,9 +144,9 @@ def _set(content: Object, place: str, value: Any) -> None:
 
 
 def _below(content: Object, place: str) -> Object:
-    """The object at a place, made where it is missing.
+    """The object at a place, created if it is missing.
 
-    Where something else is, one that is thrown away: reading will say what is wrong there.
+    If another value is there, an object that is dropped: the reader reports the problem.
     """
     found = content
     for key in filter(None, place.split(".")):
@@ -163,19 +163,19 @@ def _json(option: str, text: str) -> Object:
     except ValueError as error:
         raise SpecError(f"{option} is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise SpecError(f'{option}: write an object, such as {{"KEY": "value"}}')
+        raise SpecError(f'{option}: must be an object, such as {{"KEY": "value"}}')
     return found
 
 
 def _variables(text: str) -> Object:
-    """Variables as JSON or as `KEY=VALUE,...`: the CLI's help and its code differ."""
+    """Variables as JSON or as `KEY=VALUE,...`: help and code of the CLI differ."""
     if text.lstrip().startswith("{"):
         return _json("--environment", text)
     pairs = [piece.partition("=") for piece in text.split(",")]
     for name, equals, value in pairs:
         if not name or not equals:
             wanted = 'KEY=VALUE,... or as JSON, such as {"KEY": "value"}'
-            raise SpecError(f"--environment {name}{equals}{value}: write it as {wanted}")
+            raise SpecError(f"--environment {name}{equals}{value}: must be {wanted}")
     return {name: value for name, _, value in pairs}
 
 
@@ -184,6 +184,6 @@ def _pieces(option: str, text: str, keys: tuple[str, ...]) -> list[Object]:
     for piece in text.split(","):
         parts = piece.split(":")
         if len(parts) != len(keys) or not all(parts):
-            raise SpecError(f"{option} {piece}: write it as {':'.join(keys)}")
+            raise SpecError(f"{option} {piece}: must be {':'.join(keys)}")
         found.append(dict(zip(keys, parts, strict=True)))
     return found

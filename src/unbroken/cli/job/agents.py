@@ -1,6 +1,6 @@
-"""What the agents of a job say of themselves and their workers.
+"""Reports and evidence of a job's agents.
 
-Only where their pods can be reached from here: on the embedded cluster.
+Only agents of the local cluster can be reached from the command.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .ranks import watch_value
 T = TypeVar("T")
 
 ANSWER_SECONDS = 2.0
-"""An agent that takes longer is busy or gone; what it would say is left out."""
+"""Timeout of a request to an agent; the answer of a slower agent is left out."""
 ANSWER_BYTES_MAX = 64 << 20
-"""Evidence of all ranks of a node, at most."""
+"""Largest answer of an agent: evidence of all ranks of a node."""
 
 
 async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
-    """The key of the job that has these pods; None: it has none."""
+    """The key of the job that these pods belong to; None if it has no key."""
     from unbroken.operator.jobs.pods import KEY_ENTRY, KEY_VOLUME
 
     for pod in pods:
@@ -42,12 +42,12 @@ async def job_key(cluster: Cluster, pods: Iterable[Object]) -> bytes | None:
 
 
 async def reports(cluster: Cluster, pods: Sequence[Object]) -> dict[str, AgentReport]:
-    """The report of each pod's agent that answers, by the pod's name."""
+    """The reports of the agents that answer, by name of the pod."""
     return await _ask(cluster, pods, Question("/v1/report", decode_report, ANSWER_SECONDS))
 
 
 async def evidence(cluster: Cluster, pods: Sequence[Object], seconds: float) -> dict[str, Evidence]:
-    """What each agent that answers finds its ranks doing within the time, by the pod's name."""
+    """The evidence that the agents collect within the time, by name of the pod."""
     path = f"/v1/evidence?seconds={seconds:g}"
     question = Question(path, decode_evidence, seconds + ANSWER_SECONDS)
     return await _ask(cluster, pods, question)
@@ -55,14 +55,14 @@ async def evidence(cluster: Cluster, pods: Sequence[Object], seconds: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[T]):
-    """What every agent is asked."""
+    """A request to every agent."""
 
     path: str
     decode: Callable[[bytes], T]
     seconds: float
 
     async def ask(self, pod: Object, key: bytes | None) -> T | None:
-        """None: there is no agent, or one that does not speak with us."""
+        """The answer of a pod's agent; None if no agent answers as expected."""
         from unbroken.agent_http.peer import connected
 
         address, uid = pod["status"]["podIP"], pod["metadata"]["uid"]
@@ -89,7 +89,7 @@ async def _ask(cluster: Cluster, pods: Sequence[Object], question: Question[T]) 
 
 
 def agent_value(report: AgentReport) -> dict[str, Any]:
-    """What `describe` says of an agent."""
+    """The report of an agent for `describe`."""
     workers = [
         {
             "rank": one.rank,

@@ -1,4 +1,4 @@
-"""`unbroken blame`: who kept whom waiting, by the files that a job has left."""
+"""`unbroken blame`: finds the ranks that kept others waiting, from the files of a job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN_WAITS = 8
 SHOWN_NOTES = 8
 COLOURS = {CERTAIN: "red", LIKELY: "red", UNSURE: "yellow"}
 Told = tuple[str, Cause]
-"""A cause, and which files tell it."""
+"""The kind of files that show a cause, and the cause."""
 
 
 def command(
@@ -31,16 +31,17 @@ def command(
         list[Path],
         typer.Argument(
             metavar="PATH...",
-            help="Files, or folders of files, of one job.",
+            help="Files and folders of one job.",
             show_default=False,
         ),
     ],
     output: Form = Output.TEXT,
 ) -> None:
-    """Say who kept whom waiting, by the files that a job has left.
+    """Find the ranks that kept others waiting, from the files that a job has left.
 
-    Reads flight recorder dumps of torch (pickle or JSON), dumps of `py-spy dump` (text or
-    `--json`) and logs, together.  It runs no code of them, and needs no cluster.
+    Reads flight recorder dumps of torch (pickle or JSON), output of `py-spy dump` (text or
+    `--json`) and logs, and judges them together.  It runs no code of the files and needs no
+    cluster.
 
     Example: `unbroken blame /tmp/nccl_trace_rank_*`
     """
@@ -73,7 +74,7 @@ def _nothing(found: Found) -> str:
 
 
 def _causes(found: Found, analysis: Analysis, stacks: Blame | None) -> list[Told]:
-    """All causes, the surest first: a rank that failed comes before those that waited for it."""
+    """All causes, the surest first; a failed rank comes before the ranks that waited for it."""
     told = [("log", one) for one in judge_logs(found.logs)]
     errors = [one for one in told if one[1].kind == "error"]
     others = [one for one in told if one[1].kind != "error"]
@@ -85,7 +86,7 @@ def _causes(found: Found, analysis: Analysis, stacks: Blame | None) -> list[Told
 
 
 def _culprits(causes: list[Told]) -> tuple[int, ...]:
-    """Ranks of the surest cause, and of the others of its source that are as sure."""
+    """Ranks of the surest cause and of equally sure causes from the same kind of files."""
     if not causes:
         return ()
     source, first = causes[0]
@@ -169,7 +170,7 @@ def _wait_line(wait: Wait) -> str:
 def _value(
     found: Found, analysis: Analysis, stacks: Blame | None, causes: list[Told]
 ) -> dict[str, Any]:
-    """Everything, for a program."""
+    """The whole answer as JSON."""
     return {
         "culprits": list(_culprits(causes)),
         "confidence": causes[0][1].confidence if causes else "",

@@ -1,4 +1,4 @@
-"""Files that a job has left: flight recorder dumps, py-spy dumps and logs, found and read."""
+"""Reader of the files that a job has left: flight recorder dumps, py-spy dumps and logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unbroken.wire.observation import RankEvidence
 
 FILES_MAX = 100_000
 LOG_BYTES_MAX = 64 * 1024 * 1024
-"""Of a longer log the first and the last half of this are read."""
+"""Bytes of a log that are read; of a longer log, the first and the last half of this."""
 _PASSED_OVER = (".py", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".gz", ".zst", ".tar", ".zip")
 _ENDINGS = r"(?:\.(?:json|pkl|pickle|bin|dump|trace|txt|log|out|err))*$"
 _RANK_NAMES = (
@@ -38,24 +38,24 @@ _WHY = {
 
 @dataclass(slots=True)
 class Found:
-    """What was read of a job."""
+    """The contents of a job's files."""
 
     dumps: dict[int, RankDump] = field(default_factory=dict)
     stacks: dict[int, RankEvidence] = field(default_factory=dict)
     logs: JobLogs = field(default_factory=JobLogs)
     log_files: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)
-    """Files that could not be read, and why."""
+    """Files that could not be read, and the reason for each."""
     notes: list[str] = field(default_factory=list)
     ranks_by: set[str] = field(default_factory=set)
 
     def how(self) -> str:
-        """Where the ranks are known from."""
+        """The source of the ranks' numbers, for an error or a note."""
         return " and ".join(_WHY[one] for one in sorted(self.ranks_by, reverse=True))
 
 
 def find(arguments: list[str], found: Found) -> list[str]:
-    """The files that are meant, folders walked in order.  Links in folders are not followed."""
+    """The files to read: arguments, and the files below folders.  Links in folders are skipped."""
     files: list[str] = []
     for argument in arguments:
         if not os.path.isdir(argument):
@@ -77,7 +77,7 @@ def find(arguments: list[str], found: Found) -> list[str]:
 
 
 def read(files: list[str], found: Found) -> None:
-    """Read each file; one that cannot be read is named in `refused`."""
+    """Read each file into `found`; a file that cannot be read goes to `found.refused`."""
     for number, path in enumerate(files):
         _progress(number, len(files))
         try:
@@ -98,7 +98,7 @@ def _progress(number: int | None, total: int) -> None:
 
 
 def _read(path: str, found: Found) -> None:
-    # A pipe in the place of a file must not keep us waiting.
+    # Do not block on a named pipe.
     with open(path, "rb", opener=_now) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -123,14 +123,14 @@ def _now(path: str, flags: int) -> int:
 
 
 def _is_data(start: bytes) -> bool:
-    """Whether a file is a pickle, or JSON as of a dump; a line of a log may begin with `[`."""
+    """True if a file is a pickle or a JSON dump; a line of a log may begin with `[`, too."""
     if start[:1] == b"[":
         return start[1:].lstrip()[:1] in (b"{", b"]")
     return start[:1] in (b"\x80", b"{")
 
 
 def _both_ends(file: BinaryIO, size: int) -> bytes:
-    """The whole of a log, or its first and last part."""
+    """A whole log, or its first and its last part."""
     if size <= LOG_BYTES_MAX:
         return file.read(LOG_BYTES_MAX)
     start = file.read(LOG_BYTES_MAX // 2)
@@ -139,7 +139,7 @@ def _both_ends(file: BinaryIO, size: int) -> bytes:
 
 
 def rank_of(path: str) -> int | None:
-    """The rank that a file's name tells; None: none."""
+    """The rank in a file's name; None if the name has no rank."""
     name = os.path.basename(path)
     for pattern in _RANK_NAMES:
         if found := pattern.findall(name):

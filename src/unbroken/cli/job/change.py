@@ -1,4 +1,4 @@
-"""`unbroken restart`, `suspend`, `resume` and `delete`: what is asked of a job."""
+"""`unbroken restart`, `suspend`, `resume` and `delete`."""
 
 from __future__ import annotations
 
@@ -19,29 +19,26 @@ from unbroken.spec.times import time_text
 
 from .views import ENDED, state
 
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Return when all pods of the job are gone.")
+]
+
 
 def restart(job: JobName, options: CommonOptions) -> None:
-    """Stop the job's processes and start them again in their pods."""
+    """Restart the job's workers in their pods."""
     now = time_text(wall(), has_microseconds=True)
     patch = {"metadata": {"annotations": {RESTART: now}}}
     _change(options, job, patch, "restart asked for")
 
 
-def suspend(
-    job: JobName,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return when its pods are gone.")
-    ] = True,
-    *,
-    options: CommonOptions,
-) -> None:
-    """Stop the job and give its pods up; `unbroken resume` lets it go on."""
+def suspend(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
+    """Stop the job and delete its pods; `unbroken resume` continues it."""
     patch = HYPERPOD_JOB.suspension(True)
     _change(options, job, patch, "suspended", wait=wait)
 
 
 def resume(job: JobName, options: CommonOptions) -> None:
-    """Let a suspended job go on."""
+    """Continue a suspended job."""
     patch = HYPERPOD_JOB.suspension(False)
     _change(options, job, patch, "resumed")
 
@@ -52,7 +49,7 @@ def _change(
     async def act(cluster: Cluster) -> None:
         now = state(await cluster.job(name))
         if now in ENDED:
-            raise SpecError(f"job {name} has ended ({now}); delete it and run it anew")
+            raise SpecError(f"job {name} has ended ({now}); delete it and run it again")
         await cluster.patch(JOBS, name, patch)
         if wait:
             await _until_suspended(cluster, name)
@@ -81,14 +78,7 @@ def _tell(name: str, done: str, options: CommonOptions) -> None:
         print(f"{name}: {done}")
 
 
-def delete(
-    job: JobName,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return when its pods are gone.")
-    ] = True,
-    *,
-    options: CommonOptions,
-) -> None:
+def delete(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
     """Delete a job with its pods, logs and incidents."""
 
     async def act(cluster: Cluster) -> None:

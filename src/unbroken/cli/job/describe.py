@@ -24,7 +24,7 @@ LINE_SHOWN = 60
 
 
 def command(job: JobName, options: CommonOptions) -> None:
-    """Show a job: state, pods and ranks, what watches them, goodput, incidents, latest events."""
+    """Show a job: state, pods, ranks, detectors, goodput, incidents, latest events."""
 
     async def read(cluster: Cluster) -> tuple[dict[str, Any], bool]:
         return await describe(cluster, job), cluster.place.paths is not None
@@ -37,7 +37,7 @@ def command(job: JobName, options: CommonOptions) -> None:
 
 
 async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
-    """Everything that the command shows, for a program."""
+    """The whole answer as JSON."""
     job = await cluster.job(name)
     pods = await cluster.pods(name)
     agents = await reports(cluster, pods)
@@ -115,7 +115,7 @@ def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
 
 
 def _ranks(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """All ranks as their agents see them, in order."""
+    """All ranks as their agents report them, in order."""
     ranks = [
         {**one, "pod": pod["name"]}
         for pod in found["pods"]
@@ -125,7 +125,7 @@ def _ranks(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _show_watch(found: dict[str, Any]) -> None:
-    """How the ranks are, by the watchdog of their agents."""
+    """Print the table of ranks from the watchdogs of the agents."""
     if ranks := _ranks(found):
         now = wall()
         print()
@@ -143,7 +143,7 @@ def _indented(
 
 
 def _detectors(found: dict[str, Any]) -> Iterator[str]:
-    """A line for each mode, with how often its detectors were right on this job."""
+    """A line for each mode with its detectors and their right and wrong alarms on this job."""
     by_mode: dict[str, list[str]] = {}
     for one in found["detectors"]:
         counts = [f"{one[key]} {key}" for key in ("right", "wrong") if one[key]]

@@ -1,4 +1,4 @@
-"""`unbroken detectors`: what watches a job unasked, how often it was right, what it may do."""
+"""`unbroken detectors`: the detectors of a job, their record and their modes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .ranks import bound_lines, watch_value
 from .views import ENDED, Object, state
 
 PROVEN = 3
-"""Alarms that were all right, from which on a detector is offered for promotion."""
+"""Right alarms, without a wrong one, after which the command suggests a stronger mode."""
 NEXT = {Mode.SHADOW: Mode.WARN, Mode.WARN: Mode.ACT}
 MEANINGS = {
     Detector.STOPPED: "a process is stopped by a signal",
@@ -50,7 +50,7 @@ def command(
         list[str] | None,
         typer.Argument(
             metavar="[DETECTOR=MODE...]",
-            help="What a detector may do: off, shadow, warn or act; * is all others.",
+            help="New mode of a detector: off, shadow, warn or act; * sets all others.",
             autocompletion=_complete,
             show_default=False,
         ),
@@ -58,11 +58,11 @@ def command(
     *,
     options: CommonOptions,
 ) -> None:
-    """Show what watches a job unasked and how often it was right; set what it may do.
+    """Show the detectors of a job, their right and wrong alarms, and set their modes.
 
-    In shadow a detector only counts, in warn it records an event, in act it opens an incident and
-    recovers. A change holds from the next start of the processes on. For a running job of a local
-    cluster, the last lines say how soon a hang of each rank is found now.
+    Modes: shadow counts alarms, warn also records an event, act opens an incident and recovers.
+    A change takes effect when the workers start the next time. For a running job of a local
+    cluster, the last lines show how soon a hang of each rank is detected.
     """
 
     ranks: list[dict[str, Any]] = []
@@ -75,7 +75,7 @@ def command(
             ranks.sort(key=lambda one: int(one["rank"]))
             return found
         if state(found) in ENDED:
-            raise SpecError(f"job {job} has ended ({state(found)}): nothing watches it any more")
+            raise SpecError(f"job {job} has ended ({state(found)}); its detectors no longer run")
         text = changed(_annotation(found), changes)
         return await cluster.patch(JOBS, job, {"metadata": {"annotations": {DETECTORS: text}}})
 
@@ -89,13 +89,13 @@ def command(
     for line in bound_lines(ranks):
         print(line)
     if changes:
-        note(f"from the next start on; now: unbroken restart {job}")
+        note(f"takes effect at the next start; to restart now: unbroken restart {job}")
     elif hint := promotion(job, value):
         note(hint)
 
 
 def changed(annotation: str, changes: Sequence[str]) -> str:
-    """The annotation with these DETECTOR=MODE in it.  Raises SpecError."""
+    """The annotation after these DETECTOR=MODE changes.  Raises SpecError."""
     read_detectors("; ".join(changes))
     words = [word.strip() for word in annotation.split(";") if word.strip()]
     given = dict(word.split("=", 1) for word in words if "=" in word)
@@ -104,7 +104,7 @@ def changed(annotation: str, changes: Sequence[str]) -> str:
 
 
 def detector_values(job: Object) -> list[dict[str, Any]]:
-    """Each detector's mode in a job, and how it did there."""
+    """Each detector's mode in a job, and its right and wrong alarms there."""
     return [
         {
             "detector": one.value,
@@ -118,14 +118,14 @@ def detector_values(job: Object) -> list[dict[str, Any]]:
 
 
 def promotion(job: str, found: Sequence[Mapping[str, Any]]) -> str:
-    """How to let detectors do more that have always been right; empty: there are none."""
+    """The command that promotes detectors without a wrong alarm; empty if there are none."""
     words = [
         f"{one['detector']}={NEXT[Mode(one['mode'])].value}"
         for one in found
         if Mode(one["mode"]) in NEXT and one["right"] >= PROVEN and not one["wrong"]
     ]
     return (
-        f"always right so far; to let it do more: unbroken detectors {job} {' '.join(words)}"
+        f"no wrong alarm so far; to promote: unbroken detectors {job} {' '.join(words)}"
         if words
         else ""
     )
@@ -143,4 +143,4 @@ def _modes(job: Object) -> Mapping[Detector, Mode]:
     try:
         return read_detectors(_annotation(job))
     except SpecError:
-        return DEFAULTS  # as the operator takes it, which has refused it or warned of it
+        return DEFAULTS  # as the operator does, which has refused the job or warned

@@ -1,4 +1,4 @@
-"""`unbroken explain`: what broke, who did it, what was done about it, and what it cost."""
+"""`unbroken explain`: the incidents of a job, with culprit, evidence, remedy and cost."""
 
 from __future__ import annotations
 
@@ -25,25 +25,28 @@ from .story import common, story
 from .views import incident_line, restarts_text, state, wait_lines
 
 OLDER_SHOWN = 10
-"""In one line each, before the newest in full."""
+"""Older incidents that get a line each before the newest incident in full."""
 
 
 def command(
     job: JobName,
     number: Annotated[
         int | None,
-        typer.Option("--incident", min=1, help="This one only.", show_default="the newest"),
+        typer.Option(
+            "--incident", min=1, help="Show only this incident.", show_default="the newest"
+        ),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every incident in full.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every incident in full.")] = False,
     stacks: Annotated[
-        bool, typer.Option("--stacks", help="Every group of ranks, frame and sign.")
+        bool,
+        typer.Option("--stacks", help="Show every group of ranks, every frame and every signal."),
     ] = False,
     *,
     options: CommonOptions,
 ) -> None:
-    """Tell what broke: culprit, evidence, what all ranks did, timeline, remedy and why, cost.
+    """Explain incidents: culprit, evidence, stacks of all ranks, timeline, remedy, reason, cost.
 
-    The newest incident in full, those before it in one line each, the job's goodput at the end.
+    The newest incident is shown in full, older ones in a line each, the job's goodput at the end.
     """
 
     async def read(cluster: Cluster) -> tuple[dict[str, Any], list[Incident]]:
@@ -72,7 +75,7 @@ def command(
 
 
 def _chosen(job: str, incidents: Sequence[Incident], number: int | None) -> Sequence[Incident]:
-    """The one that was asked for, or the newest."""
+    """The incident with this number, or the newest."""
     if number is None:
         return incidents[-1:]
     found = [one for one in incidents if one.number == number]
@@ -83,7 +86,7 @@ def _chosen(job: str, incidents: Sequence[Incident], number: int | None) -> Sequ
 
 
 def as_value(incident: Incident) -> dict[str, Any]:
-    """An incident for a program: the object's own keys, and what it cost."""
+    """An incident as JSON: the keys of the object, and the cost."""
     cost = {"seconds": seconds_lost(incident), "lostSteps": lost_steps(incident)}
     return {**write_record(incident), **cost, "redoSeconds": round(redo_seconds(incident), 3)}
 

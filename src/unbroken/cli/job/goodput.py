@@ -1,4 +1,4 @@
-"""A job's goodput as commands show it: share, parts, and what it was lost to.  Pure."""
+"""A job's goodput for commands: share, parts, causes of lost time.  Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ CAUSES_SHOWN = 3
 
 
 def ledger_of(job: Object) -> Ledger:
-    """What the job's annotation keeps of its past."""
+    """The record of the job's past in its annotation."""
     annotations = job["metadata"].get("annotations") or {}
     return read_ledger(str(annotations.get(LEDGER) or ""))
 
 
 def goodput_of(job: Object, incidents: Iterable[Incident], now: float) -> Goodput:
-    """Where the job's time went until now, or until its end."""
+    """The parts of the job's time until now or until its end."""
     created = time_seconds(job["metadata"]["creationTimestamp"])
     status = job_status_from(job.get("status"))[0]
     return goodput(status, incidents, ledger_of(job), now, created)
 
 
 def goodput_value(found: Goodput) -> dict[str, Any]:
-    """For a program: seconds, and the share as a number from 0 to 1 (null: not known)."""
+    """Goodput as JSON: seconds, and the share from 0 to 1 (null: not known)."""
     return {
         "share": None if found.share is None else round(found.share, 4),
         "totalSeconds": round(found.total, 3),
@@ -45,7 +45,7 @@ def goodput_value(found: Goodput) -> dict[str, Any]:
 
 
 def share_text(share: float | None) -> str:
-    """`97.3%`; rounded down, so that only a job that lost nothing has 100."""
+    """The share as `97.3%`, rounded down: only a job that lost nothing has 100."""
     return "-" if share is None else f"{int(share * 1000) / 10:.1f}%"
 
 
@@ -55,7 +55,7 @@ def cause_text(cause: str) -> str:
 
 
 def largest(value: dict[str, Any]) -> str:
-    """What the most time was lost to, of `goodput_value`: `Stalled 12.3 s`."""
+    """The largest cause of lost time in a `goodput_value`, as `Stalled 12.3 s`."""
     parts = {"start-up": value["startupSeconds"]}
     parts |= {cause_text(name): seconds for name, seconds in value["lostSeconds"].items()}
     name = max(parts, key=lambda one: parts[one])
@@ -63,7 +63,7 @@ def largest(value: dict[str, Any]) -> str:
 
 
 def goodput_line(found: Goodput) -> str:
-    """One line: the share, and what the rest was."""
+    """A line with the share and the causes of lost time."""
     lost = [f"{cause_text(name)} {span(value)}" for name, value in found.lost.items()]
     rest = len(lost) - CAUSES_SHOWN
     lost = [*lost[:CAUSES_SHOWN], *([f"{counted(rest, 'other cause')}"] if rest > 0 else [])]
@@ -75,7 +75,7 @@ def goodput_line(found: Goodput) -> str:
 
 
 def goodput_rows(value: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(part, time, share of the total) of `goodput_value`."""
+    """Rows (part, time, share of the total) of a `goodput_value`."""
     total = value["totalSeconds"]
     lost = value["lostSeconds"]
     parts = [("productive", value["productiveSeconds"]), ("start-up", value["startupSeconds"])]

@@ -17,16 +17,16 @@ from .views import age, job_summary
 
 def command(
     every: Annotated[
-        bool, typer.Option("-A", "--all-namespaces", help="Jobs of every namespace.")
+        bool, typer.Option("-A", "--all-namespaces", help="List jobs of all namespaces.")
     ] = False,
     namespace: Namespace = "",
     output: ListForm = ListOutput.TEXT,
     *,
     target: Target,
 ) -> None:
-    """List jobs: state, pods, restarts, the class of the last fault, goodput.
+    """List jobs: state, pods, restarts, class of the last fault, goodput.
 
-    Goodput is the share of its time in which a job got on; -o wide says what cost it most.
+    Goodput is the share of time in which a job made progress; -o wide adds the largest loss.
     """
     now = wall()
 

@@ -1,4 +1,4 @@
-"""`unbroken logs`: what the workers have written, of all ranks or of one."""
+"""`unbroken logs`: the output of the workers, of all ranks or of one rank."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ OnLine = Callable[[Object, str], Awaitable[None]]
 def command(
     job: JobName,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Lines of this rank only.", show_default="all")
+        int | None, typer.Option(min=0, help="Print only lines of this rank.", show_default="all")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on until the job ends or is suspended.")
+        bool,
+        typer.Option("-f", "--follow", help="Follow the logs until the job ends or is suspended."),
     ] = False,
     previous: Annotated[
-        bool, typer.Option("--previous", help="Of the containers before the last restart.")
+        bool,
+        typer.Option("--previous", help="Print logs of the containers before their last restart."),
     ] = False,
     *,
     options: CommonOptions,
 ) -> None:
-    """Print what the job's workers have written, each line with its rank.
+    """Print the output of the job's workers, each line with its rank.
 
-    Lines of the agents have the pod's name in its place; with --rank, only its lines are printed.
+    Lines of an agent have the name of its pod instead; --rank leaves them out.
     """
     lines: list[dict[str, Any]] = []
 
@@ -82,7 +84,7 @@ async def _require_rank(cluster: Cluster, job: Object, rank: int) -> None:
 async def _print(cluster: Cluster, job: str, show: OnLine, previous: bool) -> None:
     pods = await cluster.pods(job)
     if not pods:
-        raise SpecError(f"job {job} has no pods now, and their logs went with them")
+        raise SpecError(f"job {job} has no pods now; logs are deleted with the pods")
     for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"])):
         try:
             async for line in pod_lines(cluster, pod, previous=previous):
@@ -92,7 +94,7 @@ async def _print(cluster: Cluster, job: str, show: OnLine, previous: bool) -> No
 
 
 async def _follow(cluster: Cluster, name: str, show: OnLine) -> None:
-    """All pods, those that come later too."""
+    """Follow all pods, including pods that start later."""
     from .watching import Watched  # slow to load
 
     async with Watched(cluster, name) as watched, asyncio.TaskGroup() as tasks:

@@ -1,4 +1,4 @@
-"""The logs of a job's pods: which lines are whose, and following them as containers come and go."""
+"""Logs of a job's pods: the rank of each line, and following containers as they start and end."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from unbroken.kube.clock import pause
 from .agents import reports
 
 PREFIX = re.compile(r"\[[^\]\s]{0,200}?(\d{1,9})\]:")
-"""Of every line of a worker: its role and local rank, as torchrun writes them.  What has none is
-the agent's own."""
+"""Prefix of every line of a worker: role and local rank, as torchrun writes them.  A line without
+it is of the agent."""
 LAST_SECONDS = 3.0
-"""What the containers of a job that has ended may take to hand over their last lines."""
+"""Time for containers of an ended job to deliver their last lines."""
 
 REST_SECONDS = 20.0
-"""What reading the rest may take where a cluster that was away has come back."""
+"""Time to read the rest of the logs after the connection was lost."""
 RETRY_SECONDS = 1.0
-"""Between two tries where the cluster does not answer."""
+"""Pause between attempts to read a log."""
 
 
 def split(line: str) -> tuple[int | None, str]:
-    """The local rank that wrote a line, and the line without it; None: the agent wrote it."""
+    """The local rank that wrote a line (None: the agent), and the line without its prefix."""
     found = PREFIX.match(line)
     return (int(found[1]), line[found.end() :]) if found else (None, line)
 
@@ -34,7 +34,7 @@ def split(line: str) -> tuple[int | None, str]:
 def pod_lines(
     cluster: Cluster, pod: Object, *, follow: bool = False, previous: bool = False
 ) -> AsyncIterator[str]:
-    """The log of a pod's training container."""
+    """Lines of the log of a pod's training container."""
     from unbroken.operator.jobs.pods import training_container  # slow to load
 
     query = {"container": training_container(pod["spec"])}
@@ -43,7 +43,7 @@ def pod_lines(
 
 
 class Ranks:
-    """Which ranks the workers of a pod are; a pod that has been given a place keeps it."""
+    """Ranks of the workers of pods.  A pod keeps its node rank."""
 
     def __init__(self, cluster: Cluster, job: Object) -> None:
         self._cluster = cluster
@@ -51,7 +51,7 @@ class Ranks:
         self._known: dict[str, tuple[int, int]] = {}
 
     async def of(self, pod: Object, local_rank: int) -> int | None:
-        """The rank of a worker; None: nobody says it."""
+        """The rank of a worker; None if it is not known."""
         uid = pod["metadata"]["uid"]
         if uid not in self._known:
             found = await self._ask(pod)
@@ -73,7 +73,7 @@ class Ranks:
 
 
 class LogReaders:
-    """Follows the log of each container once, in tasks of the caller's."""
+    """Follows the log of each container once, in the caller's task group."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class LogReaders:
         self._on_problem = on_problem
         self._readers: dict[str, asyncio.Task[None]] = {}
         self._seen: dict[str, int] = {}
-        """Lines told of each container."""
+        """Lines passed on, by container."""
         self._broken: dict[str, Object] = {}
-        """Pods by container, where a reader was cut off and may be behind."""
+        """Pods, by container, whose reader lost its connection and may be behind."""
 
     def read(self, pods: Iterable[Object]) -> None:
-        """Follow the containers of these pods that have started and are not followed yet."""
+        """Start to follow the containers of these pods that have started."""
         for pod in pods:
             for one in (pod.get("status") or {}).get("containerStatuses") or ():
                 has_started = "running" in one["state"] or "terminated" in one["state"]
@@ -102,7 +102,7 @@ class LogReaders:
                     self._readers[one["containerID"]] = task
 
     async def finish(self) -> None:
-        """Return when all have been read to their end, or enough time has passed."""
+        """Return when all logs are read to their end, or after a time limit."""
         readers = set(self._readers.values())
         if readers:
             _, late = await asyncio.wait(readers, timeout=LAST_SECONDS)
@@ -117,7 +117,7 @@ class LogReaders:
             self._on_problem("the last output could not be read; see: unbroken logs")
 
     async def _read(self, pod: Object, container: str, *, follow: bool = True) -> None:
-        """To the log's end, however often the way to it breaks."""
+        """Read a log to its end, with a new attempt after each lost connection."""
         while True:
             try:
                 number = 0

@@ -1,4 +1,4 @@
-"""The ranks of a job as the watchdog sees them; of many, those that differ.  Pure."""
+"""The table of a job's ranks; of a large job, only ranks that differ.  Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from unbroken.wire.observation import Bound, RankWatch
 from .views import span
 
 ALL_SHOWN = 16
-"""Ranks of a job that are all shown; of a larger one, only those that differ."""
+"""A job of up to so many ranks is shown whole; of a larger job, only ranks that differ."""
 DIFFERENT_SHOWN = 24
 LATE_SHARE = 0.5
-"""Of the silence that is allowed: a rank that has used so much of it is shown."""
+"""Share of its allowed silence after which a rank counts as different."""
 STEPS_APART = 1
-"""Ranks in step tell their steps at slightly different times."""
+"""Steps between ranks that count as equal: ranks report at slightly different times."""
 TITLES = ("RANK", "POD", "PHASE", "STEP", "STEP TIME", "LAST SIGN", "ALLOWED", "ALARMS")
 
 SIGNS = {
@@ -34,7 +34,7 @@ Rank = Mapping[str, Any]
 
 
 def watch_value(watch: RankWatch) -> dict[str, Any]:
-    """A rank for a program: times as RFC 3339, NaN and infinities as text."""
+    """A rank as JSON: times as RFC 3339, NaN and infinities as text."""
 
     def when(at: float | None) -> str | None:
         return None if at is None else time_text(at, has_microseconds=True)
@@ -61,7 +61,7 @@ def watch_value(watch: RankWatch) -> dict[str, Any]:
 
 
 def rank_rows(ranks: Sequence[Rank], now: float) -> Iterator[list[object]]:
-    """Rows of the table of those that are worth one; `ranks`: of `watch_value`, with `pod`."""
+    """Rows of the table; `ranks` are of `watch_value`, each with its `pod`."""
     shown = ranks if len(ranks) <= ALL_SHOWN else _different(ranks, now)[:DIFFERENT_SHOWN]
     for one in shown:
         silence = _silence(one, now)
@@ -78,7 +78,7 @@ def rank_rows(ranks: Sequence[Rank], now: float) -> Iterator[list[object]]:
 
 
 def bound_lines(ranks: Sequence[Rank]) -> Iterator[str]:
-    """For each kind of bound: which ranks have it, and how soon their hang is found."""
+    """A line for each kind of bound: its ranks, and how soon their hang is detected."""
     from unbroken.core.diagnosis.stacks import name_ranks
 
     for bound, sign in SIGNS.items():
@@ -99,7 +99,7 @@ def bound_lines(ranks: Sequence[Rank]) -> Iterator[str]:
 
 
 def others_line(ranks: Sequence[Rank], now: float) -> str:
-    """One line on the ranks that have no row; empty: there are none."""
+    """A line about the ranks without a row; empty if there are none."""
     if len(ranks) <= ALL_SHOWN:
         return ""
     different = _different(ranks, now)
@@ -117,7 +117,7 @@ def others_line(ranks: Sequence[Rank], now: float) -> str:
 
 
 def _different(ranks: Sequence[Rank], now: float) -> list[Rank]:
-    """Ranks with an alarm, another phase or step than most, or long without a sign."""
+    """Ranks with an alarm, with another phase or step than most, or long silent."""
     phase = Counter(one["phase"] for one in ranks).most_common(1)[0][0]
     step = Counter(one["step"] for one in ranks).most_common(1)[0][0]
 
@@ -140,7 +140,7 @@ def _short(seconds: float) -> str:
 
 
 def _range(name: str, end: str, given: Iterable[float | None]) -> list[str]:
-    """`last sign 0.1 s to 2.0 s ago`; nothing where nothing is known."""
+    """The range of values as `last sign 0.1 s to 2.0 s ago`; empty without values."""
     values = [one for one in given if one is not None]
     if not values:
         return []

@@ -1,4 +1,4 @@
-"""`unbroken stacks`: what every rank of a job is doing now.  It changes nothing."""
+"""`unbroken stacks`: the stacks of all ranks of a job now.  It changes nothing."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answers of a job's agents."""
+    """Evidence of all ranks of a job."""
 
     answers: dict[str, Evidence]
-    """By pod."""
+    """Evidence of an agent's ranks, by name of the pod."""
     silent: tuple[str, ...]
-    """Pods whose agents did not answer."""
+    """Names of pods whose agents did not answer."""
 
     def ranks(self) -> list[RankEvidence]:
-        """All, in order."""
+        """All ranks, in order."""
         every = (one for answer in self.answers.values() for one in answer.ranks)
         return sorted(every, key=lambda one: one.rank)
 
@@ -51,17 +51,18 @@ class Found:
 def command(
     job: JobName,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="All threads of this rank.", show_default="all ranks")
+        int | None,
+        typer.Option(min=0, help="Show all threads of this rank.", show_default="all ranks"),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.5, max=30, help="Longest time to look.")
+        float, typer.Option(min=0.5, max=30, help="Seconds to collect evidence, at most.")
     ] = SECONDS,
     *,
     options: CommonOptions,
 ) -> None:
-    """Show what every rank is doing now: stacks, those that are the same together.
+    """Show the stacks of all ranks now; ranks with the same stack are one group.
 
-    Each process is paused for some milliseconds while it is read, and goes on.
+    Each process is paused for some milliseconds while its stack is read.
     """
 
     async def read(cluster: Cluster) -> Found:
@@ -77,11 +78,11 @@ def command(
 
 
 async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
-    """Ask the agent in every pod at once; SpecError where none runs workers."""
+    """Collect evidence from all agents at once; SpecError if no rank runs."""
     if cluster.place.paths is None:
         raise SpecError(
-            "agents are reached on embedded clusters only; elsewhere ask one inside its pod: "
-            "/v1/evidence of port 8080, which asks for the job's key"
+            "stacks are read on a local cluster only; on other clusters, request /v1/evidence "
+            "from port 8080 inside a pod, with the job's key"
         )
     await cluster.job(name)
     pods = await cluster.pods(name)
@@ -90,12 +91,12 @@ async def collect(cluster: Cluster, name: str, seconds: float) -> Found:
     found = Found(answers, tuple(one for one in names if one not in answers))
     if not found.ranks():
         silent = f"; no answer from {', '.join(found.silent)}" if found.silent else ""
-        raise SpecError(f"no rank of job {name} runs now{silent}")
+        raise SpecError(f"no rank of job {name} is running{silent}")
     return found
 
 
 def judged(found: Found) -> Blame:
-    """The ranks in groups, and who keeps the others waiting."""
+    """The ranks in groups by stack, and the ranks that keep others waiting."""
     from unbroken.core.diagnosis.stacks import blame
 
     now = max(one.at for one in found.answers.values())
@@ -103,7 +104,7 @@ def judged(found: Found) -> Blame:
 
 
 def value(found: Found) -> dict[str, Any]:
-    """Everything, for a program."""
+    """The whole answer as JSON."""
     blame = judged(found)
     return {
         "attempt": max(one.attempt for one in found.answers.values()),
@@ -118,7 +119,7 @@ def value(found: Found) -> dict[str, Any]:
 
 
 def _named(value: Any) -> Any:
-    """Keys as in the API's objects: `lastLine`."""
+    """The value with camel-case keys, as the API's objects have them."""
     if isinstance(value, dict):
         return {_camel(name): _named(one) for name, one in value.items()}
     return [_named(one) for one in value] if isinstance(value, tuple) else value
@@ -160,7 +161,7 @@ def _show_rank(found: Found, rank: int, *, is_json: bool) -> None:
     one = next((each for each in found.ranks() if each.rank == rank), None)
     if one is None:
         _tell_silent(found)
-        raise SpecError(f"rank {rank} does not run now")
+        raise SpecError(f"rank {rank} is not running")
     if is_json:
         print_json(_named(asdict(one)))
         return

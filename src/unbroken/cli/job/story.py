@@ -1,4 +1,4 @@
-"""An incident for a person: culprit, evidence, what ranks did, timeline, remedy, cost.  Pure."""
+"""An incident as a report: culprit, evidence, stacks, timeline, remedy, cost.  Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .views import FIRST_OUTPUT, culprit_text, remedy_words, span, stages
 
 GROUPS_SHOWN = 5
 FRAMES_SHOWN = 3
-"""Of a group that does as most do."""
+"""Frames shown of a group that is not an outlier."""
 OUTLIER_FRAMES_SHOWN = 5
 ALSO_SHOWN = 6
 PATTERN_LEAST = 3
-"""So many incidents have something in common by more than chance."""
+"""Incidents at least for `common` to look for a pattern."""
 PLAIN = Paper()
 COLOURS = {"certain": "red", "likely": "red", "unsure": "yellow"}
 
@@ -34,7 +34,7 @@ def story(
     now: float | None = None,
     is_full: bool = False,
 ) -> Iterator[str]:
-    """Line by line; `is_full`: with every group and frame."""
+    """Lines of the report; `is_full` shows every group, frame and signal."""
     culprit, field = incident.culprit, paper.field
     when = f"{datetime.fromtimestamp(incident.detected_at).astimezone():%Y-%m-%d %H:%M:%S}"
     head = f"incident {incident.number} (attempt {incident.attempt}): {culprit.fault}"
@@ -61,12 +61,12 @@ def story(
 
 
 def said_once(text: str, blame: str) -> str:
-    """What a text says beside the blame that it begins with."""
+    """The text without the blame at its beginning."""
     return text.removeprefix(blame).lstrip("; ") if blame else text
 
 
 def _unseen(incident: Incident, *, is_full: bool) -> Sequence[str]:
-    """The evidence, without the stack that is shown with its group."""
+    """The evidence, without a stack that is shown with its group."""
     told = incident.culprit.evidence
     stacks = [one.stack for one in incident.groups if one.stack]
     if is_full or not any(told[: len(one)] == one for one in stacks):
@@ -75,7 +75,7 @@ def _unseen(incident: Incident, *, is_full: bool) -> Sequence[str]:
 
 
 def cost_text(incident: Incident, now: float | None = None) -> str:
-    """Seconds, and steps where they are told."""
+    """Lost seconds, and lost steps if they are known."""
     cost, steps = seconds_lost(incident), lost_steps(incident)
     if cost is None:
         so_far = "" if now is None else f", {span(max(now - lost_since(incident), 0.0))} so far"
@@ -94,7 +94,7 @@ def cost_text(incident: Incident, now: float | None = None) -> str:
 
 
 def common(incidents: Sequence[Incident]) -> str:
-    """What most of the incidents share; empty: nothing, or there are too few."""
+    """The node, rank or fault of most incidents; empty if there is none or too few incidents."""
     if len(incidents) < PATTERN_LEAST:
         return ""
     culprits = [one.culprit for one in incidents]
@@ -111,7 +111,7 @@ def common(incidents: Sequence[Incident]) -> str:
 
 
 def folded(stack: Sequence[str], most: int) -> list[str]:
-    """The frames that say most: the innermost, then the user's own; dots for those between."""
+    """The innermost frame and the user's frames, up to `most`; dots replace frames between."""
     if len(stack) <= most:
         return list(stack)
     own = [index for index, frame in enumerate(stack) if not is_library(frame)]
@@ -166,7 +166,7 @@ def _timeline(incident: Incident, paper: Paper) -> Iterator[str]:
 
 
 def _restored(incident: Incident, paper: Paper, *, is_full: bool) -> Iterator[str]:
-    """What the next attempt went on with, and who was slowest to have it."""
+    """The state that the next attempt started with, and the rank that restored it last."""
     found = incident.restored
     if not found:
         if incident.resumed:

@@ -1,4 +1,4 @@
-"""Jobs, pods and incidents as commands show them: values and text from objects.  Pure."""
+"""Values and texts that commands show of jobs, pods and incidents.  Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unbroken.spec.times import time_seconds
 Object = Mapping[str, Any]
 
 STATES = frozenset(one.value for one in ConditionType)
-"""Types of conditions; the last of these that is True is the job's state."""
+"""Types of conditions that are states; the last one that is True is the job's state."""
 ENDED = ("Completed", "Failed")
 
 LACKING = re.compile(r"Insufficient ([\w./-]*\w)")
@@ -44,7 +44,7 @@ STAGES = (
 
 
 def condition(job: Object) -> Object:
-    """The condition that is the job's state; empty where it has none yet."""
+    """The condition that is the job's state; empty if the job has no state yet."""
     for one in reversed((job.get("status") or {}).get("conditions") or ()):
         if one["type"] in STATES and one["status"] == "True":
             return dict(one)
@@ -52,25 +52,27 @@ def condition(job: Object) -> Object:
 
 
 def state(job: Object) -> str:
-    """Running, Completed, ...; Pending before the operator has seen the job."""
+    """The job's state, such as Running; Pending before the operator has seen the job."""
     return str(condition(job).get("type", "Pending"))
 
 
 def replicas(job: Object, field: str = "replicas") -> int:
-    """Pods that train at a time, or another number of the replica specs."""
+    """Sum of a number over the replica specs; `replicas` counts the pods that train."""
     return sum(int(one.get(field) or 0) for one in job["spec"].get("replicaSpecs") or ())
 
 
 def world_size(job: Object, told: Iterable[int | None]) -> int | None:
-    """Ranks of the job, from what its agents say of their workers, else from its spec; None:
-    nobody says it."""
+    """World size of the job, from worker counts of its agents (`told`), else from its spec.
+
+    None if it is not known.
+    """
     given = str(job["spec"].get("nprocPerNode", ""))
     count = max((one for one in told if one), default=int(given) if given.isdecimal() else 0)
     return replicas(job) * count or None
 
 
 def job_summary(job: Object) -> dict[str, Any]:
-    """What `unbroken jobs` says of a job."""
+    """The values of a job for `unbroken jobs`."""
     metadata, status = job["metadata"], job.get("status") or {}
     faulty = status.get("latestFaultyPodInstanceList") or {}
     fault: Object = next((c for c in status.get("conditions") or () if c["type"] == "Faulted"), {})
@@ -94,9 +96,9 @@ def job_summary(job: Object) -> dict[str, Any]:
 
 
 def ready_pods(job: Object) -> int:
-    """Pods that are ready or train, of those that train, as the operator counts them.
+    """Ready pods among the pods that train, as the operator counts them.
 
-    `kubectl get hpj` shows the same number: a job that has ended has none, as a pod that has.
+    `kubectl get hpj` shows the same number.  A job that has ended has no ready pods.
     """
     conditions = (job.get("status") or {}).get("conditions") or ()
     texts = (
@@ -115,7 +117,7 @@ def is_ready(item: Object) -> bool:
 
 
 def pod_summary(pod: Object) -> dict[str, Any]:
-    """What `unbroken describe` says of a pod."""
+    """The values of a pod for `unbroken describe`."""
     status, metadata = pod.get("status") or {}, pod["metadata"]
     containers = status.get("containerStatuses") or ()
     waiting: Object = next(
@@ -144,19 +146,21 @@ def pod_summary(pod: Object) -> dict[str, Any]:
 
 
 def waits(pods: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Why pods do not run, each reason once, from what `pod_summary` says of them."""
+    """The reasons why pods are pending, each with its pods (`pod_summary`)."""
     found: dict[str, list[str]] = {}
     for pod in pods:
         if pod["message"] and pod["phase"] == "Pending":
-            # What the scheduler says of preemption is about jobs of other priorities.
+            # The rest of the message is about preemption of jobs with other priorities.
             why = pod["message"].partition(" preemption: ")[0]
             found.setdefault(f"{pod['reason']}: {why}", []).append(pod["name"])
     return [f"{', '.join(names)}: {why}" for why, names in found.items()]
 
 
 def wait_lines(job: Object, pods: Iterable[Mapping[str, Any]] = ()) -> list[str]:
-    """Why the job has not started yet: in the operator's words, and, for what it does not name,
-    from what `pod_summary` says of its pods."""
+    """The reasons why the job has not started: from the operator, then from its pods.
+
+    `pods`: of `pod_summary`.  A reason that the operator has named is not repeated.
+    """
     told = split_wait(str(condition(job).get("message", "")))[1]
     reasons = {line.split(": ")[1] for line in told if line.startswith("pod ") and ": " in line}
     others = (line for line in waits(pods) if line.split(": ")[1] not in reasons)
@@ -164,7 +168,7 @@ def wait_lines(job: Object, pods: Iterable[Mapping[str, Any]] = ()) -> list[str]
 
 
 def advised(waiting: Iterable[str]) -> str:
-    """How to make an embedded cluster offer what pods wait for; empty: there is no way."""
+    """The command that makes a local cluster offer missing resources; empty if none is missing."""
     lacking = {name for line in waiting for name in LACKING.findall(line)}
     options = [OPTIONS.get(name, f"--resource {name}=N") for name in sorted(lacking)]
     if not options:
@@ -173,12 +177,12 @@ def advised(waiting: Iterable[str]) -> str:
 
 
 def read_incidents(objects: Iterable[Object]) -> list[Incident]:
-    """Incidents from their objects, oldest first."""
+    """Read incidents from their objects, oldest first."""
     return sorted((incident_from(one)[0] for one in objects), key=lambda one: one.number)
 
 
 def culprit_text(culprit: Signal) -> str:
-    """Who it was: `rank 3 (train-pods-1 on node-1)`."""
+    """The culprit as `rank 3 (train-pods-1 on node-1)`."""
     place = " on ".join(part for part in (culprit.pod, culprit.node) if part)
     if culprit.rank is None:
         return f"pod {place}" if culprit.pod else (f"node {culprit.node}" if place else KIND)
@@ -186,7 +190,7 @@ def culprit_text(culprit: Signal) -> str:
 
 
 def incident_line(incident: Incident) -> str:
-    """One line: what broke, what was done, what it cost."""
+    """An incident in a line: fault, remedy, cost."""
     cost = seconds_lost(incident)
     text = incident.culprit.text.removeprefix(f"rank {incident.culprit.rank} ")
     what = f"incident {incident.number}: {culprit_text(incident.culprit)}: {text}"
@@ -203,7 +207,7 @@ def incident_line(incident: Incident) -> str:
 
 
 def remedy_words(incident: Incident) -> tuple[str, str]:
-    """What its remedy is, and how it is told once it has been done."""
+    """The remedy of an incident as a plan and as done."""
     rung = rung_of(incident.remedy)
     if not rung.plan_kept or not incident.kept:
         return rung.plan, rung.done
@@ -213,8 +217,11 @@ def remedy_words(incident: Incident) -> tuple[str, str]:
 
 
 def told_lines(incident: Incident) -> list[str]:
-    """An incident for who follows the job and sees what rank 0 writes: one line, why it was that
-    rank where ranks had to be compared, and what the worker that failed the job has written."""
+    """An incident for a user who follows the job and sees the output of rank 0.
+
+    A line, the reason if ranks had to be compared, and the last output of a worker that failed the
+    job.
+    """
     culprit = incident.culprit
     is_unseen = incident.remedy is Remedy.FAIL and culprit.rank != 0
     is_said = incident.blame.removeprefix(f"rank {culprit.rank} ") in culprit.text
@@ -223,7 +230,7 @@ def told_lines(incident: Incident) -> list[str]:
 
 
 def stages(incident: Incident) -> list[tuple[str, float, float]]:
-    """(stage, seconds since the epoch, seconds since it was detected) of those reached."""
+    """The stages reached: name, seconds since the epoch, seconds since the detection."""
     reached = [(name, getattr(incident, field)) for name, field in STAGES]
     # Workers may write before the last agent has said that it runs them.
     ordered = sorted(((name, at) for name, at in reached if at is not None), key=lambda one: one[1])
@@ -231,13 +238,13 @@ def stages(incident: Incident) -> list[tuple[str, float, float]]:
 
 
 def first_line(text: str) -> str:
-    """The first line, cut; messages may quote pages of a traceback."""
+    """The first line, shortened; a message may quote a long traceback."""
     line = text.partition("\n")[0]
     return line if len(line) <= LINE_LENGTH else f"{line[: LINE_LENGTH - 3]}..."
 
 
 def exit_code(job: Object, incidents: Sequence[Incident]) -> int:
-    """What a command that ran the job ends with: 0, or that of the worker that failed it."""
+    """Exit code for a command that ran the job: 0, or that of the worker that failed the job."""
     if state(job) == "Completed":
         return 0
     code = incidents[-1].culprit.exit_code if incidents else None
@@ -245,12 +252,12 @@ def exit_code(job: Object, incidents: Sequence[Incident]) -> int:
 
 
 def restarts_text(job: Object) -> str:
-    """`2 restarts`."""
+    """The number of restarts as `2 restarts`."""
     return counted(job_status_from(job.get("status"))[0].restart_count, "restart")
 
 
 def span(seconds: float) -> str:
-    """A length of time, as exact as it matters: `3.214 s`, `4m 50s`, `2h 03m`, `3d 04h`."""
+    """A duration with suitable precision: `3.214 s`, `4m 50s`, `2h 03m`, `3d 04h`."""
     if seconds < 60:
         return f"{seconds:.3f} s" if seconds < 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -262,7 +269,7 @@ def span(seconds: float) -> str:
 
 
 def age(created: str, now: float) -> str:
-    """How long ago, as kubectl writes it."""
+    """The age as kubectl shows it."""
     seconds = max(0, int(now - time_seconds(created)))
     for unit, size, most in (("s", 1, 120), ("m", 60, 120), ("h", 3600, 48)):
         if seconds < size * most:

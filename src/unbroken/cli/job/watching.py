@@ -1,4 +1,4 @@
-"""A job and what belongs to it as they change, by watches.  Reads only."""
+"""Watches of a job and its pods, incidents and events.  Reads only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INCIDENT = create_namespaced_resource(
 
 
 class Watched:
-    """Copies of a job, its pods, incidents and events, for the time of an `async with`."""
+    """Current copies of a job, its pods, incidents and events inside an `async with`."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
@@ -69,11 +69,11 @@ class Watched:
         self._event.set()
 
     def wake(self) -> None:
-        """Let whoever waits for a change look again."""
+        """Wake the caller of `change` or `until`."""
         self._event.set()
 
     async def change(self) -> None:
-        """Return when something has changed since the last time."""
+        """Return when an object has changed since the last call."""
         await self._event.wait()
         self._event.clear()
 
@@ -83,11 +83,11 @@ class Watched:
             await self.change()
 
     def job(self) -> Object | None:
-        """The job; None: it is not there."""
+        """The job; None if it does not exist."""
         return next((dict(one) for one in self._job.items()), None)
 
     def has_job(self, uid: str) -> bool:
-        """Whether this very job, and not another of its name, is there."""
+        """True if the job with this uid exists; a newer job of the same name does not count."""
         job = self.job()
         return job is not None and job["metadata"]["uid"] == uid
 
@@ -97,7 +97,7 @@ class Watched:
         return sorted(found, key=lambda one: str(one["metadata"]["name"]))
 
     def warnings(self) -> list[Object]:
-        """Warnings on the job that is there, oldest first."""
+        """Events of type Warning about the job, oldest first."""
         job = self.job()
         uid = job["metadata"]["uid"] if job else ""
         found = [one.to_dict() for one in self._events.items() if one.type == "Warning"]
@@ -105,7 +105,7 @@ class Watched:
         return sorted(mine, key=lambda one: str(one["metadata"]["creationTimestamp"]))
 
     def incidents(self) -> list[Incident]:
-        """Incidents of the job that is there, oldest first."""
+        """Incidents of the job, oldest first."""
         job = self.job()
         uid = job["metadata"]["uid"] if job else ""
         return read_incidents(one for one in self._incidents.items() if is_owned(one, uid))

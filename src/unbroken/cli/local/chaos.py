@@ -1,7 +1,7 @@
-"""`unbroken chaos`: drills.  Real signals to real processes, on the embedded cluster.
+"""`unbroken chaos`: drills that break real processes of the local cluster.
 
-Every process is checked to be the pod's before it is hurt.  Elsewhere there are only pods to kill:
-the processes of another machine are out of reach, and its nodes are somebody's.
+A process gets a signal only after a check that it belongs to the pod.  On other clusters, pods can
+be deleted, and nothing else.
 """
 
 from __future__ import annotations
@@ -28,47 +28,47 @@ from unbroken.spec.keys import POWER
 from unbroken.wire.agent import AgentReport
 
 MARKER = "UNBROKEN_CONTAINER_ID"
-"""In the environment of every process of an embedded container: its id."""
+"""Environment variable of every process of a container on a local cluster: the container's ID."""
 
 app = App(
     add_completion=False,
     no_args_is_help=True,
-    help="Break something, to see it mended. For the embedded cluster.",
+    help="Break a worker, agent, pod or node of the local cluster to see the recovery.",
 )
-Rank = Annotated[int, typer.Option("--rank", min=0, help="Of the worker, over the whole job.")]
+Rank = Annotated[int, typer.Option("--rank", min=0, help="Global rank of the worker.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Where a rank runs."""
+    """The worker of a rank."""
 
     rank: int
     pod: Object
     report: AgentReport
     pid: int
-    """Of the worker."""
+    """Process ID of the worker."""
 
     @property
     def pod_name(self) -> str:
-        """Of its pod."""
+        """Name of its pod."""
         return str(self.pod["metadata"]["name"])
 
     @property
     def node(self) -> str:
-        """Of its node."""
+        """Name of its node."""
         return str(self.pod["spec"]["nodeName"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """The rank that a drill is for."""
+    """Options of a drill that breaks a rank."""
 
     job: JobName
     rank: Rank = 0
     options: CommonOptions
 
     def run(self, act: Callable[[Cluster, Victim], Awaitable[dict[str, Any]]]) -> None:
-        """Break what `act` breaks of the rank, and print the answer."""
+        """Run `act` on the worker of the rank, and print its answer."""
 
         async def on_victim(cluster: Cluster) -> dict[str, Any]:
             _require_embedded(cluster)
@@ -90,7 +90,7 @@ def kill_worker(drill: Drill) -> None:
 
 @app.command("freeze-worker")
 def freeze_worker(drill: Drill) -> None:
-    """Stop a worker where it is (SIGSTOP), as one that hangs; `kill -CONT PID` thaws it."""
+    """Freeze a worker (SIGSTOP), as in a hang; `kill -CONT PID` continues it."""
 
     async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         _signal(victim, victim.pid, signal.SIGSTOP)
@@ -105,7 +105,7 @@ def kill_agent(drill: Drill) -> None:
 
     async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         if victim.report.pid is None:
-            raise WorldError(f"the agent of {victim.pod_name} does not say its process")
+            raise WorldError(f"the agent of {victim.pod_name} does not report its pid")
         _signal(victim, victim.report.pid, signal.SIGKILL)
         return _done("killed the agent of", victim, pid=victim.report.pid)
 
@@ -117,12 +117,12 @@ def kill_pod(
     job: JobName,
     rank: Rank = 0,
     pod: Annotated[
-        str, typer.Option(help="Instead of the one of a rank.", show_default=False)
+        str, typer.Option(help="Delete this pod instead of that of --rank.", show_default=False)
     ] = "",
     *,
     options: CommonOptions,
 ) -> None:
-    """Delete a pod of the job through the API; the only drill that any cluster allows."""
+    """Delete a pod of the job; the only drill that works on every cluster."""
 
     async def act(cluster: Cluster) -> dict[str, Any]:
         await cluster.job(job)
@@ -133,7 +133,7 @@ def kill_pod(
             await cluster.delete(PODS, pod)
             return {"done": "deleted", "pod": pod}
         if cluster.place.paths is None:
-            raise SpecError("only an embedded cluster says which pod has a rank: give --pod POD")
+            raise SpecError("the pod of a rank is known on a local cluster only: give --pod POD")
         victim = await _find(cluster, job, rank)
         await cluster.delete(PODS, victim.pod_name)
         return _done("deleted the pod of", victim)
@@ -143,7 +143,7 @@ def kill_pod(
 
 @app.command("kill-node")
 def kill_node(drill: Drill) -> None:
-    """Switch off the node of a rank: all that runs there is killed, and it says nothing more."""
+    """Switch off the node of a rank: its processes are killed and its heartbeats stop."""
 
     async def act(cluster: Cluster, victim: Victim) -> dict[str, Any]:
         await cluster.patch(NODES, victim.node, {"metadata": {"annotations": {POWER: "off"}}})
@@ -154,7 +154,7 @@ def kill_node(drill: Drill) -> None:
 
 
 def _folder_option(place: Place) -> str:
-    """The option that names this local cluster in any shell; empty for the default folder."""
+    """The `--dir` option for this local cluster; empty for the default folder."""
     if place.paths is None or place.paths.directory == resolve(DEFAULT):
         return ""
     return f" --dir {shlex.quote(str(place.paths.directory))}"
@@ -167,7 +167,7 @@ def start_node(
     *,
     target: Target,
 ) -> None:
-    """Switch a node on again after kill-node."""
+    """Switch on a node after kill-node."""
 
     async def act(cluster: Cluster) -> dict[str, Any]:
         _require_embedded(cluster)
@@ -183,8 +183,8 @@ def start_node(
 def _require_embedded(cluster: Cluster) -> None:
     if cluster.place.paths is None:
         raise SpecError(
-            "this drill is for an embedded cluster, whose processes and nodes are on this machine; "
-            "on another, use: unbroken chaos kill-pod JOB --pod POD"
+            "this drill is for a local cluster, whose processes and nodes are on this machine; "
+            "on other clusters, use: unbroken chaos kill-pod JOB --pod POD"
         )
 
 
@@ -212,7 +212,7 @@ def _done(what: str, victim: Victim, **more: object) -> dict[str, Any]:
 
 
 async def _find(cluster: Cluster, job: str, rank: int) -> Victim:
-    """The worker of a rank as its agent knows it; WorldError where it does not run now."""
+    """The worker of a rank, from the report of its agent; WorldError if the rank is not running."""
     await cluster.job(job)
     pods = await cluster.pods(job)
     found = await reports(cluster, pods)
@@ -225,11 +225,11 @@ async def _find(cluster: Cluster, job: str, rank: int) -> Victim:
                 if worker.rank == rank:
                     return Victim(rank, by_name[name], report, worker.pid)
     ranks = ", ".join(map(str, sorted(running))) or "none"
-    raise WorldError(f"rank {rank} of job {job} does not run now (ranks that do: {ranks})")
+    raise WorldError(f"rank {rank} of job {job} is not running (running: {ranks})")
 
 
 def _signal(victim: Victim, pid: int, number: signal.Signals) -> None:
-    """Send a signal to a process that is the pod's; WorldError where it is not."""
+    """Send a signal to a process of the pod; WorldError if it is not of the pod."""
     ids = {
         one["containerID"].rpartition("/")[2]
         for one in victim.pod["status"].get("containerStatuses") or ()
@@ -238,10 +238,10 @@ def _signal(victim: Victim, pid: int, number: signal.Signals) -> None:
     try:
         handle = os.pidfd_open(pid)
         try:
-            # After the descriptor was had, so that the number cannot change hands in between.
+            # Read after the open, so that the pid cannot be reused in between.
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             if not any(f"{MARKER}={one}".encode() in variables for one in ids):
-                raise WorldError(f"process {pid} is not of pod {victim.pod_name}")
+                raise WorldError(f"process {pid} does not belong to pod {victim.pod_name}")
             signal.pidfd_send_signal(handle, number)
         finally:
             os.close(handle)

@@ -1,4 +1,4 @@
-"""`unbroken down`: stop the embedded cluster and every process of its pods."""
+"""`unbroken down`: stop the local cluster and every process of its pods."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from unbroken.cli.place import DEFAULT, resolve
 from unbroken.local import state
 
 NAMED_MAX = 10
-"""Names of what is left that are printed."""
+"""Names of remaining files that are printed, at most."""
 
 
 def command(
     directory: Directory = DEFAULT,
     purge: Annotated[
-        bool, typer.Option("--purge", help="Delete the objects, logs and volumes too.")
+        bool, typer.Option("--purge", help="Also delete the objects, logs and volumes.")
     ] = False,
 ) -> None:
-    """Stop the cluster and its pods. The objects stay in DIR unless --purge is given."""
+    """Stop the local cluster and its pods. Its objects stay in DIR unless --purge is given."""
     paths = state.Paths(resolve(directory))
     found = state.running(paths)
     if found is not None:
@@ -35,7 +35,7 @@ def command(
     from unbroken.local.machines.scripts import stop_scripts
     from unbroken.local.node import stop_pods  # slow to load
 
-    # A cluster that was killed has left its pods running; a stopped one has none.
+    # A cluster that was killed has left its pods running; a stopped cluster has no pods.
     asyncio.run(stop_scripts(paths.nodes))
     asyncio.run(stop_pods(paths.nodes))
     paths.state.unlink(missing_ok=True)
@@ -57,7 +57,7 @@ def _purge(paths: state.Paths) -> None:
 
 
 def _end(pid: int) -> None:
-    """SIGTERM, and wait for the end; the process bounds its own stopping."""
+    """Send SIGTERM and wait for the end; the process bounds the time of its own shutdown."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""`unbroken status`: what runs in a directory."""
+"""`unbroken status`: the local cluster of a folder."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from unbroken.local import state
 VARIABLES = {"accessKeyId": KEY_ID, "secretAccessKey": SECRET, "sessionToken": TOKEN}
 """Environment variables of the aws CLI."""
 NOT_RUNNING = 3
-"""Exit status, as that of `systemctl status` for a stopped unit."""
+"""Exit status for a stopped cluster, as that of `systemctl status` for a stopped unit."""
 
 
 def command(directory: Directory = DEFAULT, output: Form = Output.TEXT) -> None:
-    """Show whether a cluster runs, where its API is, and its nodes. Exit status 3: it does not."""
+    """Show a local cluster: its addresses and nodes. Exit status 3: the cluster does not run."""
     paths = state.Paths(resolve(directory))
     found = state.running(paths)
     report: dict[str, Any] = {"directory": str(paths.directory), "running": found is not None}
@@ -41,7 +41,7 @@ def command(directory: Directory = DEFAULT, output: Form = Output.TEXT) -> None:
 
 
 def _credentials(found: state.State) -> dict[str, str] | None:
-    """The key of the cluster API; None, and a line on standard error, where it cannot be read."""
+    """The key of the cluster API; None, with a note, if it cannot be read."""
     try:
         key = key_of(found)
     except SpecError as error:

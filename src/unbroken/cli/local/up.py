@@ -1,4 +1,4 @@
-"""`unbroken up`: start the embedded cluster, in the foreground or detached."""
+"""`unbroken up`: start the local cluster, in the foreground or detached."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from unbroken.local.machines.decisions.scripts import source_mapping
 from unbroken.spec.nodes.instance_types import instance_type as find_type
 
 READY_FD = "UNBROKEN_READY_FD"
-"""Environment variable: where a detached cluster says that it is ready."""
+"""Environment variable: file descriptor on which a detached cluster reports that it is ready."""
 OWN_OPTIONS = {
     "cpu": "--cpu-per-node",
     "memory": "--memory-per-node",
@@ -38,48 +38,60 @@ OWN_OPTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFlags:
-    """What the cluster offers and runs, by the names of `state.ClusterOptions`.
+    """Options of the cluster, by the names of `state.ClusterOptions`.
 
-    None: as it was the last time.
+    None: keep the value of the last time.
     """
 
     nodes: Annotated[
         int | None, typer.Option(min=0, max=200, help="Number of nodes.", show_default="1")
     ] = None
     cpu: Annotated[
-        str | None, typer.Option("--cpu-per-node", help="Such as 4 or 500m.", show_default="all")
+        str | None,
+        typer.Option(
+            "--cpu-per-node", help="CPUs of each node, such as 4 or 500m.", show_default="all"
+        ),
     ] = None
     memory: Annotated[
-        str | None, typer.Option("--memory-per-node", help="Such as 8Gi.", show_default="all")
+        str | None,
+        typer.Option(
+            "--memory-per-node", help="Memory of each node, such as 8Gi.", show_default="all"
+        ),
     ] = None
     gpus: Annotated[
         int | None,
-        typer.Option("--gpu-per-node", min=0, help="nvidia.com/gpu to offer.", show_default="0"),
+        typer.Option(
+            "--gpu-per-node", min=0, help="GPUs of each node (nvidia.com/gpu).", show_default="0"
+        ),
     ] = None
     instance_type: Annotated[
         str | None,
         typer.Option(
             "--instance-type",
             metavar="ml.TYPE",
-            help="Offer what such a machine has, and have its label; '' for none.",
+            help="Give nodes the resources and the label of this instance type; '' for none.",
             show_default="none",
         ),
     ] = None
     resources: Annotated[
         list[str] | None,
-        typer.Option("--resource", metavar="NAME=QUANTITY", help="More to offer."),
+        typer.Option(
+            "--resource", metavar="NAME=QUANTITY", help="Another resource of each node. Repeatable."
+        ),
     ] = None
     labels: Annotated[
-        list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="Label of every node.")
+        list[str] | None,
+        typer.Option("--label", metavar="KEY=VALUE", help="Label of every node. Repeatable."),
     ] = None
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Of the API.", show_default="any")
+        int | None,
+        typer.Option(min=0, max=65535, help="Port of the Kubernetes API.", show_default="any"),
     ] = None
     operator: Annotated[
         bool | None,
         typer.Option(
             "--operator/--no-operator",
-            help="Run the operator too, or leave it to `unbroken operator`.",
+            help="Run the operator in the cluster, or leave it to `unbroken operator`.",
             show_default="--operator",
         ),
     ] = None
@@ -87,14 +99,17 @@ class ClusterFlags:
         bool | None,
         typer.Option(
             "--pytorchjobs/--no-pytorchjobs",
-            help="Run Kubeflow's PyTorchJobs too, or leave them to their own operator.",
+            help="Run Kubeflow's PyTorchJobs, or leave them to their own operator.",
             show_default="--pytorchjobs",
         ),
     ] = None
     grace_seconds: Annotated[
         float | None,
         typer.Option(
-            "--node-grace", min=2, help="Seconds until a silent node is lost.", show_default="4"
+            "--node-grace",
+            min=2,
+            help="Seconds without a heartbeat until a node counts as lost.",
+            show_default="4",
         ),
     ] = None
     lifecycle_sources: Annotated[
@@ -102,8 +117,8 @@ class ClusterFlags:
         typer.Option(
             "--lifecycle-source",
             metavar="s3://BUCKET/PREFIX=DIR",
-            help="Directory that stands for an address of lifecycle scripts, which then run on "
-            "this machine as you.",
+            help="Directory in place of an S3 address of lifecycle scripts. The scripts run on "
+            "this machine with your rights. Repeatable.",
         ),
     ] = None
     cluster_api_port: Annotated[
@@ -112,7 +127,7 @@ class ClusterFlags:
             "--cluster-api-port",
             min=0,
             max=65535,
-            help="Of the cluster API, on the loopback address.",
+            help="Port of the cluster API on the loopback address.",
             show_default="any",
         ),
     ] = None
@@ -122,7 +137,7 @@ class ClusterFlags:
             "--cluster-api-credentials",
             metavar="FILE",
             help="File of the keys that may call the cluster API, in the form of "
-            "~/.aws/credentials; '' for the cluster's own.",
+            "~/.aws/credentials; '' for the file of the cluster.",
             show_default="DIR/cluster-api-credentials, made at the first start",
         ),
     ] = None
@@ -132,14 +147,14 @@ class ClusterFlags:
             "--metrics-port",
             min=0,
             max=65535,
-            help="Of the metrics for Prometheus, on the loopback address.",
+            help="Port of the metrics for Prometheus on the loopback address.",
             show_default="any",
         ),
     ] = None
     repair: RepairFlags
 
     def over(self, saved: state.ClusterOptions) -> state.ClusterOptions:
-        """The options of the last time, with those that are given now in their place; SpecError."""
+        """The saved options with the given options in their place; SpecError."""
         given = _fields(self) | _fields(self.repair)
         del given["repair"]
         news = {
@@ -151,7 +166,7 @@ class ClusterFlags:
         _quantity("--cpu-per-node", options.cpu)
         _quantity("--memory-per-node", options.memory)
         if options.node_provider == "command" and not options.node_command:
-            raise SpecError("--node-provider command: say which with --node-command")
+            raise SpecError("--node-provider command needs --node-command COMMAND")
         return options
 
 
@@ -170,9 +185,9 @@ def command(
     """Start a Kubernetes cluster on this machine: no root, container runtime or network needed.
 
     Options that are not given keep the value of the last time. Ctrl-C (or `unbroken down`) stops
-    the cluster and its pods; the objects stay in DIR for the next time. What nodes offer may be
-    pretended: `--instance-type ml.p5.48xlarge`, or one by one with `--gpu-per-node 8 --resource
-    vpc.amazonaws.com/efa=32`.
+    the cluster and its pods; its objects stay in DIR for the next time. Nodes may offer resources
+    that this machine does not have: `--instance-type ml.p5.48xlarge`, or single ones with
+    `--gpu-per-node 8 --resource vpc.amazonaws.com/efa=32`.
     """
     paths = state.Paths(resolve(directory))
     found = state.running(paths)
@@ -205,7 +220,7 @@ def _labels(pairs: list[str]) -> dict[str, str]:
 def _pairs(option: str, pairs: list[str]) -> dict[str, str]:
     for pair in pairs:
         if "=" not in pair or pair.startswith("="):
-            raise SpecError(f"{option} {pair}: write it as KEY=VALUE")
+            raise SpecError(f"{option} {pair}: must be KEY=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
 
 
@@ -214,9 +229,9 @@ def _resources(pairs: list[str]) -> dict[str, str]:
     for name, amount in found.items():
         _quantity(f"--resource {name}", amount)
         if own := OWN_OPTIONS.get(name):
-            raise SpecError(f"--resource {name}: {own} sets it")
+            raise SpecError(f"--resource {name}: use {own}")
         if "/" not in name and not name.startswith("hugepages-"):
-            raise SpecError(f"--resource {name}: write it with its domain, as example.com/{name}")
+            raise SpecError(f"--resource {name}: must have a domain, such as example.com/{name}")
     return found
 
 
@@ -233,7 +248,7 @@ def _lifecycle_sources(pairs: list[str]) -> dict[str, str]:
     for address, directory in source_mapping(pairs).items():
         path = Path(directory).expanduser().resolve()
         if not path.is_dir():
-            raise SpecError(f"--lifecycle-source {address}: {path} is no directory")
+            raise SpecError(f"--lifecycle-source {address}: {path} is not a directory")
         found[address] = str(path)
     return found
 
@@ -264,7 +279,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "lifecycle_sources": _lifecycle_sources,
     "cluster_api_credentials": _credentials,
 }
-"""Options that are not kept as they are given."""
+"""Readers of the options that are not kept as they are given."""
 
 
 def _export_line(paths: state.Paths) -> str:
@@ -272,7 +287,7 @@ def _export_line(paths: state.Paths) -> str:
 
 
 def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
-    # Here, because it loads the whole cluster: other commands answer twice as fast without.
+    # Imported here because it loads the whole cluster; other commands take half the time without.
     from unbroken.local import up
 
     start_logging()
@@ -291,7 +306,7 @@ def _foreground(paths: state.Paths, options: state.ClusterOptions) -> None:
 
 
 def start_detached(paths: state.Paths, options: state.ClusterOptions) -> int:
-    """Start `unbroken up` in a session of its own, wait until it is ready; its pid."""
+    """Start `unbroken up` in a session of its own, wait until it is ready, and return its pid."""
     if notice := private(paths.directory):
         note(notice)
     arguments = [

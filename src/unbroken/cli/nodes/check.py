@@ -1,4 +1,4 @@
-"""`unbroken check`: have nodes tested, and follow it to the verdict."""
+"""`unbroken check`: start a NodeCheck and follow it to its result."""
 
 from __future__ import annotations
 
@@ -17,45 +17,55 @@ from unbroken.spec.keys import CHECK_SECONDS
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
 from unbroken.spec.nodes.kinds import NODE_CHECK
 
-from .check_views import TITLES, result_rows
+from .results import TITLES, result_rows
 
 LOOK_SECONDS = 0.5
 PATIENCE_SECONDS = 15.0
-"""Until it is said that nobody does the work."""
+"""Time without progress after which the command hints at a missing operator."""
 DEEP = (CheckKind.BASIC, CheckKind.STRESS, CheckKind.CONNECTIVITY, CheckKind.TRAINING)
 ENDED = (CheckPhase.PASSED.value, CheckPhase.FAILED.value, CheckPhase.UNKNOWN.value)
 CODES = {CheckPhase.PASSED.value: 0, CheckPhase.FAILED.value: 1}
 UNKNOWN_CODE = 2
 KINDS = {kind.value.lower(): kind for kind in CheckKind}
 
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kind", help=f"Kind of test: {', '.join(k.value for k in CheckKind)}. Repeatable."
+    ),
+]
+
 
 def command(
     nodes: Annotated[
-        list[str] | None, typer.Argument(metavar="[NODE]...", help="All, if none is named.")
+        list[str] | None,
+        typer.Argument(metavar="[NODE]...", help="Names of nodes. Default: all nodes."),
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="All kinds; the nodes take no new pods meanwhile.")
+        bool,
+        typer.Option(
+            "--deep", help="Run all kinds of tests; the nodes take no new pods meanwhile."
+        ),
     ] = False,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option("--kind", help=f"One of {', '.join(k.value for k in CheckKind)}; repeatable."),
-    ] = None,
+    kind: Kinds = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Test beside jobs that run there: do not wait.")
+        bool, typer.Option("--force", help="Do not wait for running jobs: test beside them.")
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Of each test under load.", show_default="60"),
+        typer.Option(min=0.1, help="Seconds of each test under load.", show_default="60"),
     ] = None,
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds for all of it.")] = 7200,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow it to its end.")] = True,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds for the whole check.")] = 7200,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Follow the check to its end.")
+    ] = True,
     output: Form = Output.TEXT,
     *,
     target: Target,
 ) -> None:
-    """Test nodes: in seconds, or with --deep under load, against each other and by training.
+    """Test nodes within seconds, or with --deep under load, against each other and by training.
 
-    Ends with 1 if a node is at fault, with 2 if the tests could not say. Ctrl-C leaves the check
+    Exit status 1: a node is faulty. 2: the tests gave no clear result. Ctrl-C leaves the check
     running.
     """
     kinds = _kinds(kind or [], deep=deep)
@@ -66,7 +76,7 @@ def command(
     async def run(cluster: Cluster) -> Object:
         names = await _names(cluster, nodes or [])
         words = "unbroken check" + (" --deep" if deep else "")
-        spec = NodeCheckSpec(names, kinds, f"asked by {words}", force, timeout)
+        spec = NodeCheckSpec(names, kinds, f"requested by {words}", force, timeout)
         body = NODE_CHECK.new(name, spec, {"annotations": annotations})
         made = await cluster.create(CHECKS, body)
         return await _follow(cluster, name, output) if wait else made
@@ -74,7 +84,7 @@ def command(
     try:
         check = on_cluster(place, "", run)
     except KeyboardInterrupt:
-        note(f"the check runs on; see it with: {_see(place, name)}")
+        note(f"the check continues; see it with: {_see(place, name)}")
         raise typer.Exit(130) from None
     if not wait:
         _show_started(check, place, name, output)
@@ -88,11 +98,11 @@ def command(
 
 def _kinds(given: Sequence[str], *, deep: bool) -> tuple[CheckKind, ...]:
     if deep and given:
-        raise SpecError("--deep is all kinds; leave it out to name them with --kind")
+        raise SpecError("--deep runs all kinds; give either --deep or --kind")
     for one in given:
         if one.lower() not in KINDS:
             known = ", ".join(kind.value for kind in CheckKind)
-            raise SpecError(f"--kind {one}: there are {known}")
+            raise SpecError(f"--kind {one}: must be one of {known}")
     named = tuple(dict.fromkeys(KINDS[one.lower()] for one in given))
     return DEEP if deep else named or (CheckKind.BASIC,)
 
@@ -101,14 +111,14 @@ async def _names(cluster: Cluster, given: Sequence[str]) -> tuple[str, ...]:
     known = [str(one["metadata"]["name"]) for one in await cluster.select(NODES)]
     for name in given:
         if name not in known:
-            raise SpecError(f'no node "{name}"; there are {", ".join(sorted(known)) or "none"}')
+            raise SpecError(f'no node "{name}"; nodes: {", ".join(sorted(known)) or "none"}')
     if not known:
         raise SpecError("the cluster has no nodes")
     return tuple(dict.fromkeys(given or sorted(known)))
 
 
 async def _follow(cluster: Cluster, name: str, output: Output) -> Object:
-    """The check when it has ended; what it is doing is told when it changes."""
+    """The check when it has ended; its progress is printed to standard error."""
     from unbroken.kube.clock import monotonic, pause
 
     told, began = "", monotonic()
@@ -122,7 +132,7 @@ async def _follow(cluster: Cluster, name: str, output: Output) -> Object:
             note(text.rstrip())
             told = text
         elif not status and not told and monotonic() - began > PATIENCE_SECONDS:
-            note("nobody has begun yet: does an operator run? (`unbroken operator`)")
+            note("the check has not started: is an operator running? (`unbroken operator`)")
             told = "waiting"
         await pause(LOOK_SECONDS)
 
@@ -136,7 +146,7 @@ def _show_started(check: Object, place: Place, name: str, output: Output) -> Non
     if output is Output.JSON:
         print_json(_summary(check))
     else:
-        print(f"check {name} runs; see it with: {_see(place, name)}")
+        print(f"check {name} started; see it with: {_see(place, name)}")
 
 
 def _summary(check: Object) -> dict[str, Any]:

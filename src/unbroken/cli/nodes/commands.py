@@ -1,4 +1,4 @@
-"""`unbroken nodes`: what is held against nodes, and what is done about them."""
+"""`unbroken nodes`: the record of nodes, and orders to repair them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = App(
     add_completion=False,
     rich_markup_mode="markdown",
     invoke_without_command=True,
-    help="List and describe nodes, order repairs, see what is held against a node, clear it.",
+    help="List and describe nodes, order repairs, show and clear the blame of a node.",
 )
 
 
@@ -36,21 +36,24 @@ Name = Annotated[
     str, typer.Argument(metavar="NODE", help="Name of the node.", autocompletion=names_of(NODES))
 ]
 Names = Annotated[
-    list[str], typer.Argument(metavar="NODE...", help="Names.", autocompletion=names_of(NODES))
+    list[str],
+    typer.Argument(metavar="NODE...", help="Names of nodes.", autocompletion=names_of(NODES)),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Follow it, and end with 1 if it fails.")]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Follow the repair to its end; exit status 1 if it fails.")
+]
 
 
 @app.callback()
 def nodes(ctx: typer.Context, output: ListForm = ListOutput.TEXT, *, target: Target) -> None:
-    """List and describe nodes, order repairs, see what is held against a node, clear it."""
+    """List and describe nodes, order repairs, show and clear the blame of a node."""
     if ctx.invoked_subcommand is None:
         _list(target, output)
 
 
 @app.command("list")
 def list_nodes(output: ListForm = ListOutput.TEXT, *, target: Target) -> None:
-    """List nodes: status, health, pods of jobs, the repair under way, points held against each."""
+    """List nodes: status, health, pods of jobs, current repair, blame score."""
     _list(target, output)
 
 
@@ -78,7 +81,7 @@ def _list(target: Target, output: ListOutput) -> None:
 
 @app.command()
 def describe(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
-    """Show all that is known of a node, its repairs among it."""
+    """Show a node: its health, faults, repairs and blame score."""
     now = wall()
 
     async def read(cluster: Cluster) -> tuple[Object, Object | None, list[Object]]:
@@ -96,31 +99,31 @@ def describe(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
 
 @app.command()
 def reset(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: Target) -> None:
-    """Have the GPUs of nodes reset, when their jobs have moved off."""
+    """Reset the GPUs of nodes after their jobs have moved to other nodes."""
     _order(target, names, "reset", output, wait=wait)
 
 
 @app.command()
 def reboot(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: Target) -> None:
-    """Have nodes rebooted, when their jobs have moved off."""
+    """Reboot nodes after their jobs have moved to other nodes."""
     _order(target, names, "reboot", output, wait=wait)
 
 
 @app.command()
 def replace(
     names: Names,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     wait: Wait = False,
     output: Form = Output.TEXT,
     *,
     target: Target,
 ) -> None:
-    """Have nodes replaced by new ones: what is on their disks is lost."""
+    """Replace nodes by new nodes. All data on their disks is lost."""
     shown = ", ".join(names)
     if not yes:
         if not sys.stdin.isatty():
-            raise SpecError(f"replacing {shown} destroys what is on it; say so with --yes")
-        typer.confirm(f"Replace {shown}? What is on the disks is lost.", abort=True, err=True)
+            raise SpecError(f"replacing {shown} destroys the data on it; confirm with --yes")
+        typer.confirm(f"Replace {shown}? All data on the disks is lost.", abort=True, err=True)
     _order(target, names, "replace", output, wait=wait)
 
 
@@ -156,7 +159,7 @@ def _after(one: dict[str, Any]) -> str:
 async def _ended(
     cluster: Cluster, name: str, known: NodeRecordSpec, *, wait: bool
 ) -> dict[str, Any]:
-    """What became of an order; at once what is known, or with `wait` how it ended."""
+    """The state of an order: `ordered`, or with `wait` the state at its end."""
     answer: dict[str, Any] = {"name": name, "state": "ordered", "replacement": "", "message": ""}
     if not wait:
         return answer
@@ -180,7 +183,7 @@ async def _ended(
 
 @app.command()
 def blame(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
-    """Show what is held against a node, with the evidence; points halve every week."""
+    """Show the blame entries of a node, with the evidence. Points halve every week."""
     now = wall()
 
     async def read(cluster: Cluster) -> Object | None:
@@ -214,22 +217,22 @@ def _score(held: NodeRecordSpec, now: float) -> float:
 @app.command()
 def clear(
     name: Name,
-    why: Annotated[str, typer.Option("--why", help="What speaks for the node; kept.")],
+    why: Annotated[str, typer.Option("--why", help="Reason why the node is good; it is recorded.")],
     wait: Wait = False,
     output: Form = Output.TEXT,
     *,
     target: Target,
 ) -> None:
-    """Let nothing so far count against a node; one in quarantine returns after a burn-in."""
+    """Clear the blame of a node. A node in quarantine returns after a burn-in."""
     if not why.strip():
-        raise SpecError("--why: say what speaks for the node")
+        raise SpecError("--why must give a reason why the node is good")
     at, who = wall(), f"{getpass.getuser()}: {why.strip()}"
 
     async def act(cluster: Cluster) -> tuple[NodeRecordSpec, RepairRecord | None]:
         record = await _record(cluster, name)
         if record is None:
             await _node(cluster, name)
-            raise SpecError(f"nothing is held against {name}")
+            raise SpecError(f"node {name} has no blame entries")
         held = views.record_of(record)
         spec = {"clearedAt": time_text(at, has_microseconds=True), "clearedBy": who}
         await cluster.patch(RECORDS, name, {"spec": spec})
@@ -255,28 +258,28 @@ async def _burnt_in(cluster: Cluster, name: str, since: float) -> RepairRecord:
 
     def newer(record: NodeRecordSpec) -> RepairRecord | None:
         last = record.repair or (record.history[-1] if record.history else None)
-        # Both clocks are of this cluster, within what their machines differ by.
+        # Allow for different clocks of this machine and the operator's.
         return last if last and last.asked_by == "clear" and last.began_at > since - 60 else None
 
     return await follow(cluster, name, newer)
 
 
 async def _node(cluster: Cluster, name: str) -> Object:
-    """A node; SpecError where it is gone, with the node that has replaced it."""
+    """A node; SpecError if it does not exist, with the node that has replaced it."""
     found = await cluster.find(NODES, name)
     if found is not None:
         return found
     history = NODE_RECORD.spec_of(await _record(cluster, name))[0].history
     by = next((one.replacement for one in reversed(history) if one.replacement), "")
     if by:
-        text = f"{name} was replaced by {by}; what was held against it: unbroken nodes blame {name}"
+        text = f"{name} was replaced by {by}; to see its blame: unbroken nodes blame {name}"
         raise SpecError(text)
     return await cluster.get(NODES, name)
 
 
 async def _record(cluster: Cluster, name: str) -> Object | None:
-    """The record of a node; None: there is none."""
+    """The record of a node; None if it has no record."""
     found = await cluster.find(RECORDS, name)
     if found is None:
-        await cluster.select(RECORDS)  # SpecError where the cluster does not know the kind
+        await cluster.select(RECORDS)  # SpecError if the cluster does not know the kind
     return found

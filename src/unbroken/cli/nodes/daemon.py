@@ -1,4 +1,4 @@
-"""`unbroken node-daemon`: the program that watches over one node, for a DaemonSet or by hand."""
+"""`unbroken node-daemon`: the program that detects faults of a node, for a DaemonSet or by hand."""
 
 from __future__ import annotations
 
@@ -18,55 +18,66 @@ if TYPE_CHECKING:
     from unbroken.nodes.once import Findings
 
 FOUND = 1
+KernelLog = Annotated[
+    Path | None,
+    typer.Option(
+        "--kernel-log",
+        metavar="FILE",
+        help="File to read in place of the kernel's log.",
+        show_default="/dev/kmsg",
+    ),
+]
 Library = Annotated[
     str | None,
-    typer.Option("--nvml-library", metavar="FILE", help="NVML.", show_default="the driver's"),
+    typer.Option(
+        "--nvml-library",
+        metavar="FILE",
+        help="File of the NVML library.",
+        show_default="the driver's",
+    ),
 ]
 
 
 def command(
     node: Annotated[
         str,
-        typer.Option("--node", envvar="NODE_NAME", help="The node's name.", show_default=False),
+        typer.Option("--node", envvar="NODE_NAME", help="Name of the node.", show_default=False),
     ] = "",
-    kernel_log: Annotated[
-        Path | None,
-        typer.Option(
-            "--kernel-log",
-            metavar="FILE",
-            help="A file that stands for the kernel's log.",
-            show_default="/dev/kmsg",
-        ),
-    ] = None,
+    kernel_log: KernelLog = None,
     table: Annotated[
         Path | None,
-        typer.Option("--table", metavar="FILE", help="Changes to the table of faults."),
+        typer.Option("--table", metavar="FILE", help="File with changes to the table of faults."),
     ] = None,
     root: Annotated[
-        Path, typer.Option("--root", help="Where the node's file system is mounted.")
+        Path, typer.Option("--root", help="Folder where the node's file system is mounted.")
     ] = Path("/"),
     log_directory: Annotated[
         Path | None,
-        typer.Option("--log-directory", help="Write the agent's log stream as a file below it."),
+        typer.Option("--log-directory", help="Folder for the agent's log stream as a file."),
     ] = None,
     gpus: Annotated[
         int | None,
         typer.Option(
-            "--gpus", min=0, help="GPUs that must be there.", show_default="as the node says"
+            "--gpus",
+            min=0,
+            help="Number of GPUs that the node must have.",
+            show_default="as the node says",
         ),
     ] = None,
     nvml_library: Library = None,
     once: Annotated[
         bool,
-        typer.Option("--once", help="Look once, say what is found, and write nothing."),
+        typer.Option(
+            "--once", help="Check once, print the faults, and write nothing to the cluster."
+        ),
     ] = False,
     *,
     target: ProgramTarget,
     output: Form = Output.TEXT,
 ) -> None:
-    """Watch over a node: kernel log, GPUs, disks, network. What is wrong is written on the Node.
+    """Detect faults of a node (kernel log, GPUs, disks, network) and record them on its Node.
 
-    With --once, ends with 1 where something calls for a repair of the node.
+    With --once: exit status 1 if a fault needs a repair of the node.
     """
     from unbroken.nodes.driver import DaemonOptions, run_daemon
     from unbroken.nodes.tables import read_table
@@ -78,8 +89,8 @@ def command(
         _show(found, output)
         raise typer.Exit(FOUND if found.is_faulty else 0)
     if not node:
-        raise SpecError("which node? give --node NAME, or set NODE_NAME")
-    found_table = read_table(table)  # what is wrong with it is told before anything else is done
+        raise SpecError("the node is not named: give --node NAME, or set NODE_NAME")
+    found_table = read_table(table)  # report problems of the table first
     start_logging()
     for warning in found_table.warnings:
         logging.getLogger(__name__).warning('table=%s warning="%s"', table, warning)
@@ -102,7 +113,7 @@ def _show(found: Findings, output: Output) -> None:
         print_json({"findings": views, "unknown": found.unknown})
         return
     for part, why in found.unknown.items():
-        note(f"nothing is known of the {part}: {why}")
+        note(f"{part}: not checked: {why}")
     if not views:
         print("no fault found")
         return

@@ -1,4 +1,4 @@
-"""`unbroken doctor`: the tests of a node on this machine, without a cluster."""
+"""`unbroken doctor`: the tests of nodes on this machine, without a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from unbroken.cli.show import Paper, note, paper, print_json
 from unbroken.errors import WorldError
 from unbroken.spec.nodes.check import CheckKind, Outcome
 
-from .check_views import amount_text
+from .results import amount_text
 
 DEEP_SECONDS, SHORT_SECONDS = 30.0, 2.0
 STYLES = {Outcome.PASS.value: "green", Outcome.FAIL.value: "red", Outcome.UNKNOWN.value: "dim"}
@@ -25,23 +25,27 @@ WORDS = {Outcome.PASS.value: "ok", Outcome.FAIL.value: "FAULT", Outcome.UNKNOWN.
 
 def command(
     deep: Annotated[
-        bool, typer.Option("--deep", help="Also load processors, memory, disk and GPUs.")
+        bool, typer.Option("--deep", help="Also test processors, memory, disk and GPUs under load.")
     ] = False,
     seconds: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Of each test under load.", show_default="30"),
+        typer.Option(min=0.1, help="Seconds of each test under load.", show_default="30"),
     ] = None,
     disk: Annotated[
-        Path, typer.Option("--disk", help="A folder on the disk to test: where checkpoints go.")
+        Path,
+        typer.Option("--disk", help="Folder on the disk to test, such as that of checkpoints."),
     ] = Path("/tmp"),
     gpus: Annotated[
-        int | None, typer.Option(min=0, help="GPUs that should be here.", show_default=False)
+        int | None,
+        typer.Option(
+            min=0, help="Number of GPUs that this machine should have.", show_default=False
+        ),
     ] = None,
     output: Form = Output.TEXT,
 ) -> None:
-    """Test this machine before a job: what is wrong, and what to do about it.
+    """Test this machine before a job: print its faults and what to do about them.
 
-    Ends with 1 if a fault was found. What cannot be tested here is `unknown`, which is no fault.
+    Exit status 1: a fault was found. A test that cannot run here is `unknown`, which is no fault.
     """
     kinds = [CheckKind.BASIC]
     if deep:
@@ -66,11 +70,11 @@ def command(
 
 
 def _results(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Results of the tests as they come; the tests end with us."""
+    """Run the tests in a process and yield their results; the process ends with this one."""
     process = subprocess.Popen(
         [sys.executable, "-m", "unbroken.nodes.checks", *arguments, "--json"],
         stdout=subprocess.PIPE,
-        # Ctrl-C is ours to pass on: they would each say that they were interrupted.
+        # Without Ctrl-C of the terminal: each test would print that it was interrupted.
         start_new_session=True,
     )
     assert process.stdout is not None
@@ -79,7 +83,9 @@ def _results(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
             found: dict[str, Any] = msgspec.json.decode(line)
             yield found
         if process.wait():
-            raise WorldError(f"the tests ended with {process.returncode}; see above")
+            raise WorldError(
+                f"the tests ended with status {process.returncode}; see their output above"
+            )
     finally:
         process.terminate()
         process.wait()
@@ -95,9 +101,9 @@ def _tell(result: dict[str, Any], on: Paper) -> None:
 
 def _sum_up(results: Sequence[dict[str, Any]], faults: Sequence[dict[str, Any]]) -> None:
     open_ = sum(one["outcome"] == Outcome.UNKNOWN.value for one in results)
-    text = f"{len(results) - open_ - len(faults)} tests passed, {open_} could not be made"
+    text = f"{len(results) - open_ - len(faults)} tests passed, {open_} could not run"
     if not faults:
         note(f"no fault found: {text}")
         return
     names = ", ".join(str(one["test"]) for one in faults)
-    note(f"this machine has a fault ({names}); {text}. Do not train here before it is mended")
+    note(f"this machine has a fault ({names}); {text}. Do not train here before it is repaired")

@@ -1,4 +1,4 @@
-"""`unbroken faults`: the table of faults, and what it makes of an XID or a line of the kernel."""
+"""`unbroken faults`: the table of faults, and the faults of an XID or a kernel log line."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ Object = dict[str, Any]
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="What the node daemon takes for a fault, and what is done then.",
+    help="Show the faults that the node daemon detects, and the action for each.",
 )
 Table = Annotated[
     Path | None,
-    typer.Option("--table", metavar="FILE", help="Changes to the table.", show_default=False),
+    typer.Option(
+        "--table", metavar="FILE", help="File with changes to the table.", show_default=False
+    ),
 ]
 
 
@@ -56,14 +58,14 @@ def explain(
     table: Table = None,
     output: Form = Output.TEXT,
 ) -> None:
-    """Say what a fault is and what is done about it, with the source."""
+    """Explain a fault: symptom, action, source."""
     found = _read(table)
     views = _meant(found, what)
     if output is Output.JSON:
         print_json(views)
         return
     if not views:
-        print("the table of faults has nothing that this line shows")
+        print("this line matches no fault of the table")
     for index, view in enumerate(views):
         _print(view, is_first=index == 0)
 
@@ -88,8 +90,8 @@ def _meant(table: SignTable, what: str) -> list[Object]:
     signs = _of_line(table, what)
     if not signs and " " not in what.strip():
         raise SpecError(
-            f"no fault is named {what}; see unbroken faults list, or give an XID's number or a "
-            "line of the kernel's log"
+            f"no fault named {what}; give the number of an XID, a line of the kernel's log, or a "
+            "name from: unbroken faults list"
         )
     return [_view(table, sign.reason, sign.entry) for sign in signs]
 

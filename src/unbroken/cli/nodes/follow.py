@@ -1,4 +1,4 @@
-"""Follows what is done about a node, by its record.  Reads only."""
+"""Follows the repair of a node by its record.  Reads only."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .views import progress_line
 
 RECORD = create_global_resource(GROUP, VERSION, NODE_RECORD.kind, NODE_RECORD.plural)
 QUIET_SECONDS = 15.0
-"""An operator that works takes an order within moments."""
+"""Time after which an order without a repair is an error: operators react within a second."""
 
 
 async def follow(
     cluster: Cluster, name: str, holds: Callable[[NodeRecordSpec], RepairRecord | None]
 ) -> RepairRecord:
-    """The repair that `holds` finds once it has ended, its progress on standard error.
+    """The repair that `holds` selects, once it has ended; its progress goes to standard error.
 
-    WorldError where nobody takes the order up.
+    WorldError if no operator takes the order.
     """
     changed = asyncio.Event()
 
@@ -62,7 +62,7 @@ async def _wait(changed: asyncio.Event, seconds: float | None, name: str) -> Non
             await changed.wait()
     except TimeoutError:
         raise WorldError(
-            f"nobody has taken up the repair of {name} for {QUIET_SECONDS:.0f} s: is an operator "
+            f"no operator has started the repair of {name} for {QUIET_SECONDS:.0f} s: is one "
             f"running? The order stays on the node; see: unbroken nodes describe {name}"
         ) from None
     changed.clear()

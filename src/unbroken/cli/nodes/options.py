@@ -18,21 +18,23 @@ DEFAULT_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class RepairFlags:
-    """How nodes are repaired; None: not given."""
+    """Options of the repair of nodes; None if not given."""
 
     node_recovery: Annotated[
         Recovery | None,
         typer.Option(
             "--node-recovery",
-            help="Repair bad nodes, or touch nothing unless a person orders it; a cluster's own "
-            "NodeRecovery comes first.",
+            help="Automatic: repair faulty nodes. None: repair only on a user's order. The "
+            "NodeRecovery of a cluster overrides it.",
             show_default="Automatic",
         ),
     ] = None
     node_provider: Annotated[
         NodeProvider | None,
         typer.Option(
-            "--node-provider", help="Who resets, reboots and replaces nodes.", show_default=False
+            "--node-provider",
+            help="Provider that resets, reboots and replaces nodes.",
+            show_default=False,
         ),
     ] = None
     node_command: Annotated[
@@ -40,9 +42,9 @@ class RepairFlags:
         typer.Option(
             "--node-command",
             metavar="COMMAND",
-            help="Of the provider `command`: called with NODE, ACTION, PROVIDER_ID in its "
-            "environment, or as {node}, {action}, ... in its words. Exit status 0: done, 75: still "
-            "at it.",
+            help="Command of the provider `command`. It gets NODE, ACTION and PROVIDER_ID in its "
+            "environment, or as {node}, {action}, ... in its words. Exit status 0: done, 75: in "
+            "progress.",
             show_default=False,
         ),
     ] = None
@@ -52,7 +54,7 @@ class RepairFlags:
             "--repair-share",
             min=0.0,
             max=1.0,
-            help="Share of the nodes that may be under repair at once; one always may.",
+            help="Largest share of the nodes under repair at a time; one node is always allowed.",
             show_default="0.2",
         ),
     ] = None
@@ -60,13 +62,13 @@ class RepairFlags:
         bool | None,
         typer.Option(
             "--repair-dry-run/--no-repair-dry-run",
-            help="Say in events and records what would be done to nodes, and do nothing.",
+            help="Only report in events and records what the repair would do.",
             show_default="--no-repair-dry-run",
         ),
     ] = None
 
     def options(self) -> RepairOptions:
-        """The options of an operator that runs by itself; SpecError for what cannot be."""
+        """The options for an operator of its own; SpecError if they are invalid."""
         from unbroken.operator.nodes.repair import options_of
 
         return options_of(

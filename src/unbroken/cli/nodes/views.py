@@ -1,4 +1,4 @@
-"""What `unbroken nodes` shows of nodes: rows and stories from their objects.  Pure."""
+"""Rows and reports that `unbroken nodes` shows.  Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCORE_DIGITS = 1
 def node_row(
     node: Object, record: Object | None, pods: Iterable[Object], now: float
 ) -> dict[str, Any]:
-    """One node, for people and for programs."""
+    """The values of a node, for the table and as JSON."""
     metadata, status = node["metadata"], node.get("status") or {}
     labels = metadata.get("labels") or {}
     annotations = metadata.get("annotations") or {}
@@ -55,7 +55,7 @@ def node_row(
 
 
 def record_of(record: Object | None) -> NodeRecordSpec:
-    """What is kept of a node; an empty record where nothing is."""
+    """The record of a node; an empty one if it has none."""
     return NodeRecordSpec() if record is None else NODE_RECORD.spec_of(record)[0]
 
 
@@ -76,7 +76,7 @@ def _is_on(pod: Object, node: str) -> bool:
 
 
 def status_text(row: Mapping[str, Any]) -> str:
-    """`Ready`, `NotReady`, and what keeps pods off."""
+    """The status as `Ready` or `NotReady`, and the reason if the node takes no pods."""
     words = ["Ready" if row["ready"] else "NotReady"]
     if row["quarantined"] is not None:
         words.append("Quarantined")
@@ -86,7 +86,7 @@ def status_text(row: Mapping[str, Any]) -> str:
 
 
 def repair_text(row: Mapping[str, Any]) -> str:
-    """`reboot (Draining)`; `-` where none is under way."""
+    """The current repair as `reboot (Draining)`; `-` if there is none."""
     repair = row["repair"]
     if repair is None:
         return f"{row['ordered']} (ordered)" if row["ordered"] else "-"
@@ -95,7 +95,7 @@ def repair_text(row: Mapping[str, Any]) -> str:
 
 
 def cells(row: Mapping[str, Any], *, is_wide: bool) -> list[object]:
-    """A row of the table."""
+    """The row of a node."""
     shown: list[object] = [
         row["name"],
         status_text(row),
@@ -121,7 +121,7 @@ def cells(row: Mapping[str, Any], *, is_wide: bool) -> list[object]:
 def story(
     row: Mapping[str, Any], node: Object, record: Object | None, now: float, paper: Paper
 ) -> Iterator[str]:
-    """All that is known of a node, line by line."""
+    """Lines of the report about a node."""
     held = record_of(record)
     yield paper.paint(f"{row['name']}: {status_text(row)}", "bold")
     for name, text in (
@@ -156,7 +156,7 @@ def story(
 
 
 def score_line(held: NodeRecordSpec, now: float) -> str:
-    """Points against the limit."""
+    """The blame score and the limit for quarantine."""
     points = blame.score(held, now)
     entries = "1 entry" if len(held.blame) == 1 else f"{len(held.blame)} entries"
     text = f"{points:.1f} points in {entries}; quarantine from {blame.LIMIT:.0f}"
@@ -171,7 +171,7 @@ def _counting(held: NodeRecordSpec) -> list[BlameEntry]:
 
 
 def repair_line(repair: RepairRecord, now: float) -> str:
-    """One repair in a line."""
+    """A repair in a line."""
     action = "burn-in" if repair.action.value == "none" else repair.action.value
     end = repair.ended_at
     took = span(max(0.0, (now if end is None else end) - repair.began_at))
@@ -182,7 +182,7 @@ def repair_line(repair: RepairRecord, now: float) -> str:
 
 
 def blame_rows(held: NodeRecordSpec, now: float) -> list[list[object]]:
-    """Entries that are held against a node, newest first."""
+    """Rows of the blame entries of a node, newest first."""
     points = blame.points_at(held, now)
     return [
         [_at(one.at), one.kind.value, one.source, f"{left:.1f}", f"{one.weight:.1f}", one.text]
@@ -204,7 +204,7 @@ def _faults(node: Object) -> Iterator[str]:
 
 
 def progress_line(name: str, repair: RepairRecord) -> str:
-    """What a repair is at."""
+    """The progress of a repair in a line."""
     text = {
         RepairState.WAITING: "waits",
         RepairState.DRAINING: "jobs move off",

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COLLECT = (150_000, 20, 100)
-"""New objects before each generation is searched for garbage.  With Python's own 700 a quarter of
-the time of a recovery of 4,000 agents went there (benchmarks/operator_path.py)."""
+"""Thresholds of the garbage collector.  With Python's default of 700, collections took a quarter of
+the recovery time of 4,000 agents (benchmarks/operator_path.py)."""
 
 
 def command(
@@ -40,7 +40,7 @@ def command(
         ),
     ] = None,
     lease_namespace: Annotated[
-        str, typer.Option("--lease-namespace", help="Where operators agree on who acts.")
+        str, typer.Option("--lease-namespace", help="Namespace of the lease for leader election.")
     ] = "kube-system",
     *,
     serving: ClusterApiFlags,
@@ -51,13 +51,13 @@ def command(
     webhook: WebhookFlags,
     key: KeyFlags,
 ) -> None:
-    """Run the operator in the foreground. Of several on one cluster, one acts.
+    """Run the operator in the foreground. Of several operators on a cluster, one is the leader.
 
-    Each of several serves the cluster API, which remembers nothing.
+    Every operator serves the cluster API, which keeps no state.
 
-    An embedded cluster has its own, unless it was started with --no-operator.
+    A local cluster has an operator, unless it was started with --no-operator.
     """
-    # Here, because it loads the whole operator: other commands answer faster without.
+    # Imported here because it loads the whole operator.
     from unbroken.operator.driver import OperatorOptions
     from unbroken.operator.election import LeaderTerms
 

@@ -1,4 +1,4 @@
-"""Where `unbroken operator` has its master key: a file of its own, or of a mounted Secret."""
+"""The master key of `unbroken operator`: a file of its own, or of a mounted Secret."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KeyPlace:
-    """Where the key is."""
+    """The file of the key, and the Secret that the kubelet mounts there, if any."""
 
     file: Path
     secret: KeySecret | None
 
     async def read(self, client: KubeClient) -> bytes:
-        """The key, made where there is none.  SpecError."""
+        """Read the key; create it if it does not exist.  Raises SpecError."""
         from unbroken.operator.key import kept_key, mounted_key
 
         if self.secret is None:
@@ -44,9 +44,9 @@ class KeyFlags:
         typer.Option(
             "--key-file",
             help="File with the operator's master key: 64 hexadecimal digits, mode 0600. All "
-            "operators of a cluster need the same key. A file that is not there is made, unless "
+            "operators of a cluster need the same key. A missing file is created, unless "
             "--key-secret is given.",
-            show_default="operator.key in the embedded cluster's folder, for other clusters "
+            show_default="operator.key in the local cluster's folder, for other clusters "
             "in ~/.local/state/unbroken",
         ),
     ] = None
@@ -55,13 +55,13 @@ class KeyFlags:
         typer.Option(
             "--key-secret",
             metavar="NAMESPACE/NAME",
-            help="The Secret that the kubelet mounts as --key-file (entry `key`). The operator "
-            "makes the Secret where there is none, and never reads it.",
+            help="Secret that the kubelet mounts as --key-file (entry `key`). The operator "
+            "creates a missing Secret, and never reads it.",
         ),
     ] = None
 
     def place(self, target: ProgramTarget) -> KeyPlace:
-        """Where the key is; SpecError where the options do not say it."""
+        """The place of the key; SpecError if the options are incomplete."""
         from unbroken.operator.key import KeySecret
 
         if self.key_secret is None:
@@ -70,7 +70,7 @@ class KeyFlags:
         if not (namespace and slash and name) or "/" in name:
             raise SpecError(f"--key-secret {self.key_secret}: must be NAMESPACE/NAME")
         if self.key_file is None:
-            raise SpecError("--key-secret: say in --key-file where the Secret is mounted")
+            raise SpecError("--key-secret needs --key-file: the file where the Secret is mounted")
         return KeyPlace(self.key_file, KeySecret(namespace, name))
 
 

@@ -26,10 +26,12 @@ class ClusterApiFlags:
 
     cluster_api_port: Annotated[
         int | None,
-        typer.Option("--cluster-api-port", min=1, max=65535, help="Serve the cluster API, too."),
+        typer.Option(
+            "--cluster-api-port", min=1, max=65535, help="Serve the cluster API at this port."
+        ),
     ] = None
     cluster_api_host: Annotated[
-        str, typer.Option("--cluster-api-host", help="Address that the cluster API listens on.")
+        str, typer.Option("--cluster-api-host", help="Address where the cluster API listens.")
     ] = "127.0.0.1"
     cluster_api_credentials: Annotated[
         Path | None,
@@ -54,7 +56,7 @@ class ClusterApiFlags:
     ] = None
 
     def options(self) -> ClusterApiOptions | None:
-        """Where and how it is served; None: not at all."""
+        """The options of the cluster API; None if it is not served."""
         from unbroken.cluster_api.driver import ClusterApiOptions
 
         tls = tls_files(self.cluster_api_tls_cert, self.cluster_api_tls_key)
@@ -74,21 +76,21 @@ class MetricsFlags:
             "--metrics-port",
             min=0,
             max=65535,
-            help="Serve metrics for Prometheus; 0: none.",
+            help="Port of the metrics for Prometheus; 0 for none.",
             show_default="8081, if it is free",
         ),
     ] = None
     metrics_host: Annotated[
-        str, typer.Option("--metrics-host", help="Address that metrics are served at.")
+        str, typer.Option("--metrics-host", help="Address where metrics are served.")
     ] = "127.0.0.1"
 
     def place(self) -> MetricsPlace | None:
-        """Where they are served; None: nowhere."""
+        """The place where metrics are served; None if they are not."""
         from unbroken.operator.telemetry.metrics import MetricsPlace
 
         host, port = self.metrics_host, self.metrics_port
         if port is None:
-            # Another operator on this machine may have it; one that waits need not be scraped.
+            # Another operator on this machine may use the port; only the leader must be scraped.
             return MetricsPlace(host, is_needed=False)
         return MetricsPlace(host, port) if port else None
 
@@ -101,8 +103,8 @@ class CheckFlags:
         str,
         typer.Option(
             "--check-image",
-            help="Image of the pods that test nodes: has this package and torch.",
-            show_default="none: only embedded nodes can be tested",
+            help="Image for pods that test nodes; it must have this package and torch.",
+            show_default="none: only nodes of a local cluster can be tested",
         ),
     ] = ""
     check_logs: Annotated[
@@ -116,13 +118,14 @@ class CheckFlags:
         typer.Option(
             "--check-link",
             metavar="TYPE=GB/s",
-            help="What a link between nodes of this instance type must reach in a deep check.",
+            help="Bandwidth that links between nodes of this type must reach in a deep check. "
+            "Repeatable.",
             show_default="learned from other nodes of the type",
         ),
     ] = None
 
     def options(self) -> CheckerOptions:
-        """How nodes are checked; BadParameter for a link that is none."""
+        """The options of checks; BadParameter for an invalid `--check-link`."""
         from unbroken.operator.nodes.checks_pods import CheckerOptions
 
         links = dict(_link(text) for text in self.check_link or ())
@@ -137,7 +140,7 @@ def _link(text: str) -> tuple[str, float]:
     except ValueError:
         bandwidth = 0.0
     if not kind or not isfinite(bandwidth) or bandwidth <= 0:
-        what = f"{text!r} is not TYPE=GB/s, such as ml.p5.48xlarge=30"
+        what = f"{text!r} must be TYPE=GB/s, such as ml.p5.48xlarge=30"
         raise typer.BadParameter(what, param_hint="--check-link")
     return kind, bandwidth
 
@@ -152,9 +155,8 @@ class WebhookFlags:
             "--webhook-port",
             min=0,
             max=65535,
-            help="Have the API server ask here before it stores a job, so that `kubectl apply` "
-            "refuses what could not run; the certificate is derived from the operator's key. "
-            "0: any free port.",
+            help="Serve an admission webhook at this port (0: any free port): `kubectl apply` "
+            "refuses jobs that cannot run. The certificate is derived from the operator's key.",
         ),
     ] = None
     webhook_service: Annotated[
@@ -162,8 +164,8 @@ class WebhookFlags:
         typer.Option(
             "--webhook-service",
             metavar="NAMESPACE/NAME",
-            help="The Service whose port 443 leads to --webhook-port. Without it the API server "
-            "asks at 127.0.0.1, where it has to be.",
+            help="Service whose port 443 leads to --webhook-port. Without it the API server "
+            "calls 127.0.0.1, so it must run on this machine.",
         ),
     ] = None
     webhook_client_ca: Annotated[
@@ -172,28 +174,28 @@ class WebhookFlags:
             "--webhook-client-ca",
             metavar="FILE",
             help="PEM file of the authority that signs the API server's client certificate for "
-            "webhooks. Nobody without such a certificate is answered. Default: only the secret "
-            "path, which the API server alone is told, says who asks.",
+            "webhooks. Requests without such a certificate are refused. Without this option, only "
+            "a secret path that the API server knows protects the webhook.",
         ),
     ] = None
 
     def options(self) -> WebhookOptions | None:
-        """The webhook's options; None: no webhook."""
+        """The options of the webhook; None if there is none."""
         from unbroken.operator.webhook.registration import WebhookOptions, service_of
 
         service, authority = self.webhook_service, self.webhook_client_ca
         if self.webhook_port is None:
             if service is not None:
-                raise typer.BadParameter("--webhook-service goes with --webhook-port")
+                raise typer.BadParameter("--webhook-service needs --webhook-port")
             if authority is not None:
-                raise typer.BadParameter("--webhook-client-ca goes with --webhook-port")
+                raise typer.BadParameter("--webhook-client-ca needs --webhook-port")
             return None
         trusted = "" if authority is None else _certificates(authority)
         return WebhookOptions(self.webhook_port, service_of(service) if service else None, trusted)
 
 
 def _certificates(file: Path) -> str:
-    """The text of a file of certificates; SpecError where it has none."""
+    """The text of a file of certificates; SpecError if it has none."""
     try:
         text = file.read_text("ascii")
         ssl.create_default_context(cadata=text)

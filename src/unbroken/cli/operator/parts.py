@@ -1,4 +1,4 @@
-"""`--without`, the option that leaves parts of the operator to somebody else."""
+"""`--without`, the option that leaves out parts of the operator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Without = Annotated[
         WITHOUT,
         parser=part_of,
         metavar="PART",
-        help="Leave a part to somebody else; the operator then needs no rights for it. Repeatable. "
+        help="Leave out a part; the operator then needs no rights for it. Repeatable. "
         + " ".join(f"{name}: {part.help}" for name, part in LEFT.items()),
         show_default="nothing is left out",
     ),

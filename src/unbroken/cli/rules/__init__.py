@@ -1,1 +1,1 @@
-"""`unbroken rules`: a workbench for log rules."""
+"""`unbroken rules`: tests and checks of log rules."""

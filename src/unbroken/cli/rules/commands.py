@@ -1,7 +1,7 @@
 """`unbroken rules`: a workbench for log rules, without a cluster.
 
-`test` replays recorded logs, `check` reads the rules alone.  They end with 0 where nothing was
-found, 1 where something was, 2 where they could not be asked so.
+`test` replays recorded logs, `check` reads the rules alone.  Exit status 0: nothing found, 1: rules
+fired or have problems, 2: an error.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FOUND, WRONG = 1, 2
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    help="Try and check log rules before a job has them.",
+    help="Test and check log rules before a job uses them.",
 )
 
 Job = Annotated[
     str,
     typer.Argument(
         metavar="JOB.YAML",
-        help="A job, a fragment with runPolicy, or a list of rules.",
+        help="File with a job, a fragment with runPolicy, or a list of rules.",
         show_default=False,
     ),
 ]
@@ -36,26 +36,32 @@ Logs = Annotated[
     list[str],
     typer.Argument(
         metavar="LOG...",
-        help="Files, folders of them, .gz too; - is standard input.",
+        help="Files or folders of logs, also .gz; - is standard input.",
         show_default=False,
     ),
 ]
 MaybeLogs = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[LOG]...", help="Hold the rules against these logs, too."),
+    typer.Argument(metavar="[LOG]...", help="Also check the rules against these logs."),
 ]
 Ranks = Annotated[
     list[str] | None,
-    typer.Option("--rank", metavar="FILE=RANK", help="Who wrote a log whose name does not say it."),
+    typer.Option(
+        "--rank",
+        metavar="FILE=RANK",
+        help="Rank that wrote a log whose name does not show it. Repeatable.",
+    ),
 ]
 Nproc = Annotated[
     int | None,
-    typer.Option("--nproc-per-node", min=1, help="Ranks of a node.", show_default="the job's"),
+    typer.Option(
+        "--nproc-per-node", min=1, help="Number of ranks on a node.", show_default="the job's"
+    ),
 ]
 TimeFormat = Annotated[
     str,
     typer.Option(
-        help="Of the times in the lines: auto, iso, syslog, glog, epoch, or for strptime."
+        help="Format of times in the lines: auto, iso, syslog, glog, epoch, or a strptime format."
     ),
 ]
 
@@ -70,23 +76,25 @@ def replay(
     pace: Annotated[
         float | None,
         typer.Option(
-            min=1e-6, metavar="LINES_PER_SECOND", help="Take this in place of times in the lines."
+            min=1e-6,
+            metavar="LINES_PER_SECOND",
+            help="Lines per second, in place of times in the lines.",
         ),
     ] = None,
     seconds_per_line: Annotated[
-        float | None, typer.Option(min=1e-6, help="The same, the other way round.")
+        float | None, typer.Option(min=1e-6, help="Seconds between lines (the inverse of --pace).")
     ] = None,
     lead_seconds: Annotated[
-        float, typer.Option(min=0, help="That workers ran before the first line.")
+        float, typer.Option(min=0, help="Seconds that the workers ran before the first line.")
     ] = 0.0,
     tail_seconds: Annotated[
-        float, typer.Option(min=0, help="That they ran on after the last.")
+        float, typer.Option(min=0, help="Seconds that the workers ran after the last line.")
     ] = 0.0,
     output: Form = Output.TEXT,
 ) -> None:
-    """Replay recorded logs through a job's rules: which would have fired, when and on which rank.
+    """Replay recorded logs through a job's rules: show which rules fire, when and on which rank.
 
-    Ends with 0 if none had fired, 1 if one had, 2 if that could not be said.
+    Exit status 0: no rule fired. 1: a rule fired. 2: an error.
     """
 
     def act() -> bool:
@@ -94,7 +102,7 @@ def replay(
         from .views import attempt_view, pattern_views, print_test
 
         if pace and seconds_per_line:
-            raise SpecError("--pace and --seconds-per-line say the same; give one of them")
+            raise SpecError("--pace and --seconds-per-line exclude each other")
         slow = 1 / pace if pace else seconds_per_line
         options = Options(_ranks(rank), nproc, time_format, slow, lead_seconds, tail_seconds)
         rule_set = the_one(read(job), job)
@@ -120,13 +128,14 @@ def check(
     rank: Ranks = None,
     nproc: Nproc = None,
     time_format: TimeFormat = "auto",
-    strict: Annotated[bool, typer.Option("--strict", help="End with 1 for warnings, too.")] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 for warnings, too.")
+    ] = False,
     output: Form = Output.TEXT,
 ) -> None:
-    """Find log rules that cannot work, or do not what they seem to; with logs of a healthy job,
-    limits that are too tight for it.
+    """Check log rules for mistakes; with logs of a healthy job, also for too tight limits.
 
-    Ends with 0 if there is no error, 1 if there is one, 2 if that could not be said.
+    Exit status 0: no problem. 1: the rules have an error. 2: the check failed.
     """
 
     def act() -> bool:
@@ -153,7 +162,7 @@ def check(
 
 
 def read(path: str) -> list[RuleSet]:
-    """The rules in a file of YAML or JSON.  Raises SpecError."""
+    """Read the rules from a file of YAML or JSON.  Raises SpecError."""
     return rule_sets(read_documents(path))
 
 
@@ -168,7 +177,7 @@ def _ranks(given: list[str] | None) -> dict[str, int]:
 
 
 def _end(act: Callable[[], bool]) -> None:
-    """Exit with what `act` says; what is wrong is told and ends with 2."""
+    """Exit with 1 if `act` returns True, else 0; an error is printed and exits with 2."""
     try:
         is_found = act()
     except UnbrokenError as error:

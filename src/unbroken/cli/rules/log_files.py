@@ -1,4 +1,4 @@
-"""Recorded logs on disk: files, folders of them, gzip, standard input."""
+"""Reader of recorded logs: files, folders, gzip, standard input."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from unbroken.errors import SpecError
 CHUNK_BYTES = 256 * 1024
 STDIN = "-"
 NO_LOGS = (".json", ".yaml", ".yml", ".py", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".zst")
-"""In a folder these are passed over."""
+"""Endings of files in folders that are skipped."""
 
 
 class Readable(Protocol):
-    """Gives what it has: the whole start of a gzip that is cut off, a pipe's lines as they come."""
+    """A stream that returns available data at once, such as the intact start of a cut gzip."""
 
     def read1(self, size: int, /) -> bytes: ...
 
 
 def log_files(arguments: list[str]) -> list[str]:
-    """The files that are meant, folders walked.  Raises SpecError."""
+    """The files to read: arguments, and the files below folders.  Raises SpecError."""
     found = []
     for argument in arguments:
         path = Path(argument)
@@ -49,16 +49,16 @@ def log_files(arguments: list[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Progress:
-    """How much was read, for a terminal."""
+    """Progress of reading, shown on a terminal."""
 
     total_bytes: int = 0
-    """Of the files on disk."""
+    """Total size of the files."""
     read_bytes: int = 0
     shown: int = -1
     is_terminal: bool = False
 
     def add(self, count: int) -> None:
-        """So many bytes more; told when a percent is full."""
+        """Count bytes; print each new percentage."""
         self.read_bytes += count
         percent = min(99, self.read_bytes * 100 // self.total_bytes) if self.total_bytes else 0
         if self.is_terminal and self.total_bytes > 8 * CHUNK_BYTES and percent != self.shown:
@@ -66,20 +66,20 @@ class Progress:
             print(f"\rreading the logs: {percent} %", end="", file=raw(sys.stderr), flush=True)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line of the progress."""
         if self.shown >= 0:
             print("\r\x1b[K", end="", file=raw(sys.stderr), flush=True)
             self.shown = -1
 
 
 def progress_of(files: list[str]) -> Progress:
-    """For these files."""
+    """The progress of reading these files."""
     sizes = (os.stat(file).st_size for file in files if file != STDIN)
     return Progress(sum(sizes), is_terminal=sys.stderr.isatty())
 
 
 def chunks(file: str, progress: Progress) -> Iterator[bytes]:
-    """The bytes of a log.  A gzip that is cut off or damaged ends early, with a note."""
+    """Read a log.  A damaged gzip ends early, with a note."""
     if file == STDIN:
         yield from iter(lambda: sys.stdin.buffer.read(CHUNK_BYTES), b"")
         return
@@ -92,7 +92,7 @@ def chunks(file: str, progress: Progress) -> Iterator[bytes]:
                 yield from _read(unpacked, progress, raw)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         progress.clear()
-        note(f"{file}: the gzip is cut off or damaged; judged up to there ({error})")
+        note(f"{file}: the gzip is damaged; only the part before the damage is read ({error})")
     except OSError as error:
         raise SpecError(f"cannot read {file}: {error.strerror or error}") from error
 

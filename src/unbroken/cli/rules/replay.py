@@ -1,4 +1,4 @@
-"""What `unbroken rules test` and `check` read of logs: the replay, and what each pattern costs."""
+"""Replays logs for `unbroken rules test` and `check`, and measures the cost of patterns."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from unbroken.spec.problems import Report
 from .log_files import STDIN, chunks, log_files, progress_of
 
 SAMPLE_LINES, SAMPLE_BYTES = 5_000, 1 << 20
-"""Of the logs, to measure patterns on."""
+"""Size of the sample of lines on which patterns are measured."""
 MEASURE_SECONDS = 0.02
-"""Of CPU time at least, for each pattern."""
+"""CPU time to measure each pattern, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How the logs are to be read."""
+    """Options of reading the logs."""
 
     ranks: dict[str, int] = field(default_factory=dict)
-    """By file, where its name does not say it."""
+    """Ranks by file, for files whose names do not show it."""
     nproc: int | None = None
     time_format: str = "auto"
     seconds_per_line: float | None = None
@@ -42,7 +42,7 @@ class Options:
 
 @dataclass(slots=True)
 class Sample:
-    """Lines to measure patterns on: every n-th, n doubling as they come."""
+    """A sample of lines: every n-th; n doubles when the sample is full."""
 
     lines: list[bytes] = field(default_factory=list)
     _bytes: int = 0
@@ -62,7 +62,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt, replayed."""
+    """A replayed attempt."""
 
     number: int
     replay: Replay
@@ -74,11 +74,11 @@ class Attempt:
 def replay_logs(
     rules: Sequence[CompiledRule], rule_set: RuleSet, logs: list[str], options: Options
 ) -> tuple[list[Attempt], Sample]:
-    """The logs through the rules, each attempt by itself."""
+    """Replay logs through the rules, each attempt by itself."""
     files, sample = log_files(logs), Sample()
     unknown = set(options.ranks) - set(files)
     if unknown:
-        raise SpecError(f"--rank names {min(unknown)}, which is none of the logs")
+        raise SpecError(f"--rank {min(unknown)}: not one of the logs")
     progress = progress_of(files)
     nproc = options.nproc or rule_set.nproc
     by_attempt: dict[int, list[Recorded]] = {}
@@ -102,7 +102,7 @@ def replay_logs(
 
 
 def check_logs(rule_set: RuleSet, logs: list[str], options: Options) -> list[LintFinding]:
-    """What logs of a healthy job tell of its rules."""
+    """Problems of rules that logs of a healthy job show."""
     report = Report()
     rules = read_rules(rule_set.entries, report)
     names = [one.get("name") if isinstance(one, dict) else None for one in rule_set.entries]
@@ -142,14 +142,14 @@ def _attempt(
         replay.read(line)
         last = line.at
     for late in (one for one in files if not one.has_times):
-        note(f"{late.reading.name}: no times in it: its lines count as written at the end")
+        note(f"{late.reading.name}: has no times; its lines count as written at the end")
         for line in late:
             replay.read(replace(line, at=last))
     for one in files:
         if one.was_backward:
             note(f"{one.reading.name}: {one.was_backward} lines with an earlier time than before")
     if replay.strange:
-        note(f"left out, not of the job's ranks: lines of {sorted(replay.strange)}")
+        note(f"left out: lines of ranks {sorted(replay.strange)}, which the job does not have")
     replay.end(last + options.tail_seconds)
     return Attempt(0, replay, ranks, first, last)
 
@@ -159,7 +159,7 @@ def _at(line: Line) -> float:
 
 
 def _ranks(files: list[Recorded], rule_set: RuleSet, nproc: int | None) -> list[int]:
-    """Whose logs these are: the whole job's where lines carry ranks, else those of the files."""
+    """Ranks of the logs: the whole job's if lines have ranks, else those of the files."""
     ranks = {line.rank for one in files for line in one.head}
     ranks |= {one.reading.origin.rank for one in files if one.reading.origin.rank is not None}
     if any(one.has_prefixes for one in files):
@@ -168,7 +168,7 @@ def _ranks(files: list[Recorded], rule_set: RuleSet, nproc: int | None) -> list[
 
 
 def cost_ns(pattern: Pattern, lines: Sequence[bytes]) -> float:
-    """CPU nanoseconds a line that a pattern takes alone; the agent matches all in one pass."""
+    """CPU nanoseconds of a pattern for a line; the agent matches all patterns in one pass."""
     rounds, start = 0, time.process_time_ns()
     while not rounds or time.process_time_ns() - start < MEASURE_SECONDS * 1e9:
         for line in lines:

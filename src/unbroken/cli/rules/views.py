@@ -1,4 +1,4 @@
-"""How the rule workbench shows what it found."""
+"""Values and texts that `unbroken rules` shows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHOWN_CHARACTERS = 100
 
 
 def attempt_view(attempt: Attempt) -> Object:
-    """One attempt's findings and the states of its rules."""
+    """Findings and states of the rules of an attempt."""
     start, replay = attempt.start_at, attempt.replay
     rules = [_rule(heard, view, start) for heard, view in replay.views()]
     fired = [_fired(found, start) for found in replay.found]
@@ -87,7 +87,7 @@ def _place(place: LinePlace | None) -> str | None:
 
 
 def pattern_views(rules: Sequence[CompiledRule], sample: Sample) -> list[Object]:
-    """What each pattern costs on the sample."""
+    """The cost of each pattern on the sample."""
     views = []
     for rule in rules:
         for key, pattern in (("logPattern", rule.pattern), ("stopPattern", rule.stop)):
@@ -106,7 +106,7 @@ def pattern_views(rules: Sequence[CompiledRule], sample: Sample) -> list[Object]
 
 
 def finding_view(found: LintFinding) -> Object:
-    """A finding of `rules check`."""
+    """A finding of `rules check` as JSON."""
     return {
         "severity": found.severity.value,
         "rule": found.rule,
@@ -118,7 +118,7 @@ def finding_view(found: LintFinding) -> Object:
 
 
 def print_findings(findings: Sequence[LintFinding]) -> None:
-    """The answer of `rules check` for people."""
+    """Print the answer of `rules check` as text."""
     for one in findings:
         print(f"{one.severity.value}: rule {one.rule}: {one.what}")
         print(f"  {one.path}")
@@ -128,7 +128,7 @@ def print_findings(findings: Sequence[LintFinding]) -> None:
 
 
 def print_test(view: Object, *, is_paced: bool) -> None:
-    """The answer of `rules test` for people."""
+    """Print the answer of `rules test` as text."""
     for attempt in view["attempts"]:
         _print_attempt(attempt, is_paced)
     print()
@@ -183,7 +183,7 @@ def _time(at: float) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """`0-7, 9`."""
+    """The ranks as `0-7, 9`."""
     parts: list[list[int]] = []
     for rank in ranks:
         if parts and rank == parts[-1][-1] + 1:

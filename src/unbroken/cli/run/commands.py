@@ -22,10 +22,10 @@ USAGE = "{JOB.yaml [OPTIONS] | [OPTIONS] SCRIPT.py [ARGS...]}"
 
 
 class RunCommand(TyperCommand):
-    """Takes torchrun's options before the script, and ours anywhere around a manifest."""
+    """A command with torchrun's options before a script, and its own around a manifest."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse our options as ever; `ctx.obj` gets torchrun's and the agent's."""
+        """Parse the options of `unbroken run`; torchrun's and the agent's go to `ctx.obj`."""
         own = [option for option in self.get_params(ctx) if option.param_type_name == "option"]
         try:
             found = split(args, [(tuple(one.opts), getattr(one, "is_flag", False)) for one in own])
@@ -35,14 +35,14 @@ class RunCommand(TyperCommand):
         return super().parse_args(ctx, [*found.own, *found.rest])
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Show both forms of the command."""
+        """The usage line with both forms of the command."""
         return [USAGE]
 
 
 Program = Annotated[
     str,
     typer.Argument(
-        metavar="JOB.yaml | SCRIPT.py", help="A manifest or a script.", show_default=False
+        metavar="JOB.yaml | SCRIPT.py", help="Manifest or script to run.", show_default=False
     ),
 ]
 Arguments = Annotated[
@@ -105,8 +105,8 @@ def command(
     script are its arguments. It takes torchrun's options too (--log-dir, -m, --no-python, ...),
     abbreviated or as `PET_...` in the environment.
 
-    The command starts the embedded cluster if there is none, shows the output of rank 0, says
-    after each fault what broke and what it cost, and ends with the job's exit code. A script runs
+    The command starts the local cluster if it does not run, shows the output of rank 0 and a
+    line for each incident, and ends with the job's exit code. A script runs
     in this folder, with this shell's environment and Python. Press Ctrl-C once for a prompt,
     twice to stop the job.
     """
@@ -137,13 +137,13 @@ def _read(program: str, name: str | None, namespace: str) -> manifests.Manifest:
     for warning in found.parsed.warnings:
         note(f"warning: {warning}")
     if namespace and found.parsed.namespace not in ("", namespace):
-        raise SpecError(f"-n {namespace}: the manifest says {found.parsed.namespace}")
+        raise SpecError(f"-n {namespace}: the manifest has namespace {found.parsed.namespace}")
     return found if name is None else manifests.renamed(found, name)
 
 
 def _check_local(place: Place) -> None:
     if place.paths is None:
         raise SpecError(
-            "a script runs on this machine, and this cluster is elsewhere: write a manifest "
-            "with an image that holds the script, or leave --context and --kubeconfig out"
+            "a script runs on a local cluster only: for this cluster, write a manifest whose "
+            "image has the script; or leave out --context and --kubeconfig"
         )

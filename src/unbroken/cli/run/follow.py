@@ -1,4 +1,4 @@
-"""Follows a job to its end: shows what it writes, tells each incident, stops it when asked."""
+"""Follows a job to its end: prints its output and incidents, stops it on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from .screen import Screen
 ASK_SECONDS = 10.0
 """A second Ctrl-C within this time stops the job."""
 LAST_SECONDS = 3.0
-"""What the last incident of a job that has ended may take to be written."""
+"""Time to wait for the last incident of a job that has ended."""
 SLOW_SECONDS = 2.0
-"""A fault that lasts longer is told before it is mended."""
+"""A fault that lasts longer is reported before its recovery."""
 REFRESH_SECONDS = 1.0
 INTERRUPTED, TERMINATED = 130, 143
 DETECTED = frozenset(BY_DETECTOR.values())
@@ -50,7 +50,7 @@ DETECTED = frozenset(BY_DETECTOR.values())
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How following ended."""
+    """The result of following a job."""
 
     exit_code: int
     state: str
@@ -70,20 +70,20 @@ class Follower:
         self._told_state = ""
         self._faulted_at: float | None = None
         self._waiting: tuple[str, ...] = ()
-        """Why pods wait; told once it lasts."""
+        """The reasons why pods are pending; printed after SLOW_SECONDS."""
         self._waiting_at: float | None = None
-        """Since when, while that has not been told."""
+        """Time since when these reasons hold; None after they were printed."""
         self._told: set[int] = set()
         self._warned: set[tuple[str, str]] = set()
         self._agents: dict[str, AgentReport] = {}
         self._trouble = ""
-        """Why the agents' state is not fresh."""
+        """The reason why the agents' state is out of date."""
         self._asked_at: float | None = None
         self._stopped_by = 0
-        """Exit code for whoever wanted the job stopped; 0: nobody has."""
+        """Exit code after a request to stop the job; 0: no request."""
         self._tasks = asyncio.TaskGroup()
         self._logs = LogReaders(cluster, self._tasks, self._output, screen.note)
-        """Of each container that has had rank 0."""
+        """Logs of each container that has had rank 0."""
 
     async def run(self) -> Outcome:
         """Return when the job has ended, was stopped, or is gone."""
@@ -100,10 +100,10 @@ class Follower:
             self._tell()
             await self._logs.finish()
             if self._stopped_by and state(self._job) == "Suspended":
-                self._screen.note(f"it can go on with: unbroken resume {self._name}")
+                self._screen.note(f"to continue it: unbroken resume {self._name}")
         return self._outcome()
 
-    # --- what happens
+    # --- changes
 
     def _has_ended(self) -> bool:
         if not self._watched.has_job(self._job["metadata"]["uid"]):
@@ -126,7 +126,7 @@ class Follower:
         self._show()
 
     def _tell_warnings(self) -> None:
-        """What a detector has found that may only warn; once, however often it is said."""
+        """Print each warning of a detector once."""
         for event in self._watched.warnings():
             told = (str(event.get("reason")), first_line(str(event.get("message"))))
             if told[0] in DETECTED and told not in self._warned:
@@ -134,7 +134,7 @@ class Follower:
                 self._screen.note(f"warning: {told[0]}: {told[1]}")
 
     def _tell_state(self) -> None:
-        """A fault only once it lasts; else the incident's line says all."""
+        """Print a new state.  A short fault is left to the line of its incident."""
         now = state(self._job)
         if now == "Faulted":
             self._faulted_at = self._faulted_at or monotonic()
@@ -147,13 +147,13 @@ class Follower:
             text = first_line(split_wait(condition(self._job).get("message", ""))[0])
             told = [one for one in self._watched.incidents() if one.number in self._told]
             if now == "Failed" and told and told[-1].remedy is Remedy.FAIL:
-                text = ""  # the incident's line has said it
+                text = ""  # the line of the incident has the reason
             self._screen.note(f"{self._name}: {now}" + (f" ({text})" if text else ""))
             if now == "Failed" and told:
-                self._screen.note(f"for the whole story: unbroken explain {self._name}")
+                self._screen.note(f"for details: unbroken explain {self._name}")
 
     def _tell_waiting(self) -> None:
-        """Why pods do not come up, once it lasts."""
+        """Print the reasons why pods are pending, after SLOW_SECONDS."""
         waiting = tuple(wait_lines(self._job, map(pod_summary, self._watched.pods())))
         if waiting != self._waiting:
             self._waiting, self._waiting_at = waiting, monotonic() if waiting else None
@@ -166,7 +166,7 @@ class Follower:
             self._screen.note(advice)
 
     async def _change(self) -> None:
-        """Return when something has changed, or a fault has lasted."""
+        """Return when an object has changed, or when a fault or wait has lasted SLOW_SECONDS."""
         is_news = self._faulted_at is not None and self._told_state != "Faulted"
         is_news |= self._waiting_at is not None
         try:
@@ -186,7 +186,7 @@ class Follower:
             self._screen.output(text)
 
     async def _last_incidents(self) -> None:
-        """They are written after the status that ends the job."""
+        """Wait for incidents that are written after the job's last status."""
 
         def are_told() -> bool:
             found = self._watched.incidents()
@@ -198,7 +198,7 @@ class Follower:
             async with asyncio.timeout(LAST_SECONDS):
                 await self._watched.until(are_told)
         except TimeoutError:
-            return  # a job may fail without one, as at a deadline
+            return  # a job may fail without an incident, as at a deadline
 
     def _outcome(self) -> Outcome:
         incidents, now = self._watched.incidents(), state(self._job)
@@ -252,19 +252,17 @@ class Follower:
         if self._stopped_by:
             raise KeyboardInterrupt
         is_sure = self._asked_at is not None and now - self._asked_at < ASK_SECONDS
-        # Who is not at a terminal cannot be asked.
+        # Without a terminal there is no prompt.
         if is_sure or not self._screen.is_live:
             self._stop(INTERRUPTED)
             return
         self._asked_at = now
-        self._screen.note(
-            f"stop the job? A second Ctrl-C within {ASK_SECONDS:.0f} s stops it; else it goes on"
-        )
+        self._screen.note(f"stop the job? Press Ctrl-C again within {ASK_SECONDS:.0f} s to stop it")
 
     def _stop(self, code: int) -> None:
         if not self._stopped_by:
             self._stopped_by = code
-            self._screen.note(f"stopping {self._name}; Ctrl-C leaves at once")
+            self._screen.note(f"stopping {self._name}; Ctrl-C exits at once")
             self._tasks.create_task(self._suspend())
 
     async def _suspend(self) -> None:

@@ -1,4 +1,4 @@
-"""Starts what `unbroken run` was asked for: the cluster if need be, the job, and following it."""
+"""Starts the local cluster if necessary, creates the job of `unbroken run` and follows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Wish = Manifest | Script
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is wanted, and how."""
+    """A job to run, and the options for it."""
 
     wish: Wish
     name: str | None
@@ -34,21 +34,21 @@ class Order:
 
 
 def pods_of(wish: Wish) -> int:
-    """Pods that the job will have."""
+    """Number of pods of the job."""
     if isinstance(wish, Script):
         return wish.sizes.nnodes + wish.sizes.spares
     return sum(one.replicas + one.spares for one in wish.parsed.spec.replica_specs)
 
 
 def start_cluster(place: Place, pods: int) -> None:
-    """Start the embedded cluster that is meant, with a node for each pod, unless it runs."""
+    """Start the local cluster with a node for each pod, unless it runs."""
     if place.paths is None or state.running(place.paths) is not None:
         return
     saved = state.saved_options(place.paths)
     options = msgspec.structs.replace(saved, nodes=max(pods, saved.nodes))
     note(f"unbroken: starting a cluster of {options.nodes} node(s) in {place.paths.directory}")
     start_detached(place.paths, options)
-    note(f"unbroken: it is ready and stays when the job ends; stop it with: {_down(place)}")
+    note(f"unbroken: it is ready and keeps running after the job; stop it with: {_down(place)}")
 
 
 def _down(place: Place) -> str:
@@ -57,7 +57,7 @@ def _down(place: Place) -> str:
 
 
 def run_wish(place: Place, namespace: str, order: Order) -> int:
-    """Create the job, follow it unless detached; the exit code of the command."""
+    """Create the job, follow it unless detached, and return the exit code of the command."""
 
     async def act(cluster: Cluster) -> int:
         job = await _create(cluster, order)
@@ -89,13 +89,13 @@ async def _create(cluster: Cluster, order: Order) -> Object:
 def _require_free(name: str | None, taken: dict[str, Object]) -> None:
     if name in taken:
         raise SpecError(
-            f"there is a job {name} ({job_state(taken[name])}); "
-            f"delete it with `unbroken delete {name}`, or give this one another --name"
+            f"job {name} already exists ({job_state(taken[name])}); "
+            f"delete it with `unbroken delete {name}`, or give this job another --name"
         )
 
 
 async def _create_with_environment(cluster: Cluster, job: Object) -> Object:
-    """The environment first, so that no pod waits for it; then it is given to the job."""
+    """Create the Secret of the environment before the job, then make the job its owner."""
     name = job["metadata"]["name"]
     secret = manifests.environment_secret(name)
     await cluster.delete(SECRETS, secret["metadata"]["name"])  # of an earlier job

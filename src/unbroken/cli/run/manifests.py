@@ -1,4 +1,4 @@
-"""What `unbroken run` sends: a manifest read from a file, or one made for a script."""
+"""The manifest of `unbroken run`: read from a file, or made for a script."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from unbroken.spec.keys import OWN_GROUP
 Object = dict[str, Any]
 SUFFIXES = (".yaml", ".yml", ".json")
 STOP_SECONDS = 10
-"""A script's pods get this long to end after SIGTERM."""
+"""Grace period of a script's pods after SIGTERM."""
 NAME_LENGTH = 40
-"""Leaves room for the names of pods, which are host names of 63 characters at most."""
+"""Longest name of a script's job: the names of its pods have 63 characters at most."""
 
-# Variables of the shell's own, and what every worker is given anew.
+# Variables of the shell itself, and variables that every worker gets anew.
 _LEFT_OUT = re.compile(
     r"_|PWD|OLDPWD|SHLVL|KUBECONFIG|UNBROKEN_.*|NNODES|NPROC_PER_NODE|AGENT_(HOST|PORT)"
     r"|(LOCAL_|GROUP_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|PET_.*"
@@ -35,7 +35,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A job to be created, and the objects that it needs."""
+    """A job to create, and the objects that it needs."""
 
     job: Object
     parsed: Parsed
@@ -43,7 +43,7 @@ class Manifest:
 
 
 def read(path: str) -> Manifest:
-    """The one job in a file (`-`: standard input), and what else is in it; SpecError."""
+    """Read the only job of a file (`-`: standard input) and its other objects; SpecError."""
     found = read_documents(path)
     for one in found:
         if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
@@ -56,7 +56,7 @@ def read(path: str) -> Manifest:
 
 
 def renamed(manifest: Manifest, name: str) -> Manifest:
-    """The same under another name."""
+    """The manifest with another name of the job."""
     metadata = {**manifest.job["metadata"], "name": name}
     job = {**manifest.job, "metadata": metadata}
     return Manifest(job, load_job(job), manifest.others)
@@ -64,18 +64,18 @@ def renamed(manifest: Manifest, name: str) -> Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the job of a script is."""
+    """The size of the job of a script."""
 
     nnodes: int = 1
     nproc_per_node: str = "1"
     spares: int = 0
     retries_max: int | None = None
-    """None: no limit."""
+    """Restarts of the job; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script to be run as torchrun would run it."""
+    """A script to run as torchrun would run it."""
 
     arguments: Sequence[str]
     """torchrun's options, the script, and its arguments."""
@@ -86,7 +86,7 @@ class Script:
 
 
 def check_script(script: Script, name: str | None) -> tuple[str, ...]:
-    """Notes for the user about options without effect; SpecError if the script cannot run."""
+    """Check a script and return notes about options without effect; SpecError if it cannot run."""
     from unbroken.agent.options import parse
 
     notes = parse(script.arguments, {}).notes
@@ -102,12 +102,12 @@ def check_script(script: Script, name: str | None) -> tuple[str, ...]:
 
 
 def is_manifest(program: str) -> bool:
-    """True for `-` (standard input) and for files that are manifests by their names."""
+    """True for `-` (standard input) and for names of YAML and JSON files."""
     return program == "-" or program.endswith(SUFFIXES)
 
 
 def script_name(program: str, taken: Iterable[str]) -> str:
-    """A name for the job of a script that no other job has."""
+    """A free name for the job of a script."""
     stem = Path(program).stem if program.endswith(".py") else program.rpartition("/")[2]
     name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:NAME_LENGTH].strip("-")
     name = name if name[:1].isalpha() else f"job-{name}".strip("-")
@@ -117,14 +117,14 @@ def script_name(program: str, taken: Iterable[str]) -> str:
 
 
 def of_script(script: Script, name: str) -> Manifest:
-    """A job whose pods run the script here: in this folder, with this shell's environment."""
+    """A job whose pods run the script in this folder with this shell's environment."""
     sizes = script.sizes
     container = {
         "name": "pytorch",
         "image": f"{OWN_GROUP}/this-machine",
         "workingDir": os.getcwd(),
         "command": [sys.executable, "-P", "-m", "unbroken.agent"],
-        # Kubernetes replaces `$(NAME)`; a script means what it says.
+        # Kubernetes would replace `$(NAME)`.
         "args": [word.replace("$", "$$") for word in script.arguments],
         "envFrom": [{"secretRef": {"name": environment_name(name)}}],
     }
@@ -155,12 +155,12 @@ def of_script(script: Script, name: str) -> Manifest:
 
 
 def environment_name(job: str) -> str:
-    """Of the Secret that holds the environment of a script's job."""
+    """Name of the Secret with the environment of a script's job."""
     return f"{job}-environment"
 
 
 def environment_secret(job: str, environ: Mapping[str, str] = os.environ) -> Object:
-    """This shell's environment.  A Secret: it is full of them."""
+    """A Secret with this shell's environment, which may contain passwords and tokens."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -170,7 +170,7 @@ def environment_secret(job: str, environ: Mapping[str, str] = os.environ) -> Obj
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a script's pods get."""
+    """The environment variables of a script's pods."""
     found = {
         name: value
         for name, value in environ.items()
@@ -180,7 +180,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def python(environ: Mapping[str, str]) -> str:
-    """The interpreter that the user means: of the active environment, else the one of this."""
+    """The Python of the active virtual environment, else the one that runs this command."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         found = Path(environ.get(variable, "/nonexistent"), "bin", "python")
         if found.exists():

@@ -1,4 +1,4 @@
-"""What a person who runs a job sees: its output, notes and, on a terminal, its state below."""
+"""The screen of `unbroken run`: output of the job, notes and, on a terminal, the state below."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 
 
 class Screen(Protocol):
-    """Where a job is followed."""
+    """The display of a job that is followed."""
 
     is_live: bool
-    """It has a place for state."""
+    """True if the screen shows the state."""
 
     def output(self, line: str) -> None:
-        """A line that the job wrote."""
+        """Print a line of the job's output."""
 
     def note(self, text: str) -> None:
-        """Something that we say."""
+        """Print a note of the command."""
 
     def state(self, lines: Sequence[str]) -> None:
-        """How the job is now."""
+        """Show the state of the job."""
 
     def __enter__(self) -> Self:
-        """Take the screen."""
+        """Start to use the screen."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        """Give it back."""
+        """Release the screen."""
 
 
 class PlainScreen:
-    """Lines: the job's on one stream, ours on standard error."""
+    """Plain lines: the job's output on a stream, notes on standard error."""
 
     is_live = False
 
@@ -47,20 +47,20 @@ class PlainScreen:
         self._is_read = True
 
     def output(self, line: str) -> None:
-        """A line that the job wrote."""
+        """Print a line of the job's output."""
         if self._is_read:
             try:
                 print(worker_line(line, self._output), file=self._output, flush=True)
             except BrokenPipeError:
                 self._is_read = False
-                self.note("nobody reads the output any more; the job goes on")
+                self.note("the reader of the output is gone; the job continues")
 
     def note(self, text: str) -> None:
-        """Something that we say."""
+        """Print a note of the command."""
         print(f"unbroken: {text}", file=sys.stderr, flush=True)
 
     def state(self, lines: Sequence[str]) -> None:
-        """A log has no place for what changes."""
+        """Ignore the state: plain lines cannot be updated."""
 
     def __enter__(self) -> Self:
         return self
@@ -70,7 +70,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """A terminal: output scrolls above, the state stays below it."""
+    """A terminal: the output scrolls above the state."""
 
     is_live = True
 
@@ -81,18 +81,18 @@ class LiveScreen:
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def output(self, line: str) -> None:
-        """A line that the job wrote."""
+        """Print a line of the job's output."""
         from rich.text import Text
 
         self._console.print(Text.from_ansi(coloured(line)), soft_wrap=True, highlight=False)
 
     def note(self, text: str) -> None:
-        """Something that we say."""
+        """Print a note of the command."""
         shown = f"unbroken: {visible(text)}"
         self._console.print(shown, style="bold yellow", markup=False, soft_wrap=True)
 
     def state(self, lines: Sequence[str]) -> None:
-        """How the job is now: a first line that matters most, and details."""
+        """Show the state of the job: a summary and lines of details."""
         from rich.text import Text
 
         first, *rest = map(visible, lines)
@@ -110,7 +110,7 @@ class LiveScreen:
 
 
 def open_screen(*, is_json: bool) -> Screen:
-    """The screen that fits where output goes; JSON wants standard output for itself."""
+    """The screen for standard output; with `is_json`, lines go to standard error."""
     if is_json:
         return PlainScreen(sys.stderr)
     if sys.stdout.isatty():

@@ -1,7 +1,7 @@
-"""The words of `unbroken run`: its own options, torchrun's, and those of the script.
+"""Splits the arguments of `unbroken run` into its own, torchrun's and those of the script.
 
-The words are split by a parser of argparse that knows all options, as torchrun's own parser is one:
-abbreviations, joined short options and the end of the options mean here what they mean there.
+The parser is argparse with all options, as in torchrun: abbreviations, joined short options and the
+end of the options mean the same.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ FIELDS = {
     "--spares": "spec.replicaSpecs[].spares",
     "--max-restarts": "spec.runPolicy.jobMaxRetryCount",
 }
-"""Where a manifest says what an option says of a script."""
+"""Fields of a manifest that correspond to options for a script."""
 COMMAND = "spec.replicaSpecs[].template.spec.containers[].command"
 STANDALONE = "--standalone"
 
 Own = Sequence[tuple[tuple[str, ...], bool]]
-"""Options of the command: the spellings, and whether it is a flag."""
+"""Options of the command: their spellings, and True for a flag."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The words of a command line, sorted."""
+    """The arguments of a command line, sorted."""
 
     own: list[str]
-    """Options of `unbroken run`, and unknown ones before the script, which it refuses."""
+    """Options of `unbroken run`, and unknown options before the script, which it refuses."""
     passed: list[str]
-    """Options of torchrun and of the agent, by their full names."""
+    """Options of torchrun and the agent, with full names."""
     rest: list[str]
-    """The manifest or script, and what follows it."""
+    """The manifest or script, and its arguments."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Take(argparse.Action):
-    """Appends an option by its full name, and its value, to a list."""
+    """An action that appends an option with its full name and value to a list."""
 
     def __call__(
         self,
@@ -65,7 +65,7 @@ class _Take(argparse.Action):
 
 
 def split(arguments: Sequence[str], own: Own, environ: Mapping[str, str] = os.environ) -> Words:
-    """Sort the words of a command line; SpecError for an ambiguous or incomplete option."""
+    """Sort the arguments of a command line; SpecError for an ambiguous or incomplete option."""
     first = _parser(own)
     first.add_argument("program", nargs="?", default=None)
     first.add_argument("rest", nargs=argparse.REMAINDER, default=[])
@@ -101,14 +101,14 @@ def _parser(own: Own) -> _Parser:
 
 
 def _both(spelling: str) -> tuple[str, ...]:
-    """A spelling with dashes, and with underscores as torchrun takes them."""
+    """The spellings of an option with dashes and with underscores, which torchrun accepts."""
     if not spelling.startswith("--"):
         return (spelling,)
     return (spelling, f"--{spelling[2:].replace('-', '_')}")
 
 
 def _add_variables(found: argparse.Namespace, environ: Mapping[str, str]) -> None:
-    """Add the options that the environment gives and the command line does not."""
+    """Add options from the environment that the command line does not set."""
     given = {word.partition("=")[0] for word in (*found.own, *found.passed)}
     for option in OPTIONS:
         name, value = f"--{option.name}", environ.get(option.variable)
@@ -124,7 +124,7 @@ def _add_variables(found: argparse.Namespace, environ: Mapping[str, str]) -> Non
 def in_manifest(
     program: str, sizes: Sequence[str], passed: Sequence[str], arguments: Sequence[str]
 ) -> None:
-    """Refuse what only a script can be given; SpecError says where the manifest has it."""
+    """Raise SpecError for options and arguments that a manifest must contain itself."""
     told = [f"{name}: write it to {FIELDS[name]}" for name in sizes]
     names = [word.partition("=")[0] for word in passed]
     told += [f"{name}: write it to the launch line in {COMMAND}" for name in names]
@@ -135,6 +135,5 @@ def in_manifest(
         )
     if told:
         raise SpecError(
-            f"{program} is a manifest, and sizes and arguments are in the manifest: "
-            + "; ".join(told)
+            f"{program} is a manifest, which must contain sizes and arguments: " + "; ".join(told)
         )

@@ -93,7 +93,7 @@ def options_of(
     if recovery not in (one.value for one in Recovery):
         raise SpecError(f"--node-recovery {recovery}: write Automatic or None")
     if name is NodeProvider.COMMAND and not command:
-        raise SpecError("--node-provider command: say which with --node-command")
+        raise SpecError("--node-provider command needs --node-command COMMAND")
     settings = RepairSettings(recovery=Recovery(recovery), share=share, is_dry_run=is_dry_run)
     if name is NodeProvider.MACHINES:
         settings = replace(settings, ask_seconds=MACHINE_ASK_SECONDS)

@@ -1,4 +1,4 @@
-"""What the commands about checks show of a result.  Pure."""
+"""Rows and texts of the results of node tests.  Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ ORDER = {"fail": 0, "unknown": 1, "pass": 2}
 
 
 def amount_text(result: Mapping[str, Any]) -> str:
-    """What was measured, with its unit; empty: nothing was."""
+    """The measured value with its unit; empty if nothing was measured."""
     return _number(result.get("measured"), str(result.get("unit", "")))
 
 
 def expected_text(result: Mapping[str, Any]) -> str:
-    """The limit that it was held against; empty: none is known."""
+    """The limit for the measured value with its unit; empty if there is none."""
     return _number(result.get("expected"), str(result.get("unit", "")))
 
 
@@ -24,7 +24,7 @@ def _number(value: float | None, unit: str) -> str:
 
 
 def result_rows(results: Iterable[Mapping[str, Any]]) -> list[Sequence[str]]:
-    """A row for each result: nodes by name, of each its faults first."""
+    """A row for each result, sorted by node, faults first."""
     listed = sorted(results, key=lambda one: (one["node"], ORDER.get(one["outcome"], 3)))
     return [_row(one) for one in listed]
 
