@@ -11,6 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from unbroken.cli.app import App, expanded
+from unbroken.cli.local.up import ClusterFlags, words_of
+from unbroken.local.state import ClusterOptions
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,32 @@ def test_a_command_without_groups_is_as_it_was() -> None:
         return count + loud
 
     assert expanded(act)(count=2, loud=True) == 3
+
+
+def test_a_detached_cluster_gets_every_option(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    keys.chmod(0o600)
+    options = ClusterOptions(
+        *(3, "2", "4Gi", 8, "ml.p5.48xlarge", {"example.com/x": "1"}, {"a": "b=c"}, 6443),
+        *(False, False),
+        grace_seconds=7.0,
+        node_recovery="None",
+        node_provider="command",
+        node_command="reset {node}",
+        repair_share=0.5,
+        repair_dry_run=True,
+        lifecycle_sources={"s3://bucket/prefix": str(tmp_path)},
+        cluster_api_port=8443,
+        cluster_api_credentials=str(keys),
+        metrics_port=9090,
+    )
+    app, found = App(), []
+
+    @app.command()
+    def up(directory: Annotated[str, typer.Option("--dir")] = "", *, flags: ClusterFlags) -> None:
+        found.append(flags.over(ClusterOptions()))
+
+    done = CliRunner().invoke(app, list(words_of(options)))
+    assert done.exit_code == 0, done.output
+    assert found == [options]

@@ -6,7 +6,6 @@ an AWS account (connecting, capacity, consoles) are left out.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,13 +54,6 @@ def run() -> None:
     call(program)
 
 
-class Answer(StrEnum):
-    """`true` and `false`: the CLI has no flags for them."""
-
-    TRUE = "true"
-    FALSE = "false"
-
-
 JobOption = Annotated[str, typer.Option("--job-name", help="Name of the job.")]
 AsJson = Annotated[
     Output,
@@ -69,114 +61,24 @@ AsJson = Annotated[
 ]
 
 
-ConfigFile = Annotated[
-    Path | None, typer.Option(help="File that describes the job (config.yaml).", show_default=False)
-]
-Image = Annotated[str, typer.Option(help="Image of the job's containers.")]
-Script = Annotated[str, typer.Option(help="Training script.")]
-Arguments = Annotated[str, typer.Option(help="Arguments of the script.")]
-NodeCount = Annotated[int | None, typer.Option(min=1, help="Number of nodes.")]
-Tasks = Annotated[int | None, typer.Option(min=1, help="Number of processes on each node.")]
-InstanceType = Annotated[
-    str, typer.Option(help="Instance type of the nodes, such as ml.p5.48xlarge.")
-]
-Variables = Annotated[
-    str, typer.Option(metavar="KEY=VALUE,...", help="Environment variables, also as JSON.")
-]
-PullPolicy = Annotated[
-    str, typer.Option(help="Pull policy of the image: Always, IfNotPresent or Never.")
-]
-Restart = Annotated[
-    str, typer.Option(help="Restart policy of the pods: OnFailure, Always, Never or ExitCode.")
-]
-AutoResume = Annotated[
-    Answer | None,
-    typer.Option(
-        case_sensitive=False,
-        help="Restart the job when it loses a node.",
-        show_default=False,
-    ),
-]
-MaxRetry = Annotated[
-    int | None, typer.Option(min=0, help="Maximum number of these restarts.", show_default="1")
-]
-Labels = Annotated[str, typer.Option(help="Labels that the job's nodes must have, as JSON.")]
-Checked = Annotated[
-    Answer, typer.Option(case_sensitive=False, help="Use only nodes that passed their deep check.")
-]
-Queue = Annotated[str, typer.Option(help="Queue of Kueue.")]
-Priority = Annotated[str, typer.Option(help="Priority class; needs --queue-name.")]
-Account = Annotated[str, typer.Option(help="Service account of the pods.")]
-Claims = Annotated[
-    str, typer.Option(metavar="CLAIM:/PATH,...", help="Volume claims to mount, and where.")
-]
-Volumes = Annotated[
-    str,
-    typer.Option(metavar="NAME:/HOST:/PATH,...", help="Folders of the nodes to mount, and where."),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the PyTorchJob; do not create it.")]
-
-PLACES = {
-    "job_name": "training_cfg.run.name",
-    "node_count": "training_cfg.run.nodes",
-    "tasks_per_node": "training_cfg.run.ntasks_per_node",
-    "entry_script": "training_cfg.entry_script",
-    "script_args": "training_cfg.script_args",
-    "image": "container",
-    "instance_type": "cluster.instance_type",
-    "namespace": "cluster.cluster_config.namespace",
-    "pull_policy": "cluster.cluster_config.pullPolicy",
-    "restart_policy": "cluster.cluster_config.restartPolicy",
-    "priority": "cluster.cluster_config.priority_class_name",
-    "service_account_name": "cluster.cluster_config.service_account_name",
-}
-"""Keys of the file that options set, by parameter name."""
-
-
 @app.command("start-job")
 def start_job(
-    ctx: typer.Context,
-    config_file: ConfigFile = None,
-    job_name: Annotated[str, typer.Option(help="Name of the job.")] = "",
-    namespace: Namespace = "",
-    image: Image = "",
-    entry_script: Script = "",
-    script_args: Arguments = "",
-    node_count: NodeCount = None,
-    tasks_per_node: Tasks = None,
-    instance_type: InstanceType = "",
-    environment: Variables = "",
-    pull_policy: PullPolicy = "",
-    restart_policy: Restart = "",
-    auto_resume: AutoResume = None,
-    max_retry: MaxRetry = None,
-    label_selector: Labels = "",
-    deep_health_check_passed_nodes_only: Checked = Answer.FALSE,
-    queue_name: Queue = "",
-    priority: Priority = "",
-    service_account_name: Account = "",
-    persistent_volume_claims: Claims = "",
-    volumes: Volumes = "",
-    dry_run: DryRun = False,
-    output: Form = Output.TEXT,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(help="File that describes the job (config.yaml).", show_default=False),
+    ] = None,
     *,
+    options: Options,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the PyTorchJob; do not create it.")
+    ] = False,
+    output: Form = Output.TEXT,
     target: Target,
 ) -> None:
     """Start a PyTorchJob from a file, from options, or both; options override the file.
 
     `unbroken hyperpod start-job --config-file ./config.yaml --auto-resume true --max-retry 2`
     """
-    options = Options(
-        values={place: ctx.params[name] for name, place in PLACES.items()},
-        environment=environment,
-        label_selector=label_selector,
-        is_checked_only=deep_health_check_passed_nodes_only is Answer.TRUE,
-        queue_name=queue_name,
-        claims=persistent_volume_claims,
-        volumes=volumes,
-        auto_resume=None if auto_resume is None else auto_resume is Answer.TRUE,
-        max_retry=max_retry,
-    )
     job = manifest(config_file, options)
     if dry_run:
         print_json(job)

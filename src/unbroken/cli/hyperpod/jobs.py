@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from unbroken.cli.documents import read_documents
+from unbroken.cli.options import Namespace
 from unbroken.errors import SpecError
 from unbroken.spec.keys import AUTO_RESUME, MAX_RETRIES, QUEUE
 from unbroken.spec.kubeflow.hyperpod_config import (
@@ -32,22 +35,83 @@ OPTION_OF = {
 }
 """Options that set a required value, by its place in the file."""
 CONFIG = "cluster.cluster_config"
+PLACES = {
+    "job_name": "training_cfg.run.name",
+    "node_count": "training_cfg.run.nodes",
+    "tasks_per_node": "training_cfg.run.ntasks_per_node",
+    "entry_script": "training_cfg.entry_script",
+    "script_args": "training_cfg.script_args",
+    "image": "container",
+    "instance_type": "cluster.instance_type",
+    "namespace": f"{CONFIG}.namespace",
+    "pull_policy": f"{CONFIG}.pullPolicy",
+    "restart_policy": f"{CONFIG}.restartPolicy",
+    "priority": f"{CONFIG}.priority_class_name",
+    "service_account_name": f"{CONFIG}.service_account_name",
+}
+"""Places in the file that options set, by name of the option."""
+
+
+class Answer(StrEnum):
+    """`true` and `false`: the CLI has no flags for them."""
+
+    TRUE = "true"
+    FALSE = "false"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options as typed; empty if not given."""
+    """Options that describe the job; empty or None if not given."""
 
-    values: Mapping[str, str | int | None] = field(default_factory=dict)
-    """Values by their place in the file."""
-    environment: str = ""
-    label_selector: str = ""
-    is_checked_only: bool = False
-    queue_name: str = ""
-    claims: str = ""
-    volumes: str = ""
-    auto_resume: bool | None = None
-    max_retry: int | None = None
+    job_name: Annotated[str, typer.Option(help="Name of the job.")] = ""
+    namespace: Namespace = ""
+    image: Annotated[str, typer.Option(help="Image of the job's containers.")] = ""
+    entry_script: Annotated[str, typer.Option(help="Training script.")] = ""
+    script_args: Annotated[str, typer.Option(help="Arguments of the script.")] = ""
+    node_count: Annotated[int | None, typer.Option(min=1, help="Number of nodes.")] = None
+    tasks_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Number of processes on each node.")
+    ] = None
+    instance_type: Annotated[
+        str, typer.Option(help="Instance type of the nodes, such as ml.p5.48xlarge.")
+    ] = ""
+    environment: Annotated[
+        str, typer.Option(metavar="KEY=VALUE,...", help="Environment variables, also as JSON.")
+    ] = ""
+    pull_policy: Annotated[
+        str, typer.Option(help="Pull policy of the image: Always, IfNotPresent or Never.")
+    ] = ""
+    restart_policy: Annotated[
+        str, typer.Option(help="Restart policy of the pods: OnFailure, Always, Never or ExitCode.")
+    ] = ""
+    auto_resume: Annotated[
+        Answer | None,
+        typer.Option(
+            case_sensitive=False, help="Restart the job when it loses a node.", show_default=False
+        ),
+    ] = None
+    max_retry: Annotated[
+        int | None, typer.Option(min=0, help="Maximum number of these restarts.", show_default="1")
+    ] = None
+    label_selector: Annotated[
+        str, typer.Option(help="Labels that the job's nodes must have, as JSON.")
+    ] = ""
+    deep_health_check_passed_nodes_only: Annotated[
+        Answer,
+        typer.Option(case_sensitive=False, help="Use only nodes that passed their deep check."),
+    ] = Answer.FALSE
+    queue_name: Annotated[str, typer.Option(help="Queue of Kueue.")] = ""
+    priority: Annotated[str, typer.Option(help="Priority class; needs --queue-name.")] = ""
+    service_account_name: Annotated[str, typer.Option(help="Service account of the pods.")] = ""
+    persistent_volume_claims: Annotated[
+        str, typer.Option(metavar="CLAIM:/PATH,...", help="Volume claims to mount, and where.")
+    ] = ""
+    volumes: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME:/HOST:/PATH,...", help="Folders of the nodes to mount, and where."
+        ),
+    ] = ""
 
 
 def manifest(file: Path | None, options: Options) -> Object:
@@ -91,8 +155,8 @@ def _hinted(problem: Problem, file: Path | None) -> Problem:
 
 def _with_options(content: Object, options: Options) -> Object:
     content = copy.deepcopy(content)
-    for place, value in options.values.items():
-        if value not in ("", None):
+    for name, place in PLACES.items():
+        if (value := getattr(options, name)) not in ("", None):
             _set(content, place, value)
     if options.environment:
         _set(content, "env_vars", _variables(options.environment))
@@ -102,14 +166,13 @@ def _with_options(content: Object, options: Options) -> Object:
         # Labels alone are required ones.
         selector = labels if is_whole else {"required": labels}
         _set(content, f"{CONFIG}.label_selector", selector)
-    elif options.is_checked_only:
+    elif options.deep_health_check_passed_nodes_only is Answer.TRUE:
         _set(content, f"{CONFIG}.label_selector", copy.deepcopy(CHECKED_ONLY))
     if options.queue_name:
         _below(content, f"{CONFIG}.custom_labels")[QUEUE] = options.queue_name
-    if options.claims:
-        parts = ("claimName", "mountPath")
-        claims = _pieces("--persistent-volume-claims", options.claims, parts)
-        _set(content, f"{CONFIG}.persistent_volume_claims", claims)
+    if claims := options.persistent_volume_claims:
+        found = _pieces("--persistent-volume-claims", claims, ("claimName", "mountPath"))
+        _set(content, f"{CONFIG}.persistent_volume_claims", found)
     if options.volumes:
         keys = ("volumeName", "hostPath", "mountPath")
         _set(content, f"{CONFIG}.volumes", _pieces("--volumes", options.volumes, keys))
@@ -119,7 +182,7 @@ def _with_options(content: Object, options: Options) -> Object:
 
 def _resume(content: Object, options: Options) -> None:
     """Set auto-resume as the options say; without options, keep that of the file."""
-    if options.max_retry is not None and not options.auto_resume:
+    if options.max_retry is not None and options.auto_resume is not Answer.TRUE:
         raise SpecError("--max-retry needs --auto-resume true")
     if options.auto_resume is None:
         return
@@ -130,7 +193,7 @@ def _resume(content: Object, options: Options) -> None:
         for key, value in (given if isinstance(given, dict) else {}).items()
         if key not in (AUTO_RESUME, MAX_RETRIES)
     }
-    if options.auto_resume:
+    if options.auto_resume is Answer.TRUE:
         # The CLI's own default (job.py).
         kept |= resume_annotations(1 if options.max_retry is None else options.max_retry)
         if config.get("restartPolicy") is None:

@@ -7,7 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from unbroken.cli.app import App
 from unbroken.cli.nodes.options import RepairFlags
 from unbroken.cli.options import Directory
 from unbroken.cli.place import DEFAULT, resolve
@@ -309,24 +310,7 @@ def start_detached(paths: state.Paths, options: state.ClusterOptions) -> int:
     """Start `unbroken up` in a session of its own, wait until it is ready, and return its pid."""
     if notice := private(paths.directory):
         note(notice)
-    arguments = [
-        *("--dir", str(paths.directory), "--nodes", str(options.nodes)),
-        *("--cpu-per-node", options.cpu, "--memory-per-node", options.memory),
-        *("--instance-type", options.instance_type),
-        *("--gpu-per-node", str(options.gpus), "--port", str(options.port)),
-        "--operator" if options.operator else "--no-operator",
-        "--pytorchjobs" if options.pytorchjobs else "--no-pytorchjobs",
-        *("--node-grace", str(options.grace_seconds)),
-        *("--node-recovery", options.node_recovery, "--node-provider", options.node_provider),
-        *("--node-command", options.node_command, "--repair-share", str(options.repair_share)),
-        "--repair-dry-run" if options.repair_dry_run else "--no-repair-dry-run",
-        *(f"--resource={name}={amount}" for name, amount in options.resources.items()),
-        *(f"--label={key}={value}" for key, value in options.labels.items()),
-        *(f"--lifecycle-source={key}={d}" for key, d in options.lifecycle_sources.items()),
-        *("--cluster-api-port", str(options.cluster_api_port)),
-        *("--cluster-api-credentials", options.cluster_api_credentials),
-        *("--metrics-port", str(options.metrics_port)),
-    ]
+    arguments = ["--dir", str(paths.directory), *words_of(options)]
     receive, send = os.pipe()
     with paths.log.open("ab") as log:
         process = subprocess.Popen(
@@ -345,6 +329,20 @@ def start_detached(paths: state.Paths, options: state.ClusterOptions) -> int:
         process.wait()
         raise WorldError(f"the cluster did not start; {_last_line(paths.log)} (see {paths.log})")
     return process.pid
+
+
+def words_of(options: state.ClusterOptions) -> Iterator[str]:
+    """The options as arguments of `unbroken up`."""
+    app = App()
+    app.command()(command)
+    for one in typer.main.get_command(app).params:
+        value = getattr(options, str(one.name), None)
+        if isinstance(value, bool):
+            yield (one.opts if value else one.secondary_opts)[0]
+        elif isinstance(value, dict):
+            yield from (f"{one.opts[0]}={name}={given}" for name, given in value.items())
+        elif value is not None:
+            yield from (one.opts[0], str(value))
 
 
 def _last_line(path: Path) -> str:
