@@ -13,7 +13,7 @@ from unbroken.cli.job.explain import as_value
 from unbroken.cli.job.goodput import goodput_line, goodput_rows, goodput_value, largest, share_text
 from unbroken.cli.job.ranks import bound_lines, others_line, rank_rows, watch_value
 from unbroken.cli.job.story import common, cost_text, folded, story
-from unbroken.cli.job.views import incident_line, span, told_lines
+from unbroken.cli.job.views import incident_line, incident_lines, span
 from unbroken.cli.show import Paper
 from unbroken.core.job.record.timeline import TWICE, Goodput
 from unbroken.errors import SpecError
@@ -78,7 +78,7 @@ def test_the_line_of_a_hang_has_the_steps_and_why_it_was_that_rank() -> None:
     assert incident_line(HUNG).endswith(
         "restarted the processes; 13.000 s lost, 20 steps made again"
     )
-    assert told_lines(HUNG)[1:] == [f"  {HUNG.blame} (certain)"]
+    assert incident_lines(HUNG)[1:] == [f"  {HUNG.blame} (certain)"]
 
 
 def test_the_cost_says_what_is_known() -> None:
@@ -172,7 +172,7 @@ def test_nothing_is_said_twice() -> None:
     hung = replace(HUNG, blame=waits, culprit=replace(FROZEN, text=text))
     assert "\n  what       no rank got on for 20 s\n" in "\n".join(story(hung))
     assert incident_line(hung).startswith("incident 2: rank 3 (a-pods-1 on node-1): sleeps in f")
-    assert len(told_lines(hung)) == 1
+    assert len(incident_lines(hung)) == 1
     frozen = "\n".join(story(replace(HUNG, blame="rank 3 stopped")))
     assert "  because" not in frozen
 

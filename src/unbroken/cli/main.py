@@ -89,8 +89,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(is_wanted: bool) -> None:
+    if is_wanted:
         print(f"unbroken {__version__}")
         raise typer.Exit
 

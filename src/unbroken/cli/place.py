@@ -65,9 +65,9 @@ def find(
     use: Use = Use.READ,
 ) -> Place:
     """The cluster to use, with a note about a surprising choice on standard error; SpecError."""
-    place, said = choose(directory, context, kubeconfig, use)
-    if said:
-        note(f"unbroken: {said}")
+    place, message = choose(directory, context, kubeconfig, use)
+    if message:
+        note(f"unbroken: {message}")
     return place
 
 
@@ -102,8 +102,8 @@ def choose(
     if own is not None and given is None:
         return Place(None, None, own), ""
     if use is Use.RUN or state.running(paths) is not None:
-        said = f"uses the local cluster in {paths.directory} and not that of KUBECONFIG"
-        return local, "" if own else f"{said}; --context or --kubeconfig names another"
+        message = f"uses the local cluster in {paths.directory} and not that of KUBECONFIG"
+        return local, "" if own else f"{message}; --context or --kubeconfig names another"
     if use is Use.CHANGE:
         raise SpecError(
             f"no local cluster runs, and KUBECONFIG ({configured}) names another one: to change "

@@ -88,8 +88,8 @@ class ApiFlags:
 def create(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
     """Create a cluster. Exit status 1: it failed."""
     body = read_request(request)
-    found = _ordered(api, "CreateCluster", body, wait=wait)
-    _tell(found, api.output, wait, f"cluster {body.get('ClusterName')} is being created")
+    found = _operate(api, "CreateCluster", body, wait=wait)
+    _print_outcome(found, api.output, wait, f"cluster {body.get('ClusterName')} is being created")
 
 
 @app.command("list")
@@ -123,8 +123,8 @@ def describe(cluster: Name, api: ApiFlags) -> None:
 def update(request: Input, wait: Wait = False, *, api: ApiFlags) -> None:
     """Change a cluster: its groups, their counts, NodeRecovery. Exit status 1: it failed."""
     body = read_request(request)
-    found = _ordered(api, "UpdateCluster", body, wait=wait)
-    _tell(found, api.output, wait, f"cluster {body.get('ClusterName')} is being updated")
+    found = _operate(api, "UpdateCluster", body, wait=wait)
+    _print_outcome(found, api.output, wait, f"cluster {body.get('ClusterName')} is being updated")
 
 
 @app.command()
@@ -147,7 +147,7 @@ def delete(
 
     found = api.call(act)
     done = "is deleted" if wait else "is being deleted"
-    _tell(found, api.output, False, f"cluster {cluster} {done}")
+    _print_outcome(found, api.output, False, f"cluster {cluster} {done}")
 
 
 def read_request(name: str) -> Object:
@@ -165,7 +165,7 @@ def read_request(name: str) -> Object:
     return found
 
 
-def _ordered(api: ApiFlags, operation: str, body: Object, *, wait: bool) -> Object:
+def _operate(api: ApiFlags, operation: str, body: Object, *, wait: bool) -> Object:
     """The answer to the operation; with `wait`, the cluster when the operation is complete."""
 
     async def act(client: Client) -> Object:
@@ -179,14 +179,14 @@ async def _until_settled(client: Client, arn: str) -> Object:
     """The cluster when no operation is in progress; changes are printed to standard error."""
     from unbroken.kube.clock import pause
 
-    said: Mapping[str, str] = {}
+    shown: Mapping[str, str] = {}
     while True:
         found = await client.call("DescribeCluster", {"ClusterName": arn})
         now = progress(found)
         for key, line in now.items():
-            if said.get(key) != line:
+            if shown.get(key) != line:
                 note(line)
-        said = now
+        shown = now
         if _is_settled(found):
             return found
         await pause(LOOK_SECONDS)
@@ -213,7 +213,7 @@ async def _until_gone(client: Client, arn: str) -> None:
         await pause(LOOK_SECONDS)
 
 
-def _tell(found: Object, output: Form, has_waited: bool, text: str) -> None:
+def _print_outcome(found: Object, output: Form, has_waited: bool, text: str) -> None:
     if has_waited:
         _show(found, output)
         if found["ClusterStatus"] == "Failed":

@@ -82,9 +82,9 @@ async def _ask(cluster: Cluster, pods: Sequence[Object], question: Question[T]) 
     if cluster.place.paths is None:
         return {}
     key = await job_key(cluster, pods)
-    asked = [pod for pod in pods if (pod.get("status") or {}).get("podIP")]
-    answers = await asyncio.gather(*(question.ask(pod, key) for pod in asked))
-    names = [str(pod["metadata"]["name"]) for pod in asked]
+    reachable = [pod for pod in pods if (pod.get("status") or {}).get("podIP")]
+    answers = await asyncio.gather(*(question.ask(pod, key) for pod in reachable))
+    names = [str(pod["metadata"]["name"]) for pod in reachable]
     return {name: one for name, one in zip(names, answers, strict=True) if one is not None}
 
 

@@ -14,15 +14,15 @@ from unbroken.core.diagnosis.flight_analysis import WAITS_MAX, Analysis, Cause, 
 from unbroken.core.diagnosis.flight_waits import Wait
 from unbroken.core.diagnosis.job_logs import judge_logs
 from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, UNSURE, Blame, blame, name_ranks
-from unbroken.core.wording import counted, plural
+from unbroken.core.wording import counted
 from unbroken.errors import SpecError
 
 from .blame_files import Found, find, read
+from .story import COLOURS, group_lines
 
 SHOWN_WAITS = 8
 SHOWN_NOTES = 8
-COLOURS = {CERTAIN: "red", LIKELY: "red", UNSURE: "yellow"}
-Told = tuple[str, Cause]
+SourcedCause = tuple[str, Cause]
 """The kind of files that show a cause, and the cause."""
 
 
@@ -73,11 +73,11 @@ def _nothing(found: Found) -> str:
     return f"nothing can be read: {path}: {why}" + (f", and {more} more" if more else "")
 
 
-def _causes(found: Found, analysis: Analysis, stacks: Blame | None) -> list[Told]:
+def _causes(found: Found, analysis: Analysis, stacks: Blame | None) -> list[SourcedCause]:
     """All causes, the surest first; a failed rank comes before the ranks that waited for it."""
-    told = [("log", one) for one in judge_logs(found.logs)]
-    errors = [one for one in told if one[1].kind == "error"]
-    others = [one for one in told if one[1].kind != "error"]
+    from_logs = [("log", one) for one in judge_logs(found.logs)]
+    errors = [one for one in from_logs if one[1].kind == "error"]
+    others = [one for one in from_logs if one[1].kind != "error"]
     others[:0] = [("flight recorder", one) for one in analysis.causes]
     if stacks is not None and stacks.confidence:
         others.append(("stacks", Cause("stacks", stacks.ranks, stacks.confidence, stacks.why)))
@@ -85,7 +85,7 @@ def _causes(found: Found, analysis: Analysis, stacks: Blame | None) -> list[Told
     return sorted(errors + others, key=lambda one: order.index(one[1].confidence))
 
 
-def _culprits(causes: list[Told]) -> tuple[int, ...]:
+def _culprits(causes: list[SourcedCause]) -> tuple[int, ...]:
     """Ranks of the surest cause and of equally sure causes from the same kind of files."""
     if not causes:
         return ()
@@ -100,7 +100,7 @@ def _culprits(causes: list[Told]) -> tuple[int, ...]:
 
 
 def _lines(
-    found: Found, analysis: Analysis, stacks: Blame | None, causes: list[Told], page: Paper
+    found: Found, analysis: Analysis, stacks: Blame | None, causes: list[SourcedCause], page: Paper
 ) -> Iterator[str]:
     yield _read_line(found, analysis)
     if not causes:
@@ -111,19 +111,16 @@ def _lines(
     elif causes:
         yield page.paint("nobody can be named", "yellow")
     for source, one in causes:
-        said = f"{one.confidence}, by the {source}: {one.why}"
-        yield from page.wrap(said, 4, COLOURS[one.confidence], first="  ")
+        text = f"{one.confidence}, by the {source}: {one.why}"
+        yield from page.wrap(text, 4, COLOURS[one.confidence], first="  ")
     if analysis.waits:
         yield "\nwho waits for whom"
         for wait in analysis.waits[:SHOWN_WAITS]:
             yield from page.wrap(_wait_line(wait), 4, first="  ")
         if len(analysis.waits) > SHOWN_WAITS:
             yield f"  and {len(analysis.waits) - SHOWN_WAITS} more; -o json has them"
-    for group in stacks.groups if stacks is not None else ():
-        name = f"{'rank' if group.count == 1 else 'ranks'} {group.ranks}"
-        does = group.doing if group.count == 1 else plural(group.doing)
-        yield f"\n{page.paint(f'{name}: {does}', 'red' if group.is_outlier else 'green')}"
-        yield from (f"    {frame}" for frame in group.stack)
+    if stacks is not None:
+        yield from group_lines(stacks.groups, page)
 
 
 def _read_line(found: Found, analysis: Analysis) -> str:
@@ -168,7 +165,7 @@ def _wait_line(wait: Wait) -> str:
 
 
 def _value(
-    found: Found, analysis: Analysis, stacks: Blame | None, causes: list[Told]
+    found: Found, analysis: Analysis, stacks: Blame | None, causes: list[SourcedCause]
 ) -> dict[str, Any]:
     """The whole answer as JSON."""
     return {

@@ -55,7 +55,7 @@ def _change(
             await _until_suspended(cluster, name)
 
     options.run(act, Use.CHANGE)
-    _tell(name, done, options)
+    _print_done(name, done, options)
 
 
 async def _until_suspended(cluster: Cluster, name: str) -> None:
@@ -71,7 +71,7 @@ async def _until_suspended(cluster: Cluster, name: str) -> None:
         await watched.until(is_suspended)
 
 
-def _tell(name: str, done: str, options: CommonOptions) -> None:
+def _print_done(name: str, done: str, options: CommonOptions) -> None:
     if options.is_json:
         print_json({"job": name, "done": done})
     else:
@@ -85,7 +85,7 @@ def delete(job: JobName, wait: Wait = True, *, options: CommonOptions) -> None:
         await delete_job(cluster, job, wait=wait)
 
     options.run(act, Use.CHANGE)
-    _tell(job, "deleted", options)
+    _print_done(job, "deleted", options)
 
 
 async def delete_job(cluster: Cluster, name: str, *, wait: bool) -> None:

@@ -70,8 +70,8 @@ def command(
     async def act(cluster: Cluster) -> dict[str, Any]:
         found = await cluster.job(job)
         if not changes:
-            told = await reports(cluster, await cluster.pods(job))
-            ranks.extend(watch_value(one) for each in told.values() for one in each.watch)
+            answers = await reports(cluster, await cluster.pods(job))
+            ranks.extend(watch_value(one) for each in answers.values() for one in each.watch)
             ranks.sort(key=lambda one: int(one["rank"]))
             return found
         if state(found) in ENDED:

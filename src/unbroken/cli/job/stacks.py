@@ -131,7 +131,9 @@ def _camel(name: str) -> str:
 
 
 def _show(job: str, found: Found) -> None:
-    from unbroken.core.wording import counted, plural
+    from unbroken.core.wording import counted
+
+    from .story import group_lines  # slow to load
 
     blame, page = judged(found), paper()
     attempt = max(one.attempt for one in found.answers.values())
@@ -140,19 +142,15 @@ def _show(job: str, found: Found) -> None:
     if blame.ranks and not blame.is_working:
         for line in page.wrap(f"{blame.confidence}: {blame.why}", 2, "red"):
             print(line)
-    for group in blame.groups:
-        name = f"{'rank' if group.count == 1 else 'ranks'} {group.ranks}"
-        does = group.doing if group.count == 1 else plural(group.doing)
-        print(f"\n{page.paint(f'{name}: {does}', 'red' if group.is_outlier else 'green')}")
-        for frame in group.stack:
-            print(f"    {frame}")
+    for line in group_lines(blame.groups, page):
+        print(line)
     for one in ranks:
         if one.note:
             note(f"rank {one.rank}: {one.note}")
-    _tell_silent(found)
+    _note_silent(found)
 
 
-def _tell_silent(found: Found) -> None:
+def _note_silent(found: Found) -> None:
     for name in found.silent:
         note(f"{name}: its agent did not answer")
 
@@ -160,7 +158,7 @@ def _tell_silent(found: Found) -> None:
 def _show_rank(found: Found, rank: int, *, is_json: bool) -> None:
     one = next((each for each in found.ranks() if each.rank == rank), None)
     if one is None:
-        _tell_silent(found)
+        _note_silent(found)
         raise SpecError(f"rank {rank} is not running")
     if is_json:
         print_json(_named(asdict(one)))

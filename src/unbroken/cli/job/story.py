@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 from unbroken.cli.show import FIELD, Paper
 from unbroken.core.diagnosis.doings import is_library
+from unbroken.core.diagnosis.stacks import CERTAIN, LIKELY, UNSURE
 from unbroken.core.job.record.timeline import lost_steps, redo_seconds
 from unbroken.core.job.recovery.signals import LAST_OUTPUT
 from unbroken.core.wording import counted, plural
@@ -24,7 +25,8 @@ ALSO_SHOWN = 6
 PATTERN_LEAST = 3
 """Incidents at least for `common` to look for a pattern."""
 PLAIN = Paper()
-COLOURS = {"certain": "red", "likely": "red", "unsure": "yellow"}
+COLOURS = {CERTAIN: "red", LIKELY: "red", UNSURE: "yellow"}
+"""Colours of culprits by confidence."""
 
 
 def story(
@@ -67,11 +69,11 @@ def said_once(text: str, blame: str) -> str:
 
 def _unseen(incident: Incident, *, is_full: bool) -> Sequence[str]:
     """The evidence, without a stack that is shown with its group."""
-    told = incident.culprit.evidence
+    evidence = incident.culprit.evidence
     stacks = [one.stack for one in incident.groups if one.stack]
-    if is_full or not any(told[: len(one)] == one for one in stacks):
-        return told
-    return [line for line in told if line.startswith(LAST_OUTPUT)]
+    if is_full or not any(evidence[: len(one)] == one for one in stacks):
+        return evidence
+    return [line for line in evidence if line.startswith(LAST_OUTPUT)]
 
 
 def cost_text(incident: Incident, now: float | None = None) -> str:
@@ -98,7 +100,7 @@ def common(incidents: Sequence[Incident]) -> str:
     if len(incidents) < PATTERN_LEAST:
         return ""
     culprits = [one.culprit for one in incidents]
-    told = []
+    shares = []
     for name, values in (
         ("on {}", [one.node for one in culprits]),
         ("by rank {}", ["" if one.rank is None else str(one.rank) for one in culprits]),
@@ -106,8 +108,8 @@ def common(incidents: Sequence[Incident]) -> str:
     ):
         value, count = Counter(values).most_common(1)[0]
         if value and count * 2 > len(incidents):
-            told.append(f"{count} {name.format(value)}")
-    return f"of {len(incidents)} incidents: {', '.join(told)}" if told else ""
+            shares.append(f"{count} {name.format(value)}")
+    return f"of {len(incidents)} incidents: {', '.join(shares)}" if shares else ""
 
 
 def folded(stack: Sequence[str], most: int) -> list[str]:
@@ -131,18 +133,31 @@ def folded(stack: Sequence[str], most: int) -> list[str]:
     return lines
 
 
+def group_lines(groups: Iterable[StackGroup], paper: Paper) -> Iterator[str]:
+    """Lines of all groups of ranks, with whole stacks."""
+    for group in groups:
+        yield f"\n{paper.paint(_group_text(group), 'red' if group.is_outlier else 'green')}"
+        yield from (f"    {frame}" for frame in group.stack)
+
+
+def _group_text(group: StackGroup, size: str = "") -> str:
+    does = group.doing if group.count == 1 else plural(group.doing)
+    return f"{_ranks_text(group.ranks, group.count)}{size}: {does}"
+
+
+def _ranks_text(ranks: str, count: int) -> str:
+    return f"{'rank' if count == 1 else 'ranks'} {ranks}"
+
+
 def _groups(groups: Sequence[StackGroup], paper: Paper, *, is_full: bool) -> Iterator[str]:
     has_outliers = any(one.is_outlier for one in groups)
     shown = groups if is_full else groups[:GROUPS_SHOWN]
     previous = ""
     for group in shown:
         name = ("differs" if group.is_outlier else "others") if has_outliers else "ranks"
-        ranks = f"rank {group.ranks}" if group.count == 1 else f"ranks {group.ranks}"
         size = f" ({group.count})" if group.count > 2 else ""
         colour = "red" if group.is_outlier else ""
-        does = group.doing if group.count == 1 else plural(group.doing)
-        text = f"{ranks}{size}: {does}"
-        yield from paper.field("" if name == previous else name, text, colour)
+        yield from paper.field("" if name == previous else name, _group_text(group, size), colour)
         most = OUTLIER_FRAMES_SHOWN if group.is_outlier else FRAMES_SHOWN
         for frame in group.stack if is_full else folded(group.stack, most):
             yield from paper.wrap(f"| {frame}", FIELD + 4, "dim")
@@ -173,13 +188,13 @@ def _restored(incident: Incident, paper: Paper, *, is_full: bool) -> Iterator[st
             yield from paper.field("data", incident.resumed)
         return
     agree = incident.replicas_agree
-    said = f"{incident.resumed}; the replicas agree" if agree else incident.resumed
-    yield from paper.field("state", said, "red" if agree is False else "")
+    text = f"{incident.resumed}; the replicas agree" if agree else incident.resumed
+    yield from paper.field("state", text, "red" if agree is False else "")
     last = max(found, key=lambda one: one.seconds)
     slowest = f"; rank {last.slowest} took longest" if sum(one.count for one in found) > 1 else ""
     yield from paper.field("", f"restored in {last.seconds:.3f} s{slowest}")
     for one in found if is_full else ():
-        ranks = f"{'rank' if one.count == 1 else 'ranks'} {one.ranks}"
+        ranks = _ranks_text(one.ranks, one.count)
         name = f"{one.name} " if one.name else ""
         checksum = f", checksum {one.checksum}" if one.checksum else ""
         text = f"| {ranks}: {name}after step {one.step} from {one.source}"

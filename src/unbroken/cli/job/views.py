@@ -61,13 +61,13 @@ def replicas(job: Object, field: str = "replicas") -> int:
     return sum(int(one.get(field) or 0) for one in job["spec"].get("replicaSpecs") or ())
 
 
-def world_size(job: Object, told: Iterable[int | None]) -> int | None:
-    """World size of the job, from worker counts of its agents (`told`), else from its spec.
+def world_size(job: Object, counts: Iterable[int | None]) -> int | None:
+    """World size of the job, from worker `counts` of its agents, else from its spec.
 
     None if it is not known.
     """
     given = str(job["spec"].get("nprocPerNode", ""))
-    count = max((one for one in told if one), default=int(given) if given.isdecimal() else 0)
+    count = max((one for one in counts if one), default=int(given) if given.isdecimal() else 0)
     return replicas(job) * count or None
 
 
@@ -161,10 +161,10 @@ def wait_lines(job: Object, pods: Iterable[Mapping[str, Any]] = ()) -> list[str]
 
     `pods`: of `pod_summary`.  A reason that the operator has named is not repeated.
     """
-    told = split_wait(str(condition(job).get("message", "")))[1]
-    reasons = {line.split(": ")[1] for line in told if line.startswith("pod ") and ": " in line}
+    named = split_wait(str(condition(job).get("message", "")))[1]
+    reasons = {line.split(": ")[1] for line in named if line.startswith("pod ") and ": " in line}
     others = (line for line in waits(pods) if line.split(": ")[1] not in reasons)
-    return [*(line[:WAIT_LENGTH] for line in told), *others]
+    return [*(line[:WAIT_LENGTH] for line in named), *others]
 
 
 def advised(waiting: Iterable[str]) -> str:
@@ -216,7 +216,7 @@ def remedy_words(incident: Incident) -> tuple[str, str]:
     return rung.plan_kept, f"{rung.done}, {others}"
 
 
-def told_lines(incident: Incident) -> list[str]:
+def incident_lines(incident: Incident) -> list[str]:
     """An incident for a user who follows the job and sees the output of rank 0.
 
     A line, the reason if ranks had to be compared, and the last output of a worker that failed the

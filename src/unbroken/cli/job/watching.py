@@ -43,7 +43,7 @@ class Watched:
                 namespace=namespace,
                 labels=labels,
                 fields=fields,
-                on_change=self._tell,
+                on_change=self._changed,
                 tells=False,
             )
 
@@ -65,7 +65,7 @@ class Watched:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def _tell(self, old: Any, new: Any) -> None:
+    def _changed(self, old: Any, new: Any) -> None:
         self._event.set()
 
     def wake(self) -> None:

@@ -347,4 +347,4 @@ def words_of(options: state.ClusterOptions) -> Iterator[str]:
 
 def _last_line(path: Path) -> str:
     lines = path.read_text(errors="replace").strip().splitlines()
-    return lines[-1][:500] if lines else "it said nothing"
+    return lines[-1][:500] if lines else "its log is empty"

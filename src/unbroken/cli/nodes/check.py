@@ -121,19 +121,19 @@ async def _follow(cluster: Cluster, name: str, output: Output) -> Object:
     """The check when it has ended; its progress is printed to standard error."""
     from unbroken.kube.clock import monotonic, pause
 
-    told, began = "", monotonic()
+    shown, began = "", monotonic()
     while True:
         check = await cluster.get(CHECKS, name)
         status = check.get("status") or {}
         if status.get("phase") in ENDED:
             return check
         text = f"{status.get('done', 0)}/{status.get('total', '?')}  {status.get('message', '')}"
-        if status and text != told and output is Output.TEXT:
+        if status and text != shown and output is Output.TEXT:
             note(text.rstrip())
-            told = text
-        elif not status and not told and monotonic() - began > PATIENCE_SECONDS:
+            shown = text
+        elif not status and not shown and monotonic() - began > PATIENCE_SECONDS:
             note("the check has not started: is an operator running? (`unbroken operator`)")
-            told = "waiting"
+            shown = "waiting"
         await pause(LOOK_SECONDS)
 
 

@@ -59,12 +59,12 @@ def command(
     for result in _results(arguments):
         results.append(result)
         if output is Output.TEXT:
-            _tell(result, on)
+            _print_result(result, on)
     faults = [one for one in results if one["outcome"] == Outcome.FAIL.value]
     if output is Output.JSON:
         print_json({"isWell": not faults, "results": results})
     else:
-        _sum_up(results, faults)
+        _print_summary(results, faults)
     if faults:
         raise typer.Exit(1)
 
@@ -92,14 +92,14 @@ def _results(arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
         process.stdout.close()
 
 
-def _tell(result: dict[str, Any], on: Paper) -> None:
+def _print_result(result: dict[str, Any], on: Paper) -> None:
     outcome = result["outcome"]
     word = on.paint(f"{WORDS[outcome]:<8}", STYLES[outcome])
     line = f"{word} {result['test']:<18} {amount_text(result):<22} {result.get('message', '')}"
     print(line.rstrip(), flush=True)
 
 
-def _sum_up(results: Sequence[dict[str, Any]], faults: Sequence[dict[str, Any]]) -> None:
+def _print_summary(results: Sequence[dict[str, Any]], faults: Sequence[dict[str, Any]]) -> None:
     open_ = sum(one["outcome"] == Outcome.UNKNOWN.value for one in results)
     text = f"{len(results) - open_ - len(faults)} tests passed, {open_} could not run"
     if not faults:

@@ -37,7 +37,7 @@ async def follow(
 
     fields = f"metadata.name={name}"
     informer = Informer(cluster.client, RECORD, fields=fields, on_change=on_change, tells=False)
-    said = ""
+    shown = ""
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(informer.run())
         try:
@@ -46,12 +46,12 @@ async def follow(
                 found = holds(record) if record is not None else None
                 if found is not None:
                     line = progress_line(name, found)
-                    if line != said:
+                    if line != shown:
                         note(line)
-                    said = line
+                    shown = line
                     if found.ended_at is not None:
                         return found
-                await _wait(changed, None if said else QUIET_SECONDS, name)
+                await _wait(changed, None if shown else QUIET_SECONDS, name)
         finally:
             watching.cancel()
 

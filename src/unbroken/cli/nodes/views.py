@@ -175,10 +175,10 @@ def repair_line(repair: RepairRecord, now: float) -> str:
     action = "burn-in" if repair.action.value == "none" else repair.action.value
     end = repair.ended_at
     took = span(max(0.0, (now if end is None else end) - repair.began_at))
-    said = f": {repair.message}" if repair.message else ""
+    message = f": {repair.message}" if repair.message else ""
     place = f" -> {repair.replacement}" if repair.replacement else ""
     when = f"{_at(repair.began_at)} {action}{place} {repair.state.value}"
-    return f"{when} after {took} ({repair.asked_by}: {repair.reason}){said}"
+    return f"{when} after {took} ({repair.asked_by}: {repair.reason}){message}"
 
 
 def blame_rows(held: NodeRecordSpec, now: float) -> list[list[object]]:

@@ -15,7 +15,7 @@ from unbroken.cli.show import note
 from unbroken.errors import SpecError
 
 from . import manifests
-from .launch import Order, Wish, pods_of, run_wish, start_cluster
+from .launch import JobSource, RunRequest, pods_of, run_job, start_cluster
 from .words import FIELDS, in_manifest, split
 
 USAGE = "{JOB.yaml [OPTIONS] | [OPTIONS] SCRIPT.py [ARGS...]}"
@@ -116,20 +116,20 @@ def command(
         sizes = (nnodes, nproc, spares, max_restarts)
         names = [name for name, value in zip(FIELDS, sizes, strict=True) if value is not None]
         in_manifest(program, names, ctx.obj, given)
-        wish: Wish = _read(program, name, options.namespace)
+        source: JobSource = _read(program, name, options.namespace)
     else:
         script = [*ctx.obj, program, *given]
         is_module = "--module" in ctx.obj
         nodes = node_count(nnodes or "1")
         sizes_of = manifests.Sizes(nodes, nproc or "1", spares or 0, max_restarts)
-        wish = manifests.Script(script, program, is_module, sizes_of)
+        source = manifests.Script(script, program, is_module, sizes_of)
         _check_local(place)
-        for text in manifests.check_script(wish, name):
+        for text in manifests.check_script(source, name):
             note(f"warning: {text}")
-    start_cluster(place, pods_of(wish))
-    own = wish.parsed.namespace if isinstance(wish, manifests.Manifest) else ""
-    order = Order(wish, name, detach, options.is_json)
-    raise typer.Exit(run_wish(place, options.namespace or own, order))
+    start_cluster(place, pods_of(source))
+    own = source.parsed.namespace if isinstance(source, manifests.Manifest) else ""
+    request = RunRequest(source, name, detach, options.is_json)
+    raise typer.Exit(run_job(place, options.namespace or own, request))
 
 
 def _read(program: str, name: str | None, namespace: str) -> manifests.Manifest:

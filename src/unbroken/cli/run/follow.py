@@ -18,10 +18,10 @@ from unbroken.cli.job.views import (
     condition,
     exit_code,
     first_line,
+    incident_lines,
     pod_summary,
     restarts_text,
     state,
-    told_lines,
     wait_lines,
 )
 from unbroken.cli.job.watching import Watched
@@ -67,18 +67,18 @@ class Follower:
         self._name: str = job["metadata"]["name"]
         self._watched = watched
         self._screen = screen
-        self._told_state = ""
+        self._shown_state = ""
         self._faulted_at: float | None = None
         self._waiting: tuple[str, ...] = ()
         """The reasons why pods are pending; printed after SLOW_SECONDS."""
         self._waiting_at: float | None = None
         """Time since when these reasons hold; None after they were printed."""
-        self._told: set[int] = set()
+        self._shown: set[int] = set()
         self._warned: set[tuple[str, str]] = set()
         self._agents: dict[str, AgentReport] = {}
         self._trouble = ""
         """The reason why the agents' state is out of date."""
-        self._asked_at: float | None = None
+        self._prompted_at: float | None = None
         self._stopped_by = 0
         """Exit code after a request to stop the job; 0: no request."""
         self._tasks = asyncio.TaskGroup()
@@ -94,10 +94,10 @@ class Follower:
                 refreshing = self._tasks.create_task(self._refresh())
                 stack.callback(refreshing.cancel)
             while not self._has_ended():
-                self._tell()
+                self._report()
                 await self._change()
             await self._last_incidents()
-            self._tell()
+            self._report()
             await self._logs.finish()
             if self._stopped_by and state(self._job) == "Suspended":
                 self._screen.note(f"to continue it: unbroken resume {self._name}")
@@ -113,27 +113,27 @@ class Follower:
         is_stopped = now == "Suspended" and not self._watched.pods()
         return now in ENDED or (bool(self._stopped_by) and is_stopped)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for incident in self._watched.incidents():
-            if incident.number not in self._told and seconds_lost(incident) is not None:
-                self._told.add(incident.number)
-                for line in told_lines(incident):
+            if incident.number not in self._shown and seconds_lost(incident) is not None:
+                self._shown.add(incident.number)
+                for line in incident_lines(incident):
                     self._screen.note(line)
-        self._tell_warnings()
-        self._tell_state()
-        self._tell_waiting()
+        self._report_warnings()
+        self._report_state()
+        self._report_waiting()
         self._read_rank_zero()
         self._show()
 
-    def _tell_warnings(self) -> None:
+    def _report_warnings(self) -> None:
         """Print each warning of a detector once."""
         for event in self._watched.warnings():
-            told = (str(event.get("reason")), first_line(str(event.get("message"))))
-            if told[0] in DETECTED and told not in self._warned:
-                self._warned.add(told)
-                self._screen.note(f"warning: {told[0]}: {told[1]}")
+            shown = (str(event.get("reason")), first_line(str(event.get("message"))))
+            if shown[0] in DETECTED and shown not in self._warned:
+                self._warned.add(shown)
+                self._screen.note(f"warning: {shown[0]}: {shown[1]}")
 
-    def _tell_state(self) -> None:
+    def _report_state(self) -> None:
         """Print a new state.  A short fault is left to the line of its incident."""
         now = state(self._job)
         if now == "Faulted":
@@ -141,18 +141,18 @@ class Follower:
             if monotonic() - self._faulted_at < SLOW_SECONDS:
                 return
         elif now == "Running" and self._faulted_at is not None:
-            self._told_state, self._faulted_at = now, None
-        if now not in (self._told_state, "Pending"):
-            self._told_state = now
+            self._shown_state, self._faulted_at = now, None
+        if now not in (self._shown_state, "Pending"):
+            self._shown_state = now
             text = first_line(split_wait(condition(self._job).get("message", ""))[0])
-            told = [one for one in self._watched.incidents() if one.number in self._told]
-            if now == "Failed" and told and told[-1].remedy is Remedy.FAIL:
+            shown = [one for one in self._watched.incidents() if one.number in self._shown]
+            if now == "Failed" and shown and shown[-1].remedy is Remedy.FAIL:
                 text = ""  # the line of the incident has the reason
             self._screen.note(f"{self._name}: {now}" + (f" ({text})" if text else ""))
-            if now == "Failed" and told:
+            if now == "Failed" and shown:
                 self._screen.note(f"for details: unbroken explain {self._name}")
 
-    def _tell_waiting(self) -> None:
+    def _report_waiting(self) -> None:
         """Print the reasons why pods are pending, after SLOW_SECONDS."""
         waiting = tuple(wait_lines(self._job, map(pod_summary, self._watched.pods())))
         if waiting != self._waiting:
@@ -167,7 +167,7 @@ class Follower:
 
     async def _change(self) -> None:
         """Return when an object has changed, or when a fault or wait has lasted SLOW_SECONDS."""
-        is_news = self._faulted_at is not None and self._told_state != "Faulted"
+        is_news = self._faulted_at is not None and self._shown_state != "Faulted"
         is_news |= self._waiting_at is not None
         try:
             async with asyncio.timeout(SLOW_SECONDS if is_news else None):
@@ -188,7 +188,7 @@ class Follower:
     async def _last_incidents(self) -> None:
         """Wait for incidents that are written after the job's last status."""
 
-        def are_told() -> bool:
+        def are_written() -> bool:
             found = self._watched.incidents()
             has_failed = state(self._job) == "Failed"
             is_there = not has_failed or any(one.remedy is Remedy.FAIL for one in found)
@@ -196,7 +196,7 @@ class Follower:
 
         try:
             async with asyncio.timeout(LAST_SECONDS):
-                await self._watched.until(are_told)
+                await self._watched.until(are_written)
         except TimeoutError:
             return  # a job may fail without an incident, as at a deadline
 
@@ -251,12 +251,12 @@ class Follower:
         now = monotonic()
         if self._stopped_by:
             raise KeyboardInterrupt
-        is_sure = self._asked_at is not None and now - self._asked_at < ASK_SECONDS
+        is_sure = self._prompted_at is not None and now - self._prompted_at < ASK_SECONDS
         # Without a terminal there is no prompt.
         if is_sure or not self._screen.is_live:
             self._stop(INTERRUPTED)
             return
-        self._asked_at = now
+        self._prompted_at = now
         self._screen.note(f"stop the job? Press Ctrl-C again within {ASK_SECONDS:.0f} s to stop it")
 
     def _stop(self, code: int) -> None:

@@ -20,24 +20,24 @@ from unbroken.local import state
 from . import manifests
 from .manifests import Manifest, Script
 
-Wish = Manifest | Script
+JobSource = Manifest | Script
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class RunRequest:
     """A job to run, and the options for it."""
 
-    wish: Wish
+    source: JobSource
     name: str | None
     is_detached: bool
     is_json: bool
 
 
-def pods_of(wish: Wish) -> int:
+def pods_of(source: JobSource) -> int:
     """Number of pods of the job."""
-    if isinstance(wish, Script):
-        return wish.sizes.nnodes + wish.sizes.spares
-    return sum(one.replicas + one.spares for one in wish.parsed.spec.replica_specs)
+    if isinstance(source, Script):
+        return source.sizes.nnodes + source.sizes.spares
+    return sum(one.replicas + one.spares for one in source.parsed.spec.replica_specs)
 
 
 def start_cluster(place: Place, pods: int) -> None:
@@ -56,32 +56,32 @@ def _down(place: Place) -> str:
     return f"unbroken down --dir {place.paths.directory}"
 
 
-def run_wish(place: Place, namespace: str, order: Order) -> int:
+def run_job(place: Place, namespace: str, request: RunRequest) -> int:
     """Create the job, follow it unless detached, and return the exit code of the command."""
 
     async def act(cluster: Cluster) -> int:
-        job = await _create(cluster, order)
-        if order.is_detached:
-            _tell_created(job, is_json=order.is_json)
+        job = await _create(cluster, request)
+        if request.is_detached:
+            _print_created(job, is_json=request.is_json)
             return 0
-        return await _follow(cluster, job, is_json=order.is_json)
+        return await _follow(cluster, job, is_json=request.is_json)
 
     return on_cluster(place, namespace, act)
 
 
-async def _create(cluster: Cluster, order: Order) -> Object:
+async def _create(cluster: Cluster, request: RunRequest) -> Object:
     jobs = await cluster.select(JOBS)
     taken = {job["metadata"]["name"]: job for job in jobs}
-    wish = order.wish
-    if isinstance(wish, Script):
-        name = order.name or manifests.script_name(wish.program, taken)
-        manifest = manifests.of_script(wish, name)
+    source = request.source
+    if isinstance(source, Script):
+        name = request.name or manifests.script_name(source.program, taken)
+        manifest = manifests.of_script(source, name)
     else:
-        manifest = wish
+        manifest = source
     _require_free(manifest.job["metadata"].get("name"), taken)
     for one in manifest.others:
         await _apply(cluster, one)
-    if not isinstance(wish, Script):
+    if not isinstance(source, Script):
         return await cluster.create(JOBS, manifest.job)
     return await _create_with_environment(cluster, manifest.job)
 
@@ -134,7 +134,7 @@ async def _apply(cluster: Cluster, value: Object) -> None:
         await cluster.client.apply(typed)
 
 
-def _tell_created(job: Object, *, is_json: bool) -> None:
+def _print_created(job: Object, *, is_json: bool) -> None:
     if is_json:
         print_json(job_summary(job))
         return

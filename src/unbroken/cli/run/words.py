@@ -125,15 +125,16 @@ def in_manifest(
     program: str, sizes: Sequence[str], passed: Sequence[str], arguments: Sequence[str]
 ) -> None:
     """Raise SpecError for options and arguments that a manifest must contain itself."""
-    told = [f"{name}: write it to {FIELDS[name]}" for name in sizes]
+    problems = [f"{name}: write it to {FIELDS[name]}" for name in sizes]
     names = [word.partition("=")[0] for word in passed]
-    told += [f"{name}: write it to the launch line in {COMMAND}" for name in names]
+    problems += [f"{name}: write it to the launch line in {COMMAND}" for name in names]
     if arguments:
         words = " ".join(arguments)
-        told.append(
+        problems.append(
             f"{words}: not an option of `unbroken run`; write arguments of the script to {COMMAND}"
         )
-    if told:
+    if problems:
         raise SpecError(
-            f"{program} is a manifest, which must contain sizes and arguments: " + "; ".join(told)
+            f"{program} is a manifest, which must contain sizes and arguments: "
+            + "; ".join(problems)
         )
