@@ -195,7 +195,7 @@ def test_mistakes_are_told_in_words(cli: Cli) -> None:
     for arguments, text in (
         (["node-7"], 'no node "node-7"; nodes: node-0, node-1'),
         (["--kind", "Deep"], "--kind Deep: must be one of Basic, InstanceStress"),
-        (["--deep", "--kind", "Basic"], "leave it out to name them with --kind"),
+        (["--deep", "--kind", "Basic"], "give either --deep or --kind"),
     ):
         assert text in cli.call("check", *arguments, code=1).stderr
 

@@ -160,7 +160,7 @@ def test_a_frozen_worker_stands_still_until_it_is_thawed(
     os.kill(done["pid"], signal.SIGCONT)
     refused = cli.call("chaos", "freeze-worker", name, "--rank", "9", code=1)
     assert "rank 9 of job" in refused.stderr
-    assert "(ranks that do: 0, 1, 2, 3)" in refused.stderr
+    assert "(running: 0, 1, 2, 3)" in refused.stderr
 
 
 def test_suspend_gives_the_pods_up_and_resume_goes_on(cli: Cli, counting: tuple[str, Any]) -> None:
