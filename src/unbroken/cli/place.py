@@ -34,7 +34,7 @@ class Place:
     """A cluster as the options name it; no request was sent yet."""
 
     kubeconfig: str | None = None
-    """None: the Kubernetes client looks for a kubeconfig."""
+    """Path of the kubeconfig; None if the Kubernetes client looks for one."""
     context: str | None = None
     paths: state.Paths | None = None
     """Files of a local cluster; None for any other cluster."""

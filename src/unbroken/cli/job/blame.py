@@ -109,7 +109,7 @@ def _lines(
     if culprits:
         yield page.paint(f"{causes[0][1].confidence}: {name_ranks(culprits)}", "red")
     elif causes:
-        yield page.paint("nobody can be named", "yellow")
+        yield page.paint("no culprit found", "yellow")
     for source, one in causes:
         text = f"{one.confidence}, by the {source}: {one.why}"
         yield from page.wrap(text, 4, COLOURS[one.confidence], first="  ")
@@ -142,7 +142,7 @@ def _healthy(found: Found) -> str:
     if found.dumps:
         return (
             "no hang in the dumps: every operation that was called has completed, and all ranks "
-            "have called as many. A rank that stands still does so outside of any collective: look "
+            "have called as many. A hung rank hangs outside of any collective: look "
             "at stacks (py-spy dump) and at logs"
         )
     return "no error and no timeout of a collective in the logs"

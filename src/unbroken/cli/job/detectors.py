@@ -27,11 +27,11 @@ PROVEN = 3
 NEXT = {Mode.SHADOW: Mode.WARN, Mode.WARN: Mode.ACT}
 MEANINGS = {
     Detector.STOPPED: "a process is stopped by a signal",
-    Detector.SILENT: "the whole job is silent for longer than it has ever been",
-    Detector.SPINNING: "the same, while a rank computes in one place",
+    Detector.SILENT: "the whole job is silent for longer than ever before",
+    Detector.SPINNING: "the whole job is silent, and a rank computes in one place",
     Detector.STUCK: "a process hangs in the kernel",
-    Detector.SLOW: "steps take markedly longer than they did",
-    Detector.NAN: "a metric is no finite number",
+    Detector.SLOW: "steps take much longer than before",
+    Detector.NAN: "a metric is not a finite number",
     Detector.SPIKE: "the loss has left its range",
     Detector.CHECKPOINT: "no checkpoint for several times the usual interval",
 }

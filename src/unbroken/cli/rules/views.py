@@ -148,7 +148,7 @@ def _print_attempt(attempt: Object, is_paced: bool) -> None:
     if not attempt["fired"]:
         print("  nothing fired")
     for one in attempt["ifSilentFromHere"]:
-        print(f"  would follow if nobody logs again: {one['reason']} {_when(one, is_paced)}")
+        print(f"  would fire if no rank logs again: {one['reason']} {_when(one, is_paced)}")
     print()
     rows = [_row(one) for one in attempt["rules"]]
     titles = ("RULE", "RANKS", "STATE", "MATCHES", "LAST VALUE", "UNREADABLE", "LONGEST GAP")
