@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from unbroken.core.agent import members
+from unbroken.core.agent.lease import Lease
 from unbroken.core.agent.machine import PortFound, Spawn, Workers
 from unbroken.core.diagnosis import stacks
 from unbroken.core.job import adoption, gang, life, pods, ranks
 from unbroken.core.job.events import DeletePod, FenceNode, JobEffect, PodUid, WriteIncident
+from unbroken.core.job.leases import Leases
 from unbroken.core.job.machine import Job
 from unbroken.core.job.record import receipts, samples
 from unbroken.core.job.recovery import budgets, incidents, ladder, recovery
@@ -23,6 +25,8 @@ from unbroken.core.job.roster import Member, Roster
 from unbroken.core.job.state import JobState
 from unbroken.core.job.watch import examination, questions, stalls
 from unbroken.core.snapshots import buddies
+from unbroken.sim.actors import agents
+from unbroken.sim.scenario import LEASE_SEEDS
 from unbroken.sim.world import run
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
 
@@ -499,6 +503,29 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(receipts, "account", account)
 
 
+@planted("a lease is taken for over although its peers may renew it", LEASE_SEEDS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Leases._of_rank
+
+    def of_rank(self: Leases, member: Member) -> tuple[float, float] | None:
+        gang, uid = self._state.gang, PodUid("nobody")
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(gang, "witnesses", {uid: 0.0})
+            return real(self, member)
+
+    patch.setattr(Leases, "_of_rank", of_rank)
+
+
+@planted("the keeper leaves the workers of a frozen agent alone", LEASE_SEEDS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(agents.Agent, "_keeper", lambda self: None)
+
+
+@planted("an agent follows a start without a lease", LEASE_SEEDS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lease, "may_start", lambda self, seconds, now: True)
+
+
 def first_breach(seeds: Iterable[int]) -> int | None:
     """The first world in which a rule is broken; None: there is none."""
     for seed in seeds:
@@ -514,6 +541,7 @@ def test_a_planted_bug_is_found_and_nothing_else(name: str) -> None:
     plant, known = PLANTS[name]
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        seed = first_breach((known, *range(SEEDS)))
+        first = LEASE_SEEDS if known >= LEASE_SEEDS else 0
+        seed = first_breach((known, *range(first, first + SEEDS)))
     assert seed is not None, "no world shows it"
     run(seed)

@@ -30,6 +30,7 @@ from unbroken.core.agent.machine import (
     AgentEvent,
     Commanded,
     Exit,
+    HoldLease,
     KillAll,
     OfferPort,
     PortFound,
@@ -38,11 +39,13 @@ from unbroken.core.agent.machine import (
     Publish,
     Recall,
     ReleaseWorkers,
+    Renewed,
     Settings,
     SignalWorkers,
     Spawn,
     Terminated,
     Tick,
+    Vouched,
     Workers,
 )
 from unbroken.errors import WorldError
@@ -60,10 +63,13 @@ from unbroken.wire.agent import (
 )
 from unbroken.wire.agent_bodies import Status
 from unbroken.wire.ipc import VARIABLE as SOCKET_VARIABLE
+from unbroken.wire.lease import PeerAnswer, PeerQuestion
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .options import Options
+from .peers import PeerQuestions
 from .workers import facts
+from .workers.keeper import boot_seconds, tell_lease
 
 if TYPE_CHECKING:
     from unbroken.agent.evidence.examine import Examination
@@ -74,6 +80,8 @@ logger = logging.getLogger(__name__)
 PORTS_REMEMBERED = 1000
 PORT_RETRY_SECONDS = 1.0
 """From a search that found no free port to the next one."""
+HOLD_SECONDS = 2.0
+"""For an operator to answer whether a start still counts."""
 UID_VARIABLE = "UNBROKEN_POD_UID"
 """The uid of the agent's own pod, which it proves to who talks with it."""
 ARRIVE_SECONDS = 5.0
@@ -159,10 +167,22 @@ class Driver:
         """Examinations, and answers that are waited for."""
         self._loop = asyncio.get_running_loop()
         self._end: asyncio.Future[int] = self._loop.create_future()
-        self._began_at, self._began = time.time(), time.monotonic()
+        self._booted_at = time.time() - boot_seconds()
+        self._lease_pipe: int | None = None
+        self._held_start: tuple[StartCommand, float] | None = None
+        """A start that waits for a lease, and until when; it is sent again after that."""
+        self._peers = PeerQuestions(
+            self._machine.settings.agent_id,
+            key,
+            self._machine.vouches,
+            self._now,
+            lambda attempt, at: self.feed(Vouched(attempt, at)),
+            self._keep,
+        )
 
-    async def run(self, keeper: int | None) -> int:
+    async def run(self, keeper: int | None, lease_pipe: int | None = None) -> int:
         """Listen and work until told to end; returns the exit code.  WorldError."""
+        self._lease_pipe = lease_pipe
         self._table.load()
         self._processes.start(self._restate)
         for number in self._options.signals:
@@ -177,6 +197,7 @@ class Driver:
         self._announce(port)
         code = await self._end
         self._stop_examining()
+        self._peers.close()
         await self._server.close()
         self._conversation.close()
         self._processes.close()
@@ -189,10 +210,33 @@ class Driver:
     def command(self, command: Command) -> None:
         """Follow a command."""
         is_ready = self._machine.state is AgentState.READY
+        self._held_start = None
+        lease, now = self._machine.lease, self._now()
+        if isinstance(command, StartCommand) and not lease.may_start(command, now):
+            self._held_start = (command, now + HOLD_SECONDS)
+            self._server.beat()
+            return
         if isinstance(command, StartCommand) and is_ready and not self.refusal(command):
             self._take(command)
             self._conversation.begin(command)
+            self._peers.begin(command)
         self.feed(Commanded(command))
+
+    def renew(self, at: float) -> None:
+        """Take the operator's answer to a Beat."""
+        self._peers.renewed(self._now())
+        self.feed(Renewed(at))
+        held, self._held_start = self._held_start, None
+        if held is not None and self._now() < held[1]:
+            self.command(held[0])
+
+    def now(self) -> float:
+        """The time of Beats."""
+        return self._now()
+
+    def vouch(self, question: PeerQuestion) -> PeerAnswer | None:
+        """Answer another agent of the attempt; None: it is of another one."""
+        return self._peers.hear(question)
 
     def update(self, command: StartCommand) -> None:
         """Take over the addresses of the ranks and whether this is a spare."""
@@ -353,6 +397,8 @@ class Driver:
                 self._publish(report)
             case Exit(code):
                 self._end.set_result(code)
+            case HoldLease(until):
+                self._tell_keeper(until)
 
     def _publish(self, report: AgentReport) -> None:
         logger.debug("state=%s attempt=%s", report.state.value, report.attempt)
@@ -371,6 +417,15 @@ class Driver:
         self._offered.append(port)
         self.feed(PortFound(port))
 
+    def _tell_keeper(self, until: float | None) -> None:
+        """Tell the keeper when the lease ends, on the clock that both share."""
+        if self._lease_pipe is None:
+            return
+        try:
+            tell_lease(self._lease_pipe, None if until is None else until - self._booted_at)
+        except OSError as error:
+            logger.warning("keeper=%d lease not told reason=%r", os.getppid(), str(error))
+
     def _keeper_ended(self, keeper: int) -> None:
         """Nobody would end what this left behind, so it is ended now."""
         self._loop.remove_reader(keeper)
@@ -378,8 +433,8 @@ class Driver:
         self.feed(Terminated(signal.SIGKILL))
 
     def _now(self) -> float:
-        """Seconds since the epoch that never go back."""
-        return self._began_at + time.monotonic() - self._began
+        """Seconds since the epoch that never go back, and go on while the machine is suspended."""
+        return self._booted_at + boot_seconds()
 
     def _announce(self, port: int) -> None:
         options = self._options
@@ -420,6 +475,7 @@ def run(
     keeper: int | None,
     make: MakeOwner = Processes,
     has_link: bool = True,
+    lease_pipe: int | None = None,
 ) -> int:
     """The agent, from here to its end."""
 
@@ -428,6 +484,6 @@ def run(
     )
 
     async def main() -> int:
-        return await Driver(options, key, make, has_link).run(keeper)
+        return await Driver(options, key, make, has_link).run(keeper, lease_pipe)
 
     return asyncio.run(main())

@@ -43,10 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return USAGE_ERROR
     for text in options.notes:
         print(f"unbrokenrun: {text}", file=sys.stderr)  # noqa: T201
-    return keep(lambda keeper: run_agent(options, key, keeper, has_link), options.signals)
+    return keep(lambda *keeper: run_agent(options, key, keeper, has_link), options.signals)
 
 
-def run_agent(options: Options, key: bytes | None, keeper: int, has_link: bool) -> int:
+def run_agent(
+    options: Options, key: bytes | None, keeper: tuple[int, int], has_link: bool
+) -> int:
     """The agent's own process."""
     # It speaks plain HTTP only.  With ssl at hand aiohttp reads all of the system's certificates
     # when it is imported, which is a quarter of the time until the agent listens.
@@ -58,7 +60,8 @@ def run_agent(options: Options, key: bytes | None, keeper: int, has_link: bool) 
     gc.freeze()
     gc.enable()
     try:
-        return driver.run(options, key, keeper, has_link=has_link)
+        ends, lease_pipe = keeper
+        return driver.run(options, key, ends, has_link=has_link, lease_pipe=lease_pipe)
     except UnbrokenError as error:
         print(f"unbrokenrun: {error}", file=sys.stderr)  # noqa: T201
         return 1

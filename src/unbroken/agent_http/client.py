@@ -27,14 +27,15 @@ from aiohttp.http import WSMessageNoDecodeText
 from yarl import URL
 
 from unbroken.errors import PeerError
-from unbroken.spec.keys import AGENT_AUTH
 from unbroken.wire.agent import (
     HEARTBEAT_KEY,
     HEARTBEAT_SECONDS,
     HEARTBEAT_SECONDS_MAX,
     LINK_PATH,
     AgentReport,
+    Beat,
     Command,
+    Renewal,
     Request,
     ShutdownCommand,
     StartCommand,
@@ -67,6 +68,7 @@ from unbroken.wire.proof import (
 from .patience import Patience, patience_of
 from .permit import Always, Permit
 from .rates import HEAVY_BYTES, Rate
+from .reasons import NO_LINK, refusal_text, text_of
 from .reports import read_answer
 from .sessions import agent_session
 from .turns import Turns
@@ -95,9 +97,6 @@ PLAIN = {"Accept-Encoding": "identity"}
 BREACH_LIMIT_SECONDS = 30.0
 """Longest pause before an agent that breaks the protocol is connected to; it begins at 1 s and is
 doubled each time."""
-NO_LINK = (403, 404)
-"""Answers to who asks for a link where there is none: a stock agent says 404, and 403 where its
-server (uvicorn) finds a library for WebSockets."""
 UNPROVEN = (401, *NO_LINK)
 """Of who is asked for a proof, and is no agent of the job."""
 RETRY_FACTOR = 1.25
@@ -182,6 +181,9 @@ class AgentLink:
         self._has_command = asyncio.Event()
         self._is_linked = self._is_up = False
         self._requests: deque[Request] = deque(maxlen=REQUESTS_MAX)
+        self._renewal: Renewal | None = None
+        self._heard_at = 0.0
+        """When the agent said anything last, by the loop's clock."""
         self._heard_hash = 0
         """Of the last frame of this connection that had a report."""
         self._report: AgentReport | None = None
@@ -202,6 +204,10 @@ class AgentLink:
             self._questions = min(self._questions + 1, QUESTIONS_MAX)
         if self._pending is not None or self._requests:
             self._has_command.set()
+
+    def silent_seconds(self) -> float:
+        """Since the agent was last heard."""
+        return _now() - self._heard_at
 
     def forget(self) -> None:
         """Keep nothing of the newest report: a heartbeat that repeats it is read anew."""
@@ -256,7 +262,7 @@ class AgentLink:
         if isinstance(error, PeerError | aiohttp.ClientResponseError) and not is_refusal:
             self._breaches += 1
             self._failures += 1  # No second look is needed.
-        return Broken(self._told(_text(error, seconds)))
+        return Broken(self._told(text_of(error, seconds)))
 
     def _told(self, what: str) -> str:
         return f"the agent at {self._base.authority} {what}"
@@ -298,7 +304,7 @@ class AgentLink:
             has_key = self._identity is not None
             # Without a proof nothing is asked, or told, by the stock agent's protocol either.
             is_stock = error.status in NO_LINK and not has_key
-            why = self._told(_refusal_text(error.status, has_key=has_key))
+            why = self._told(refusal_text(error.status, has_key=has_key))
             return Broken(why, is_stock, is_stranger=has_key and error.status in UNPROVEN)
         except Stranger as error:
             return Broken(self._told(str(error)), is_stranger=True)
@@ -310,7 +316,7 @@ class AgentLink:
             try:
                 return await self._receive_all(socket)
             finally:
-                self._is_linked = False
+                self._is_linked, self._renewal = False, None
                 self._requests.clear()
                 sending.cancel()
 
@@ -385,7 +391,7 @@ class AgentLink:
     def _take_frame(self, frame: bytes) -> float:
         """Take a frame; the seconds of the processor that it took, 0 for a heartbeat."""
         # A heartbeat repeats the report.  Only its hash is kept: thousands of frames are large.
-        heard, began = hash(frame), 0.0
+        heard, began, self._heard_at = hash(frame), 0.0, _now()
         # By the wall's clock an agent would pay for what keeps this process from running.  For a
         # short frame that is bounded (`WORK_OF_MESSAGE`), and the other clock takes longer to ask
         # than the frame to read: a sixth of an operator's time.
@@ -416,6 +422,10 @@ class AgentLink:
         except EvidenceError as error:
             logger.warning("agent=%s dropped reason=%r", self._base.authority, str(error))
             return None
+        if isinstance(answer, Beat):
+            self._renewal = Renewal(answer.at)
+            self._has_command.set()
+            return None
         if not isinstance(answer, Evidence):
             return answer
         self._questions -= 1
@@ -426,9 +436,11 @@ class AgentLink:
         while True:
             await self._has_command.wait()
             await self._shared.permit.given()
-            command = self._take()
+            command, renewal, self._renewal = self._take(), self._renewal, None
             requests, self._requests = self._requests, deque(maxlen=REQUESTS_MAX)
             try:
+                if renewal is not None:
+                    await self._say(socket, encode_command(renewal))
                 if command is not None:
                     self._unconfirmed = command
                     await self._say(socket, encode_command(command))
@@ -566,33 +578,3 @@ async def _first(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-def _refusal_text(status: int, *, has_key: bool) -> str:
-    if has_key and status in NO_LINK:
-        return (
-            f"has no link that could prove the job's key (HTTP {status}); HyperPod's own agent "
-            f"needs the annotation {AGENT_AUTH}: none on its job"
-        )
-    if status in (401, 403):
-        return f"does not know the key of its job (HTTP {status})"
-    return f"refused the link with HTTP {status}"
-
-
-def _text(error: Exception, seconds: float) -> str:
-    """What the agent did, in plain words; `seconds`: how long it had."""
-    match error:
-        case PeerError():
-            return f"broke the protocol: {error}"
-        case TimeoutError():
-            return f"did not answer within {seconds:g} s"
-        case aiohttp.ClientConnectorError():
-            return _text(error.os_error, seconds)
-        case ConnectionRefusedError():
-            return "refused the connection"
-        case ConnectionError() | aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
-            return "closed the connection"
-        case OSError() if error.errno:
-            return f"cannot be reached: {os.strerror(error.errno)}"
-        case _:
-            return f"cannot be talked to: {str(error)[:200] or type(error).__name__}"

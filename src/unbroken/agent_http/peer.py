@@ -158,6 +158,15 @@ class Peer:
             raise Stranger("its answer is not the one that it has put a tag on")
         return body
 
+    async def post(self, path: str, body: bytes, limit: int) -> tuple[int, bytes]:
+        """Send a small body; the status and the body of the answer, after which the connection is
+        good for the next one.  PeerError."""
+        await self.ask("POST", path, {"Content-Type": "application/json"}, body)
+        head = await self.head()
+        text = await self.text(head, limit)
+        self._unread = self._unread[len(text) :]
+        return head.status, text
+
     async def send(self, file: FileIO, begin: int, count: int) -> None:
         """A piece of a file."""
         async with asyncio.timeout(SILENCE_SECONDS):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from unbroken.wire.agent import AgentReport
+from unbroken.wire.agent import AgentReport, Beat
 from unbroken.wire.agent_codec import decode_answer
 from unbroken.wire.bounds import NUMBER_MAX
 from unbroken.wire.codec import TEXT_MAX, is_map, resolve
@@ -24,7 +24,7 @@ _ESCAPE = b"\\"
 """Precedes a character that may have to be cleaned."""
 
 
-def read_answer(frame: bytes, takes_evidence: bool = True) -> AgentReport | Evidence | None:
+def read_answer(frame: bytes, takes_evidence: bool = True) -> AgentReport | Evidence | Beat | None:
     """The same values and errors as those of `decode_answer`."""
     # No text of a frame that is so short is longer than a text may be.
     is_usual = len(frame) <= TEXT_MAX and frame.startswith(_HEAD)

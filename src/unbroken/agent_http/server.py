@@ -27,9 +27,12 @@ from unbroken.wire.agent import (
     HEARTBEAT_SECONDS_MAX,
     IMPORTS_MAX,
     IMPORTS_PATH,
+    LEASE_PATH,
     LINK_PATH,
     AgentReport,
+    Beat,
     Command,
+    Renewal,
     Request,
     ShutdownCommand,
     StartCommand,
@@ -42,8 +45,9 @@ from unbroken.wire.agent_bodies import (
     status_body,
     stop_command,
 )
-from unbroken.wire.agent_codec import LINK_BYTES_MAX, decode_command, encode_report
-from unbroken.wire.codec import FRAME_BYTES_MAX
+from unbroken.wire.agent_codec import LINK_BYTES_MAX, decode_command, encode_beat, encode_report
+from unbroken.wire.codec import FRAME_BYTES_MAX, dump, load, read, write
+from unbroken.wire.lease import PeerAnswer, PeerQuestion
 from unbroken.wire.observation import COLLECT_SECONDS_MAX, CollectCommand, Evidence
 from unbroken.wire.observation_codec import encode_evidence
 from unbroken.wire.proof import HELLO_PATH, Seal, Stranger, Unseal
@@ -88,6 +92,15 @@ class Agent(Protocol):
     def ask(self, request: Request, answer: Callable[[Evidence], None]) -> None:
         """Follow a request; one for evidence is answered once, within its time."""
 
+    def now(self) -> float:
+        """The agent's own time, for Beats."""
+
+    def renew(self, at: float) -> None:
+        """Take the operator's answer to a Beat."""
+
+    def vouch(self, question: PeerQuestion) -> PeerAnswer | None:
+        """Answer another agent of the attempt; None: it is of another one."""
+
     def imports(self) -> Collection[str] | None:
         """What workers import, for others."""
 
@@ -131,6 +144,8 @@ class AgentServer:
         self._links: dict[web.WebSocketResponse, _Unsent] = {}
         self._order = LinkOrder()
         self._frame = ""
+        self._beats = False
+        """A Beat goes with each report."""
         self._connections: Connections | None = None
         self._listener: socket.socket | None = None
         self._runner = web.AppRunner(
@@ -154,6 +169,7 @@ class AgentServer:
             ("GET", "/v1/evidence", self._evidence),
             ("GET", "/v1/health", self._health),
             ("GET", IMPORTS_PATH, self._imports),
+            ("POST", LEASE_PATH, self._lease),
         ]
         if has_link:
             routes.append(("GET", LINK_PATH, self._link))
@@ -198,6 +214,12 @@ class AgentServer:
         for unsent in self._links.values():
             if report.faults:
                 unsent.faults = self._frame
+            unsent.change.set()
+
+    def beat(self) -> None:
+        """Ask whoever is linked, now and with each report, whether the workers are still wanted."""
+        self._beats = True
+        for unsent in self._links.values():
             unsent.change.set()
 
     @web.middleware
@@ -276,6 +298,16 @@ class AgentServer:
     async def _health(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
+    async def _lease(self, request: web.Request) -> web.Response:
+        try:
+            question = read(PeerQuestion, load(await request.read()), "question")
+        except PeerError as error:
+            return _detail(422, str(error))
+        answer = self._agent.vouch(question)
+        if answer is None:
+            return _detail(409, "another attempt, or no child of this agent")
+        return web.Response(text=dump(write(answer)), content_type="application/json")
+
     async def _imports(self, _: web.Request) -> web.Response:
         return web.json_response({"modules": list(self._agent.imports() or ())[:IMPORTS_MAX]})
 
@@ -328,6 +360,8 @@ class AgentServer:
             try:
                 if faults not in ("", self._frame):
                     await say(faults)
+                if self._beats:
+                    await say(encode_beat(Beat(self._agent.now())))
                 await say(self._frame)
                 while unsent.evidence:
                     await say(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
@@ -359,12 +393,19 @@ class AgentServer:
                 # An operator that lives links again, and repeats what it wants.
                 logger.warning("path=%s ended reason='a newer link commands'", LINK_PATH)
                 break
-            refusal = self._agent.refusal(command)
-            if refusal:
-                logger.info("path=%s refused reason=%r", LINK_PATH, refusal)
-            self._agent.command(command)
-            # Answer with how things stand, even where the command has changed nothing.
-            unsent.change.set()
+            self._take(command)
+            if not isinstance(command, Renewal):
+                # Answer with how things stand, even where the command has changed nothing.
+                unsent.change.set()
+
+    def _take(self, command: Command | Renewal) -> None:
+        if isinstance(command, Renewal):
+            self._agent.renew(command.at)
+            return
+        refusal = self._agent.refusal(command)
+        if refusal:
+            logger.info("path=%s refused reason=%r", LINK_PATH, refusal)
+        self._agent.command(command)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

@@ -87,6 +87,10 @@ CALM_SEEDS = 3100
 failed once are as they were."""
 
 
+LEASE_SEEDS = 4_000_000_000
+"""From this one on workers hold leases in most worlds; before it, worlds are as they were."""
+
+
 @dataclass(frozen=True, slots=True)
 class Restartable:
     """How workers leave their training and wait for the next attempt."""
@@ -129,6 +133,10 @@ class Scenario:
     """None: no worker saves snapshots."""
     is_warm: bool = False
     """Agents import beforehand."""
+    lease_seconds: float = 0.0
+    """Of the workers; 0: they hold none."""
+    drift: float = 0.0
+    """By how much the clocks of agents may run fast or slow."""
     busy_seconds: float = 0.0
     """For so long at most the operator is busy before it takes what agents say."""
 
@@ -167,10 +175,22 @@ def draw(seed: int) -> Scenario:
         busy = random.Random(f"load of {seed}").choice([0.0, 0.005, 0.1])
         manners = replace(scenario.manners, removal=removal)
         scenario = replace(scenario, manners=manners, busy_seconds=busy)
+    if seed >= LEASE_SEEDS and not is_stock:
+        scenario = replace(scenario, **_lease(random.Random(f"lease of {seed}")))
     if is_stock or rng.random() < 0.6:
         return scenario
     scenario.quality.is_beating = True
     return replace(scenario, rhythm=_rhythm(rng), faults=(*scenario.faults, *_stalls(rng)))
+
+
+def _lease(rng: random.Random) -> dict[str, Any]:
+    """From a stream of its own, and only from LEASE_SEEDS on."""
+    if rng.random() < 0.3:
+        return {}
+    return {
+        "lease_seconds": rng.choice([4.0, 8.0, 8.0, 60.0]),
+        "drift": rng.choice([0.0, 0.01]),
+    }
 
 
 def _members(rng: random.Random, is_stock: bool) -> dict[str, Any]:

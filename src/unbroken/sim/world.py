@@ -11,7 +11,7 @@ from unbroken.core.job import events as core
 from unbroken.core.job.adoption import ADOPT_SECONDS
 from unbroken.core.job.events import JobMachine, PodUid
 from unbroken.core.job.machine import Job
-from unbroken.sim.actors.agents import Agent, Surroundings
+from unbroken.sim.actors.agents import Agent, Leasing, Surroundings
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node
 from unbroken.sim.actors.imports import Imports, Learner
@@ -24,7 +24,7 @@ from unbroken.sim.actors.watches import Rhythm, Watches
 from unbroken.sim.checkers.checkers import TERMINAL, Attempt, Checkers, Violation, condition
 from unbroken.sim.checkers.endings import Ending
 from unbroken.sim.checkers.truth import Fault, Truth
-from unbroken.spec.job.types import CleanPodPolicy, JobOptions, JobStatus, Switch
+from unbroken.spec.job.types import CleanPodPolicy, FenceBy, JobOptions, JobStatus, Switch
 from unbroken.wire.agent import PORT
 
 from . import faults
@@ -71,7 +71,9 @@ class World:
         quality = dataclasses.replace(shape.quality)
         confused = shape.habits.are_confused or shape.is_stock or shape.skew_seconds
         self.truth = Truth(
-            is_stock=shape.is_stock, is_clear=not (quality.loss or quality.late or confused)
+            is_stock=shape.is_stock,
+            is_clear=not (quality.loss or quality.late or confused),
+            has_leases=bool(shape.lease_seconds),
         )
         self.cluster = Cluster(self.schedule, shape.manners, shape.nodes, self._launch)
         self.cluster.evicting = lambda node: faults.note(self, "evicted", node.locals.values())
@@ -97,7 +99,13 @@ class World:
         """Times in which operators that have crashed since knew all there was."""
         self._struck: set[Timed] = set()
         buddy = shape.keeping.buddy if shape.keeping else Switch.ON
-        seen = core.JobSeen(shape.spec, JobOptions(in_process=shape.in_process, buddy=buddy))
+        options = JobOptions(
+            in_process=shape.in_process,
+            buddy=buddy,
+            fence_by=FenceBy.LEASE if shape.lease_seconds else FenceBy.PROVIDER,
+            lease_seconds=shape.lease_seconds,
+        )
+        seen = core.JobSeen(shape.spec, options)
         self.control.jobs.put("job", seen)
         self.operator = self._new_operator()
 
@@ -119,7 +127,33 @@ class World:
             members=shape.members,
             snapshots=self.snapshots,
             imports=self.imports,
+            leasing=Leasing(shape.drift, 0.9, self._is_vouched_for, self._lease_ran_out)
+            if shape.lease_seconds
+            else None,
         )
+
+    def _lease_ran_out(self, agent: Agent) -> None:
+        """Only what nobody could reach, or tell the truth, ends by its lease."""
+        quality = self.surroundings.quality
+        is_lossy = quality.loss or quality.late or self.has_cuts or agent.is_frozen
+        is_needless = not is_lossy and self._is_vouched_for(agent)
+        self.checkers.require(not is_needless, "a lease runs out without need", agent.local)
+        self._noted("lease_over", agent.local)
+
+    def _is_vouched_for(self, agent: Agent) -> bool:
+        """Whether all ranks of the agent's attempt run it, and hear each other."""
+        told = agent.told
+        if told is None or not agent.local.node.is_up:
+            return False
+        peers = {
+            one.told.rank
+            for node in self.cluster.machines.values()
+            if node.is_up
+            for local in node.locals.values()
+            if isinstance(one := local.process, Agent)
+            if one.told is not None and one.vouches(told.attempt)
+        }
+        return peers >= set(range(told.nnodes))
 
     def _control(self, parts: Parts, live: dict[int, Worker]) -> Control:
         """Make what all simulated operators share."""

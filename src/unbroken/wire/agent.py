@@ -18,6 +18,8 @@ from .observation import CollectCommand, RankWatch
 
 PORT = 8080
 LINK_PATH = "/v1/link"
+LEASE_PATH = "/v1/lease"
+"""Questions of other agents of the attempt (`core.agent.peers`)."""
 IMPORTS_PATH = "/v1/imports"
 """What workers import, for agents that have started none: `modules`, names in order."""
 IMPORTS_MAX = 20_000
@@ -37,6 +39,8 @@ HEARTBEAT_SECONDS = 1.0
 HEARTBEAT_KEY = "heartbeat"
 """Of the link's query: seconds.  An agent that does not know it keeps to HEARTBEAT_SECONDS."""
 HEARTBEAT_SECONDS_MAX = 60.0
+LEASE_OVER = "LeaseOver"
+"""`AgentReport.reason` of an agent whose workers have ended with their lease."""
 PROCESS_RESTART, IN_PROCESS_RESTART = "process_level_restart", "in_process_restart"
 """`StopCommand.restart_mode`: no process lives on; or those do that can leave their training."""
 
@@ -199,6 +203,12 @@ class StartCommand:
     holders: tuple[str, ...] = ()
     """`host:port` of agents that may have copies of what the ranks of this node have saved in older
     attempts, likeliest first."""
+    lease_seconds: float = 0.0
+    """The workers end when their lease was not renewed for so long (`core.agent.lease`); 0: they
+    need none."""
+    parent: str = ""
+    """`host:port` of the agent that vouches for the attempt while no operator is heard; empty: this
+    agent is the first, or there is no lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +244,22 @@ class WarmCommand:
 
 Request = CollectCommand | WarmCommand
 """Sent once, to an agent that is linked; it may be lost."""
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The operator's answer to a Beat, which renews the lease on the agent's workers."""
+
+    at: float
+    """As the Beat had it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """An agent's question whether its workers are still wanted."""
+
+    at: float
+    """The agent's own time, which means nothing to others."""
+
+
 ToAgent = Command | Request
 """What an operator says to an agent; `wire.agent_codec.FRAMES` has the frame of each."""
 
@@ -281,3 +307,5 @@ class AgentReport:
     imports: int | None = None
     """Modules that its template was told to import, and was fit for use; None: it starts no workers
     warm, or the job names the modules."""
+    lease_seconds: Annotated[float, Limits(least=0)] | None = None
+    """Of the newest attempt that it has started; 0: none.  None: the agent knows no leases."""

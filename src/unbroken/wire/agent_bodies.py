@@ -111,6 +111,8 @@ def start_command(value: object) -> StartCommand:
         worker_data=reader.optional("worker_data", _worker_data, None),
         buddy=reader.optional("buddy", _text, ""),
         holders=reader.optional("holders", _addresses, ()),
+        lease_seconds=reader.optional("lease_seconds", _seconds, None) or 0.0,
+        parent=reader.optional("parent", _text, ""),
     )
     reader.finish()
     return command
@@ -154,6 +156,10 @@ def start_body(command: StartCommand) -> dict[str, Any]:
         body["buddy"] = command.buddy
     if command.holders:
         body["holders"] = list(command.holders)
+    if command.lease_seconds:
+        body["lease_seconds"] = command.lease_seconds
+    if command.parent:
+        body["parent"] = command.parent
     return body
 
 

@@ -15,6 +15,8 @@ from unbroken.errors import PeerError
 from .agent import (
     IMPORTS_MAX,
     AgentReport,
+    Beat,
+    Renewal,
     ShutdownCommand,
     StartCommand,
     StopCommand,
@@ -29,6 +31,7 @@ from .observation_codec import EVIDENCE
 
 NAME_CHARACTERS = 300
 """Longest name of a module."""
+BEAT = "beat"
 LINK_BYTES_MAX = 640 * 1024
 """Longest message that an operator reads from an agent's link."""
 REPORT_BYTES_MAX, REPORT_BYTES_PER_WORKER = 256 * 1024, 2048
@@ -98,7 +101,9 @@ def decode_report(frame: str | bytes) -> AgentReport:
     return read(AgentReport, load(frame), "report")
 
 
-def decode_answer(frame: str | bytes, takes_evidence: bool = True) -> AgentReport | Evidence | None:
+def decode_answer(
+    frame: str | bytes, takes_evidence: bool = True
+) -> AgentReport | Evidence | Beat | None:
     """Read a frame of an agent's link as the operator needs it, without `progress`.
 
     None: evidence that is not wanted, or a frame of a type that only newer programs know.
@@ -113,6 +118,8 @@ def decode_answer(frame: str | bytes, takes_evidence: bool = True) -> AgentRepor
             return read(Evidence, value, EVIDENCE)
         except PeerError as error:
             raise EvidenceError(str(error)) from None
+    if kind == BEAT:
+        return read(Beat, value, BEAT)
     if kind != "report":
         return None
     report = read(AgentReport, {**value, "progress": None}, "report")
@@ -129,6 +136,11 @@ def _stop_frame(command: StopCommand) -> dict[str, Any]:
     return body
 
 
+def encode_beat(beat: Beat) -> str:
+    """A frame of the link, from an agent whose workers hold a lease."""
+    return dump({"type": BEAT, **write(beat)})
+
+
 @dataclass(frozen=True, slots=True)
 class Frame:
     """The form of one kind of message on the link."""
@@ -136,27 +148,28 @@ class Frame:
     type: str
     body: Callable[[Any], Mapping[str, Any]]
     """The frame without its type."""
-    read: Callable[[Mapping[str, Any]], ToAgent]
+    read: Callable[[Mapping[str, Any]], ToAgent | Renewal]
     """Read a frame; PeerError."""
 
 
-FRAMES: Mapping[type[ToAgent], Frame] = {
+FRAMES: Mapping[type[ToAgent | Renewal], Frame] = {
     StartCommand: Frame("start", start_body, start_command),
     StopCommand: Frame("stop", _stop_frame, stop_command),
     ShutdownCommand: Frame("shutdown", asdict, lambda value: ShutdownCommand()),
     CollectCommand: Frame("collect", asdict, partial(read, CollectCommand, name="collect")),
     WarmCommand: Frame("warm", asdict, partial(read, WarmCommand, name="warm")),
+    Renewal: Frame("renewal", asdict, partial(read, Renewal, name="renewal")),
 }
 _FRAMES_BY_TYPE = {frame.type: frame for frame in FRAMES.values()}
 
 
-def encode_command(message: ToAgent) -> str:
+def encode_command(message: ToAgent | Renewal) -> str:
     """A frame of the link."""
     frame = FRAMES[type(message)]
     return dump({"type": frame.type, **frame.body(message)})
 
 
-def decode_command(frame: str | bytes) -> ToAgent:
+def decode_command(frame: str | bytes) -> ToAgent | Renewal:
     """Read a frame of an operator; PeerError."""
     value = load(frame)
     name = value.get("type")

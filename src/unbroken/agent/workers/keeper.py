@@ -3,13 +3,20 @@
 It is the process that the container starts (often process 1): it passes signals on, reaps, and when
 the agent has ended kills every descendant, the daemonised ones too, before it ends with the agent's
 own exit code.  If the keeper itself is killed, the agent notices and does the same.
+
+It also ends everything when the lease on the workers has run out and the agent has not ended them
+(`core.agent.lease`): an agent that is frozen cannot.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import struct
 import sys
+import time
 from collections.abc import Callable, Collection
 from types import FrameType
 
@@ -17,14 +24,33 @@ from unbroken.agent.socket import directory as socket_directory
 
 from . import lineage
 
+LATE_SECONDS = 0.5
+"""From the end of a lease: until then the agent has ended the workers itself."""
+LOOK_SECONDS = 0.25
+"""While there is a lease: a machine that was suspended wakes timers late by as long."""
+_LEASE = struct.Struct("=d")
+_NONE = 0.0
 
-def keep(run_agent: Callable[[int], int], signals: Collection[int]) -> int:
+
+def boot_seconds() -> float:
+    """Return the seconds since the machine was booted, those included in which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def tell_lease(descriptor: int, until: float | None) -> None:
+    """Tell the keeper when the lease ends, by `boot_seconds`; None: there is none.  OSError."""
+    os.write(descriptor, _LEASE.pack(_NONE if until is None else until))
+
+
+def keep(run_agent: Callable[[int, int], int], signals: Collection[int]) -> int:
     """Run the agent in a child; returns the exit code to end with.
 
-    `run_agent` is given a descriptor that is readable once the keeper has ended.
+    `run_agent` is given a descriptor that is readable once the keeper has ended, and one for
+    `tell_lease`.
     """
     lineage.adopt_orphans()
     keeper = os.pidfd_open(os.getpid())
+    told, tells = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # Until the child's number is known, signals wait.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     agent = os.fork()
@@ -33,27 +59,58 @@ def keep(run_agent: Callable[[int], int], signals: Collection[int]) -> int:
         for number in signals:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-        code = run_agent(keeper)
+        os.close(told)
+        code = run_agent(keeper, tells)
         sys.stderr.flush()
         # Nothing is left to do that is worth the time of an orderly end.
         os._exit(code)
-    return _watch(agent, signals)
+    os.close(tells)
+    return _watch(agent, signals, told)
 
 
-def _watch(agent: int, signals: Collection[int]) -> int:
+def _watch(agent: int, signals: Collection[int], told: int) -> int:
     def pass_on(number: int, _frame: FrameType | None) -> None:
         lineage.kill(agent, number)
 
+    wakes, woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
     for number in signals:
         signal.signal(number, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
-    while True:
-        pid, status = os.waitpid(-1, 0)
-        if pid == agent:
-            break
+    status = _wait(agent, told, wakes)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in signals:
         signal.signal(number, signal.SIG_IGN)
     lineage.kill_children()
     socket_directory.remove()
     code = os.waitstatus_to_exitcode(status)
     return code if code >= 0 else 128 - code
+
+
+def _wait(agent: int, told: int, wakes: int) -> int:
+    """Reap until the agent has ended, and end it with its lease; returns its status."""
+    until = _NONE
+    while True:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == agent:
+                return ended[1]
+        until = _newest(told, until)
+        if until and boot_seconds() >= until + LATE_SECONDS:
+            sys.stderr.write("unbrokenrun: the lease on the workers has run out; all is ended\n")
+            lineage.kill(agent)
+            until = _NONE
+        select.select([told, wakes], [], [], LOOK_SECONDS if until else None)
+        with contextlib.suppress(BlockingIOError):
+            os.read(wakes, 4096)
+
+
+def _newest(descriptor: int, until: float) -> float:
+    """The last of what was written; `until` if that is nothing."""
+    try:
+        data = os.read(descriptor, 4096)
+    except BlockingIOError:
+        return until
+    whole = len(data) // _LEASE.size * _LEASE.size
+    return float(_LEASE.unpack(data[whole - _LEASE.size : whole])[0]) if whole else until

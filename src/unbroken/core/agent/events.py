@@ -214,13 +214,29 @@ class Terminated:
     signal: int
 
 
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """The operator has answered what the agent sent it at this time."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Vouched:
+    """Every peer of the attempt was running it at this time, or later."""
+
+    attempt: int
+    at: float
+
+
 ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | TurnedCold | FirstOutput
 RunEvent = ProcessEvent | RulesRead | WatchRead
 """Of one attempt."""
 MemberEvent = Registered | Arrived | Passed | Disconnected | FaultReported
 """Of a process that may live on over attempts."""
 OtherEvent = Prepared | Commanded | NothingLives | PortFound | Terminated | CheckpointsTold | Tick
-AgentEvent = RunEvent | MemberEvent | OtherEvent
+LeaseEvent = Renewed | Vouched
+AgentEvent = RunEvent | MemberEvent | LeaseEvent | OtherEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,4 +302,13 @@ class Exit:
     code: int
 
 
-AgentEffect = Spawn | SignalWorkers | KillAll | Recall | ReleaseWorkers | OfferPort | Publish | Exit
+@dataclass(frozen=True, slots=True)
+class HoldLease:
+    """Let the keeper end everything soon after this time, on the agent's clock, unless another time
+    is told before; None: no worker lives."""
+
+    until: float | None
+
+
+WorkerEffect = Spawn | SignalWorkers | KillAll | Recall | ReleaseWorkers
+AgentEffect = WorkerEffect | OfferPort | Publish | Exit | HoldLease

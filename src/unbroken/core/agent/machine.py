@@ -12,12 +12,12 @@ entered only after `NothingLives`, with every worker that is kept at the barrier
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from unbroken.core.tick import Tick
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
+    LEASE_OVER,
     PROCESS_RESTART,
     AgentReport,
     AgentState,
@@ -41,6 +41,7 @@ from .events import (
     Exit,
     FaultReported,
     FirstOutput,
+    HoldLease,
     KillAll,
     MemberEvent,
     NothingLives,
@@ -54,6 +55,7 @@ from .events import (
     Recall,
     Registered,
     ReleaseWorkers,
+    Renewed,
     RulesRead,
     RunEvent,
     Settings,
@@ -63,23 +65,27 @@ from .events import (
     StageStarted,
     Terminated,
     TurnedCold,
+    Vouched,
     WatchRead,
     WorkerEnded,
 )
-from .faults import SIGKILL, has_failed
+from .faults import SIGKILL
+from .lease import HeldLease
 from .members import Members, WorkerProcess
-from .run import Run, message, rule_fault, same
+from .run import Run, message, refusal_of
 
 __all__ = [
     "SIGTERM", "SIGUSR1", "AgentEffect", "AgentEvent", "Arrived", "CheckpointsTold", "Commanded",
-    "Disconnected", "Exit", "FaultReported", "FirstOutput", "KillAll", "NothingLives", "OfferPort",
-    "Passed", "PortFound", "Prepared", "ProgramStage", "Publish", "Recall", "Registered",
-    "ReleaseWorkers", "RulesRead", "Settings", "SignalWorkers", "Spawn", "SpawnFailed",
-    "StageStarted", "Terminated", "Tick", "TurnedCold", "WatchRead", "WorkerEnded", "Workers",
+    "Disconnected", "Exit", "FaultReported", "FirstOutput", "HoldLease", "KillAll",
+    "NothingLives", "OfferPort", "Passed", "PortFound", "Prepared", "ProgramStage", "Publish",
+    "Recall", "Registered", "ReleaseWorkers", "Renewed", "RulesRead", "Settings", "SignalWorkers",
+    "Spawn", "SpawnFailed", "StageStarted", "Terminated", "Tick", "TurnedCold", "Vouched",
+    "WatchRead", "WorkerEnded", "Workers",
 ]  # fmt: skip
 
 SIGTERM, SIGUSR1 = 15, 10
 JOB_RESTART = "job_level_restart"
+_ON = (AgentState.INIT, AgentState.RUNNING)
 
 
 class Workers:
@@ -106,14 +112,15 @@ class Workers:
         self._arrive_at: float | None = None
         """When members have to be at the barrier."""
         self._kill_at: float | None = None
+        self.lease = HeldLease()
         self._exit_code: int | None = None
         self._progress: Mapping[str, Any] = {}
         self._published: AgentReport | None = None
 
     def deadline(self) -> float | None:
         """When `Tick` is due; None: time changes nothing."""
-        due = [at for at in (self._kill_at, self._arrive_at) if at is not None]
-        return min(due, default=None)
+        times = (self._kill_at, self._arrive_at, self.lease.due())
+        return min((at for at in times if at is not None), default=None)
 
     def refusal(self, command: Command) -> str:
         """Why the command cannot be followed now; empty: it can, or asks for what already is."""
@@ -121,12 +128,8 @@ class Workers:
             return "the agent is shutting down"
         if not isinstance(command, StartCommand):
             return ""
-        run = self._run
-        if run is not None and not run.is_rankless and self.state is not AgentState.STOPPING:
-            if same(run.command, command):
-                return ""
-            if run.command.attempt == command.attempt:
-                return f"attempt {command.attempt} was started with another rank or address"
+        if (why := refusal_of(command, self._run, self.state)) is not None:
+            return why
         if command.attempt <= self._ended or command.attempt < (self._newest or 0):
             return f"attempt {command.attempt} is over; the newest is {self._newest}"
         if self.state is not AgentState.READY:
@@ -137,6 +140,7 @@ class Workers:
         """Take one event; return what must be done, in order."""
         effects = self._take(event, now)
         self._check()
+        effects[:0] = self.lease.hold(self._run, has_leftovers=not self._is_clean)
         report = self.report()
         if report != self._published:
             self._published = report
@@ -167,6 +171,7 @@ class Workers:
             agent_version=settings.agent_version,
             progress=self._progress,
             kept=self._kept(),
+            lease_seconds=self.lease.length,
         )
 
     def _kept(self) -> tuple[int, ...]:
@@ -197,10 +202,29 @@ class Workers:
                 return self._tick(now)
             case Registered() | Arrived() | Passed() | Disconnected() | FaultReported():
                 return self._member_event(event, now)
+            case Renewed() | Vouched():
+                self.lease.take(event)
+                return []
             case _:
                 return self._attempt_event(event, now)
 
+    def vouches(self, attempt: int) -> bool:
+        """Whether peers in this attempt may go on as far as this agent knows."""
+        run, states = self._run, (AgentState.RUNNING, AgentState.COMPLETED, AgentState.FAULTED)
+        is_of = run is not None and run.is_of(attempt)
+        return is_of and attempt > self._ended and self.state in states
+
+    def _lease_over(self, run: Run, now: float) -> list[AgentEffect]:
+        """End the workers of the attempt, whatever else is under way, and never start it again."""
+        self.lease.is_over = run.is_hard = True
+        self._ended = max(run.command.attempt, self._ended)
+        if self.state is not AgentState.SHUTDOWN:
+            self._enter(AgentState.STOPPING, now)
+        return self._kill()
+
     def _tick(self, now: float) -> list[AgentEffect]:
+        if self._run is not None and self.lease.is_due(now):
+            return self._lease_over(self._run, now)
         if self._kill_at is not None and now >= self._kill_at:
             return self._kill()
         if self._arrive_at is None or now < self._arrive_at:
@@ -241,7 +265,8 @@ class Workers:
         match event:
             case Passed(local_rank=local_rank):
                 member.has_passed = True
-                self._note_life(local_rank, now)
+                if run is not None:
+                    run.note_life(local_rank, now)
             case Disconnected(local_rank=local_rank):
                 return self._lost(local_rank, now)
             case Arrived(local_rank=local_rank) if self._members.arrive(member):
@@ -257,8 +282,7 @@ class Workers:
             return
         worker = run.workers.get(event.local_rank)
         is_ours = worker is not None and worker.pid == event.pid and worker.state == "running"
-        is_ours &= event.attempt in (None, run.command.attempt)
-        if is_ours and self.state in (AgentState.INIT, AgentState.RUNNING):
+        if is_ours and event.attempt in (None, run.command.attempt) and self.state in _ON:
             member = WorkerProcess(event.pid, run.command.attempt, has_passed=True)
             self._members.add(event.local_rank, member)
 
@@ -268,8 +292,8 @@ class Workers:
             return self._settle(now)
         if self.settings.is_inprocess and local_rank not in run.released:
             return self._release(run, (local_rank,), now)
-        text = "left its training for the barrier"
-        self._fault_reported(run, FaultReported(local_rank, event.pid, message=text), now)
+        fault = FaultReported(local_rank, event.pid, message="left its training for the barrier")
+        self._fault_reported(run, fault, now)
         return []
 
     def _fault_reported(self, run: Run, event: FaultReported, now: float) -> None:
@@ -313,43 +337,24 @@ class Workers:
         if not isinstance(event, FirstOutput) and event.stage is not run.stage:
             return []
         match event:
-            case StageStarted(pids=pids):
-                ranks = range(len(pids)) if event.local_ranks is None else event.local_ranks
-                starts = event.starts or ("",) * len(pids)
-                for local_rank, pid, start in zip(ranks, pids, starts, strict=True):
-                    rank = self._global_rank(run, local_rank)
-                    worker = WorkerReport(local_rank, rank, pid, "running", now, start=start)
-                    run.workers[local_rank] = worker
+            case StageStarted():
+                run.begin_stage(event, self._global_rank(run, 0), now)
                 return []
-            case SpawnFailed(local_rank=local_rank, message=message):
-                rank = self._global_rank(run, local_rank)
-                kind = FaultKind.NOT_STARTED
-                run.faults.append(WorkerFault(kind, local_rank, rank, 0, now, message=message))
-                return self._fail(now) if self._is_on() else []
+            case SpawnFailed():
+                run.add_unstarted(event, self._global_rank(run, event.local_rank), now)
+                return self._fail(now) if self.state in _ON else []
             case WorkerEnded():
                 return self._worker_ended(run, event, now)
             case TurnedCold(local_rank=local_rank, pid=pid):
-                known = run.workers.get(local_rank)
-                if known is not None and known.pid == pid:
-                    run.workers[local_rank] = replace(known, start="cold")
+                run.turn_cold(local_rank, pid)
                 return []
             case FirstOutput(local_rank=local_rank):
-                self._note_life(local_rank, now)
+                run.note_life(local_rank, now)
                 return []
-
-    def _note_life(self, local_rank: int, now: float) -> None:
-        """A worker shows for the first time that its program runs."""
-        worker = self._run.workers.get(local_rank) if self._run is not None else None
-        if self._run is not None and worker is not None and worker.first_output_at is None:
-            self._run.workers[local_rank] = replace(worker, first_output_at=now)
 
     def _rules_read(self, run: Run, event: RulesRead, now: float) -> list[AgentEffect]:
         """Workers that break a rule run on until a stop, as with the HyperPod agent."""
-        run.rules = event.views
-        found = [violation for violation in event.violations if violation.is_decisive]
-        if self.state is AgentState.RUNNING and found:
-            run.reason = found[0].reason
-            run.faults += [rule_fault(run, each, self._global_rank(run, 0)) for each in found]
+        if run.take_rules(event, self._global_rank(run, 0), adds=self.state is AgentState.RUNNING):
             self._enter(AgentState.FAULTED, now)
         return []
 
@@ -359,7 +364,8 @@ class Workers:
         if self.refusal(command):
             return []
         if isinstance(command, StartCommand):
-            return self._start(command, now) if self.state is AgentState.READY else []
+            is_ready = self.state is AgentState.READY and self.lease.may_start(command, now)
+            return self._start(command, now) if is_ready else []
         return self._stop(command, now)
 
     def _start(self, command: StartCommand, now: float) -> list[AgentEffect]:
@@ -367,6 +373,7 @@ class Workers:
         self._rank = command.rank
         first = ProgramStage.PRE_TRAIN if self.settings.has_pre_train else ProgramStage.TRAIN
         self._run = Run(command, first)
+        self.lease.begin(command.attempt, command.lease_seconds)
         self._enter(AgentState.RUNNING, now)
         return [*self._begin(self._run, now), self._renew_port()]
 
@@ -493,12 +500,7 @@ class Workers:
         if run.stage is ProgramStage.TRAIN:
             self._members.drop(local_rank)
         is_stuck = member is not None and member.is_recalled and end.exit_code == STUCK_CODE
-        is_ours = is_stuck or run.has_ended(event)
-        state = "succeeded" if not has_failed(end) else "stopped" if is_ours else "failed"
-        at = now if event.at is None else event.at
-        run.workers[local_rank] = replace(worker, state=state, ended_at=at)
-        if state != "succeeded":
-            run.add_end(run.workers[local_rank], event)
+        state = run.end_worker(event, now, is_ours=is_stuck)
         if state == "failed" and self.state in (AgentState.RUNNING, AgentState.FAULTED):
             return self._fail(now) if self.state is AgentState.RUNNING else []
         if self.state is AgentState.INIT:
@@ -574,20 +576,18 @@ class Workers:
         self._enter(AgentState.READY, now)
         return []
 
-    def _is_on(self) -> bool:
-        return self.state in (AgentState.INIT, AgentState.RUNNING)
-
     def _enter(self, state: AgentState, now: float) -> None:
         self.state = state
         self.entered[state] = now
 
     def _global_rank(self, run: Run, local_rank: int) -> int:
-        first = 0 if run.is_rankless else run.command.rank * self.settings.nproc
-        return first + local_rank
+        return local_rank + (0 if run.is_rankless else run.command.rank * self.settings.nproc)
 
     def _reason(self) -> str:
         if self.state is AgentState.RUNNING:
             return "Running"
+        if self.lease.is_over and self.state in (AgentState.STOPPING, AgentState.READY):
+            return LEASE_OVER
         return self._run.reason if self._run and self.state is AgentState.FAULTED else ""
 
     def _check(self) -> None:

@@ -6,11 +6,26 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from unbroken.wire.agent import FaultKind, RuleView, StartCommand, WorkerFault, WorkerReport
+from unbroken.wire.agent import (
+    AgentState,
+    FaultKind,
+    RuleView,
+    StartCommand,
+    WorkerFault,
+    WorkerReport,
+)
 from unbroken.wire.observation import RankWatch
 
-from .events import FaultReported, ProgramStage, RunEvent, WorkerEnded
-from .faults import SIGKILL, WorkerPlace, judge_reported, judge_stopped, name_fault
+from .events import (
+    FaultReported,
+    ProgramStage,
+    RulesRead,
+    RunEvent,
+    SpawnFailed,
+    StageStarted,
+    WorkerEnded,
+)
+from .faults import SIGKILL, WorkerPlace, has_failed, judge_reported, judge_stopped, name_fault
 
 if TYPE_CHECKING:
     # Where a job has no rules, the agent does not load what evaluates them.
@@ -63,10 +78,62 @@ class Run:
         is_killed = self.is_to_die(event.local_rank) and event.end.signal == SIGKILL
         return event.is_signalled and (self.is_asked or is_killed)
 
+    def is_of(self, attempt: int) -> bool:
+        """Whether its workers are ranks of the attempt."""
+        return not self.is_rankless and self.command.attempt == attempt
+
     def is_alive(self, but: Container[int] = ()) -> bool:
         """Whether any worker runs, beside these training workers."""
         kept = but if self.stage is ProgramStage.TRAIN else ()
         return any(w.state == "running" and w.local_rank not in kept for w in self.workers.values())
+
+    def begin_stage(self, event: StageStarted, first: int, now: float) -> None:
+        """Note the processes of a stage; `first`: the rank of local rank 0."""
+        ranks = range(len(event.pids)) if event.local_ranks is None else event.local_ranks
+        starts = event.starts or ("",) * len(event.pids)
+        for local_rank, pid, start in zip(ranks, event.pids, starts, strict=True):
+            rank = first + local_rank
+            worker = WorkerReport(local_rank, rank, pid, "running", now, start=start)
+            self.workers[local_rank] = worker
+
+    def turn_cold(self, local_rank: int, pid: int) -> None:
+        """Note that a worker starts cold that was to start warm."""
+        known = self.workers.get(local_rank)
+        if known is not None and known.pid == pid:
+            self.workers[local_rank] = replace(known, start="cold")
+
+    def note_life(self, local_rank: int, now: float) -> None:
+        """Note that a worker shows for the first time that its program runs."""
+        worker = self.workers.get(local_rank)
+        if worker is not None and worker.first_output_at is None:
+            self.workers[local_rank] = replace(worker, first_output_at=now)
+
+    def end_worker(self, event: WorkerEnded, now: float, *, is_ours: bool) -> str:
+        """Note the end of a process; returns its state. `is_ours`: the agent has ended it."""
+        worker, end = self.workers[event.local_rank], event.end
+        is_ours |= self.has_ended(event)
+        state = "succeeded" if not has_failed(end) else "stopped" if is_ours else "failed"
+        at = now if event.at is None else event.at
+        self.workers[event.local_rank] = replace(worker, state=state, ended_at=at)
+        if state != "succeeded":
+            self.add_end(self.workers[event.local_rank], event)
+        return state
+
+    def take_rules(self, event: RulesRead, first: int, *, adds: bool) -> bool:
+        """Take what the log rules say; returns whether one is broken. `first`: the rank of local
+        rank 0; `adds`: what is broken is a fault."""
+        self.rules = event.views
+        found = [violation for violation in event.violations if violation.is_decisive]
+        if found and adds:
+            self.reason = found[0].reason
+            self.faults += [rule_fault(self, each, first) for each in found]
+        return bool(found and adds)
+
+    def add_unstarted(self, event: SpawnFailed, rank: int, now: float) -> None:
+        """Add the fault of a worker that could not be started."""
+        kind = FaultKind.NOT_STARTED
+        fault = WorkerFault(kind, event.local_rank, rank, 0, now, message=event.message)
+        self.faults.append(fault)
 
     def lists(self, event: RunEvent) -> bool:
         """Whether one of its processes has ended, told of as the attempt's that it came from."""
@@ -110,6 +177,18 @@ class Run:
         if fault.kind is FaultKind.PEER_LOST:
             self.faults += _early_exits(self, now)
         self.faults.append(fault)
+
+
+def refusal_of(command: StartCommand, run: Run | None, state: AgentState) -> str | None:
+    """Why the start cannot be followed beside what runs; empty: it is what runs, None: what runs
+    is of no account."""
+    if run is None or run.is_rankless or state is AgentState.STOPPING:
+        return None
+    if same(run.command, command):
+        return ""
+    if run.command.attempt == command.attempt:
+        return f"attempt {command.attempt} was started with another rank or address"
+    return None
 
 
 def same(a: StartCommand, b: StartCommand) -> bool:

@@ -159,6 +159,8 @@ class AgentLost:
 
     pod: PodUid
     why: str
+    silent_seconds: float = 0.0
+    """Since it was last heard, by the time of this event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,14 @@ class AgentsTooLarge:
     budget: int
     largest: PodUid | None
     """The pod whose agent takes most; None: it is gone."""
+
+    def text(self, largest: PodName | None) -> str:
+        """Why the job ends; `largest`: the name of that pod."""
+        most = f"; the most comes from pod {largest}" if largest else ""
+        return (
+            f"the agents' reports take {self.bytes // 1024} KiB of the operator's memory; "
+            f"a job of this size may take {self.budget // 1024} KiB{most}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

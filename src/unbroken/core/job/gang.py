@@ -28,6 +28,7 @@ from unbroken.wire.agent import (
     StartCommand,
     StopCommand,
 )
+from unbroken.wire.lease import parent_of
 
 from .events import JobEffect, PodUid, StartWorkers, StopWorkers
 from .roster import Member, Roster, is_stock
@@ -60,6 +61,7 @@ class StartOrder:
     detectors: Mapping[str, str] = field(default_factory=dict)
     copies: Mapping[PodUid, Copies] = field(default_factory=dict)
     """Not alike: whom each pod gives copies of its snapshots, and who may have some."""
+    lease_seconds: float = 0.0
 
 
 class Gang:
@@ -82,6 +84,9 @@ class Gang:
         """In HALTED: whether those who can leave their training keep their process."""
         self.last_clear: PodUid | None = None
         """In HALTED: the pod that became clear last; None: all were from the beginning."""
+        self.witnesses: dict[PodUid, float] = {}
+        """In HALTED: the first two ranks of the last attempt that were proven to run it no longer,
+        and since when that is known."""
         self.last_ready: PodUid | None = None
         self.last_started: PodUid | None = None
         self._is_graceful = False
@@ -102,6 +107,9 @@ class Gang:
         members = self._roster.members
         unclear = [uid for uid, member in members.items() if not self._is_clear(member)]
         self.unclear = dict.fromkeys(unclear, now)
+        self.witnesses = {}
+        for uid in self.ranks:
+            self._witness(uid, now)
         self.ready = {uid for uid, member in members.items() if self._is_ready(member)}
         return self._stop(self.unclear, now)
 
@@ -138,6 +146,7 @@ class Gang:
         if self._is_clear(member):
             if self.unclear.pop(uid, None) is not None:
                 self.last_clear = uid
+            self._witness(uid, now)
             self._resend_at = self._resend_at if self.unclear else None
         elif uid not in self.unclear:
             self.unclear[uid] = now
@@ -165,6 +174,11 @@ class Gang:
         if uid not in self._roster.members:
             self.unclear.pop(uid, None)
             self.awaited.discard(uid)
+
+    def _witness(self, uid: PodUid, now: float) -> None:
+        """Note a rank that runs the last attempt no longer."""
+        if len(self.witnesses) < 2 and uid in self.ranks and uid not in self.unclear:
+            self.witnesses.setdefault(uid, now)
 
     def tick(self, now: float) -> list[JobEffect]:
         """Repeat what is due."""
@@ -260,9 +274,10 @@ class Gang:
         assert order is not None
         command = StartCommand(
             order.attempt, 0, order.nnodes, order.master_addr, order.master_port, order.log_rules,
-            order.detectors,
+            order.detectors, lease_seconds=order.lease_seconds,
         )  # fmt: skip
         effects: list[JobEffect] = []
+        addresses = self._addresses() if order.lease_seconds else {}
         for uid in sorted(self.awaited, key=lambda uid: self.ranks[uid]):
             member = self._roster.members.get(uid)
             if member is None or member.lost_why:
@@ -270,16 +285,30 @@ class Gang:
             member.ordered = order.attempt
             member.clear_through = min(member.clear_through, order.attempt - 1)
             copies = order.copies.get(uid, Copies())
-            of_node = replace(command, rank=self.ranks[uid], **copies._asdict())
+            rank = self.ranks[uid]
+            parent = addresses.get(parent_of(rank), "")
+            of_node = replace(command, rank=rank, parent=parent, **copies._asdict())
             if member.report is not None and is_stock(member.report):
                 of_node = self._for_stock(of_node, member.report.restart_mode)
             effects.append(StartWorkers(uid, of_node))
         self._resend_at = now + self._resend_seconds()
         return effects
 
+    def _addresses(self) -> dict[int | None, str]:
+        """The agents of the ranks that others ask, by rank."""
+        parents = {parent_of(rank) for rank in self.ranks.values()}
+        views = ((rank, self._roster.members.get(uid)) for uid, rank in self.ranks.items())
+        return {
+            rank: f"{member.view.address}:{member.view.agent_port}"
+            for rank, member in views
+            if rank in parents and member is not None and member.view.address is not None
+        }
+
     def _for_stock(self, command: StartCommand, mode: str) -> StartCommand:
         """The same for an agent that knows the documented keys alone."""
-        command = replace(command, log_rules=_documented(command.log_rules), detectors={})
+        rules = _documented(command.log_rules)
+        command = replace(command, log_rules=rules, detectors={})
+        command = replace(command, lease_seconds=0.0, parent="")
         if mode != IN_PROCESS_RESTART:
             return command
         # Without a table of addresses it does not let its workers begin (HyperPod agent 1.1.3).

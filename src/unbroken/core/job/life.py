@@ -13,7 +13,7 @@ from unbroken.core.wording import all_of, counted
 from unbroken.spec.job import detectors
 from unbroken.spec.job.incident import RECOVERED
 from unbroken.spec.job.log_rule_ranks import RANKS_KEY, watch_of
-from unbroken.spec.job.types import CleanPodPolicy, RunPolicy
+from unbroken.spec.job.types import CleanPodPolicy, FenceBy, RunPolicy
 from unbroken.spec.keys import ConditionType
 from unbroken.spec.schema.write import write_record
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState
@@ -273,7 +273,9 @@ class Life:
         )
         modes = detectors.written(state.options.detectors)
         copies = state.buddies.start(state.ranks.rank_of, state.roster)
-        return StartOrder(state.attempt, state.nnodes, *master, written, modes, copies)
+        is_leased = state.options.fence_by is FenceBy.LEASE and state.nnodes > 1
+        lease = state.options.lease_seconds if is_leased else 0.0
+        return StartOrder(state.attempt, state.nnodes, *master, written, modes, copies, lease)
 
     def _try_start(self, now: float) -> None:
         state = self._state

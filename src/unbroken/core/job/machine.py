@@ -9,8 +9,7 @@ Here events become facts and signs; what is done about them is decided in `life`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import takewhile
 
 from unbroken.core.job.record.conditions import ENDS
@@ -25,7 +24,7 @@ from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Signal
 from unbroken.spec.job.types import JobSpec, JobStatus, Switch
 from unbroken.spec.keys import ConditionType
-from unbroken.wire.agent import IN_PROCESS_RESTART, AgentReport, AgentState, FaultKind
+from unbroken.wire.agent import IN_PROCESS_RESTART, LEASE_OVER, AgentReport, AgentState, FaultKind
 
 from .adoption import Adoption
 from .deadlines import earliest
@@ -52,9 +51,10 @@ from .events import (
 )
 from .gang import GangStage
 from .kueue import Gate, Hold, moved
+from .leases import Leases
 from .life import START_SECONDS, STOP_SECONDS, JobEnd, Life
 from .recovery import signals
-from .roster import Member, is_stock
+from .roster import Member, is_stock, of_ranks
 from .spares import Spares
 from .state import JobState
 from .transitions import Phase
@@ -64,11 +64,10 @@ AGENT_BACK_SECONDS = 20.0
 """An agent that stays away so long, with its pod and node well, has its pod replaced."""
 
 RESTARTED = "the agent was restarted in its pod"
+LEASE_RAN_OUT = "the lease on its workers ran out: it heard neither the operator nor all peers"
 RESTARTED_ALL = "the agent was restarted in its pod, or has restarted its processes by itself"
 """A stock agent for in-process restart looks the same after both (its INIT is a new one)."""
 
-RANKS_OF_NODE_MAX = 256
-"""More than any machine has processors of its own for."""
 AGENTS_TOO_LARGE = "AgentReportsTooLarge"
 """Reason of a job whose agents would fill the operator's memory."""
 
@@ -87,6 +86,7 @@ class Job:
         self._stalls = Stalls(self.state)
         self._receipts = Receipts(self.state)
         self._spares = Spares(self.state)
+        self._leases = Leases(self.state)
         self._waits = Waits(self.state)
         self._examination = Examination(self.state, self._recovery, self._stalls)
         self._recovery.interrupted = self._examination.interrupted
@@ -134,6 +134,7 @@ class Job:
             self._take(event, now)
         self._recovery.decide(now)
         if self._is_awake():
+            self._end_leases(now)
             if self._adoption.go_on(now):
                 self._receipts.adopt(now)
             self._follow_request(now)
@@ -173,6 +174,7 @@ class Job:
             self._receipts.deadline(),
             self._spares.deadline(),
             self._waits.deadline(),
+            self._leases.deadline(),
             None if back is None else back + AGENT_BACK_SECONDS,
         )
 
@@ -204,20 +206,23 @@ class Job:
                 self.state.incidents.remember(incident)
             case Synced():
                 self._is_synced = True
+                self._leases.begin(now)
                 self._begin(now)
             case Tick():
                 pass
 
     def _take_agent(self, event: AgentLost | EvidenceReceived | AgentsTooLarge, now: float) -> None:
         match event:
-            case AgentLost(pod, why):
+            case AgentLost(pod, why, silent_seconds):
+                self._leases.lost(pod, silent_seconds, now)
                 self._agent_lost(pod, why, now)
             case EvidenceReceived(pod, evidence):
                 for question in (self._examination.question, self._stragglers.question):
                     if question is not None:
                         question.take(pod, evidence)
             case AgentsTooLarge():
-                self._too_large = _too_large_text(event, self.state.roster.members.get)
+                largest = self.state.roster.members.get(event.largest or PodUid(""))
+                self._too_large = event.text(largest.view.name if largest else None)
 
     def _take_pod(self, event: PodSeen | PodGone | PodRefused | PodHeld, now: float) -> None:
         match event:
@@ -334,8 +339,9 @@ class Job:
         member = state.roster.members.get(uid)
         if member is None:
             return
+        self._leases.heard(uid)
         if report.watch and report is not member.report:
-            report = self._of_ranks(report)
+            report = of_ranks(report, state.nnodes, state.spec.nnodes if state.spec else 0)
         before, was_ordered = member.report, member.ordered is not None
         was_stopped, was_away = member.was_stopped(report), bool(member.lost_why)
         state.has_changed |= was_away or (before is not report and before != report)
@@ -364,17 +370,6 @@ class Job:
         elif state.gang.stage is GangStage.HALTED:
             self._judge_halted(member, report, is_same or not was_ordered, now)
         self._examination.suspect(self._hangs.signs(member, report, now), now)
-
-    def _of_ranks(self, report: AgentReport) -> AgentReport:
-        """The report without a watch of ranks that no job of this size has: what is kept of each
-        rank would have no bound."""
-        state = self.state
-        last = max(one.rank for one in report.watch)
-        if last < RANKS_OF_NODE_MAX * state.nnodes:
-            return report
-        nodes = max(state.nnodes, state.spec.nnodes if state.spec else 0)
-        is_known = last < RANKS_OF_NODE_MAX * nodes or not nodes
-        return report if is_known else replace(report, watch=())
 
     def _judge_report(self, member: Member, report: AgentReport, is_same: bool, now: float) -> None:
         """Take what an agent says whose workers should live."""
@@ -440,6 +435,8 @@ class Job:
             return signals.of_workers(member, report, now) if of == attempt else []
         elif report.state is AgentState.SHUTDOWN:
             fault, text = signals.AGENT_LOST, "the agent was shut down"
+        elif report.reason == LEASE_OVER:
+            fault, text = signals.AGENT_LOST, LEASE_RAN_OUT
         elif report.state in (AgentState.READY, AgentState.STOPPING):
             is_over = is_stock(report) and member.uid not in state.gang.awaited
             if is_over or (newest is not None and newest >= attempt):
@@ -499,6 +496,7 @@ class Job:
             self._recovery.escalate(member)
         state.roster.remove_pod(uid)
         self._adoption.heard(uid)
+        self._leases.heard(uid)
         state.lost.pop(uid, None)
         if member is None:
             return
@@ -554,6 +552,19 @@ class Job:
         state.objects += state.plan.press([member], now)
         self._recovery.judge([member], now)
 
+    def _end_leases(self, now: float) -> None:
+        """Let go of the pods whose workers have ended because nobody could reach their agents."""
+        state = self.state
+        for member in self._leases.over(now):
+            state.has_changed = True
+            state.commands += state.gang.observe(member, now)
+            if member.view.node is not None:
+                state.plan.avoid |= {member.view.node}
+            state.objects += state.plan.press([member], now)
+            if state.phase in _LIVE:
+                why = f"{member.lost_why or 'its agent was never heard'}, and its lease is over"
+                self._recovery.lose_all([member], signals.AGENT_LOST, why, now)
+
     def _pass_time(self, now: float) -> None:
         state = self.state
         state.commands += state.gang.tick(now)
@@ -582,12 +593,3 @@ class Job:
 
 def _shape(spec: JobSpec) -> tuple[object, ...]:
     return (spec.replica_specs, spec.nproc_per_node)
-
-
-def _too_large_text(event: AgentsTooLarge, member: Callable[[PodUid], Member | None]) -> str:
-    found = member(event.largest) if event.largest is not None else None
-    most = f"; the most comes from pod {found.view.name}" if found else ""
-    return (
-        f"the agents' reports take {event.bytes // 1024} KiB of the operator's memory; "
-        f"a job of this size may take {event.budget // 1024} KiB{most}"
-    )

@@ -186,7 +186,7 @@ class PodPlan:
     ) -> list[JobEffect]:
         self._retry_later(now)
         view, node = member.view, member.view.node
-        if member.is_fenced:
+        if member.is_fenced or member.is_lease_over:
             return [DeletePod(view.name, view.uid, member.condemned, force=True)]
         effects: list[JobEffect] = []
         if not view.is_deleting:

@@ -7,7 +7,7 @@ from an agent process that another one has followed, a report that an agent has 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unbroken.wire.agent import AgentReport, AgentState
 
@@ -17,6 +17,8 @@ UNHEARD = -2
 """`Member.clear_through` of a pod that may hold anything: it ran before it was first seen."""
 NEVER_ORDERED = 1 << 62
 """`Member.clear_through` of a pod that was never told to start anything."""
+RANKS_OF_NODE_MAX = 256
+"""More than any machine has processors of its own for."""
 _GONE_KEPT = 50_000
 PAST_AGENTS_KEPT = 64
 """Earlier agent processes of a pod that are remembered, so that a late report counts for none."""
@@ -46,6 +48,15 @@ _UNKNOWN: ReportPosition = (-2, 0, False, 0)
 def is_stock(report: AgentReport) -> bool:
     """Whether the agent is one that knows neither attempts nor ports (HyperPod agent 1.1.3)."""
     return report.nproc is None and report.newest_attempt is None and report.attempt is None
+
+
+def of_ranks(report: AgentReport, nnodes: int, wanted: int) -> AgentReport:
+    """The report without a watch of ranks that no job of this size has: what is kept of each rank
+    would have no bound.  `nnodes`, `wanted`: of the job as it runs, and as its spec says; 0: not
+    known."""
+    last = max(one.rank for one in report.watch)
+    nodes = max(nnodes, wanted)
+    return report if last < RANKS_OF_NODE_MAX * nodes or not nodes else replace(report, watch=())
 
 
 def _is_early_fault(report: AgentReport) -> bool:
@@ -84,6 +95,8 @@ class Member:
     """Its node was said to be out of the cluster, and was not seen since."""
     has_ended: bool = False
     """Its containers were seen to end while it was being deleted."""
+    is_lease_over: bool = False
+    """Its agent is silent, and the lease on its workers has run out (`core.job.leases`)."""
 
     @property
     def uid(self) -> PodUid:
@@ -141,7 +154,7 @@ class Member:
         elif not is_stock(report) and self._position(report) < self.position:
             return False
         self.position = self._position(report)
-        self.report, self.lost_why = report, ""
+        self.report, self.lost_why, self.is_lease_over = report, "", False
         self._learn(report)
         return True
 

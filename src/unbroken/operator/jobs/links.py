@@ -96,7 +96,7 @@ class AgentLinks:
 
         def on_lost(why: str) -> None:
             held.is_up = False
-            self._tell(AgentLost(uid, why))
+            self._tell(AgentLost(uid, why, held.link.silent_seconds()))
 
         def on_evidence(evidence: Evidence) -> None:
             self._evidence(uid, evidence)

@@ -15,7 +15,7 @@ from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.link_order import LinkOrder
 from unbroken.core.agent.machine import ProgramStage
 from unbroken.sim.scenario import Restartable
-from unbroken.sim.schedule import Alarm, Schedule
+from unbroken.sim.schedule import EPOCH, Alarm, Schedule
 from unbroken.wire.agent import AgentReport, Command, Request, StartCommand, WarmCommand
 from unbroken.wire.observation import CollectCommand, Evidence
 
@@ -27,6 +27,26 @@ from .training import KILLED, Training, Worker
 from .watches import Watches
 
 SIGTERM = 15
+BEAT_SECONDS = 1.0
+"""Between two times that an agent tells the operator, where it holds leases."""
+ALONE_SECONDS = 1.5
+"""Without an answer for so long it asks its peers."""
+KEEPER_SECONDS = 0.5
+"""After the end of a lease: the agent's keeper ends what the agent has not killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leasing:
+    """How leases are held in a world."""
+
+    drift: float
+    """By how much clocks run fast or slow at most."""
+    kill_seconds: float
+    """For the kernel to end a process, at most."""
+    vouched: Callable[[Agent], bool]
+    """Whether all peers of the agent's attempt run it, and are heard."""
+    ran_out: Callable[[Agent], None]
+    """Is told of each lease that has run out."""
 
 
 class Machine(Protocol):
@@ -71,6 +91,8 @@ class Surroundings:
     """None: no worker saves any."""
     imports: Imports | None = None
     """None: workers always start cold."""
+    leasing: Leasing | None = None
+    """None: workers need no lease."""
 
 
 class Agent:
@@ -97,6 +119,14 @@ class Agent:
         self._inbox: list[machine.AgentEvent] | None = None
         """Events that wait while the process is frozen."""
         self._skew = world.skew_seconds * world.schedule.between(-1.0, 1.0)
+        self._rate = 1.0
+        """Of its clock."""
+        self._renewed_at = 0.0
+        """When the operator answered last."""
+        self._expiry: float | None = None
+        """The end of its lease, as its keeper knows it."""
+        self._is_kept = False
+        """The keeper waits for the end of a lease."""
         self.is_blind = False
         """It cannot look at its workers."""
         self.told: StartCommand | None = None
@@ -106,7 +136,79 @@ class Agent:
 
     def boot(self) -> None:
         """It listens."""
+        leasing, schedule = self._world.leasing, self._schedule
+        if leasing is not None:
+            self._rate += leasing.drift * schedule.random.choice([-1.0, 0.0, 1.0])
+            self._beat()
         self.give(machine.Prepared())
+
+    def _clock(self) -> float:
+        """The time on its own clock."""
+        return EPOCH + (self._schedule.now - EPOCH) * self._rate + self._skew
+
+    def _true(self, at: float) -> float:
+        """The time at which its own clock shows this."""
+        return EPOCH + (at - self._skew - EPOCH) / self._rate
+
+    # Leases.
+
+    def _beat(self) -> None:
+        if not self.is_alive:
+            return
+        leasing, schedule = self._world.leasing, self._schedule
+        if leasing is not None and not self.is_frozen:
+            for link in self.links[-1:]:
+                link.beat(self._clock())
+            is_alone = schedule.now > self._renewed_at + ALONE_SECONDS
+            attempt = self.report().attempt
+            if is_alone and attempt is not None and leasing.vouched(self):
+                schedule.probes["vouched"] += 1
+                self.give(machine.Vouched(attempt, self._clock()))
+        schedule.after(BEAT_SECONDS, self._beat)
+
+    def renew(self, asked_at: float) -> None:
+        """Take the operator's answer to a beat."""
+        self._renewed_at = self._schedule.now
+        self.give(machine.Renewed(asked_at))
+
+    def vouches(self, attempt: int) -> bool:
+        """Whether peers in this attempt may go on, as far as it knows."""
+        if not isinstance(self._machine, machine.Workers) or self.is_frozen:
+            return False
+        return self.is_alive and self._machine.vouches(attempt)
+
+    def _hold(self, until: float | None) -> None:
+        """Tell the keeper."""
+        is_new = self._expiry is None
+        self._expiry = until
+        if until is not None and is_new and not self._is_kept:
+            self._is_kept = True
+            self._keep_watch(until)
+
+    def _keep_watch(self, until: float) -> None:
+        due = self._true(until) + KEEPER_SECONDS - self._schedule.now
+        self._schedule.after(max(0.0, due), self._keeper)
+
+    def _keeper(self) -> None:
+        """End what outlives its lease."""
+        leasing, schedule = self._world.leasing, self._schedule
+        if not self.is_alive or self._expiry is None or leasing is None:
+            self._is_kept = False
+        elif self._true(self._expiry) + KEEPER_SECONDS > schedule.now + 1e-6:
+            self._keep_watch(self._expiry)
+        else:
+            schedule.probes["keeper_ends_it"] += 1
+            leasing.ran_out(self)
+            self._mark_killed()
+            schedule.after(schedule.between(0.0, leasing.kill_seconds), self.kill)
+
+    def _has_run_out(self) -> bool:
+        return self._expiry is not None and self._true(self._expiry) <= self._schedule.now
+
+    def _mark_killed(self) -> None:
+        """All workers were sent SIGKILL, because of the lease."""
+        for worker in self._living():
+            worker.is_lease_over = True
 
     @property
     def is_frozen(self) -> bool:
@@ -186,14 +288,19 @@ class Agent:
         if self._inbox is not None:
             self._inbox.append(event)
             return
-        effects = self._machine.step(event, self._schedule.now + self._skew)
+        effects = self._machine.step(event, self._clock())
         if self._schedule.is_traced:
             self._schedule.trace(f"{self.id}/{self.local.name}", f"{event} -> {effects}")
         due = self._machine.deadline()
-        self._alarm.set(due if due is None else due - self._skew)
+        self._alarm.set(due if due is None else max(self._true(due), self._schedule.now) + 1e-6)
+        is_kill = isinstance(event, machine.Tick) and machine.KillAll() in effects
+        if self._world.leasing is not None and is_kill and self._has_run_out():
+            self._world.leasing.ran_out(self)
         for effect in effects:
             if isinstance(effect, machine.Publish):
                 self.publish()
+            elif isinstance(effect, machine.HoldLease):
+                self._hold(effect.until)
             else:
                 self._todo.append(effect)
         self._next()
@@ -225,8 +332,8 @@ class Agent:
                 schedule.after(0.001, self.give, machine.PortFound(self._world.ports))
             case machine.Exit(code):
                 self._die(is_success=code == 0)
-            case machine.Publish():
-                pass  # sent already
+            case machine.Publish() | machine.HoldLease():
+                pass  # done already
 
     def _tell(
         self, effect: machine.SignalWorkers | machine.Recall | machine.ReleaseWorkers
@@ -348,6 +455,8 @@ class Agent:
             schedule.after(0.0, self.give, machine.NothingLives(kept))
             return
         self._is_busy = True
+        if self._has_run_out():
+            self._mark_killed()
         seconds = self.slow.pop(machine.KillAll, self._world.kill_seconds)
         schedule.after(seconds, self._kill_all, kept)
 

@@ -53,6 +53,9 @@ class Reporter(Protocol):
     def ask(self, request: Request, answer: Callable[[Evidence], None]) -> None:
         """Follow a request; one for evidence is answered."""
 
+    def renew(self, asked_at: float) -> None:
+        """Take the operator's answer to a beat."""
+
 
 class Link:
     """One connection.  Commands that are under way arrive even if the operator is gone, and count
@@ -76,6 +79,8 @@ class Link:
         self.is_open = True
         self.is_silent = False
         """Nothing comes through, and nobody knows yet."""
+        self.heard_at = schedule.now
+        """When the operator heard the agent last."""
         self._repeats = False
         self._trails = False
         self._answers = self._orders = 0
@@ -98,6 +103,19 @@ class Link:
         if not is_clean and quality.is_beating:
             self._astray_until = self._schedule.now + quality.late_seconds
             self._trail_later()
+
+    def beat(self, at: float) -> None:
+        """Tell the operator the time on the agent's clock, which it sends back."""
+        self._send(self._arrived_beat, at)
+
+    def _arrived_beat(self, at: float) -> None:
+        if self.is_open and not self.is_silent:
+            self.heard_at = self._schedule.now
+            self._send(self._arrived_renewal, at)
+
+    def _arrived_renewal(self, at: float) -> None:
+        if self.agent.is_alive and not self.is_silent:
+            self.agent.renew(at)
 
     def resume(self) -> None:
         """Messages come through again; what was under way is lost, and the next heartbeat tells."""
@@ -165,6 +183,7 @@ class Link:
 
     def _arrived_up(self, report: AgentReport) -> None:
         if self.is_open and not self.is_silent:
+            self.heard_at = self._schedule.now
             self._told(self.pod, report)
         self._answers = max(0, self._answers - 1)
         if self._next is not None and not self._answers:

@@ -395,10 +395,12 @@ class Operator:
             return
         if self._control.agent(pod) is not None:
             return
+        heard_at = peer.link.heard_at if peer.link is not None else self._schedule.now
         self._close(peer)
         if peer.is_up:
             peer.is_up = False
-            self.give(core.AgentLost(pod, "it does not answer"))
+            silent_seconds = self._schedule.now - heard_at
+            self.give(core.AgentLost(pod, "it does not answer", silent_seconds))
 
     def _close(self, peer: Peer) -> None:
         if peer.link is not None:

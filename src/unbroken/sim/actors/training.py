@@ -66,6 +66,9 @@ class Worker:
     """It leaves its training when it is told."""
     is_at_barrier: bool = False
     """It has, and waits."""
+    is_lease_over: bool = False
+    """It was sent SIGKILL because its lease has run out: whatever still holds it in the kernel, its
+    program does nothing any more."""
 
 
 class Watcher(Protocol):

@@ -120,7 +120,7 @@ class Checkers:
         self.barriers.worker_started(worker)
         require = self.require
         for other in self._live.values():
-            if other is not worker:
+            if other is not worker and not other.is_lease_over:
                 is_one = other.attempt == worker.attempt or other.is_at_barrier
                 require(is_one, "two attempts live", other, worker)
                 # One may wait, for nothing, in a pod that is let go.
@@ -137,7 +137,8 @@ class Checkers:
         holder = attempt.pods.setdefault(worker.node_rank, worker.pod)
         if holder != worker.pod and attempt.generation != self.generation:
             # Nobody knows of the former holder: it must be gone, and only then.
-            require(self._cluster.local(holder) is None, "a rank is taken", worker, holder)
+            is_free = self._cluster.local(holder) is None or self._truth.has_leases
+            require(is_free, "a rank is taken", worker, holder)
             attempt.pods[worker.node_rank] = holder = worker.pod
         require(holder == worker.pod, "two pods have one rank", worker, holder)
         self._note_holder(worker)
@@ -437,9 +438,13 @@ class Checkers:
         if pod is None or pod.uid != effect.uid or pod.node is None or pod.phase in ENDED:
             return
         node = self._cluster.nodes.objects.get(pod.node)
-        is_proven = node is None or node.is_fenced
+        is_proven = node is None or node.is_fenced or self._truth.has_leases
         self.require(is_proven, "a pod is force-deleted without proof of its death", pod)
-        lives = [worker for worker in self._live.values() if worker.pod == effect.uid]
+        lives = [
+            worker
+            for worker in self._live.values()
+            if worker.pod == effect.uid and not worker.is_lease_over and not worker.is_at_barrier
+        ]
         self.require(not lives, "a pod is force-deleted while it lives", pod, *lives)
 
     def _deleted(self, effect: core.DeletePod) -> None:

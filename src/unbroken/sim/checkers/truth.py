@@ -55,6 +55,8 @@ class Truth:
     """Ranks that stalled or were stopped, by attempt."""
     at_work: dict[int, set[int]] = field(default_factory=dict)
     """Ranks that worked while nobody showed anything, by attempt."""
+    has_leases: bool = False
+    """Workers end by themselves where nobody reaches their agent."""
     is_clear: bool = True
     """Every message arrives, so that the cause is always known before its consequences."""
 

@@ -6,6 +6,7 @@ warning where a job can run without it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -25,8 +26,12 @@ from .rules import check_names, check_spec
 from .types import (
     GROUP,
     KIND,
+    LEASE_SECONDS,
+    LEASE_SECONDS_MAX,
+    LEASE_SECONDS_MIN,
     VERSION,
     AgentAuth,
+    FenceBy,
     JobOptions,
     JobSpec,
     SameError,
@@ -38,8 +43,9 @@ OTHER_KIND = "HyperPodPytorchJob"
 """Spelling of older samples; the API has one kind, `KIND`."""
 TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 OPTIONS = (
-    *(keys.AGENT_AUTH, keys.BUDDY, keys.DETECTORS, keys.IN_PROCESS, keys.LOG_RULE_RANKS),
-    *(keys.PRELOAD, keys.RESTART, keys.SAME_ERROR, keys.WARM),
+    *(keys.AGENT_AUTH, keys.BUDDY, keys.DETECTORS, keys.FENCE_BY, keys.IN_PROCESS),
+    *(keys.LEASE_SECONDS, keys.LOG_RULE_RANKS, keys.PRELOAD, keys.RESTART, keys.SAME_ERROR),
+    keys.WARM,
 )
 E = TypeVar("E", bound=Enum)
 
@@ -171,6 +177,8 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     warm = _choice(annotations, keys.WARM, Switch.ON, report)
     preload = _preload(annotations.get(keys.PRELOAD), path, report)
     buddy = _choice(annotations, keys.BUDDY, Switch.ON, report)
+    fence_by = _choice(annotations, keys.FENCE_BY, FenceBy.PROVIDER, report)
+    lease = _lease(annotations.get(keys.LEASE_SECONDS), path, report)
     return JobOptions(
         agent_auth=auth,
         restart=restart,
@@ -181,7 +189,23 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
         warm=warm,
         preload=preload,
         buddy=buddy,
+        fence_by=fence_by,
+        lease_seconds=lease,
     )
+
+
+def _lease(given: Any, path: str, report: Report) -> float:
+    if given is None:
+        return LEASE_SECONDS
+    try:
+        seconds = float(str(given)[:40])
+    except ValueError:
+        seconds = math.nan
+    if not LEASE_SECONDS_MIN <= seconds <= LEASE_SECONDS_MAX:
+        why = f"must be seconds, {LEASE_SECONDS_MIN:g} to {LEASE_SECONDS_MAX:g}"
+        report.invalid(f"{path}[{keys.LEASE_SECONDS}]", given, why)
+        return LEASE_SECONDS
+    return seconds
 
 
 def _choice(given: Mapping[str, Any], key: str, default: E, report: Report) -> E:

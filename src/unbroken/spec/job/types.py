@@ -149,6 +149,19 @@ class Switch(Enum):
     OFF = "off"
 
 
+class FenceBy(Enum):
+    """How it is known that the workers of a node that is out of reach have ended."""
+
+    PROVIDER = "provider"
+    """The Node is deleted, or tainted node.kubernetes.io/out-of-service."""
+    LEASE = "lease"
+    """That too; or the lease on them has run out (`core.agent.lease`)."""
+
+
+LEASE_SECONDS, LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 8.0, 4.0, 3600.0
+"""An agent counts as silent after 3 s: a shorter lease would end workers for less."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """What a user wants beyond the CRD, as annotations `unbroken.dev/...` of the job."""
@@ -168,6 +181,11 @@ class JobOptions:
     """Modules that warm workers begin with; empty: what the first attempt imported."""
     buddy: Switch = Switch.ON
     """Whether snapshots are copied to an agent on another node."""
+    fence_by: FenceBy = FenceBy.PROVIDER
+    """What proves that the workers of a node that is out of reach have ended."""
+    lease_seconds: float = LEASE_SECONDS
+    """With `fence_by` LEASE: how long workers run on when neither the operator nor all peers are
+    heard."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,105 @@
+"""The agent's questions to its parent in the tree of an attempt, while no operator is heard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from unbroken.agent_http.peer import Peer, connected
+from unbroken.core.agent.peers import Vouching
+from unbroken.errors import PeerError
+from unbroken.wire.agent import LEASE_PATH, StartCommand
+from unbroken.wire.codec import dump, load, read, write
+from unbroken.wire.lease import ANSWER_BYTES_MAX, PeerAnswer, PeerQuestion
+
+logger = logging.getLogger(__name__)
+
+ASK_SECONDS = 0.5
+ALONE_SECONDS = 2.0
+"""Without a word of an operator for so long peers are asked; while children ask, too."""
+ANSWER_SECONDS = 2.0
+
+
+class PeerQuestions:
+    """Asks for one attempt after the other. `vouches`: whether the agent runs an attempt."""
+
+    def __init__(
+        self,
+        agent_id: str,
+        key: bytes | None,
+        vouches: Callable[[int], bool],
+        now: Callable[[], float],
+        vouched: Callable[[int, float], None],
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._agent_id, self._key = agent_id, key
+        self._vouches, self._now, self._vouched = vouches, now, vouched
+        self._start = start
+        self._tree: Vouching | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._renewed_at = self._asked_at = -math.inf
+        """When an operator, and a child, was heard last."""
+
+    def begin(self, command: StartCommand) -> None:
+        """Begin with the attempt of a start, if its workers hold a lease."""
+        self.close()
+        if command.lease_seconds and (command.parent or command.rank == 0):
+            self._tree = Vouching(self._agent_id, command.attempt, command.rank, command.nnodes)
+            self._task = self._start(self._run(self._tree, command.parent))
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._task is not None:
+            self._task.cancel()
+        self._tree = self._task = None
+
+    def renewed(self, now: float) -> None:
+        """Note that an operator was heard."""
+        self._renewed_at = now
+
+    def hear(self, question: PeerQuestion) -> PeerAnswer | None:
+        """Answer a child; None: it is of another attempt."""
+        tree, self._asked_at = self._tree, self._now()
+        if tree is None:
+            return None
+        return tree.hear(question, vouches=self._vouches(tree.attempt), now=self._asked_at)
+
+    async def _run(self, tree: Vouching, parent: str) -> None:
+        while True:
+            await asyncio.sleep(ASK_SECONDS)  # noqa: TID251  (the rate of the questions)
+            if not self._is_alone():
+                continue
+            try:
+                if parent:
+                    async with connected(parent, self._key) as peer:
+                        await self._ask(tree, peer)
+                else:
+                    self._tell(tree)
+            except (OSError, TimeoutError, PeerError) as error:
+                logger.info("peer=%s no answer reason=%r", parent, str(error) or "timeout")
+
+    async def _ask(self, tree: Vouching, peer: Peer) -> None:
+        """Ask over one connection for as long as that is of use."""
+        while self._is_alone():
+            asked_at = self._now()
+            question = tree.question(vouches=self._vouches(tree.attempt), now=asked_at)
+            body = dump(write(question)).encode()
+            async with asyncio.timeout(ANSWER_SECONDS):
+                status, text = await peer.post(LEASE_PATH, body, ANSWER_BYTES_MAX)
+            if status != 200:
+                raise PeerError(f"HTTP {status}")
+            tree.answered(read(PeerAnswer, load(text), "answer"), asked_at)
+            self._tell(tree)
+            await asyncio.sleep(ASK_SECONDS)  # noqa: TID251  (the rate of the questions)
+
+    def _tell(self, tree: Vouching) -> None:
+        at = tree.all_at(vouches=self._vouches(tree.attempt), now=self._now())
+        if at > -math.inf:
+            self._vouched(tree.attempt, at)
+
+    def _is_alone(self) -> bool:
+        now = self._now()
+        return now > self._renewed_at + ALONE_SECONDS or now < self._asked_at + ALONE_SECONDS

@@ -1,0 +1,45 @@
+"""Why an agent cannot be reached, in plain words."""
+
+from __future__ import annotations
+
+import os
+
+import aiohttp
+
+from unbroken.errors import PeerError
+from unbroken.spec.keys import AGENT_AUTH
+
+NO_LINK = (403, 404)
+"""Answers to who asks for a link where there is none: a stock agent says 404, and 403 where its
+server (uvicorn) finds a library for WebSockets."""
+
+
+def refusal_text(status: int, *, has_key: bool) -> str:
+    """What an agent means that answers a link with this status."""
+    if has_key and status in NO_LINK:
+        return (
+            f"has no link that could prove the job's key (HTTP {status}); HyperPod's own agent "
+            f"needs the annotation {AGENT_AUTH}: none on its job"
+        )
+    if status in (401, 403):
+        return f"does not know the key of its job (HTTP {status})"
+    return f"refused the link with HTTP {status}"
+
+
+def text_of(error: Exception, seconds: float) -> str:
+    """What the agent did, in plain words; `seconds`: how long it had."""
+    match error:
+        case PeerError():
+            return f"broke the protocol: {error}"
+        case TimeoutError():
+            return f"did not answer within {seconds:g} s"
+        case aiohttp.ClientConnectorError():
+            return text_of(error.os_error, seconds)
+        case ConnectionRefusedError():
+            return "refused the connection"
+        case ConnectionError() | aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError():
+            return "closed the connection"
+        case OSError() if error.errno:
+            return f"cannot be reached: {os.strerror(error.errno)}"
+        case _:
+            return f"cannot be talked to: {str(error)[:200] or type(error).__name__}"

@@ -1,0 +1,106 @@
+"""The lease on real workers: who renews it, and who ends them when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from running import Running, linked, program, running, start
+
+from unbroken.wire.agent import AgentReport, AgentState
+
+pytestmark = pytest.mark.slow
+
+LEASE = 4.0
+LATE = 3.0
+"""For a busy machine to look; the tests tell seconds from many seconds."""
+
+
+@contextlib.contextmanager
+def agents(directory: Path, count: int) -> contextlib.AbstractContextManager[list[Running]]:
+    """Agents of one job, each with one worker that lives for ever."""
+    with contextlib.ExitStack() as stack:
+        found = []
+        for number in range(count):
+            place = directory / str(number)
+            place.mkdir()
+            worker = program(place, "import time\nprint('here', flush=True)\ntime.sleep(600)\n")
+            found.append(stack.enter_context(running(place, worker, nproc=1)))
+        yield found
+
+
+async def started(given: list[Running], attempt: int = 0) -> list[AgentReport]:
+    """Start an attempt on all of them, and let the operator go."""
+    async with contextlib.AsyncExitStack() as stack:
+        operators = [await stack.enter_async_context(linked(agent)) for agent in given]
+        for rank, operator in enumerate(operators):
+            parent = f"127.0.0.1:{given[0].port}" if rank else ""
+            changes = {"rank": rank, "nnodes": len(given), "parent": parent}
+            operator.send(start(attempt, lease_seconds=LEASE, **changes))
+        reports = [await operator.workers(attempt) for operator in operators]
+        # Renewed for longer than a lease, while the operator is there.
+        began = time.monotonic()
+        while time.monotonic() < began + LEASE + 1:
+            for operator in operators:
+                await operator.more(1)
+        assert all(operator.reports[-1].state is AgentState.RUNNING for operator in operators)
+        return reports
+
+
+def lives(report: AgentReport) -> bool:
+    try:
+        os.kill(report.workers[0].pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def ended_after(report: AgentReport) -> float:
+    """Seconds until the only worker has ended."""
+    began = time.monotonic()
+    while lives(report):
+        await asyncio.sleep(0.05)
+    return time.monotonic() - began
+
+
+async def test_workers_end_where_neither_operator_nor_peers_are_heard(tmp_path: Path) -> None:
+    with agents(tmp_path, 2) as (first, second):
+        one, other = await started([first, second])
+        second.process.kill()
+        assert await ended_after(other) < LATE
+        assert LEASE - 2 < await ended_after(one) < LEASE + LATE
+        report = first.report()
+        assert (report.state, report.newest_attempt) == (AgentState.READY, 0)
+        assert report.lease_seconds == LEASE
+
+
+async def test_an_operator_that_is_away_stops_nothing(tmp_path: Path) -> None:
+    with agents(tmp_path, 3) as given:
+        reports = await started(given)
+        await asyncio.sleep(3 * LEASE)
+        assert all(map(lives, reports))
+        assert [agent.report().state for agent in given] == [AgentState.RUNNING] * 3
+
+
+async def test_the_keeper_of_a_frozen_agent_ends_its_workers(tmp_path: Path) -> None:
+    with agents(tmp_path, 2) as (first, second):
+        one, other = await started([first, second])
+        assert one.pid is not None
+        os.kill(one.pid, signal.SIGSTOP)
+        assert await ended_after(one) < LEASE + LATE
+        assert first.wait() == 137
+        assert b"the lease on the workers has run out" in first.stderr.all()
+        assert await ended_after(other) < LEASE + LATE
+
+
+async def test_a_start_counts_only_where_an_operator_renews_the_lease(tmp_path: Path) -> None:
+    with agents(tmp_path, 1) as (agent,):
+        body = {"rank": 0, "nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29400}
+        body |= {"faultCount": 0, "progress": {}, "ipVersion": None, "lease_seconds": LEASE}
+        assert agent.request("POST", "/start", body)[0] == 200
+        assert agent.report().state is AgentState.READY
