@@ -11,7 +11,14 @@ from job_samples import MANIFESTS, changed, job, published, rule, template
 from unbroken.errors import SpecError
 from unbroken.spec.job.log_rule_ranks import Scope, Watch
 from unbroken.spec.job.parse import admit_job, load_job, normalized, parse_job
-from unbroken.spec.job.types import AgentAuth, CleanPodPolicy, JobOptions, SameError, Switch
+from unbroken.spec.job.types import (
+    AgentAuth,
+    CleanPodPolicy,
+    FenceBy,
+    JobOptions,
+    SameError,
+    Switch,
+)
 from unbroken.spec.problems import ManifestError
 
 REPLICA = "spec/replicaSpecs/0"
@@ -341,8 +348,9 @@ REFUSED = [
         (
             "metadata.annotations[unbroken.dev/prority]: Forbidden: unknown; "
             "known annotations are unbroken.dev/agent-auth, unbroken.dev/buddy, "
-            "unbroken.dev/detectors, unbroken.dev/in-process, unbroken.dev/log-rule-ranks, "
-            "unbroken.dev/preload, unbroken.dev/restart, unbroken.dev/same-error, unbroken.dev/warm"
+            "unbroken.dev/detectors, unbroken.dev/fence-by, unbroken.dev/in-process, "
+            "unbroken.dev/lease-seconds, unbroken.dev/log-rule-ranks, unbroken.dev/preload, "
+            "unbroken.dev/restart, unbroken.dev/same-error, unbroken.dev/warm"
         ),
     ),
     (
@@ -531,6 +539,17 @@ def test_options_are_annotations() -> None:
     found = problems(annotated(in_process="no"))
     assert found[0].startswith("metadata.annotations[unbroken.dev/in-process]: Unsupported value")
     assert found[0].endswith('supported values: "on", "off"')
+
+
+def test_a_lease_is_asked_for_by_annotation() -> None:
+    options = load_job(annotated()).options
+    assert (options.fence_by, options.lease_seconds) == (FenceBy.PROVIDER, 8.0)
+    asked = annotated(fence_by="lease", lease_seconds="12.5")
+    assert load_job(asked).options.fence_by is FenceBy.LEASE
+    assert load_job(asked).options.lease_seconds == 12.5
+    for wrong in ("1", "nan", "4000", "8s", "", "9" * 5000):
+        assert "[unbroken.dev/lease-seconds]" in problems(annotated(lease_seconds=wrong))[0]
+    assert "[unbroken.dev/fence-by]" in problems(annotated(fence_by="hope"))[0]
 
 
 def test_finished_job_is_kept_unless_told_otherwise() -> None:
