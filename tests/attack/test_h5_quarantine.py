@@ -23,9 +23,9 @@ from apiservers import Cluster as ApiServer
 from controller.conftest import Place, job
 from controller.test_node_repair import QUICK, fleet  # noqa: F401
 from controller.test_runner import Script, surroundings
-from controller.trained_jobs import Job, kill, until
+from controller.trained_jobs import Job, until
 from core.drive_repair import World, world
-from e2e.clusters import Cluster
+from e2e.clusters import Cluster, kill
 from unbroken.core.job.events import IncidentSeen, JobSeen, WriteIncident
 from unbroken.core.nodes import blame
 from unbroken.core.nodes.repair.events import TellNode

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 
 from cli.test_cli_nodes import described, kubectl, node_names, until
 from cli_calls import Cli
+from e2e.clusters import kill
 
 pytestmark = pytest.mark.slow
 GSP = "NVRM: Xid (PCI:0000:01:00): 119, pid=1, Timeout waiting for RPC from GSP\n"
@@ -58,7 +57,7 @@ def test_repair_goes_on_in_the_next_up_and_is_made_once(make_cli: Callable[..., 
     before = rows(cli)["node-0"]["bootId"]
     cli.call("nodes", "reboot", "node-0")
     until(lambda: rows(cli)["node-0"]["repair"], lambda repair: repair is not None)
-    os.kill(cli.json("status")["pid"], signal.SIGKILL)
+    kill(cli.json("status")["pid"])
     cli.call("up", "--detach")
     until(lambda: history(cli, "node-0"), lambda ended: ended == [("reboot", "Done")])
     machine = kubectl(cli, "get", "machines.unbroken.dev", "node-0", "-o", "jsonpath={.spec.boots}")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.trained_jobs import Job, Operator, is_alive, kill, until
-from e2e.clusters import Cluster
+from controller.trained_jobs import Job, Operator, is_alive, until
+from e2e.clusters import Cluster, kill
 from job_keys import secret_of
 
 pytestmark = pytest.mark.slow

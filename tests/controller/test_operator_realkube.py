@@ -12,8 +12,8 @@ import pytest
 
 from apiservers import CannotStartError, real_cluster
 from controller.realkube import SERVICES, Node, program
-from controller.trained_jobs import Job, Operator, is_alive, kill
-from e2e.clusters import Cluster
+from controller.trained_jobs import Job, Operator, is_alive
+from e2e.clusters import Cluster, kill
 from job_keys import secret_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -171,8 +170,3 @@ def is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in "ZX"
-
-
-def kill(pid: int) -> None:
-    """SIGKILL."""
-    os.kill(pid, 9)

@@ -25,12 +25,12 @@ from cluster_logs import assert_no_errors
 from controller.kueue_definitions import definitions
 from controller.pytorchjobs import DEFINITION, pytorchjob
 from controller.realkube import Node
-from controller.trained_jobs import Job, kill, until
+from controller.trained_jobs import Job, until
 from deploy.charts import NAMESPACE, Object, arguments, render
 from deploy.hands import FAILS, MACHINES, hands
 from deploy.planes import Plane, ended
 from deploy.rights import Right, granted, refused, used
-from e2e.clusters import UNBROKEN, Cluster
+from e2e.clusters import UNBROKEN, Cluster, kill
 
 pytestmark = [
     pytest.mark.slow,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +15,16 @@ from typing import Any
 from cli_forks import UNBROKEN as UNBROKEN
 from cli_forks import run_unbroken
 from cluster_logs import assert_no_errors
+
+
+def kill(pid: int) -> None:
+    """SIGKILL, and wait for the end of a process that is not a child."""
+    handle = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        select.select([handle], [], [], 10)
+    finally:
+        os.close(handle)
 
 
 @dataclass(frozen=True)

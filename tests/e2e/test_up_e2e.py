@@ -13,20 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.clusters import UNBROKEN, Cluster, pod, processes, python
+from e2e.clusters import UNBROKEN, Cluster, kill, pod, processes, python
 
 pytestmark = pytest.mark.slow
 MakeCluster = Callable[..., Cluster]
-
-
-def kill(pid: int) -> None:
-    """SIGKILL, and wait for the end of a process that is not a child."""
-    handle = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    import select
-
-    select.select([handle], [], [], 10)
-    os.close(handle)
 
 
 def test_a_second_up_says_so_and_changes_nothing(make_cluster: MakeCluster) -> None:
