@@ -48,6 +48,7 @@ SEEDS = {
     2198743: "samples were not counted again when it was known which steps are made again",
     3003135: "a full restart that turned into the end in the same step deleted the pods",
     3011588: "a worker that was killed at the barrier, and stuck, outlived its job",
+    6437081018: "a lease that had run out in an attempt was told as a fault of the next one",
     1698951014: "a restarted stock agent followed an old start while the job was halted",
     2105707: "samples of two ranks were told as those of six, of which four had told nothing yet",
     2152290: "a failed pod was charged beside its peers' complaint, whose incident was not written",

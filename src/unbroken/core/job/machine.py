@@ -435,12 +435,12 @@ class Job:
             return signals.of_workers(member, report, now) if of == attempt else []
         elif report.state is AgentState.SHUTDOWN:
             fault, text = signals.AGENT_LOST, "the agent was shut down"
-        elif report.reason == LEASE_OVER:
-            fault, text = signals.AGENT_LOST, LEASE_RAN_OUT
         elif report.state in (AgentState.READY, AgentState.STOPPING):
             is_over = is_stock(report) and member.uid not in state.gang.awaited
             if is_over or (newest is not None and newest >= attempt):
                 fault, text = signals.STOPPED, "the workers were stopped by somebody else"
+                if report.reason == LEASE_OVER:
+                    fault, text = signals.AGENT_LOST, LEASE_RAN_OUT
         elif of == attempt and not self._follows(report):
             fault, text = OPERATOR_RESTARTED, "the agent follows another operator's start"
         return [signals.of_pod(fault, text, member, now)] if fault else []
