@@ -23,7 +23,7 @@ demo-kube: setup
 # What CI runs: static checks, then every test. A test process that crashes ends the run: a new one would
 # only repeat the test that crashed it.
 test: check
-	@$(BIN)/python -m pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder \
+	@$(BIN)/python -m pytest -n 3 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder \
 	    -m "not heavy"
 
 # What takes both cores for long: the recovery benchmark, storms of faults.
