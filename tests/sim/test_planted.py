@@ -523,7 +523,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @planted("an agent follows a start without a lease", LEASE_SEEDS)
 def _(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Lease, "may_start", lambda self, seconds, now: True)
+    patch.setattr(Lease, "may_start", lambda self, command, now: True)
 
 
 def first_breach(seeds: Iterable[int]) -> int | None:

@@ -143,7 +143,7 @@ class Driver:
         guard = None if key is None else Guard(key, os.environ.get(UID_VARIABLE, ""))
         self._server = AgentServer(self, guard, has_link)
         self._key = key
-        self._processes = make(options, self.feed, self._now)
+        self._processes = make(options, self.feed, self.now)
         self._conversation = Conversation(
             self.feed,
             self._processes.local_ranks,
@@ -158,7 +158,7 @@ class Driver:
         self._is_spare = True
         self._inbox: collections.deque[AgentEvent] = collections.deque()
         self._is_stepping = False
-        self._alarm = Alarm(self._now, lambda: self.feed(Tick()))
+        self._alarm = Alarm(self.now, lambda: self.feed(Tick()))
         self._learning: asyncio.Task[None] | None = None
         self._examination: Examination | None = None
         self._sampling: Sampling | None = None
@@ -175,7 +175,7 @@ class Driver:
             self._machine.settings.agent_id,
             key,
             self._machine.vouches,
-            self._now,
+            self.now,
             lambda attempt, at: self.feed(Vouched(attempt, at)),
             self._keep,
         )
@@ -211,7 +211,7 @@ class Driver:
         """Follow a command."""
         is_ready = self._machine.state is AgentState.READY
         self._held_start = None
-        lease, now = self._machine.lease, self._now()
+        lease, now = self._machine.lease, self.now()
         if isinstance(command, StartCommand) and not lease.may_start(command, now):
             self._held_start = (command, now + HOLD_SECONDS)
             self._server.beat()
@@ -224,15 +224,11 @@ class Driver:
 
     def renew(self, at: float) -> None:
         """Take the operator's answer to a Beat."""
-        self._peers.renewed(self._now())
+        self._peers.renewed(self.now())
         self.feed(Renewed(at))
         held, self._held_start = self._held_start, None
-        if held is not None and self._now() < held[1]:
+        if held is not None and self.now() < held[1]:
             self.command(held[0])
-
-    def now(self) -> float:
-        """The time of Beats."""
-        return self._now()
 
     def vouch(self, question: PeerQuestion) -> PeerAnswer | None:
         """Answer another agent of the attempt; None: it is of another one."""
@@ -277,7 +273,7 @@ class Driver:
         await examination.wait(command.seconds)
         report = self._machine.report()
         ranks = examination.evidence(report.watch if report.attempt == command.attempt else ())
-        answer(Evidence(command.request, command.attempt, report.agent_id, self._now(), ranks))
+        answer(Evidence(command.request, command.attempt, report.agent_id, self.now(), ranks))
 
     async def _sample(self, command: CollectCommand, answer: Callable[[Evidence], None]) -> None:
         from unbroken.agent.evidence.samples import Sampling  # asked for in trouble only
@@ -289,7 +285,7 @@ class Driver:
         )
         ranks = await sampling.run()
         agent_id = self._machine.report().agent_id
-        answer(Evidence(command.request, command.attempt, agent_id, self._now(), ranks))
+        answer(Evidence(command.request, command.attempt, agent_id, self.now(), ranks))
 
     def _running(self, attempt: int) -> list[WorkerReport]:
         """The workers of an attempt that run."""
@@ -370,7 +366,7 @@ class Driver:
         try:
             while self._inbox:
                 taken = self._inbox.popleft()
-                for effect in self._machine.step(taken, self._now()):
+                for effect in self._machine.step(taken, self.now()):
                     self._act(effect)
         finally:
             self._is_stepping = False
@@ -432,7 +428,7 @@ class Driver:
         logger.error("the parent of the agent was killed; everything is ended")
         self.feed(Terminated(signal.SIGKILL))
 
-    def _now(self) -> float:
+    def now(self) -> float:
         """Seconds since the epoch that never go back, and go on while the machine is suspended."""
         return self._booted_at + boot_seconds()
 

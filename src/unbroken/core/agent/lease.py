@@ -25,90 +25,56 @@ from .run import Run
 
 
 class Lease:
-    """The lease of one agent."""
+    """The lease on the workers of the newest attempt that an agent has started."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         """Length; 0: the workers need no lease."""
-        self._operator_at = self._peers_at = -math.inf
-        """The newest time at which the agent was certainly still wanted."""
-
-    def begin(self, seconds: float) -> None:
-        """Start workers under a lease of this length."""
-        self.seconds = seconds
-        self._peers_at = -math.inf
-
-    def renew(self, asked_at: float) -> None:
-        """Take the operator's answer to what the agent sent at `asked_at`."""
-        self._operator_at = max(self._operator_at, asked_at)
-
-    def vouch(self, at: float) -> None:
-        """Take that every peer of the attempt was running it at this time or later."""
-        self._peers_at = max(self._peers_at, at)
-
-    def may_start(self, seconds: float, now: float) -> bool:
-        """Tell whether workers may start: a start that was long on its way must not begin what the
-        operator takes for ended."""
-        return not seconds or now < self._operator_at + seconds
-
-    @property
-    def expires_at(self) -> float | None:
-        """When the workers must have ended; None: never."""
-        if not self.seconds:
-            return None
-        return max(self._operator_at, self._peers_at) + self.seconds
-
-
-class HeldLease:
-    """The lease on the workers of the newest attempt that an agent has started."""
-
-    def __init__(self) -> None:
         self.is_over = False
         """The workers were ended because it ran out."""
-        self.length = 0.0
-        """Seconds; 0: there is none."""
-        self._lease = Lease()
         self._attempt = -1
+        self._operator_at = self._peers_at = -math.inf
+        """The newest time at which the agent was certainly still wanted."""
         self._held_until: float | None = None
         """What the keeper was told: None where no worker may live."""
 
     def begin(self, attempt: int, seconds: float) -> None:
         """Start the workers of an attempt under a lease of this length."""
-        self._lease.begin(seconds)
-        self._attempt, self.length, self.is_over = attempt, seconds, False
+        self._attempt, self.seconds, self.is_over = attempt, seconds, False
+        self._peers_at = -math.inf
 
     def take(self, event: LeaseEvent) -> None:
         """Renew it."""
         match event:
             case Renewed(at):
-                self._lease.renew(at)
+                self._operator_at = max(self._operator_at, at)
             case Vouched(attempt, at) if attempt == self._attempt:
-                self._lease.vouch(at)
-            case _:
-                pass
+                self._peers_at = max(self._peers_at, at)
+            case Vouched():
+                pass  # Of an attempt that this agent has left.
 
     def may_start(self, command: StartCommand, now: float) -> bool:
-        """Tell whether an operator was heard, so short a time ago that the start still counts."""
-        return self._lease.may_start(command.lease_seconds, now)
+        """Tell whether workers may start: a start that was long on its way must not begin what the
+        operator takes for ended."""
+        return not command.lease_seconds or now < self._operator_at + command.lease_seconds
 
     def due(self) -> float | None:
         """Return when the workers are to be ended; None: never, or it is done."""
         return None if self.is_over else self._held_until
 
-    def is_due(self, now: float) -> bool:
-        """Tell whether the workers are to be ended now."""
-        due = self.due()
-        return due is not None and now >= due
-
     def hold(self, run: Run | None, *, has_leftovers: bool) -> list[HoldLease]:
         """Tell the keeper how long workers may live, if that has changed. `has_leftovers`: what
         workers have left behind was not seen to end."""
-        until = self._lease.expires_at
-        has_ended = run is None or run.is_rankless
-        if run is not None and run.workers and not has_leftovers:
-            has_ended |= not run.is_alive()
-        until = None if has_ended else until
+        until = self._until(run, has_leftovers=has_leftovers)
         if until == self._held_until:
             return []
         self._held_until = until
         return [HoldLease(until)]
+
+    def _until(self, run: Run | None, *, has_leftovers: bool) -> float | None:
+        """When the workers must have ended; None: none may live, or they need no lease."""
+        if run is None or run.is_rankless or not self.seconds:
+            return None
+        if run.workers and not has_leftovers and not run.is_alive():
+            return None
+        return max(self._operator_at, self._peers_at) + self.seconds

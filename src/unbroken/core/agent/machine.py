@@ -70,7 +70,7 @@ from .events import (
     WorkerEnded,
 )
 from .faults import SIGKILL
-from .lease import HeldLease
+from .lease import Lease
 from .members import Members, WorkerProcess
 from .run import Run, message, refusal_of
 
@@ -112,7 +112,7 @@ class Workers:
         self._arrive_at: float | None = None
         """When members have to be at the barrier."""
         self._kill_at: float | None = None
-        self.lease = HeldLease()
+        self.lease = Lease()
         self._exit_code: int | None = None
         self._progress: Mapping[str, Any] = {}
         self._published: AgentReport | None = None
@@ -171,7 +171,7 @@ class Workers:
             agent_version=settings.agent_version,
             progress=self._progress,
             kept=self._kept(),
-            lease_seconds=self.lease.length,
+            lease_seconds=self.lease.seconds,
         )
 
     def _kept(self) -> tuple[int, ...]:
@@ -223,7 +223,7 @@ class Workers:
         return self._kill()
 
     def _tick(self, now: float) -> list[AgentEffect]:
-        if self._run is not None and self.lease.is_due(now):
+        if self._run is not None and (due := self.lease.due()) is not None and now >= due:
             return self._lease_over(self._run, now)
         if self._kill_at is not None and now >= self._kill_at:
             return self._kill()

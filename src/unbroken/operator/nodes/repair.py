@@ -154,7 +154,7 @@ class NodeRepair:
         try:
             self._take(Tick())
         except Exception:
-            # What one node says must not end the repair of others.
+            # A node's object must not end the repair of other nodes.
             log.exception("node_repair=tick")
             self._alarm.set(self._clock() + TICK_RETRY_SECONDS)
 

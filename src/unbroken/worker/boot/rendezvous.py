@@ -28,7 +28,7 @@ torch's log and a lookup of a name."""
 POLL_SECONDS = 0.001
 POLL_SECONDS_MAX = 0.25
 POLL_SHARE = 0.1
-"""Of the time waited so far: thousands of ranks may poll one host."""
+"""Share of the time waited so far: thousands of ranks may poll one host."""
 FATAL = 4
 """Above every level at which torch logs."""
 Construct = Callable[..., None]
