@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.job.events import NodeName, PodPhase, PodView
 from unbroken.operator.jobs.views import agent_place, node_view, pod_view
+from unbroken.spec.nodes.notices import Notice
 
 Object = dict[str, Any]
 
@@ -169,7 +171,7 @@ def node(**parts: Any) -> Node:
     conditions = {"Ready": "True", **parts.pop("conditions", {})}
     content = {
         "metadata": {"name": "n", "labels": parts.pop("labels", {})},
-        "spec": {"taints": parts.pop("taints", [])},
+        "spec": {"taints": parts.pop("taints", []), **parts.pop("spec", {})},
         "status": {"conditions": [{"type": k, "status": v} for k, v in conditions.items()]},
     }
     return msgspec.convert(content, Node)
@@ -199,6 +201,22 @@ HEALTH = "sagemaker.amazonaws.com/node-health-status"
 def test_what_a_node_is_good_for(parts: Object, ready: bool, fenced: bool, healthy: bool) -> None:
     found = node_view(node(**parts))
     assert (found.is_ready, found.is_fenced, found.is_healthy) == (ready, fenced, healthy)
+
+
+def test_a_notice_is_told_and_keeps_new_pods_off() -> None:
+    assert node_view(node()).notice is None
+    cordoned = node_view(node(spec={"unschedulable": True}))
+    assert cordoned.notice == Notice("Cordon", "it is cordoned")
+    assert not cordoned.is_usable
+    spot = [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]
+    found = node_view(node(taints=spot, spec={"unschedulable": True})).notice
+    assert found is not None
+    assert (found.name, found.seconds) == ("AwsSpot", 120.0)
+    at = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    sick = {"type": "RebootScheduled", "status": "True", "lastTransitionTime": at}
+    view = node_view(msgspec.convert({"status": {"conditions": [sick]}}, Node))
+    assert view.notice is not None
+    assert view.notice.deadline == at.timestamp() + 900
 
 
 def test_topology_is_told_widest_first() -> None:

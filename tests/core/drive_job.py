@@ -55,6 +55,7 @@ from unbroken.spec.job.types import (
     RunPolicy,
     Switch,
 )
+from unbroken.spec.nodes.notices import Notice
 from unbroken.wire.agent import (
     IN_PROCESS_RESTART,
     AgentReport,
@@ -256,6 +257,7 @@ class Script:
             restart=words.read("restart", float, None),
             in_process=Switch(words.get("in-process", "on")),
             buddy=Switch(words.get("buddy", "on")),
+            planned_moves=Switch(words.get("moves", "on")),
         )
         hold = words.get("hold")
         if hold:
@@ -293,15 +295,20 @@ class Script:
         return view
 
     def _node(self, words: Words) -> NodeView:
-        """`node n0 ready|not-ready|fenced|unhealthy [topology=a/b]`."""
+        """`node n0 ready|not-ready|fenced|unhealthy [topology=a/b] [notice=NAME [by=] [leaves=]]`.
+
+        `by`: when the node goes; `leaves`: seconds until then, from when the notice is seen."""
         name, is_healthy = NodeName(words.first()), not words.has("unhealthy")
         is_ready, is_not_ready = words.has("ready"), words.has("not-ready")
+        by, leaves = words.read("by", float, None), words.read("leaves", float, None)
+        notice = words.read("notice", lambda kind: Notice(kind, "it goes", by, leaves), None)
         node = NodeView(
             name,
             is_ready=(is_ready or not is_healthy) and not is_not_ready,
             is_fenced=words.has("fenced"),
             is_healthy=is_healthy,
             topology=tuple(words.get("topology").split("/")),
+            notice=notice,
         )
         self.nodes[name] = node
         return node
@@ -337,7 +344,10 @@ class Script:
             kept=words.read("kept", lambda value: (int(value),), ()),
             imports=words.read("imports", int, None),
             watch=words.read("told", lambda step: (RankWatch(0, step=int(step)),), ()),
+            copies=words.read("copies", lambda rank: (int(rank),), ()),
         )
+        if saved := words.get("saved"):
+            report = replace(report, watch=(RankWatch(0, checkpoint_step=int(saved)),))
         if state is AgentState.FAULTED:
             fault = _fault(words.get("kind", "ExitCode"), report.rank or 0, words)
             report = replace(report, faults=(fault,), reason="WorkerCrash")

@@ -33,7 +33,10 @@ VIEWS = [
     "", " deleting", " phase=Running", " phase=Failed", " phase=Unknown", " why=Backoff",
     " node=n0", " node=n1", " uid=x", " uid=y node=n1",
 ]  # fmt: skip
-NODES = ["ready", "not-ready", "fenced", "unhealthy"]
+NODES = [
+    *("ready", "not-ready", "fenced", "unhealthy"),
+    *("ready notice=Cordon", "ready notice=AwsSpot leaves=30"),
+]
 OTHER = ["job suspend=yes", "job suspend=no", "job restart=50", "tick", "synced", "node-gone n0"]
 
 

@@ -175,6 +175,8 @@ class Adoption:
         if state.standing in (None, ConditionType.SUSPENDED):
             self._life.mark_created(now)
         self._restore_ranks(finding)
+        ranked = [state.roster.members[uid] for uid in state.ranks.rank_of]
+        state.plan.adopt_extra(ranked)
         if self._recovery.carry_on(finding.attempt, now):
             return
         if not self._continues(finding, now):

@@ -14,6 +14,7 @@ from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.ledger import Ledger
 from unbroken.spec.job.types import JobOptions, JobSpec, JobStatus
+from unbroken.spec.nodes.notices import Notice
 from unbroken.wire.agent import PORT, AgentReport, Request, StartCommand, StopCommand
 from unbroken.wire.observation import Evidence
 
@@ -72,6 +73,14 @@ class NodeView:
     """False: its health label or a condition says that it must not be used or must be left."""
     topology: tuple[str, ...] = ()
     """Values of the topology labels, widest first; pods are ordered by it at first assignment."""
+    notice: Notice | None = None
+    """Says that the node will be lost; None: nothing does."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new pods should be put on it."""
+        is_up = self.is_ready and not self.is_fenced
+        return is_up and self.is_healthy and self.notice is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ class Gang:
         self.witnesses = {}
         for uid in self.ranks:
             self._witness(uid, now)
-        self.ready = {uid for uid, member in members.items() if self._is_ready(member)}
+        self.ready = {uid for uid, member in members.items() if self.is_ready(member)}
         return self._stop(self.unclear, now)
 
     def start(self, order: StartOrder, ranks: Mapping[PodUid, int], now: float) -> list[JobEffect]:
@@ -150,7 +150,7 @@ class Gang:
             self._resend_at = self._resend_at if self.unclear else None
         elif uid not in self.unclear:
             self.unclear[uid] = now
-        if self._is_ready(member):
+        if self.is_ready(member):
             self.last_ready = self.last_ready if uid in self.ready else uid
             self.ready.add(uid)
         else:
@@ -174,6 +174,15 @@ class Gang:
         if uid not in self._roster.members:
             self.unclear.pop(uid, None)
             self.awaited.discard(uid)
+
+    def is_ready(self, member: Member) -> bool:
+        """Whether the pod can start the next attempt."""
+        report = member.report
+        if report is None or member.lost_why or member.condemned or member.view.is_deleting:
+            return False
+        can_start = report.offered_port is not None or is_stock(report)
+        is_free = self._is_clear(member)
+        return report.state is AgentState.READY and can_start and is_free
 
     def _witness(self, uid: PodUid, now: float) -> None:
         """Note a rank that runs the last attempt no longer."""
@@ -248,14 +257,6 @@ class Gang:
         # It starts others in the place of the worker that has ended when it is told to stop.
         must_end |= member.broke_early and member.early_attempt <= self.fence and not member.is_dead
         return self._roster.is_clear(member, self.fence) and not must_end
-
-    def _is_ready(self, member: Member) -> bool:
-        report = member.report
-        if report is None or member.lost_why or member.condemned or member.view.is_deleting:
-            return False
-        can_start = report.offered_port is not None or is_stock(report)
-        is_free = self._is_clear(member)
-        return report.state is AgentState.READY and can_start and is_free
 
     def _stop(self, uids: Iterable[PodUid], now: float) -> list[JobEffect]:
         effects: list[JobEffect] = []

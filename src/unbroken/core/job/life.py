@@ -288,7 +288,9 @@ class Life:
         if gang.unclear or len(gang.ready) < state.nnodes or self._is_gathering(now):
             return
         if not ranks.is_full:
-            ranks.fill((state.roster.members[uid] for uid in gang.ready), state.roster)
+            ready = [state.roster.members[uid] for uid in gang.ready]
+            ranks.fill((m for m in ready if not state.roster.notice_of(m)), state.roster)
+            ranks.fill(ready, state.roster)
         if not ranks.is_full or not ranks.rank_of.keys() <= gang.ready:
             return
         master = self._master()

@@ -53,6 +53,7 @@ from .gang import GangStage
 from .kueue import Gate, Hold, moved
 from .leases import Leases
 from .life import START_SECONDS, STOP_SECONDS, JobEnd, Life
+from .moves import Moves
 from .recovery import signals
 from .roster import Member, is_stock, of_ranks
 from .spares import Spares
@@ -90,6 +91,7 @@ class Job:
         self._waits = Waits(self.state)
         self._examination = Examination(self.state, self._recovery, self._stalls)
         self._recovery.interrupted = self._examination.interrupted
+        self._moves = Moves(self.state, self._recovery, self._spares)
         self._stragglers = Stragglers(self.state, self._stalls)
         self._is_synced = False
         self._last_asked: float | None = None
@@ -145,6 +147,7 @@ class Job:
             if self._too_large and state.phase in _LIVE:
                 verdict = JobEnd(ConditionType.FAILED, AGENTS_TOO_LARGE, self._too_large)
                 self._life.end(verdict, now)
+            self._moves.go_on(now)
             self._life.go_on(now)
             self._receipts.go_on(now)
             state.commands += self._spares.go_on(now)
@@ -175,6 +178,7 @@ class Job:
             self._spares.deadline(),
             self._waits.deadline(),
             self._leases.deadline(),
+            self._moves.deadline(),
             None if back is None else back + AGENT_BACK_SECONDS,
         )
 

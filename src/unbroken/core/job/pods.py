@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 
 from unbroken.spec.job.types import ReplicaSpec
 
@@ -78,6 +79,54 @@ class PodPlan:
         """These pods are wanted from now on; none: an empty shape."""
         self.slots = slots(self._job, shape)
         self._empty = dict.fromkeys((n for n in self.slots if not self._roster.named(n)), -1.0)
+
+    def adopt_extra(self, ranked: Iterable[Member]) -> None:
+        """Want the pods that a planned move has put beside those of the shape, each in place of
+        another of its replica spec."""
+        ranked = list(ranked)
+        keep = {member.view.name for member in ranked}
+        for view in (member.view for member in ranked if member.view.name not in self.slots):
+            own = [slot for slot in self._of(view.replica_spec) if slot.name not in keep]
+            if own:
+                self._drop(min(own, key=lambda slot: self._use(self._roster.named(slot.name))))
+                self.slots[view.name] = Slot(view.name, view.replica_spec, view.index)
+
+    def resize(self, replica_spec: str, pods: int, ranked: Container[PodUid]) -> list[Member]:
+        """Want so many pods of a replica spec, and those that are `ranked` among them.
+
+        Return the pods that are wanted no more: first those on nodes with a notice, then those that
+        are not on a node, then those with the highest index."""
+        own = self._of(replica_spec)
+        numbers = (n for n in count() if self._is_free(self._name(replica_spec, n)))
+        for index in islice(numbers, max(pods - len(own), 0)):
+            name = self._name(replica_spec, index)
+            self.slots[name], self._empty[name] = Slot(name, replica_spec, index), -1.0
+        found = {slot.name: self._roster.named(slot.name) for slot in own}
+        surplus = [s for s in own if (m := found[s.name]) is None or m.uid not in ranked]
+        surplus.sort(key=lambda slot: (self._use(found[slot.name]), -slot.index))
+        dropped = surplus[: max(len(own) - pods, 0)]
+        for slot in dropped:
+            self._drop(slot)
+        return [member for slot in dropped if (member := found[slot.name]) is not None]
+
+    def _use(self, member: Member | None) -> int:
+        if member is None or member.view.node is None:
+            return 1
+        return 0 if self._roster.notice_of(member) else 2
+
+    def _of(self, replica_spec: str) -> list[Slot]:
+        return [slot for slot in self.slots.values() if slot.replica_spec == replica_spec]
+
+    def _name(self, replica_spec: str, index: int) -> PodName:
+        return PodName(f"{self._job}-{replica_spec}-{index}")
+
+    def _is_free(self, name: PodName) -> bool:
+        return name not in self.slots and self._roster.named(name) is None
+
+    def _drop(self, slot: Slot) -> None:
+        del self.slots[slot.name]
+        self._empty.pop(slot.name, None)
+        self._kept_off.pop(slot.name, None)
 
     def occupied(self, member: Member) -> None:
         """A pod has the name."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from unbroken.spec.nodes.notices import Notice
 from unbroken.wire.agent import AgentReport, AgentState
 
 from .events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
@@ -195,6 +196,8 @@ class Roster:
         self._names: dict[PodName, PodUid] = {}
         self._placed: dict[NodeName, dict[PodUid, Member]] = {}
         self._gone: dict[PodUid, None] = {}
+        self.noticed: dict[NodeName, Notice] = {}
+        """Nodes that will be lost."""
 
     def see_pod(self, view: PodView) -> Member | None:
         """The pod's record, or None where the view is older than what is known."""
@@ -242,12 +245,17 @@ class Roster:
     def see_node(self, node: NodeView) -> None:
         """Take a node as the watch of nodes shows it."""
         self.nodes[node.name] = node
+        if node.notice is not None:
+            self.noticed[node.name] = node.notice
+        else:
+            self.noticed.pop(node.name, None)
         for member in self.on_node(node.name):
             member.has_no_node = False
 
     def remove_node(self, name: NodeName) -> None:
         """Take note that the watch of nodes shows the node no longer."""
         self.nodes.pop(name, None)
+        self.noticed.pop(name, None)
         for member in self.on_node(name):
             member.has_no_node = True
 
@@ -272,11 +280,13 @@ class Roster:
         node = self._node_of(member)
         return node is not None and not node.is_healthy
 
+    def notice_of(self, member: Member) -> Notice | None:
+        """Return the notice of the pod's node; None: it has none."""
+        return None if member.view.node is None else self.noticed.get(member.view.node)
+
     def unusable_nodes(self) -> Iterable[NodeName]:
         """Nodes that a new pod should not be put on."""
-        for node in self.nodes.values():
-            if node.is_fenced or not node.is_ready or not node.is_healthy:
-                yield node.name
+        return (node.name for node in self.nodes.values() if not node.is_usable)
 
     def is_clear(self, member: Member, attempt: int) -> bool:
         """Whether no worker of `attempt` or of an earlier one can live in the pod."""

@@ -59,6 +59,16 @@ class Spares:
             self._at = now + REPEAT_SECONDS
         return found
 
+    def is_warm(self, member: Member) -> bool:
+        """Whether a pod that waits has imported as much as any rank's. A pod whose agent starts no
+        workers warm always has; another one has not before the ranks know what they import."""
+        report = member.report
+        if report is None or report.imports is None:
+            return True
+        ranks = self._state.gang.ranks
+        known = (_known(m) for uid, m in self._state.roster.members.items() if uid in ranks)
+        return 0 < max(known, default=0) <= _known(member)
+
     def _is_quiet(self) -> bool:
         state = self._state
         return state.phase is Phase.TRAINING and state.gang.stage is GangStage.RUNNING

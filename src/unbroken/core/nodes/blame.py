@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from unbroken.core.job.recovery.signals import NODE_FAULT, NODE_LOST
-from unbroken.spec.job.incident import Incident
+from unbroken.spec.job.incident import PLANNED_MOVE, Incident
 from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
 from unbroken.wire.agent import FaultKind
@@ -148,7 +148,7 @@ def of_incident(incident: Incident, source: str) -> BlameEntry | None:
     `source` is `NAMESPACE/JOB-NUMBER`.  An open incident may yet find another culprit.
     """
     culprit = incident.culprit
-    if incident.ended_at is None or not culprit.node:
+    if incident.ended_at is None or not culprit.node or culprit.fault == PLANNED_MOVE:
         return None
     is_machine = culprit.fault in MACHINE_FAULTS or culprit.exit_code == SIGBUS_EXIT
     is_sure = incident.confidence in ("", "certain", "likely")

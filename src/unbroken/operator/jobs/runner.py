@@ -349,7 +349,7 @@ class JobRunner:
                 self._memory.taken()
 
     def _judge(self, node: NodeView) -> None:
-        if node.is_ready and node.is_healthy and not node.is_fenced:
+        if node.is_usable:
             self._unusable.discard(node.name)
         else:
             self._unusable.add(node.name)

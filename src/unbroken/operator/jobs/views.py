@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import NamedTuple
 
-from lightkube.models.core_v1 import PodStatus
+from lightkube.models.core_v1 import NodeSpec, NodeStatus, PodStatus
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
 from unbroken.spec import keys
 from unbroken.spec.job.rules import port_number
 from unbroken.spec.nodes.keys import health_of
+from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice
 from unbroken.wire.agent import PORT
 
 from .pod_troubles import trouble_of
@@ -126,17 +128,33 @@ def _has_ended(pod: Pod) -> bool:
 
 def node_view(node: Node) -> NodeView:
     """View of a node for the job's machine."""
-    metadata = node.metadata
+    metadata, spec, status = node.metadata, node.spec or NodeSpec(), node.status or NodeStatus()
     labels = (metadata and metadata.labels) or {}
-    conditions = {one.type: one.status for one in (node.status and node.status.conditions) or ()}
-    taints = (node.spec and node.spec.taints) or ()
+    found = {one.type: one for one in status.conditions or ()}
+    conditions = {name: one.status for name, one in found.items()}
+    taints = spec.taints or ()
+    facts = NodeFacts(
+        labels,
+        (metadata and metadata.annotations) or {},
+        {one.key: one.value or "" for one in taints},
+        {
+            name: ConditionFacts(one.status, _seconds(one.lastTransitionTime))
+            for name, one in found.items()
+        },
+        bool(spec.unschedulable),
+    )
     return NodeView(
         name=NodeName((metadata and metadata.name) or ""),
         is_ready=conditions.get("Ready") == "True",
         is_fenced=any(one.key == keys.OUT_OF_SERVICE for one in taints),
         is_healthy=health_of(labels) not in LEAVING and not _any_true(conditions, FAULTS),
         topology=(*(labels.get(key, "") for key in TOPOLOGY), _first(labels, RACKS)),
+        notice=find_notice(facts),
     )
+
+
+def _seconds(at: datetime | None) -> float | None:
+    return None if at is None else at.timestamp()
 
 
 def _first(labels: Mapping[str, str], names: Iterable[str]) -> str:

@@ -14,6 +14,9 @@ GROUP, VERSION, KIND, PLURAL = OWN_GROUP, "v1", "Incident", "incidents"
 RECOVERED = "recovered"
 """Outcome of an incident after which the job went on, or completed."""
 
+PLANNED_MOVE = "PlannedMove"
+"""Class of an incident that is no fault: a job has left a node before the node went."""
+
 Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 """Seconds since the epoch; RFC 3339 in microseconds on the wire."""
 

@@ -181,6 +181,8 @@ class JobOptions:
     """Modules that warm workers begin with; empty: what the first attempt imported."""
     buddy: Switch = Switch.ON
     """Whether snapshots are copied to an agent on another node."""
+    planned_moves: Switch = Switch.ON
+    """Whether the job leaves a node that has a notice before the node goes."""
     fence_by: FenceBy = FenceBy.PROVIDER
     """What proves that the workers of a node that is out of reach have ended."""
     lease_seconds: float = LEASE_SECONDS

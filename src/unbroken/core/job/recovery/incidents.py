@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from unbroken.core.job.events import JobEffect, NodeName, WriteIncident
-from unbroken.spec.job.incident import Incident, Remedy, Signal
+from unbroken.spec.job.incident import PLANNED_MOVE, Incident, Remedy, Signal
 from unbroken.wire.agent import FaultKind
 
 from .incident_bounds import SIGNALS_MAX, writable
@@ -21,7 +21,7 @@ from .signals import AGENT_LOST, POD_DELETED
 
 RESTART_REQUESTED = "RestartRequested"
 OPERATOR_RESTARTED = "OperatorRestarted"
-UNCHARGED = (RESTART_REQUESTED, OPERATOR_RESTARTED)
+UNCHARGED = (RESTART_REQUESTED, OPERATOR_RESTARTED, PLANNED_MOVE)
 """Causes that are nobody's fault: the restart costs no budget."""
 _TERMINATED = (128 + 15, -15)
 """SIGTERM: somebody was told to stop, for some reason that another sign may tell."""
@@ -30,6 +30,8 @@ INCIDENTS_MAX = 50
 
 
 def _weight(signal: Signal) -> tuple[int, float]:
+    if signal.fault == PLANNED_MOVE:
+        return (-1, signal.at)  # All that follows comes from the stop.
     if signal.fault in UNCHARGED:
         return (4, signal.at)
     if signal.fault == FaultKind.PEER_LOST.value:

@@ -13,7 +13,7 @@ from unbroken.core.job.roster import UNHEARD, Member
 from unbroken.core.job.state import JobState
 from unbroken.core.job.transitions import Phase
 from unbroken.core.job.watch.progress import Before, before, made
-from unbroken.spec.job.incident import Incident, Remedy, Signal, StackGroup
+from unbroken.spec.job.incident import PLANNED_MOVE, Incident, Remedy, Signal, StackGroup
 from unbroken.spec.job.types import FaultyPods, RestartStatus, SameError
 from unbroken.spec.keys import ConditionType
 from unbroken.wire.agent import PROCESS_RESTART, AgentReport, AgentState, FaultKind
@@ -106,6 +106,8 @@ class Recovery:
         incident = self._state.incidents.open
         if incident is None or member.attempt_of(report) != incident.attempt:
             return []
+        if incident.culprit.fault == PLANNED_MOVE:
+            return []  # Workers that are stopped one after another miss each other.
         is_missing = incident.culprit.fault == PEER_LOST
         found = signals.of_leavers(member, report, now) if is_missing else []
         if report.faults or report.state is AgentState.FAULTED:
@@ -136,7 +138,10 @@ class Recovery:
         condemned = [m for m in state.plan.condemned.values() if m.uid in state.gang.ranks]
         lost = dict.fromkeys(m.view.name for m in condemned)
         lost.update(dict.fromkeys(PodName(s.pod) for s in found if s.fault in signals.POD_LOSSES))
+        is_planned = all(signal.fault == PLANNED_MOVE for signal in found)
         remedy, reason = ladder.choose(charged.remedy, charged.reason, list(lost))
+        if is_planned:
+            remedy, reason = Remedy.POD, f"planned move; {charged.reason}"
         state.incidents.begin(broken, found, remedy, reason, now)
         state.incidents.change(**was, **(details or known))
         state.watched.clear()
@@ -150,7 +155,7 @@ class Recovery:
         mode = PROCESS_RESTART if is_hard else state.restart_mode()
         state.enter(Phase.PREPARING)
         through = state.attempt - 1 if rung.starts_again else broken
-        state.commands += state.gang.halt(through, now, mode=mode)
+        state.commands += state.gang.halt(through, now, mode=mode, is_graceful=is_planned)
         faulty = _faulty(remedy, culprit(found), found)
         state.set_budget(charged.status, faulty)
         self._life.mark_preparing(now)
@@ -160,7 +165,7 @@ class Recovery:
         signal = culprit(found)
         word = signals.NODE_FAULT if signal.fault in _OF_NODES else "Faulted"
         text = f"attempt {broken}: {signals.describe(signal)}; {remedy.value}: {reason}"
-        state.tell(word, text, is_warning=True)
+        state.tell(PLANNED_MOVE if is_planned else word, text, is_warning=not is_planned)
 
     def signs(self, member: Member, fault: str, text: str, now: float) -> list[Signal]:
         """The sign, if there is one, that the loss of a pod or of its agent is."""
@@ -403,7 +408,8 @@ def story(incident: Incident) -> str:
 
 
 def _faulty(remedy: Remedy, first: Signal, found: Iterable[Signal]) -> FaultyPods:
-    causes = [signal for signal in found if signal.fault == first.fault]
+    is_planned = first.fault == PLANNED_MOVE
+    causes = [s for s in found if s.fault == first.fault and not is_planned]
     nodes = dict.fromkeys(signal.node for signal in causes if signal.node)
     pods = dict.fromkeys(signal.pod for signal in causes if signal.pod)
     ranks = dict.fromkeys(str(signal.rank) for signal in causes if signal.rank is not None)

@@ -23,7 +23,7 @@ from unbroken.core.job.transitions import Phase
 from unbroken.core.watchdog.late import START_SECONDS
 from unbroken.core.watchdog.parts import STARTUP
 from unbroken.spec.job.detectors import Detector, Mode
-from unbroken.spec.job.incident import Signal
+from unbroken.spec.job.incident import PLANNED_MOVE, Signal
 from unbroken.wire.agent import AgentReport, FaultKind
 from unbroken.wire.observation import (
     Alarm,
@@ -151,7 +151,7 @@ class Examination:
     def interrupted(self, found: Sequence[Signal], now: float) -> tuple[list[Signal], Details]:
         """What goes into the incident that another fault opens, with the evidence there is."""
         case, self._case = self._case, None
-        if all(one.fault == RESTART_REQUESTED for one in found):
+        if all(one.fault in (RESTART_REQUESTED, PLANNED_MOVE) for one in found):
             return [], {}
         waiting = self._stalls.overtaken(now)
         if case is None:

@@ -1,0 +1,230 @@
+"""Planned moves: a job leaves a node that has a notice before the node goes.
+
+A pod on another node is made first, and waits until it is as warm as the others. The ranks then
+change places in one restart, which is told as an incident of class PlannedMove and charges no
+budget. Without snapshots it waits for the next checkpoint. The old pods stay until the job trains
+again: their agents may have the newest snapshots.
+
+Where no place is found the job trains on, until shortly before the deadline of the notice. It is
+then stopped, so that workers can save their state, and waits for a place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from unbroken.spec.job.incident import PLANNED_MOVE, Signal
+from unbroken.spec.job.types import Switch
+
+from .deadlines import earliest
+from .events import NodeName
+from .gang import GangStage
+from .kueue import Admission
+from .recovery.recovery import Recovery
+from .roster import Member
+from .spares import Spares
+from .state import JobState
+from .transitions import Phase
+
+LOOK_SECONDS = 1.0
+"""Between two looks at a move that waits."""
+WARM_SECONDS = 30.0
+"""A pod that is ready and not as warm as the others is waited for no longer."""
+CHECKPOINT_SECONDS = 1800.0
+"""The longest wait for the next checkpoint."""
+LAST_SECONDS = 20.0
+"""From the stop without a free place to the deadline: agents give workers 15 s to end."""
+STALE_SECONDS = 300.0
+"""A node that is still there so long after its deadline has none."""
+
+
+class _Leaving(NamedTuple):
+    """A rank on a node that has a notice."""
+
+    member: Member
+    why: str
+    deadline: float | None
+
+
+class Moves:
+    """The planned moves of one job."""
+
+    def __init__(self, state: JobState, recovery: Recovery, spares: Spares) -> None:
+        self._state = state
+        self._recovery = recovery
+        self._spares = spares
+        self._seen: dict[NodeName, float] = {}
+        """When nodes that have a notice were first seen with it."""
+        self._is_settled = False
+        """Nothing is left to be done for notices that there were."""
+        self._ready_at: float | None = None
+        """Since when every rank that must leave has a pod to go to."""
+        self._checkpoint: int | None = None
+        """The newest checkpoint at that time."""
+        self._look_at: float | None = None
+
+    def deadline(self) -> float | None:
+        """When to look again; None: no rank has to leave."""
+        return self._look_at if self._is_quiet() else None
+
+    def go_on(self, now: float) -> None:
+        """Prepare and make the moves that notices ask for."""
+        noticed = self._state.roster.noticed
+        for name in self._seen.keys() - noticed.keys():
+            del self._seen[name]
+        for name in noticed:
+            self._seen.setdefault(name, now)
+        if (self._look_at is not None and now < self._look_at) or not self._is_quiet():
+            return
+        affected = self._affected()
+        if not affected and self._is_settled:
+            self._look_at = None
+            return
+        ranks = self._state.gang.ranks
+        leaving = [self._leaving(one) for one in affected if one.uid in ranks]
+        self._is_settled = not affected
+        self._look_at = now + LOOK_SECONDS if affected else None
+        self._make_room(leaving, now)
+        why = "its node has a notice, and it trains nothing"
+        self._let_go([one for one in affected if one.uid not in ranks], why, now)
+        if leaving:
+            self._advance(leaving, now)
+        else:
+            self._ready_at = None
+
+    def _is_quiet(self) -> bool:
+        """Whether the job trains, and has recovered from its last incident."""
+        state = self._state
+        is_running = state.phase is Phase.TRAINING and state.gang.stage is GangStage.RUNNING
+        return is_running and state.incidents.open is None
+
+    def _affected(self) -> list[Member]:
+        """Return the pods on nodes that have a notice."""
+        state = self._state
+        if state.options.planned_moves is Switch.OFF:
+            return []
+        found = [member for name in state.roster.noticed for member in state.roster.on_node(name)]
+        return [one for one in found if not one.condemned and one.uid not in state.gang.completed]
+
+    def _leaving(self, member: Member) -> _Leaving:
+        assert member.view.node is not None
+        notice = self._state.roster.noticed[member.view.node]
+        deadline = notice.deadline
+        if notice.seconds is not None:
+            deadline = self._seen[member.view.node] + notice.seconds
+        return _Leaving(member, f"{notice.name}: {notice.text}", deadline)
+
+    def _make_room(self, leaving: Sequence[_Leaving], now: float) -> None:
+        """Want a pod for each rank that leaves, beside the spares where these are too few.
+
+        A queue has granted the job its pods, and no more."""
+        state = self._state
+        may_add = not isinstance(state.gate, Admission)
+        needed = Counter(one.member.view.replica_spec for one in leaving)
+        for spec in state.shape:
+            beside = max(spec.spares, needed[spec.name] if may_add else 0)
+            pods = spec.replicas + beside
+            surplus = state.plan.resize(spec.name, pods, state.gang.ranks)
+            self._let_go(surplus, "a planned move needs it no more", now)
+        state.objects += state.plan.create(now)
+
+    def _let_go(self, members: Iterable[Member], why: str, now: float) -> None:
+        for member in members:
+            self._state.objects += self._state.plan.condemn(member, why, now)
+
+    def _advance(self, leaving: Sequence[_Leaving], now: float) -> None:
+        """Move the ranks once that costs least, or once it must be."""
+        places = self._places()
+        pairs = _paired(leaving, places)
+        forced = [one for one in leaving if now >= (_last_moment(one, now) or now + 1)]
+        if forced:
+            self._move(forced, _paired(forced, places), now)
+            return
+        last = earliest(*(_last_moment(one, now) for one in leaving))
+        self._look_at = earliest(self._look_at, last)
+        if len(pairs) < len(leaving):
+            self._ready_at = None
+            return
+        if self._ready_at is None:
+            self._ready_at, self._checkpoint = now, self._newest_checkpoint()
+        is_warm = all(self._spares.is_warm(new) for _, new in pairs)
+        is_warm |= now >= self._ready_at + WARM_SECONDS
+        if is_warm and self._is_saved(now - self._ready_at):
+            self._move(leaving, pairs, now)
+
+    def _places(self) -> list[Member]:
+        """Return the pods that wait, ready to train, on nodes that stay."""
+        state = self._state
+        waiting = (m for uid, m in state.roster.members.items() if uid not in state.gang.ranks)
+        nodes = state.roster.nodes
+        return [
+            member
+            for member in waiting
+            if state.gang.is_ready(member)
+            and member.view.node is not None
+            and (node := nodes.get(member.view.node)) is not None
+            and node.is_usable
+        ]
+
+    def _is_saved(self, waited: float) -> bool:
+        """Whether a restart now costs no more than later."""
+        state = self._state
+        ranked = (state.roster.members.get(uid) for uid in state.gang.ranks)
+        reports = [one.report for one in ranked if one is not None and one.report is not None]
+        if any(report.copies or report.receipts for report in reports):
+            return True  # They save each step in memory.
+        newest = self._newest_checkpoint()
+        if newest is None or waited >= CHECKPOINT_SECONDS:
+            return True
+        return newest > (self._checkpoint if self._checkpoint is not None else -1)
+
+    def _newest_checkpoint(self) -> int | None:
+        """Return the step of the newest checkpoint that every rank with checkpoints has told."""
+        told = (rank.checkpoint_step for watch in self._state.watched.values() for rank in watch)
+        return min((step for step in told if step is not None), default=None)
+
+    def _move(
+        self, leaving: Sequence[_Leaving], pairs: Sequence[tuple[Member, Member]], now: float
+    ) -> None:
+        """Stop the attempt, and give the ranks to the pods on other nodes."""
+        state = self._state
+        goes_to = {old.uid: new for old, new in pairs}
+        found = []
+        for one in leaving:
+            old, new = one.member, goes_to.get(one.member.uid)
+            where = "no other place is free" if new is None else f"to node {new.view.node}"
+            text = f"{one.why}; {where}"
+            pod, node = old.view.name, old.view.node or ""
+            found.append(Signal(now, PLANNED_MOVE, text, pod=pod, node=node))
+        self._ready_at, self._is_settled = None, False
+        self._look_at = now  # once the job trains again
+        self._recovery.fault(found, now)
+        for one in leaving:
+            state.ranks.release(one.member.uid)
+            if one.member.uid not in goes_to:
+                self._let_go([one.member], one.why, now)
+                state.gang.forget(one.member.uid)
+        state.ranks.fill([new for _, new in pairs], state.roster)
+
+
+def _paired(leaving: Sequence[_Leaving], places: Sequence[Member]) -> list[tuple[Member, Member]]:
+    """Give each rank that leaves a pod of its replica spec, as far as there are any; those with the
+    earliest deadline first."""
+    free = list(places)
+    found = []
+    for one in sorted(leaving, key=lambda one: (one.deadline is None, one.deadline or 0.0)):
+        wanted = one.member.view.replica_spec
+        new = next((place for place in free if place.view.replica_spec == wanted), None)
+        if new is not None:
+            free.remove(new)
+            found.append((one.member, new))
+    return found
+
+
+def _last_moment(one: _Leaving, now: float) -> float | None:
+    """Return until when the rank may wait for a place; None: for ever."""
+    if one.deadline is None or now > one.deadline + STALE_SECONDS:
+        return None
+    return one.deadline - LAST_SECONDS

@@ -1,0 +1,113 @@
+"""Jobs leave nodes that have a notice, with real processes: the place first, then the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apiclient import Api
+from e2e.clusters import Cluster
+from e2e.control import api_of
+from e2e.job_events import places
+from e2e.jobs import Job, job
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+NODES = 3
+MARKS = ("cloud.google.com/impending-node-termination", "karpenter.sh/disrupted")
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterator[Cluster]:
+    """A cluster of three nodes."""
+    found = Cluster(tmp_path_factory.mktemp("moves") / "state", kubectl_path)
+    found.unbroken("up", "--detach", "--nodes", str(NODES))
+    yield found
+    found.take_away()
+
+
+@pytest.fixture
+def api(machines: Cluster) -> Iterator[Api]:
+    """Its API; every node is without a notice at the end."""
+    made = api_of(machines)
+    yield made
+    for index in range(NODES):
+        machines.kubectl("uncordon", f"node-{index}")
+        for key in MARKS:
+            machines.kubectl("taint", "node", f"node-{index}", f"{key}-", check=False)
+    made.close()
+
+
+def nodes_of(one: Job) -> dict[str, str]:
+    """Pod -> node."""
+    return {name: pod["spec"].get("nodeName", "") for name, pod in one.pods().items()}
+
+
+def only_move(one: Job) -> dict[str, Any]:
+    """Check that the job's one incident is a planned move that cost no budget; the incident."""
+    (incident,) = one.incidents(1)
+    status = one.until(lambda _: True)["status"]
+    assert incident["culprit"]["fault"] == "PlannedMove"
+    assert (incident["outcome"], incident["remedy"]) == ("recovered", "pod")
+    assert status["restartCount"] == 1
+    assert (status.get("restartStatus") or {}).get("restartCount", 0) == 0
+    assert not status["latestFaultyPodInstanceList"].get("faultyInstanceIdList")
+    return incident
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_cordoned_node_is_left(machines: Cluster, api: Api, tmp_path: Path, rank: int) -> None:
+    with job(machines, tmp_path) as one:
+        starts, where = one.steps(0), nodes_of(one)
+        old = places(starts)[rank]
+        machines.kubectl("cordon", where[old])
+        after = one.steps(1)
+        new = places(after)[rank]
+        api.until("pods", old, lambda _: False)
+        for number in one.ranks:
+            if places(starts)[number] != old:
+                assert places(after)[number] == places(starts)[number]
+                assert after[number].more["agent"] == starts[number].more["agent"]
+        assert new not in where
+        assert nodes_of(one)[new] not in where.values()
+        assert only_move(one)["culprit"]["node"] == where[old]
+        assert one.finish()["status"]["restartCount"] == 1
+
+
+def test_a_spare_takes_the_rank_of_a_node_that_a_cloud_reclaims(
+    machines: Cluster, api: Api, tmp_path: Path
+) -> None:
+    with job(machines, tmp_path, spares=1) as one:
+        starts, where = one.steps(0), nodes_of(one)
+        spare = (set(where) - set(places(starts).values())).pop()
+        old = places(starts)[0]
+        machines.kubectl("taint", "node", where[old], f"{MARKS[0]}=true:NoSchedule")
+        after = one.steps(1)
+        assert places(after)[0] == spare
+        incident = only_move(one)
+        assert incident["culprit"]["text"].startswith("GkeTermination: ")
+        assert api.until("pods", old, lambda pod: pod and pod["spec"].get("nodeName") != where[old])
+        one.finish()
+
+
+def test_without_a_place_the_job_trains_on_until_it_has_one(
+    machines: Cluster, api: Api, tmp_path: Path
+) -> None:
+    with job(machines, tmp_path) as one:
+        starts, where = one.steps(0), nodes_of(one)
+        (free,) = {f"node-{n}" for n in range(NODES)} - set(where.values())
+        machines.kubectl("cordon", free)
+        old = places(starts)[0]
+        machines.kubectl("taint", "node", where[old], f"{MARKS[1]}:NoSchedule")
+        other = where[places(starts)[2]]
+        machines.kubectl("cordon", other)
+        one.until_there("pods", f"{one.name}-pods-2")
+        one.steps(0, more=5)
+        machines.kubectl("uncordon", free)
+        machines.kubectl("uncordon", other)
+        after = one.steps(1)
+        assert nodes_of(one)[places(after)[0]] != where[old]
+        only_move(one)
+        one.finish()
