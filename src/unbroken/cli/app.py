@@ -1,7 +1,7 @@
 """Typer with groups of options: a command may take a dataclass as one parameter.
 
-Each field of the dataclass is an option of the command, at the place of the parameter.  A field may
-be a group again.
+Each field of the dataclass is an option of the command, at the place of the parameter.  `option`
+declares its settings; so does `typing.Annotated`.  A field may be a group again.
 """
 
 from __future__ import annotations
@@ -9,10 +9,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import is_dataclass
-from typing import Any
+from dataclasses import field, fields, is_dataclass
+from typing import Annotated, Any
 
 import typer
+
+_OPTION = "option"
+"""Key of a field's metadata: the settings of its option."""
+
+
+def option(*names: str, default: Any = None, **settings: Any) -> Any:
+    """Declare a field of a group as an option; `names` and `settings` are those of typer.Option."""
+    return field(default=default, metadata={_OPTION: typer.Option(*names, **settings)})
 
 
 class App(typer.Typer):
@@ -54,11 +62,16 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def _fields(function: Any) -> Iterator[inspect.Parameter]:
+    found = fields(function) if is_dataclass(function) else ()
+    options = {one.name: one.metadata[_OPTION] for one in found if _OPTION in one.metadata}
     for one in _parameters(function):
-        if is_dataclass(one.annotation):
-            yield from _fields(one.annotation)
-        else:
-            yield one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        hint = one.annotation
+        if is_dataclass(hint):
+            yield from _fields(hint)
+            continue
+        if one.name in options:
+            hint = Annotated[hint, options[one.name]]
+        yield one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint)
 
 
 def _call(function: Any, given: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from .app import option
 from .place import DEFAULT, Place, Use, find
 
 if TYPE_CHECKING:
@@ -72,10 +73,9 @@ class Target:
 
     directory: Embedded = None
     context: Context = None
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option("--kubeconfig", help="Kubeconfig of the cluster to use.", show_default=False),
-    ] = None
+    kubeconfig: Path | None = option(
+        "--kubeconfig", help="Kubeconfig of the cluster to use.", show_default=False
+    )
 
     def place(self, use: Use = Use.READ) -> Place:
         """The cluster that the options name; SpecError if a change needs a cluster by name."""

@@ -10,10 +10,9 @@ import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from .app import option
 from .options import Context, Embedded
 from .place import find
 
@@ -30,12 +29,9 @@ def start_logging() -> None:
 class ProgramTarget:
     """The cluster of a program, which may run in one of its pods."""
 
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option(
-            "--kubeconfig", help="Kubeconfig of the cluster to use.", show_default="KUBECONFIG's"
-        ),
-    ] = None
+    kubeconfig: Path | None = option(
+        "--kubeconfig", help="Kubeconfig of the cluster to use.", show_default="KUBECONFIG's"
+    )
     context: Context = None
     directory: Embedded = None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from unbroken.cli.app import App
+from unbroken.cli.app import App, option
 from unbroken.cli.options import Context, Embedded
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
@@ -62,9 +62,9 @@ Wait = Annotated[bool, typer.Option("--wait", help="Return when the operation is
 class ApiFlags:
     """The form of the answer, and the cluster API that is called."""
 
-    output: Annotated[
-        Form, typer.Option("-o", "--output", help="Form of the answer: text, json or yaml.")
-    ] = Form.TEXT
+    output: Form = option(
+        "-o", "--output", default=Form.TEXT, help="Form of the answer: text, json or yaml."
+    )
     url: EndpointUrl = None
     directory: Embedded = None
     context: Context = None

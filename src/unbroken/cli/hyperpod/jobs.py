@@ -7,10 +7,9 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from unbroken.cli.app import option
 from unbroken.cli.documents import read_documents
 from unbroken.cli.options import Namespace
 from unbroken.errors import SpecError
@@ -63,55 +62,46 @@ class Answer(StrEnum):
 class Options:
     """Options that describe the job; empty or None if not given."""
 
-    job_name: Annotated[str, typer.Option(help="Name of the job.")] = ""
+    job_name: str = option(default="", help="Name of the job.")
     namespace: Namespace = ""
-    image: Annotated[str, typer.Option(help="Image of the job's containers.")] = ""
-    entry_script: Annotated[str, typer.Option(help="Training script.")] = ""
-    script_args: Annotated[str, typer.Option(help="Arguments of the script.")] = ""
-    node_count: Annotated[int | None, typer.Option(min=1, help="Number of nodes.")] = None
-    tasks_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes on each node.")
-    ] = None
-    instance_type: Annotated[
-        str, typer.Option(help="Instance type of the nodes, such as ml.p5.48xlarge.")
-    ] = ""
-    environment: Annotated[
-        str, typer.Option(metavar="KEY=VALUE,...", help="Environment variables, also as JSON.")
-    ] = ""
-    pull_policy: Annotated[
-        str, typer.Option(help="Pull policy of the image: Always, IfNotPresent or Never.")
-    ] = ""
-    restart_policy: Annotated[
-        str, typer.Option(help="Restart policy of the pods: OnFailure, Always, Never or ExitCode.")
-    ] = ""
-    auto_resume: Annotated[
-        Answer | None,
-        typer.Option(
-            case_sensitive=False, help="Restart the job when it loses a node.", show_default=False
-        ),
-    ] = None
-    max_retry: Annotated[
-        int | None, typer.Option(min=0, help="Maximum number of these restarts.", show_default="1")
-    ] = None
-    label_selector: Annotated[
-        str, typer.Option(help="Labels that the job's nodes must have, as JSON.")
-    ] = ""
-    deep_health_check_passed_nodes_only: Annotated[
-        Answer,
-        typer.Option(case_sensitive=False, help="Use only nodes that passed their deep check."),
-    ] = Answer.FALSE
-    queue_name: Annotated[str, typer.Option(help="Queue of Kueue.")] = ""
-    priority: Annotated[str, typer.Option(help="Priority class; needs --queue-name.")] = ""
-    service_account_name: Annotated[str, typer.Option(help="Service account of the pods.")] = ""
-    persistent_volume_claims: Annotated[
-        str, typer.Option(metavar="CLAIM:/PATH,...", help="Volume claims to mount, and where.")
-    ] = ""
-    volumes: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME:/HOST:/PATH,...", help="Folders of the nodes to mount, and where."
-        ),
-    ] = ""
+    image: str = option(default="", help="Image of the job's containers.")
+    entry_script: str = option(default="", help="Training script.")
+    script_args: str = option(default="", help="Arguments of the script.")
+    node_count: int | None = option(min=1, help="Number of nodes.")
+    tasks_per_node: int | None = option(min=1, help="Number of processes on each node.")
+    instance_type: str = option(
+        default="", help="Instance type of the nodes, such as ml.p5.48xlarge."
+    )
+    environment: str = option(
+        default="", metavar="KEY=VALUE,...", help="Environment variables, also as JSON."
+    )
+    pull_policy: str = option(
+        default="", help="Pull policy of the image: Always, IfNotPresent or Never."
+    )
+    restart_policy: str = option(
+        default="", help="Restart policy of the pods: OnFailure, Always, Never or ExitCode."
+    )
+    auto_resume: Answer | None = option(
+        case_sensitive=False, help="Restart the job when it loses a node.", show_default=False
+    )
+    max_retry: int | None = option(
+        min=0, help="Maximum number of these restarts.", show_default="1"
+    )
+    label_selector: str = option(default="", help="Labels that the job's nodes must have, as JSON.")
+    deep_health_check_passed_nodes_only: Answer = option(
+        default=Answer.FALSE,
+        case_sensitive=False,
+        help="Use only nodes that passed their deep check.",
+    )
+    queue_name: str = option(default="", help="Queue of Kueue.")
+    priority: str = option(default="", help="Priority class; needs --queue-name.")
+    service_account_name: str = option(default="", help="Service account of the pods.")
+    persistent_volume_claims: str = option(
+        default="", metavar="CLAIM:/PATH,...", help="Volume claims to mount, and where."
+    )
+    volumes: str = option(
+        default="", metavar="NAME:/HOST:/PATH,...", help="Folders of the nodes to mount, and where."
+    )
 
 
 def manifest(file: Path | None, options: Options) -> Object:

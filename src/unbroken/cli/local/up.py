@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from unbroken.cli.app import App
+from unbroken.cli.app import App, option
 from unbroken.cli.nodes.options import RepairFlags
 from unbroken.cli.options import Directory
 from unbroken.cli.place import DEFAULT, resolve
@@ -44,114 +44,74 @@ class ClusterFlags:
     None: keep the value of the last time.
     """
 
-    nodes: Annotated[
-        int | None, typer.Option(min=0, max=200, help="Number of nodes.", show_default="1")
-    ] = None
-    cpu: Annotated[
-        str | None,
-        typer.Option(
-            "--cpu-per-node", help="CPUs of each node, such as 4 or 500m.", show_default="all"
-        ),
-    ] = None
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            "--memory-per-node", help="Memory of each node, such as 8Gi.", show_default="all"
-        ),
-    ] = None
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            "--gpu-per-node", min=0, help="GPUs of each node (nvidia.com/gpu).", show_default="0"
-        ),
-    ] = None
-    instance_type: Annotated[
-        str | None,
-        typer.Option(
-            "--instance-type",
-            metavar="ml.TYPE",
-            help="Give nodes the resources and the label of this instance type; '' for none.",
-            show_default="none",
-        ),
-    ] = None
-    resources: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--resource", metavar="NAME=QUANTITY", help="Another resource of each node. Repeatable."
-        ),
-    ] = None
-    labels: Annotated[
-        list[str] | None,
-        typer.Option("--label", metavar="KEY=VALUE", help="Label of every node. Repeatable."),
-    ] = None
-    port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Port of the Kubernetes API.", show_default="any"),
-    ] = None
-    operator: Annotated[
-        bool | None,
-        typer.Option(
-            "--operator/--no-operator",
-            help="Run the operator in the cluster, or leave it to `unbroken operator`.",
-            show_default="--operator",
-        ),
-    ] = None
-    pytorchjobs: Annotated[
-        bool | None,
-        typer.Option(
-            "--pytorchjobs/--no-pytorchjobs",
-            help="Run Kubeflow's PyTorchJobs, or leave them to their own operator.",
-            show_default="--pytorchjobs",
-        ),
-    ] = None
-    grace_seconds: Annotated[
-        float | None,
-        typer.Option(
-            "--node-grace",
-            min=2,
-            help="Seconds without a heartbeat until a node counts as lost.",
-            show_default="4",
-        ),
-    ] = None
-    lifecycle_sources: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--lifecycle-source",
-            metavar="s3://BUCKET/PREFIX=DIR",
-            help="Directory in place of an S3 address of lifecycle scripts. The scripts run on "
-            "this machine with your rights. Repeatable.",
-        ),
-    ] = None
-    cluster_api_port: Annotated[
-        int | None,
-        typer.Option(
-            "--cluster-api-port",
-            min=0,
-            max=65535,
-            help="Port of the cluster API on the loopback address.",
-            show_default="any",
-        ),
-    ] = None
-    cluster_api_credentials: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster-api-credentials",
-            metavar="FILE",
-            help="File of the keys that may call the cluster API, in the form of "
-            "~/.aws/credentials; '' for the file of the cluster.",
-            show_default="DIR/cluster-api-credentials, made at the first start",
-        ),
-    ] = None
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port",
-            min=0,
-            max=65535,
-            help="Port of the metrics for Prometheus on the loopback address.",
-            show_default="any",
-        ),
-    ] = None
+    nodes: int | None = option(min=0, max=200, help="Number of nodes.", show_default="1")
+    cpu: str | None = option(
+        "--cpu-per-node", help="CPUs of each node, such as 4 or 500m.", show_default="all"
+    )
+    memory: str | None = option(
+        "--memory-per-node", help="Memory of each node, such as 8Gi.", show_default="all"
+    )
+    gpus: int | None = option(
+        "--gpu-per-node", min=0, help="GPUs of each node (nvidia.com/gpu).", show_default="0"
+    )
+    instance_type: str | None = option(
+        "--instance-type",
+        metavar="ml.TYPE",
+        help="Give nodes the resources and the label of this instance type; '' for none.",
+        show_default="none",
+    )
+    resources: list[str] | None = option(
+        "--resource", metavar="NAME=QUANTITY", help="Another resource of each node. Repeatable."
+    )
+    labels: list[str] | None = option(
+        "--label", metavar="KEY=VALUE", help="Label of every node. Repeatable."
+    )
+    port: int | None = option(
+        min=0, max=65535, help="Port of the Kubernetes API.", show_default="any"
+    )
+    operator: bool | None = option(
+        "--operator/--no-operator",
+        help="Run the operator in the cluster, or leave it to `unbroken operator`.",
+        show_default="--operator",
+    )
+    pytorchjobs: bool | None = option(
+        "--pytorchjobs/--no-pytorchjobs",
+        help="Run Kubeflow's PyTorchJobs, or leave them to their own operator.",
+        show_default="--pytorchjobs",
+    )
+    grace_seconds: float | None = option(
+        "--node-grace",
+        min=2,
+        help="Seconds without a heartbeat until a node counts as lost.",
+        show_default="4",
+    )
+    lifecycle_sources: list[str] | None = option(
+        "--lifecycle-source",
+        metavar="s3://BUCKET/PREFIX=DIR",
+        help="Directory in place of an S3 address of lifecycle scripts. The scripts run on "
+        "this machine with your rights. Repeatable.",
+    )
+    cluster_api_port: int | None = option(
+        "--cluster-api-port",
+        min=0,
+        max=65535,
+        help="Port of the cluster API on the loopback address.",
+        show_default="any",
+    )
+    cluster_api_credentials: str | None = option(
+        "--cluster-api-credentials",
+        metavar="FILE",
+        help="File of the keys that may call the cluster API, in the form of "
+        "~/.aws/credentials; '' for the file of the cluster.",
+        show_default="DIR/cluster-api-credentials, made at the first start",
+    )
+    metrics_port: int | None = option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="Port of the metrics for Prometheus on the loopback address.",
+        show_default="any",
+    )
     repair: RepairFlags
 
     def over(self, saved: state.ClusterOptions) -> state.ClusterOptions:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from unbroken.cli.app import option
 from unbroken.spec.nodes.keys import NodeProvider, Recovery
 
 if TYPE_CHECKING:
@@ -20,52 +19,37 @@ DEFAULT_SHARE = 0.2
 class RepairFlags:
     """Options of the repair of nodes; None if not given."""
 
-    node_recovery: Annotated[
-        Recovery | None,
-        typer.Option(
-            "--node-recovery",
-            help="Automatic: repair faulty nodes. None: repair only on a user's order. The "
-            "NodeRecovery of a cluster overrides it.",
-            show_default="Automatic",
-        ),
-    ] = None
-    node_provider: Annotated[
-        NodeProvider | None,
-        typer.Option(
-            "--node-provider",
-            help="Provider that resets, reboots and replaces nodes.",
-            show_default=False,
-        ),
-    ] = None
-    node_command: Annotated[
-        str | None,
-        typer.Option(
-            "--node-command",
-            metavar="COMMAND",
-            help="Command of the provider `command`. It gets NODE, ACTION and PROVIDER_ID in its "
-            "environment, or as {node}, {action}, ... in its words. Exit status 0: done, 75: in "
-            "progress.",
-            show_default=False,
-        ),
-    ] = None
-    repair_share: Annotated[
-        float | None,
-        typer.Option(
-            "--repair-share",
-            min=0.0,
-            max=1.0,
-            help="Largest share of the nodes under repair at a time; one node is always allowed.",
-            show_default="0.2",
-        ),
-    ] = None
-    repair_dry_run: Annotated[
-        bool | None,
-        typer.Option(
-            "--repair-dry-run/--no-repair-dry-run",
-            help="Only report in events and records what the repair would do.",
-            show_default="--no-repair-dry-run",
-        ),
-    ] = None
+    node_recovery: Recovery | None = option(
+        "--node-recovery",
+        help="Automatic: repair faulty nodes. None: repair only on a user's order. The "
+        "NodeRecovery of a cluster overrides it.",
+        show_default="Automatic",
+    )
+    node_provider: NodeProvider | None = option(
+        "--node-provider",
+        help="Provider that resets, reboots and replaces nodes.",
+        show_default=False,
+    )
+    node_command: str | None = option(
+        "--node-command",
+        metavar="COMMAND",
+        help="Command of the provider `command`. It gets NODE, ACTION and PROVIDER_ID in its "
+        "environment, or as {node}, {action}, ... in its words. Exit status 0: done, 75: in "
+        "progress.",
+        show_default=False,
+    )
+    repair_share: float | None = option(
+        "--repair-share",
+        min=0.0,
+        max=1.0,
+        help="Largest share of the nodes under repair at a time; one node is always allowed.",
+        show_default="0.2",
+    )
+    repair_dry_run: bool | None = option(
+        "--repair-dry-run/--no-repair-dry-run",
+        help="Only report in events and records what the repair would do.",
+        show_default="--no-repair-dry-run",
+    )
 
     def options(self) -> RepairOptions:
         """The options for an operator of its own; SpecError if they are invalid."""

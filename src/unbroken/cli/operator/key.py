@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from unbroken.cli.app import option
 from unbroken.cli.place import find
 from unbroken.cli.programs import ProgramTarget
 from unbroken.errors import SpecError
@@ -39,26 +38,20 @@ class KeyPlace:
 class KeyFlags:
     """The operator's master key."""
 
-    key_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--key-file",
-            help="File with the operator's master key: 64 hexadecimal digits, mode 0600. All "
-            "operators of a cluster need the same key. A missing file is created, unless "
-            "--key-secret is given.",
-            show_default="operator.key in the local cluster's folder, for other clusters "
-            "in ~/.local/state/unbroken",
-        ),
-    ] = None
-    key_secret: Annotated[
-        str | None,
-        typer.Option(
-            "--key-secret",
-            metavar="NAMESPACE/NAME",
-            help="Secret that the kubelet mounts as --key-file (entry `key`). The operator "
-            "creates a missing Secret, and never reads it.",
-        ),
-    ] = None
+    key_file: Path | None = option(
+        "--key-file",
+        help="File with the operator's master key: 64 hexadecimal digits, mode 0600. All "
+        "operators of a cluster need the same key. A missing file is created, unless "
+        "--key-secret is given.",
+        show_default="operator.key in the local cluster's folder, for other clusters "
+        "in ~/.local/state/unbroken",
+    )
+    key_secret: str | None = option(
+        "--key-secret",
+        metavar="NAMESPACE/NAME",
+        help="Secret that the kubelet mounts as --key-file (entry `key`). The operator "
+        "creates a missing Secret, and never reads it.",
+    )
 
     def place(self, target: ProgramTarget) -> KeyPlace:
         """The place of the key; SpecError if the options are incomplete."""

@@ -6,10 +6,11 @@ import ssl
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from unbroken.cli.app import option
 from unbroken.cli.cluster.api import tls_files
 from unbroken.errors import SpecError
 
@@ -24,36 +25,26 @@ if TYPE_CHECKING:
 class ClusterApiFlags:
     """The cluster API, served by the operator."""
 
-    cluster_api_port: Annotated[
-        int | None,
-        typer.Option(
-            "--cluster-api-port", min=1, max=65535, help="Serve the cluster API at this port."
-        ),
-    ] = None
-    cluster_api_host: Annotated[
-        str, typer.Option("--cluster-api-host", help="Address where the cluster API listens.")
-    ] = "127.0.0.1"
-    cluster_api_credentials: Annotated[
-        Path | None,
-        typer.Option(
-            "--cluster-api-credentials",
-            help="File of the keys that may call the cluster API, in the form of "
-            "~/.aws/credentials. Required by --cluster-api-port.",
-            show_default=False,
-        ),
-    ] = None
-    cluster_api_tls_cert: Annotated[
-        Path | None,
-        typer.Option(
-            "--cluster-api-tls-cert",
-            help="Serve the cluster API by HTTPS with this certificate (PEM, with its chain).",
-            show_default="plain HTTP",
-        ),
-    ] = None
-    cluster_api_tls_key: Annotated[
-        Path | None,
-        typer.Option("--cluster-api-tls-key", help="Private key of --cluster-api-tls-cert (PEM)."),
-    ] = None
+    cluster_api_port: int | None = option(
+        "--cluster-api-port", min=1, max=65535, help="Serve the cluster API at this port."
+    )
+    cluster_api_host: str = option(
+        "--cluster-api-host", default="127.0.0.1", help="Address where the cluster API listens."
+    )
+    cluster_api_credentials: Path | None = option(
+        "--cluster-api-credentials",
+        help="File of the keys that may call the cluster API, in the form of "
+        "~/.aws/credentials. Required by --cluster-api-port.",
+        show_default=False,
+    )
+    cluster_api_tls_cert: Path | None = option(
+        "--cluster-api-tls-cert",
+        help="Serve the cluster API by HTTPS with this certificate (PEM, with its chain).",
+        show_default="plain HTTP",
+    )
+    cluster_api_tls_key: Path | None = option(
+        "--cluster-api-tls-key", help="Private key of --cluster-api-tls-cert (PEM)."
+    )
 
     def options(self) -> ClusterApiOptions | None:
         """The options of the cluster API; None if it is not served."""
@@ -70,19 +61,16 @@ class ClusterApiFlags:
 class MetricsFlags:
     """Metrics for Prometheus."""
 
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port",
-            min=0,
-            max=65535,
-            help="Port of the metrics for Prometheus; 0 for none.",
-            show_default="8081, if it is free",
-        ),
-    ] = None
-    metrics_host: Annotated[
-        str, typer.Option("--metrics-host", help="Address where metrics are served.")
-    ] = "127.0.0.1"
+    metrics_port: int | None = option(
+        "--metrics-port",
+        min=0,
+        max=65535,
+        help="Port of the metrics for Prometheus; 0 for none.",
+        show_default="8081, if it is free",
+    )
+    metrics_host: str = option(
+        "--metrics-host", default="127.0.0.1", help="Address where metrics are served."
+    )
 
     def place(self) -> MetricsPlace | None:
         """The place where metrics are served; None if they are not."""
@@ -99,30 +87,22 @@ class MetricsFlags:
 class CheckFlags:
     """Checks of nodes."""
 
-    check_image: Annotated[
-        str,
-        typer.Option(
-            "--check-image",
-            help="Image for pods that test nodes; it must have this package and torch.",
-            show_default="none: only nodes of a local cluster can be tested",
-        ),
-    ] = ""
-    check_logs: Annotated[
-        Path | None,
-        typer.Option(
-            "--check-logs", help="Folder for the log files of deep checks.", show_default="none"
-        ),
-    ] = None
-    check_link: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--check-link",
-            metavar="TYPE=GB/s",
-            help="Bandwidth that links between nodes of this type must reach in a deep check. "
-            "Repeatable.",
-            show_default="learned from other nodes of the type",
-        ),
-    ] = None
+    check_image: str = option(
+        "--check-image",
+        default="",
+        help="Image for pods that test nodes; it must have this package and torch.",
+        show_default="none: only nodes of a local cluster can be tested",
+    )
+    check_logs: Path | None = option(
+        "--check-logs", help="Folder for the log files of deep checks.", show_default="none"
+    )
+    check_link: list[str] | None = option(
+        "--check-link",
+        metavar="TYPE=GB/s",
+        help="Bandwidth that links between nodes of this type must reach in a deep check. "
+        "Repeatable.",
+        show_default="learned from other nodes of the type",
+    )
 
     def options(self) -> CheckerOptions:
         """The options of checks; BadParameter for an invalid `--check-link`."""
@@ -149,35 +129,26 @@ def _link(text: str) -> tuple[str, float]:
 class WebhookFlags:
     """The webhook and who may call it."""
 
-    webhook_port: Annotated[
-        int | None,
-        typer.Option(
-            "--webhook-port",
-            min=0,
-            max=65535,
-            help="Serve an admission webhook at this port (0: any free port): `kubectl apply` "
-            "refuses jobs that cannot run. The certificate is derived from the operator's key.",
-        ),
-    ] = None
-    webhook_service: Annotated[
-        str | None,
-        typer.Option(
-            "--webhook-service",
-            metavar="NAMESPACE/NAME",
-            help="Service whose port 443 leads to --webhook-port. Without it the API server "
-            "calls 127.0.0.1, so it must run on this machine.",
-        ),
-    ] = None
-    webhook_client_ca: Annotated[
-        Path | None,
-        typer.Option(
-            "--webhook-client-ca",
-            metavar="FILE",
-            help="PEM file of the authority that signs the API server's client certificate for "
-            "webhooks. Requests without such a certificate are refused. Without this option, only "
-            "a secret path that the API server knows protects the webhook.",
-        ),
-    ] = None
+    webhook_port: int | None = option(
+        "--webhook-port",
+        min=0,
+        max=65535,
+        help="Serve an admission webhook at this port (0: any free port): `kubectl apply` "
+        "refuses jobs that cannot run. The certificate is derived from the operator's key.",
+    )
+    webhook_service: str | None = option(
+        "--webhook-service",
+        metavar="NAMESPACE/NAME",
+        help="Service whose port 443 leads to --webhook-port. Without it the API server "
+        "calls 127.0.0.1, so it must run on this machine.",
+    )
+    webhook_client_ca: Path | None = option(
+        "--webhook-client-ca",
+        metavar="FILE",
+        help="PEM file of the authority that signs the API server's client certificate for "
+        "webhooks. Requests without such a certificate are refused. Without this option, only "
+        "a secret path that the API server knows protects the webhook.",
+    )
 
     def options(self) -> WebhookOptions | None:
         """The options of the webhook; None if there is none."""
