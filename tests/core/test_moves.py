@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core.drive_job import Script, spec
-from unbroken.core.job.events import RecordEvent, StopWorkers
+from unbroken.core.job.events import RecordEvent, StartWorkers, StopWorkers
 from unbroken.core.job.kueue import Admission, Placement
 from unbroken.core.job.moves import CHECKPOINT_SECONDS, LAST_SECONDS, STALE_SECONDS, WARM_SECONDS
 from unbroken.spec.job.incident import PLANNED_MOVE
@@ -236,6 +236,20 @@ def test_ranks_of_several_nodes_move_in_one_restart() -> None:
         ("j-w-0", PLANNED_MOVE),
         ("j-w-1", PLANNED_MOVE),
     ]
+
+
+def test_the_agent_that_is_left_is_asked_for_its_copies(script: Script) -> None:
+    script.run("""
+        10 runs w-1 0 rank=1 copies=0
+        10 node n1 ready notice=Cordon
+        10.5 pod w-2 node=n2
+        11 ready w-2 -> stop w-0 0, stop w-1 0
+        11.1 ready w-0 0 rank=0
+        11.1 ready w-1 0 rank=1 copies=0
+    """)
+    orders = [e.command for e in script.effects if isinstance(e, StartWorkers)]
+    (first,) = [one for one in orders if (one.attempt, one.rank) == (1, 0)]
+    assert "10.0.0.1:8080" in first.holders
 
 
 def test_a_job_that_recovers_moves_afterwards(script: Script) -> None:

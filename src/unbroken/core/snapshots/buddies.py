@@ -135,9 +135,9 @@ class Buddies:
         members = {rank: roster.members[uid] for uid, rank in ranks.items()}
         ours = {r: m for r, m in members.items() if m.report and not is_stock(m.report)}
         places = {rank: _place(member, roster) for rank, member in ours.items()}
-        holders = self._holders(
-            ours, assign(places, {}) if self.is_on and not self.is_whole else {}
-        )
+        guessed = assign(places, {}) if self.is_on and not self.is_whole else {}
+        beside = [m for m in roster.members.values() if m.uid not in ranks and _answers(m)]
+        holders = self._holders(ours, guessed, beside)
         self._chosen = assign(places, self._chosen) if self.is_on else {}
         for rank, buddy in self._chosen.items():
             self._note(rank, ours[buddy])
@@ -151,9 +151,10 @@ class Buddies:
         self._keepers[rank] = [_keeper(buddy), *others][:HOLDERS_MAX]
 
     def _holders(
-        self, ours: Mapping[int, Member], guessed: Mapping[int, int]
+        self, ours: Mapping[int, Member], guessed: Mapping[int, int], beside: Iterable[Member]
     ) -> dict[int, tuple[str, ...]]:
-        """`guessed`: whom an operator of whom nothing is known would have chosen."""
+        """`guessed`: whom an operator of whom nothing is known would have chosen; `beside`: agents
+        that have no rank any more."""
         alive = {member.uid: member for member in ours.values()}
         found: dict[int, dict[PodUid, Member]] = {}
         for rank in ours:
@@ -162,7 +163,7 @@ class Buddies:
             kept.sort(key=lambda one: one != _keeper(alive[one.uid]))
             self._keepers[rank] = kept
             found[rank] = {one.uid: alive[one.uid] for one in kept}
-        for member in ours.values():
+        for member in (*ours.values(), *beside):
             for rank in member.report.copies if member.report else ():
                 found.get(rank, {})[member.uid] = member
         order = list(ours)
@@ -172,6 +173,12 @@ class Buddies:
         for rank, member in ours.items():
             found[rank].pop(member.uid, None)
         return {rank: _addresses(members.values()) for rank, members in found.items()}
+
+
+def _answers(member: Member) -> bool:
+    report = member.report
+    is_there = not (member.lost_why or member.condemned or member.view.is_deleting)
+    return is_there and report is not None and not is_stock(report)
 
 
 def _keeper(member: Member) -> _Keeper:
