@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 
 from apiclient import Api
+from cli_forks import run_unbroken
 from e2e.clusters import Cluster
 from e2e.control import api_of
 from e2e.job_events import places
@@ -38,6 +42,14 @@ def api(machines: Cluster) -> Iterator[Api]:
         for key in MARKS:
             machines.kubectl("taint", "node", f"node-{index}", f"{key}-", check=False)
     made.close()
+
+
+def nodes(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run `unbroken nodes`, which must succeed."""
+    place = ["--dir", str(cluster.directory)]
+    done = run_unbroken(["nodes", *words, *place], Path.cwd(), os.environ)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def nodes_of(one: Job) -> dict[str, str]:
@@ -110,4 +122,41 @@ def test_without_a_place_the_job_trains_on_until_it_has_one(
         after = one.steps(1)
         assert nodes_of(one)[places(after)[0]] != where[old]
         only_move(one)
+        one.finish()
+
+
+def test_a_drained_node_is_left_and_taken_back(machines: Cluster, api: Api, tmp_path: Path) -> None:
+    with job(machines, tmp_path) as one:
+        starts, where = one.steps(0), nodes_of(one)
+        old = places(starts)[0]
+        done = nodes(machines, "drain", where[old], "--deadline", "10m")
+        assert f"{where[old]}: no job pod is left" in done.stdout
+        assert f"default/{old}" in done.stderr, "progress is shown"
+        assert where[old] not in nodes_of(one).values()
+        one.steps(1)
+        assert only_move(one)["culprit"]["text"].startswith("Drain: ")
+        one.finish()
+    nodes(machines, "uncordon", where[old])
+    node = api.get(f"/api/v1/nodes/{where[old]}").made
+    assert "unschedulable" not in node["spec"]
+    assert "unbroken.dev/drain" not in node["metadata"].get("annotations", {})
+
+
+def test_a_job_without_a_place_leaves_before_the_deadline(
+    machines: Cluster, api: Api, tmp_path: Path
+) -> None:
+    with job(machines, tmp_path, replicas=NODES) as one:
+        starts, where = one.steps(0), nodes_of(one)
+        others = [f"node-{n}" for n in range(NODES)]
+        old = places(starts)[0]
+        for name in others:
+            machines.kubectl("cordon", name)
+        done = nodes(machines, "drain", where[old], "--deadline", "25s", "-o", "json")
+        assert json.loads(done.stdout)["nodes"] == [{"name": where[old], "pods": []}]
+        assert where[old] not in nodes_of(one).values()
+        for name in others:
+            if name != where[old]:
+                machines.kubectl("uncordon", name)
+        one.steps(1)
+        assert only_move(one)["culprit"]["text"].endswith("; no other place is free")
         one.finish()

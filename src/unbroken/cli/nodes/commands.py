@@ -98,6 +98,76 @@ def describe(name: Name, output: Form = Output.TEXT, *, target: Target) -> None:
 
 
 @app.command()
+def drain(
+    names: Names,
+    deadline: Annotated[
+        str,
+        typer.Option(
+            "--deadline",
+            metavar="TIME",
+            help="Time after which jobs leave even if no other place is free: 90s, 10m, 2h. "
+            "Default: they wait for a place as long as it takes.",
+        ),
+    ] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Wait until the pods of jobs have left.")
+    ] = True,
+    output: Form = Output.TEXT,
+    *,
+    target: Target,
+) -> None:
+    """Cordon nodes and let jobs move to other nodes, without a charge to their restart budget.
+
+    Pods that are not of a HyperPodPyTorchJob stay. Exit status 1: a pod of a job is still there
+    a minute after the deadline. Ctrl-C leaves the drain running; undo it with `nodes uncordon`.
+    """
+    from . import drain as draining  # slow to load
+
+    due = wall() + draining.seconds_of(deadline) if deadline else None
+
+    async def act(cluster: Cluster) -> dict[str, list[str]]:
+        for name in names:
+            await _node(cluster, name)
+        for name in names:
+            await draining.mark(cluster, name, due)
+        return await draining.follow(cluster, names, due) if wait else {}
+
+    try:
+        left = target.run(act, Use.CHANGE)
+    except KeyboardInterrupt:
+        note(f"the drain continues; undo it with: unbroken nodes uncordon {' '.join(names)}")
+        raise typer.Exit(130) from None
+    if output is Output.JSON:
+        until = None if due is None else time_text(due)
+        rows = [{"name": name, "pods": left.get(name) if wait else None} for name in names]
+        print_json({"deadline": until, "nodes": rows})
+    elif not wait:
+        print("\n".join(f"{name}: jobs move off" for name in names))
+    else:
+        print("\n".join(draining.progress_line(name, pods) for name, pods in left.items()))
+    if any(left.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def uncordon(names: Names, output: Form = Output.TEXT, *, target: Target) -> None:
+    """Let nodes take pods again, after `drain` or `kubectl cordon`."""
+    from . import drain as draining  # slow to load
+
+    async def act(cluster: Cluster) -> None:
+        for name in names:
+            await _node(cluster, name)
+        for name in names:
+            await draining.unmark(cluster, name)
+
+    target.run(act, Use.CHANGE)
+    if output is Output.JSON:
+        print_json({"uncordoned": list(names)})
+    else:
+        print("\n".join(f"{name}: takes pods again" for name in names))
+
+
+@app.command()
 def reset(names: Names, wait: Wait = False, output: Form = Output.TEXT, *, target: Target) -> None:
     """Reset the GPUs of nodes after their jobs have moved to other nodes."""
     _order(target, names, "reset", output, wait=wait)
