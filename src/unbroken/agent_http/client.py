@@ -361,11 +361,12 @@ class AgentLink:
                     if frame is None:
                         if not await _take_other(socket, message):
                             break
+                        patience.heard()
                     elif size > HEAVY_BYTES:
                         work = await self._take_heavy(frame, patience)
                     else:
                         work = self._take_frame(frame)
-                    patience.heard()
+                        patience.heard_at = self._heard_at
                     delay = rate.message(size, work, patience.heard_at)
                     if delay or not self._shared.room.is_set():
                         # TCP holds the agent up meanwhile, which is no silence of its own.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from unbroken.errors import PeerError
@@ -165,8 +165,16 @@ _FRAMES_BY_TYPE = {frame.type: frame for frame in FRAMES.values()}
 
 def encode_command(message: ToAgent | Renewal) -> str:
     """A frame of the link."""
+    return _stop_text(message) if isinstance(message, StopCommand) else _text(message)
+
+
+def _text(message: ToAgent | Renewal) -> str:
     frame = FRAMES[type(message)]
     return dump({"type": frame.type, **frame.body(message)})
+
+
+_stop_text = lru_cache(maxsize=8)(_text)
+"""All agents of a job are stopped by the same words."""
 
 
 def decode_command(frame: str | bytes) -> ToAgent | Renewal:

@@ -98,10 +98,11 @@ class Member:
     """Its containers were seen to end while it was being deleted."""
     is_lease_over: bool = False
     """Its agent is silent, and the lease on its workers has run out (`core.job.leases`)."""
+    uid: PodUid = field(init=False)
+    """The pod's, which no view of it changes: it is read several times for each report."""
 
-    @property
-    def uid(self) -> PodUid:
-        return self.view.uid
+    def __post_init__(self) -> None:
+        self.uid = self.view.uid
 
     @property
     def is_dead(self) -> bool:
@@ -144,6 +145,7 @@ class Member:
         old = self.report
         if report.agent_id in self.past_agents:
             return False
+        position = self._position(report)
         if old is not None and old.agent_id != report.agent_id:
             self.past_agents[old.agent_id] = None
             if len(self.past_agents) > PAST_AGENTS_KEPT:
@@ -151,10 +153,11 @@ class Member:
             # A stock agent that has restarted its processes, as it was told to, looks like another
             # one; of what it was told to stop nothing lives in either.
             asked = self.asked if is_stock(report) else -1
-            self.position, self.ordered, self.asked = _UNKNOWN, None, asked
-        elif not is_stock(report) and self._position(report) < self.position:
+            self.ordered, self.asked = None, asked
+            position = self._position(report)
+        elif position < self.position and not is_stock(report):
             return False
-        self.position = self._position(report)
+        self.position = position
         self.report, self.lost_why, self.is_lease_over = report, "", False
         self._learn(report)
         return True

@@ -134,7 +134,7 @@ class AgentMemory:
         """A report or evidence is put into the inbox; 0: it is kept already."""
         self._waiting.append(weight)
         self._waiting_bytes += weight
-        limits = self._limits()
+        limits = self._known_limits  # looked up at each report that says something new
         if len(self._waiting) > limits.inbox_reports or self._waiting_bytes > limits.inbox_bytes:
             self.room.clear()
 
