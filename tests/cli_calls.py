@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli_forks import SECONDS, UNBROKEN, run_unbroken
+from cli_forks import UNBROKEN, run_unbroken
 from cluster_logs import assert_no_errors
 
 COUNT = """
@@ -63,23 +63,11 @@ class Cli:
         self,
         *arguments: str,
         code: int | None = 0,
-        stdin: str | None = None,
+        stdin: str = "",
         environment: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; `code` None: whatever it ends with."""
-        if stdin is None and environment is None:
-            done = run_unbroken([*arguments], self.folder, self.environment)
-        else:
-            done = subprocess.run(
-                [*UNBROKEN, *arguments],
-                cwd=self.folder,
-                env=environment or self.environment,
-                input=stdin,
-                text=True,
-                capture_output=True,
-                timeout=SECONDS,
-                check=False,
-            )
+        done = run_unbroken([*arguments], self.folder, environment or self.environment, stdin)
         said = f"unbroken {' '.join(arguments)} ended with {done.returncode}:\n{done.stderr}"
         assert code is None or done.returncode == code, said
         assert "Traceback" not in done.stderr or '"' in done.stderr, said

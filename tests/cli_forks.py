@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryFile
 
 UNBROKEN = [sys.executable, "-m", "unbroken.cli.main"]
 SECONDS = 100.0
@@ -22,11 +23,15 @@ FORKS.set_forkserver_preload(
 
 
 def run_unbroken(
-    arguments: list[str], folder: Path, environment: Mapping[str, str]
+    arguments: list[str], folder: Path, environment: Mapping[str, str], stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, which is when nobody can write to its output any more."""
+    """Run a command to its end, which is when nobody can write to its output any more.
+
+    `stdin` is its whole input.
+    """
     ours, theirs = zip(FORKS.Pipe(duplex=False), FORKS.Pipe(duplex=False), strict=True)
-    process = FORKS.Process(target=_run, args=(arguments, folder, dict(environment), *theirs))
+    given = (arguments, folder, dict(environment), stdin)
+    process = FORKS.Process(target=_run, args=(*given, *theirs))
     process.start()
     for end in theirs:
         end.close()
@@ -50,6 +55,7 @@ def _run(
     arguments: list[str],
     folder: Path,
     environment: Mapping[str, str],
+    stdin: str,
     output: Connection,
     errors: Connection,
 ) -> None:
@@ -60,6 +66,10 @@ def _run(
     for number, end in ((1, output), (2, errors)):
         os.dup2(end.fileno(), number)
         end.close()
+    with TemporaryFile() as file:
+        file.write(stdin.encode())
+        file.seek(0)
+        os.dup2(file.fileno(), sys.stdin.fileno())
     sys.argv = ["unbroken", *arguments]
     from unbroken.cli.main import run
 
