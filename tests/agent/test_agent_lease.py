@@ -7,7 +7,10 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import Running, linked, program, running, start
@@ -16,6 +19,7 @@ from unbroken.wire.agent import AgentReport, AgentState
 
 pytestmark = pytest.mark.slow
 
+Story = Callable[[Path], Coroutine[Any, Any, None]]
 LEASE = 4.0
 LATE = 3.0
 """For a busy machine to look; the tests tell seconds from many seconds."""
@@ -68,8 +72,8 @@ async def ended_after(report: AgentReport) -> float:
     return time.monotonic() - began
 
 
-async def test_workers_end_where_neither_operator_nor_peers_are_heard(tmp_path: Path) -> None:
-    with agents(tmp_path, 2) as (first, second):
+async def workers_end_where_neither_operator_nor_peers_are_heard(directory: Path) -> None:
+    with agents(directory, 2) as (first, second):
         one, other = await started([first, second])
         second.process.kill()
         assert await ended_after(other) < LATE
@@ -79,16 +83,16 @@ async def test_workers_end_where_neither_operator_nor_peers_are_heard(tmp_path: 
         assert report.lease_seconds == LEASE
 
 
-async def test_an_operator_that_is_away_stops_nothing(tmp_path: Path) -> None:
-    with agents(tmp_path, 3) as given:
+async def an_operator_that_is_away_stops_nothing(directory: Path) -> None:
+    with agents(directory, 3) as given:
         reports = await started(given)
         await asyncio.sleep(3 * LEASE)
         assert all(map(lives, reports))
         assert [agent.report().state for agent in given] == [AgentState.RUNNING] * 3
 
 
-async def test_the_keeper_of_a_frozen_agent_ends_its_workers(tmp_path: Path) -> None:
-    with agents(tmp_path, 2) as (first, second):
+async def the_keeper_of_a_frozen_agent_ends_its_workers(directory: Path) -> None:
+    with agents(directory, 2) as (first, second):
         one, other = await started([first, second])
         assert one.pid is not None
         os.kill(one.pid, signal.SIGSTOP)
@@ -96,6 +100,30 @@ async def test_the_keeper_of_a_frozen_agent_ends_its_workers(tmp_path: Path) -> 
         assert first.wait() == 137
         assert b"the lease on the workers has run out" in first.stderr.all()
         assert await ended_after(other) < LEASE + LATE
+
+
+STORIES = (
+    workers_end_where_neither_operator_nor_peers_are_heard,
+    an_operator_that_is_away_stops_nothing,
+    the_keeper_of_a_frozen_agent_ends_its_workers,
+)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Story, Future[None]]]:
+    """The stories, all of which have begun: each waits for leases to run out."""
+    with ThreadPoolExecutor(len(STORIES)) as pool:
+        yield {
+            one: pool.submit(asyncio.run, one(tmp_path_factory.mktemp(one.__name__)))
+            for one in STORIES
+        }
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_the_lease_is_renewed_or_ends_the_workers(
+    told: dict[Story, Future[None]], story: Story
+) -> None:
+    told[story].result()
 
 
 async def test_a_start_counts_only_where_an_operator_renews_the_lease(tmp_path: Path) -> None:

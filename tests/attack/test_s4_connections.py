@@ -2,6 +2,8 @@
 
 The attack: any local user or pod opened hundreds of connections, sent half of a request on each and
 waited.  The server kept them for ever, until it had no descriptor left for its honest clients.
+
+All servers are attacked at the same time, since each is waited for until it gives up on strangers.
 """
 
 from __future__ import annotations
@@ -13,23 +15,26 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from agent.running import KEY, SLEEPER, Running, marked, program, running
+from agent.running import KEY, SLEEPER, marked, program, running
 from agent_requests import raw_link
 from apiclient import Api
-from apiservers import embedded_cluster
+from apiservers import Cluster, embedded_cluster
 from samples import config_map
 
 pytestmark = pytest.mark.slow
 
+SERVERS = ("agent", "agent-without-key", "metrics", "embedded-api")
 HELD = 600
 AGENT_MAX, METRICS_MAX = 256, 64
 API_DESCRIPTORS = 512
@@ -37,6 +42,8 @@ SPARE = 40
 """Descriptors that a server may open for honest clients and for itself."""
 ORDINARY_SECONDS = 3.0
 OVER_SECONDS = 30.0
+TURN = threading.Lock()
+"""Of the attack that opens its connections."""
 OPENINGS = (
     b"",
     b"GET / HTTP/1.1\r\nHost: x\r\n",
@@ -77,20 +84,21 @@ def hold(
     tls: ssl.SSLContext | None = None,
 ) -> None:
     """Hold half-sent connections open; fails if the server keeps them or forgets the honest."""
-    honest()
-    before, most = opened(pids), 0
-    with descriptors(4 * HELD), ExitStack() as stack:
-        for number in range(HELD):
-            one: socket.socket = stack.enter_context(socket.create_connection(address, 30))
-            if tls is not None and number % 4:
-                one = stack.enter_context(tls.wrap_socket(one))
-            with suppress(ConnectionError):
-                one.sendall(OPENINGS[number % len(OPENINGS)])
-            if number % 100 == 99:
-                began = time.monotonic()
-                honest()
-                assert time.monotonic() - began < ORDINARY_SECONDS
-                most = max(most, opened(pids) - before)
+    with ExitStack() as stack:
+        with TURN:
+            honest()
+            before, most = opened(pids), 0
+            for number in range(HELD):
+                one: socket.socket = stack.enter_context(socket.create_connection(address, 30))
+                if tls is not None and number % 4:
+                    one = stack.enter_context(tls.wrap_socket(one))
+                with suppress(ConnectionError):
+                    one.sendall(OPENINGS[number % len(OPENINGS)])
+                if number % 100 == 99:
+                    began = time.monotonic()
+                    honest()
+                    assert time.monotonic() - began < ORDINARY_SECONDS
+                    most = max(most, opened(pids) - before)
         assert most <= maximum + SPARE
         until_back(pids, before)
         honest()
@@ -104,28 +112,28 @@ def until_back(pids: Collection[int], before: int) -> None:
         time.sleep(0.1)
 
 
-async def test_the_agent_serves_its_operator_and_keeps_its_link(tmp_path: Path) -> None:
-    async def story(agent: Running) -> None:
-        async with raw_link(agent.port, KEY) as link:
-            address, pids = ("127.0.0.1", agent.port), marked(agent.mark)
+async def agent(folder: Path) -> None:
+    """It serves its operator and keeps its link."""
+    with running(folder, program(folder, SLEEPER)) as one:
+        async with raw_link(one.port, KEY) as link:
+            address, pids = ("127.0.0.1", one.port), marked(one.mark)
             holding = asyncio.create_task(
-                asyncio.to_thread(hold, address, pids, AGENT_MAX, agent.status)
+                asyncio.to_thread(hold, address, pids, AGENT_MAX, one.status)
             )
             while not holding.done():
                 await link.receive()
             await holding
             await link.receive()
 
-    with running(tmp_path, program(tmp_path, SLEEPER)) as agent:
-        await story(agent)
+
+def agent_without_key(folder: Path) -> None:
+    """It waits for no body."""
+    with running(folder, program(folder, SLEEPER), UNBROKEN_AGENT_AUTH="none") as one:
+        hold(("127.0.0.1", one.port), marked(one.mark), AGENT_MAX, one.status)
 
 
-def test_an_agent_without_a_key_waits_for_no_body(tmp_path: Path) -> None:
-    with running(tmp_path, program(tmp_path, SLEEPER), UNBROKEN_AGENT_AUTH="none") as agent:
-        hold(("127.0.0.1", agent.port), marked(agent.mark), AGENT_MAX, agent.status)
-
-
-def test_metrics_are_scraped() -> None:
+def metrics() -> None:
+    """They are scraped."""
     command = [sys.executable, "-c", METRICS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -142,16 +150,14 @@ def test_metrics_are_scraped() -> None:
             process.terminate()
 
 
-def test_the_embedded_api_answers_and_keeps_its_watches(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        with descriptors(API_DESCRIPTORS):
-            cluster = stack.enter_context(embedded_cluster(tmp_path / "state"))
-        api = stack.enter_context(closing(Api(cluster))).within("default")
+def embedded_api(cluster: Cluster) -> None:
+    """It answers and keeps its watches."""
+    with closing(Api(cluster)) as whole, whole.within("default").watch("configmaps") as watch:
+        api = whole.within("default")
         stranger = ssl.create_default_context(cadata=cluster.ca)
         stranger.check_hostname = False
         place = urlsplit(cluster.url)
         address = (str(place.hostname), int(place.port or 0))
-        watch = stack.enter_context(api.watch("configmaps"))
 
         def honest() -> None:
             api.get("configmaps").done()
@@ -159,3 +165,27 @@ def test_the_embedded_api_answers_and_keeps_its_watches(tmp_path: Path) -> None:
         hold(address, {cluster.process.pid}, API_DESCRIPTORS // 2, honest, stranger)
         api.post("configmaps", config_map("told")).done()
         assert watch.events(1) == [("ADDED", "told")]
+
+
+@pytest.fixture(scope="module")
+def sieges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[None]]]:
+    """The attacks on all servers, which have begun."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in SERVERS}
+    with ExitStack() as stack:
+        with descriptors(API_DESCRIPTORS):
+            cluster = stack.enter_context(embedded_cluster(folders["embedded-api"] / "state"))
+        stack.enter_context(descriptors((1 + len(SERVERS)) * HELD))
+        pool = stack.enter_context(ThreadPoolExecutor(len(SERVERS)))
+        yield {
+            "agent": pool.submit(asyncio.run, agent(folders["agent"])),
+            "agent-without-key": pool.submit(agent_without_key, folders["agent-without-key"]),
+            "metrics": pool.submit(metrics),
+            "embedded-api": pool.submit(embedded_api, cluster),
+        }
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_closes_half_sent_requests_and_serves_the_honest(
+    sieges: dict[str, Future[None]], server: str
+) -> None:
+    sieges[server].result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,35 @@ def wanted(
         api.close()
 
 
+def ends_at_once(cluster: Cluster) -> None:
+    """A job whose container does, until it has failed."""
+    refused = "app: error: unrecognized arguments: --bad"
+    container = {"command": ["sh", "-c", f"echo starting; echo '{refused}' >&2; exit 2"]}
+    with wanted(cluster, container, restarts=1) as job:
+        waits = job.until_said("; it waits: pod ")
+        assert "container pytorch " in waits
+        assert refused in waits
+        described = cluster.unbroken("describe", job.name).stdout
+        explained = cluster.unbroken("explain", job.name).stdout
+        failed = job.until_standing("Failed", "Completed")
+        last = job.incident(2)
+        assert len(job.events("CrashLoopBackOff")) == 1
+        assert refused in job.events("CrashLoopBackOff")[0]
+    assert f"  | {refused}" in described
+    assert refused in explained
+    assert message(failed).startswith("RetriesExhausted: pod ")
+    assert "container pytorch has ended 3 times, last with exit code 2" in message(failed)
+    assert message(failed).endswith(f"\nstarting\n{refused}")
+    assert (last["remedy"], last["culprit"]["evidence"]) == ("fail", ["starting", refused])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended(cluster: Cluster) -> Iterator[Future[None]]:
+    """That, from the first test on: the node waits long until it starts the container again."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(ends_at_once, cluster)
+
+
 @pytest.mark.parametrize(
     ("ends", "fault", "said"),
     [
@@ -111,29 +141,6 @@ def test_workers_that_end_before_their_rank_use_up_the_budget(
         assert len(job.events("Faulted")) == 3
         told = cluster.unbroken("explain", job.name).stdout
     assert said.split(":")[0] in told
-
-
-def test_a_container_that_ends_at_once_fails_the_job_with_its_words(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    refused = "app: error: unrecognized arguments: --bad"
-    container = {"command": ["sh", "-c", f"echo starting; echo '{refused}' >&2; exit 2"]}
-    with wanted(cluster, container, restarts=1) as job:
-        waits = job.until_said("; it waits: pod ")
-        assert "container pytorch " in waits
-        assert refused in waits
-        described = cluster.unbroken("describe", job.name).stdout
-        explained = cluster.unbroken("explain", job.name).stdout
-        failed = job.until_standing("Failed", "Completed")
-        last = job.incident(2)
-        assert len(job.events("CrashLoopBackOff")) == 1
-        assert refused in job.events("CrashLoopBackOff")[0]
-    assert f"  | {refused}" in described
-    assert refused in explained
-    assert message(failed).startswith("RetriesExhausted: pod ")
-    assert "container pytorch has ended 3 times, last with exit code 2" in message(failed)
-    assert message(failed).endswith(f"\nstarting\n{refused}")
-    assert (last["remedy"], last["culprit"]["evidence"]) == ("fail", ["starting", refused])
 
 
 @pytest.mark.parametrize(
@@ -173,3 +180,7 @@ def test_what_may_yet_come_right_is_waited_for_with_words(
         reason = waits.partition("waits for ")[2].split(": ")[1]
         (event,) = job.events(reason)
     assert said in event
+
+
+def test_a_container_that_ends_at_once_fails_the_job_with_its_words(ended: Future[None]) -> None:
+    ended.result()
