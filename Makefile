@@ -6,7 +6,7 @@ PYTHON ?= python3
 # Where it is set, each of the thousands of processes of a test run compiles this package anew (1 s).
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kube test check lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
+.PHONY: setup demo demo-kube test check check-rest lock bench bench-gpu clean sim chaos e2e e2e-kube e2e-kube-short scoreboard
 
 setup: $(VENV)/.done
 
@@ -46,9 +46,14 @@ ROUNDS ?= 1
 chaos: setup
 	@UNBROKEN_CHAOS=$(SEED):$$(($(SEED) + $(ROUNDS))) $(BIN)/python -m pytest -m heavy tests/chaos/test_storms.py
 
+# mypy takes as long as all the others, which run beside it.
 check: setup
+	@$(BIN)/mypy & types=$$!; \
+	$(MAKE) --no-print-directory check-rest; rest=$$?; \
+	wait $$types && exit $$rest
+
+check-rest:
 	@$(BIN)/ruff check src tests tools benchmarks examples
-	@$(BIN)/mypy
 	@$(BIN)/python tools/check_patterns.py src/unbroken
 	@$(BIN)/python tools/banned_calls.py src
 	@$(BIN)/lint-imports --config pyproject.toml > $(VENV)/lint-imports.log || { cat $(VENV)/lint-imports.log; exit 1; }
