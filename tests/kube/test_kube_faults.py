@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,26 +74,18 @@ class Way:
         return [call for call in reads if call.is_watch is watches and call.path.endswith("maps")]
 
 
-@pytest.fixture
-def run(cluster: Cluster, tmp_path: Path) -> Callable[..., None]:
-    """Runs a scenario on a way of its own."""
-
-    def go(scenario: Callable[[Way], Coroutine[Any, Any, None]]) -> None:
-        async def whole() -> None:
-            async with (
-                FaultProxy(cluster).serve() as proxy,
-                connect(proxy.kubeconfig(tmp_path / "kubeconfig")) as client,
-                connect(cluster.kubeconfig) as direct,
-            ):
-                body = {"metadata": {"generateName": "faults-"}}
-                made = json.loads(await direct.raw("POST", "api/v1/namespaces", body=body))
-                name = made["metadata"]["name"]
-                maps = f"api/v1/namespaces/{name}/configmaps"
-                await scenario(Way(proxy, client, direct, maps, name))
-
-        asyncio.run(whole())
-
-    return go
+@asynccontextmanager
+async def opened(cluster: Cluster, folder: Path) -> AsyncIterator[Way]:
+    """A way of its own."""
+    async with (
+        FaultProxy(cluster).serve() as proxy,
+        connect(proxy.kubeconfig(folder / "kubeconfig")) as client,
+        connect(cluster.kubeconfig) as direct,
+    ):
+        body = {"metadata": {"generateName": "faults-"}}
+        made = json.loads(await direct.raw("POST", "api/v1/namespaces", body=body))
+        name = made["metadata"]["name"]
+        yield Way(proxy, client, direct, f"api/v1/namespaces/{name}/configmaps", name)
 
 
 def is_list(call: Call) -> bool:
@@ -106,13 +98,13 @@ def is_watch(call: Call) -> bool:
     return call.is_watch and call.path.endswith("configmaps")
 
 
-def test_a_list_that_breaks_between_two_pages_is_read_again(
-    run: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_list_that_breaks_between_two_pages_is_read_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was read by then counts for nothing, and nothing is told twice."""
     monkeypatch.setattr(informer_module, "PAGE", 2)
 
-    async def scenario(way: Way) -> None:
+    async with opened(cluster, tmp_path) as way:
         await way.make(*"abcde")
         way.proxy.faults = [Fault(lambda call: "continue" in call.query, status=410)]
         async with way.watched() as (_, told):
@@ -121,13 +113,12 @@ def test_a_list_that_breaks_between_two_pages_is_read_again(
         assert [("continue" in call.query) for call in lists] == [False, True, False, True, True]
         assert {call.query["limit"] for call in lists} == {"2"}
 
-    run(scenario)
 
-
-def test_a_watch_that_fell_silent_is_opened_again_where_it_was(run: Any) -> None:
+async def test_a_watch_that_fell_silent_is_opened_again_where_it_was(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """A connection that looks alive and brings nothing is no reason to read everything again."""
-
-    async def scenario(way: Way) -> None:
+    async with opened(cluster, tmp_path) as way:
         await way.make("a")
         way.proxy.faults = [Fault(is_watch, is_silent=True)]
         async with way.watched(0.3) as (_, told):
@@ -136,13 +127,10 @@ def test_a_watch_that_fell_silent_is_opened_again_where_it_was(run: Any) -> None
             await told.until(lambda seen: seen == ["+a", "+b", "-a"])
         assert len(way.asked(watches=False)) == 1
 
-    run(scenario)
 
-
-def test_what_was_deleted_in_a_gap_is_told_after_it(run: Any) -> None:
+async def test_what_was_deleted_in_a_gap_is_told_after_it(cluster: Cluster, tmp_path: Path) -> None:
     """The server does not remember what the silent watch should have brought: 410."""
-
-    async def scenario(way: Way) -> None:
+    async with opened(cluster, tmp_path) as way:
         await way.make("a", "b")
         way.proxy.faults = [Fault(is_watch, is_silent=True), Fault(is_watch, status=410)]
         async with way.watched(0.3) as (informer, told):
@@ -151,8 +139,6 @@ def test_what_was_deleted_in_a_gap_is_told_after_it(run: Any) -> None:
             await told.until(lambda seen: seen == ["+a", "+b", "-a", "+c"])
             assert informer.get("a", way.namespace) is None
         assert len(way.asked(watches=False)) == 2
-
-    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -169,11 +155,13 @@ def test_what_was_deleted_in_a_gap_is_told_after_it(run: Any) -> None:
     ],
     ids=lambda fault: "list" if fault.match is is_list else "watch",
 )
-def test_an_informer_gets_over_any_broken_answer(run: Any, broken: Fault) -> None:
+async def test_an_informer_gets_over_any_broken_answer(
+    cluster: Cluster, tmp_path: Path, broken: Fault
+) -> None:
     """Cut off, cut short, refused: the copy is right in the end, and each change is told once."""
     broken.times = 2
 
-    async def scenario(way: Way) -> None:
+    async with opened(cluster, tmp_path) as way:
         await way.make("a")
         way.proxy.faults = [broken]
         async with way.watched() as (informer, told):
@@ -184,13 +172,12 @@ def test_an_informer_gets_over_any_broken_answer(run: Any, broken: Fault) -> Non
         assert broken.times == 0, "the fault was met"
         assert len(told.seen) == len(set(told.seen))
 
-    run(scenario)
 
-
-def test_a_server_that_puts_off_is_asked_again_when_it_says(run: Any) -> None:
+async def test_a_server_that_puts_off_is_asked_again_when_it_says(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """With the same content, and no sooner."""
-
-    async def scenario(way: Way) -> None:
+    async with opened(cluster, tmp_path) as way:
         off = {"Retry-After": "1"}
         way.proxy.faults = [
             Fault(lambda call: call.method == "POST", status=429, headers=off),
@@ -204,26 +191,24 @@ def test_a_server_that_puts_off_is_asked_again_when_it_says(run: Any) -> None:
         assert len({call.body for call in writes}) == 1
         assert all(b.at - a.at >= 1.0 for a, b in itertools.pairwise(writes))
 
-    run(scenario)
 
-
-def test_a_server_that_starts_is_asked_again_within_two_seconds(run: Any) -> None:
+async def test_a_server_that_starts_is_asked_again_within_two_seconds(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """kube-apiserver asks for 10 s where it needs 0.2 s, and a new job waited for them."""
-
-    async def scenario(way: Way) -> None:
+    async with opened(cluster, tmp_path) as way:
         fault = Fault(lambda call: call.method == "POST", status=503, headers={"Retry-After": "10"})
         way.proxy.faults = [fault]
         await way.client.raw("POST", way.maps, body={"metadata": {"name": "soon"}})
         first, second = way.proxy.writes()
         assert 1.0 <= second.at - first.at < 5.0
 
-    run(scenario)
 
-
-def test_other_failures_are_for_the_caller_to_repeat(run: Any) -> None:
+async def test_other_failures_are_for_the_caller_to_repeat(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """Whether what failed without a word was done is not known here."""
-
-    async def scenario(way: Way) -> None:
+    async with opened(cluster, tmp_path) as way:
         faults = [Fault(is_list, status=status) for status in (401, 429, 500, 503)]
         faults += [Fault(is_list, reset_after=0), Fault(is_list, reset_after=20)]
         for fault in faults:
@@ -235,8 +220,6 @@ def test_other_failures_are_for_the_caller_to_repeat(run: Any) -> None:
         with pytest.raises(ApiRefusal):
             await way.client.raw("GET", way.maps)
         assert json.loads(await way.client.raw("GET", way.maps))["kind"] == "ConfigMapList"
-
-    run(scenario)
 
 
 def token_kubeconfig(cluster: Cluster, folder: Path) -> Path:

@@ -105,20 +105,9 @@ async def world(cluster: Cluster, folder: Path, grace: float = 40.0) -> AsyncIte
             await it.gone(path)
 
 
-def check(cluster: Cluster, folder: Path, scenario: Callable[[World], Any], **more: float) -> None:
-    """Run a scenario in a world."""
-
-    async def run() -> None:
-        async with world(cluster, folder, **more) as it:
-            await scenario(it)
-
-    asyncio.run(run())
-
-
-def test_dependents_follow_their_owner(cluster: Cluster, tmp_path: Path) -> None:
+async def test_dependents_follow_their_owner(cluster: Cluster, tmp_path: Path) -> None:
     """Through several levels; with another owner left, they stay and lose the reference."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         root, other = await it.config_map("root"), await it.config_map("other")
         child = await it.config_map("child", owned_by(root))
         await it.config_map("grandchild", owned_by(child))
@@ -135,13 +124,10 @@ def test_dependents_follow_their_owner(cluster: Cluster, tmp_path: Path) -> None
             ),
         )
 
-    check(cluster, tmp_path, scenario)
 
-
-def test_foreground_waits_for_those_that_block(cluster: Cluster, tmp_path: Path) -> None:
+async def test_foreground_waits_for_those_that_block(cluster: Cluster, tmp_path: Path) -> None:
     """The owner is there as long as a blocking dependent is."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         root = await it.config_map("root")
         await it.config_map("held", owned_by(root, block=True), finalizers=["example.com/hold"])
         await it.config_map("free", owned_by(root, block=True))
@@ -155,13 +141,10 @@ def test_foreground_waits_for_those_that_block(cluster: Cluster, tmp_path: Path)
         await it.gone(held)
         await it.gone(it.path("configmaps", "root"))
 
-    check(cluster, tmp_path, scenario)
 
-
-def test_orphans_stay(cluster: Cluster, tmp_path: Path) -> None:
+async def test_orphans_stay(cluster: Cluster, tmp_path: Path) -> None:
     """Without their owner."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         root = await it.config_map("root")
         await it.config_map("child", owned_by(root))
         await it.delete(it.path("configmaps", "root"), "Orphan")
@@ -169,8 +152,6 @@ def test_orphans_stay(cluster: Cluster, tmp_path: Path) -> None:
         child = await it.get(it.path("configmaps", "child"))
         assert child is not None
         assert "ownerReferences" not in child["metadata"]
-
-    check(cluster, tmp_path, scenario)
 
 
 def definition(group: str) -> Object:
@@ -196,10 +177,9 @@ def definition(group: str) -> Object:
     }
 
 
-def test_custom_resources_are_owners_and_dependents(cluster: Cluster, tmp_path: Path) -> None:
+async def test_custom_resources_are_owners_and_dependents(cluster: Cluster, tmp_path: Path) -> None:
     """Of kinds that came after the controllers; and they go with their namespace."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         group = f"{it.namespace}.example.com"
         definitions = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         await it.post(definitions, definition(group))
@@ -223,13 +203,12 @@ def test_custom_resources_are_owners_and_dependents(cluster: Cluster, tmp_path: 
         finally:
             await it.delete(f"{definitions}/things.{group}")
 
-    check(cluster, tmp_path, scenario)
 
-
-def test_namespace_waits_for_what_is_held_and_says_so(cluster: Cluster, tmp_path: Path) -> None:
+async def test_namespace_waits_for_what_is_held_and_says_so(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """And goes once nothing is left."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         await it.config_map("free")
         await it.config_map("held", finalizers=["example.com/hold"])
         namespace = f"api/v1/namespaces/{it.namespace}"
@@ -247,13 +226,10 @@ def test_namespace_waits_for_what_is_held_and_says_so(cluster: Cluster, tmp_path
         await it.client.merge(it.path("configmaps", "held"), body)
         await it.gone(namespace)
 
-    check(cluster, tmp_path, scenario)
 
-
-def test_namespace_has_its_account_and_certificate(cluster: Cluster, tmp_path: Path) -> None:
+async def test_namespace_has_its_account_and_certificate(cluster: Cluster, tmp_path: Path) -> None:
     """Again, when somebody deletes them."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         account = it.path("serviceaccounts", "default")
         certificate = it.path("configmaps", "kube-root-ca.crt")
         for path in (account, certificate):
@@ -266,8 +242,6 @@ def test_namespace_has_its_account_and_certificate(cluster: Cluster, tmp_path: P
         found = await it.get(certificate)
         assert found is not None
         assert found["data"]["ca.crt"] == cluster.ca
-
-    check(cluster, tmp_path, scenario)
 
 
 def differs(uid: str) -> Callable[[Object | None], bool]:
@@ -320,11 +294,11 @@ def taints(found: Object | None) -> list[str]:
     )
 
 
-def test_silent_node_loses_its_pods(cluster: Cluster, tmp_path: Path) -> None:
+async def test_silent_node_loses_its_pods(cluster: Cluster, tmp_path: Path) -> None:
     """Unknown, tainted, pods not ready and then gone; back, it is free again."""
     grace = 3.0  # who renews shares two processors with other tests
 
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path, grace=grace) as it:
         name = f"{it.namespace}-node"
         await it.post(
             "api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
@@ -361,8 +335,6 @@ def test_silent_node_loses_its_pods(cluster: Cluster, tmp_path: Path) -> None:
         await it.gone(it.path("pods", "stays"))
         await it.gone(it.path("pods", "goes"))
 
-    check(cluster, tmp_path, scenario, grace=grace)
-
 
 async def keep_renewing(client: KubeClient, name: str) -> None:
     """Renew a node's lease four times a second."""
@@ -374,10 +346,11 @@ async def keep_renewing(client: KubeClient, name: str) -> None:
         await pause(0.25)
 
 
-def test_pod_leaves_a_node_that_it_does_not_tolerate(cluster: Cluster, tmp_path: Path) -> None:
+async def test_pod_leaves_a_node_that_it_does_not_tolerate(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """By anybody's NoExecute taint; at once or after its time."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         name = f"{it.namespace}-node"
         await it.post(
             "api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
@@ -408,8 +381,6 @@ def test_pod_leaves_a_node_that_it_does_not_tolerate(cluster: Cluster, tmp_path:
         finally:
             await it.delete(node)
 
-    check(cluster, tmp_path, scenario)
-
 
 def files(directory: Path) -> list[Path]:
     """What is in a directory that may not be there."""
@@ -421,10 +392,11 @@ def bound(found: Object | None) -> bool:
     return bool(found and found["status"].get("phase") == "Bound")
 
 
-def test_claim_is_given_a_directory_and_takes_it_along(cluster: Cluster, tmp_path: Path) -> None:
+async def test_claim_is_given_a_directory_and_takes_it_along(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     """A volume of its own, which goes with the claim; a pod that uses it holds it."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         body: Object = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
@@ -458,13 +430,10 @@ def test_claim_is_given_a_directory_and_takes_it_along(cluster: Cluster, tmp_pat
         await it.gone(volume_path)
         assert files(directory) == []
 
-    check(cluster, tmp_path, scenario)
 
-
-def test_claim_without_class_waits_for_a_volume(cluster: Cluster, tmp_path: Path) -> None:
+async def test_claim_without_class_waits_for_a_volume(cluster: Cluster, tmp_path: Path) -> None:
     """Which is kept when the claim goes."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         size: Object = {"storage": "1Gi"}
         body: Object = {
             "apiVersion": "v1",
@@ -501,13 +470,10 @@ def test_claim_without_class_waits_for_a_volume(cluster: Cluster, tmp_path: Path
         await it.delete(place)
         await it.gone(place)
 
-    check(cluster, tmp_path, scenario)
 
-
-def test_service_has_the_addresses_of_its_pods(cluster: Cluster, tmp_path: Path) -> None:
+async def test_service_has_the_addresses_of_its_pods(cluster: Cluster, tmp_path: Path) -> None:
     """As they become ready and go; with the service they go too."""
-
-    async def scenario(it: World) -> None:
+    async with world(cluster, tmp_path) as it:
         service: Object = {
             "apiVersion": "v1",
             "kind": "Service",
@@ -546,5 +512,3 @@ def test_service_has_the_addresses_of_its_pods(cluster: Cluster, tmp_path: Path)
         await it.until(endpoints, lambda found: found and not found.get("subsets"))
         await it.delete(it.path("services", "web"))
         await it.gone(endpoints)
-
-    check(cluster, tmp_path, scenario)
