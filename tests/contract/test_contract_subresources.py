@@ -149,6 +149,79 @@ def test_eviction_of_a_missing_pod_is_404(here: Api) -> None:
     assert here.post("pods/a/eviction", eviction(here)).failure == (404, "NotFound")
 
 
+def budgets(api: Api) -> str:
+    """The collection of budgets; v1 came with Kubernetes 1.21."""
+    return f"policy/{'v1' if api.minor >= 21 else 'v1beta1'}:poddisruptionbudgets"
+
+
+def ready_pod(api: Api, name: str) -> None:
+    """A pod that runs and is ready; evictions of others ask no budget."""
+    api.post("pods", pod(name, nodeName="n1", labels={"app": "x"})).done()
+    is_ready = {"type": "Ready", "status": "True"}
+    api.patch(
+        "merge", f"pods/{name}/status", {"status": {"phase": "Running", "conditions": [is_ready]}}
+    ).done()
+
+
+def budget(api: Api, name: str = "b", **status: int) -> None:
+    """A budget of the pods, with a status as the controller writes it."""
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": "x"}}}
+    api.post(budgets(api), {"metadata": {"name": name}, "spec": spec}).done()
+    if status:
+        counts = {"expectedPods": 1, "currentHealthy": 1, "desiredHealthy": 1, **status}
+        whole = {"observedGeneration": 1, **counts}
+        api.patch("merge", f"{budgets(api)}/{name}/status", {"status": whole}).done()
+
+
+def test_an_eviction_is_refused_until_the_budget_is_known(here: Api) -> None:
+    ready_pod(here, "a")
+    budget(here)
+    answer = here.post("pods/a/eviction", eviction(here))
+    assert answer.failure == (429, "TooManyRequests")
+    assert answer.object["details"]["causes"] == [
+        {
+            "reason": "DisruptionBudget",
+            "message": "The disruption budget b is still being processed by the server.",
+        }
+    ]
+
+
+def test_an_eviction_that_the_budget_forbids_says_why(here: Api) -> None:
+    ready_pod(here, "a")
+    budget(here, disruptionsAllowed=0)
+    answer = here.post("pods/a/eviction", eviction(here))
+    assert answer.failure == (429, "TooManyRequests")
+    text = "Cannot evict pod as it would violate the pod's disruption budget."
+    assert answer.message == text
+    (cause,) = answer.object["details"]["causes"]
+    assert cause["message"] == "The disruption budget b needs 1 healthy pods and has 1 currently"
+    assert "deletionTimestamp" not in here.get("pods/a").made["metadata"]
+
+
+def test_an_eviction_that_is_allowed_is_counted(here: Api) -> None:
+    ready_pod(here, "a")
+    budget(here, disruptionsAllowed=1)
+    here.post("pods/a/eviction", eviction(here)).done()
+    assert "deletionTimestamp" in here.get("pods/a").made["metadata"]
+    status = here.get(f"{budgets(here)}/b").made["status"]
+    assert (status["disruptionsAllowed"], list(status["disruptedPods"])) == (0, ["a"])
+
+
+def test_a_pod_that_does_not_run_is_evicted_in_spite_of_its_budget(here: Api) -> None:
+    here.post("pods", pod("a", nodeName="n1", labels={"app": "x"})).done()
+    budget(here, disruptionsAllowed=0)
+    here.post("pods/a/eviction", eviction(here)).done()
+
+
+def test_a_pod_with_two_budgets_cannot_be_evicted(here: Api) -> None:
+    ready_pod(here, "a")
+    budget(here, "b")
+    budget(here, "c")
+    answer = here.post("pods/a/eviction", eviction(here))
+    assert answer.code == 500
+    assert "more than one PodDisruptionBudget" in answer.message
+
+
 def test_logs_of_a_pod_that_has_no_node_are_empty(here: Api) -> None:
     here.post("pods", pod("a")).done()
     answer = here.get("pods/a/log")

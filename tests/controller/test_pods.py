@@ -14,10 +14,12 @@ from unbroken.core.job.events import CreatePod, NodeName, PodName
 from unbroken.operator.jobs.pods import (
     JobIdentity,
     build_pod,
+    disruption_budget,
     job_identity,
     key_secret,
     training_container,
 )
+from unbroken.spec.job.rules import PODS_MAX
 from unbroken.spec.job.types import JobSpec, ReplicaSpec
 
 Object = dict[str, Any]
@@ -199,3 +201,11 @@ def take_pod(api: Api, name: str) -> None:
     ).made
     assert made["spec"]["containers"][0]["ports"][0]["containerPort"] == 8080
     assert made["metadata"]["ownerReferences"][0]["uid"] == uid
+
+
+def test_the_budget_forbids_every_eviction_of_the_jobs_pods() -> None:
+    made = disruption_budget(JOB)
+    pods = build_pod(JOB, spec(template()), order(0), SECRET)
+    assert made["spec"]["minAvailable"] > PODS_MAX
+    assert made["spec"]["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    assert made["metadata"]["ownerReferences"] == [JOB.owner_reference()]

@@ -59,6 +59,10 @@ UNSEEN = {
     ): "asked for by the admission plugin of owner references, inside the server",
     ("events", "list"): "of pods that a kubelet holds for seconds: there is none here",
     (
+        "poddisruptionbudgets.policy",
+        "delete",
+    ): "of a budget that was found; Kubernetes 1.20 has none of policy/v1",
+    (
         "incidents.unbroken.dev",
         "create",
     ): "asked for by the server itself where an apply finds no object",

@@ -20,6 +20,7 @@ from e2e.jobs import Job, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NODES = 3
+BUDGETS = "policy/v1:poddisruptionbudgets"
 MARKS = ("cloud.google.com/impending-node-termination", "karpenter.sh/disrupted")
 
 
@@ -159,4 +160,39 @@ def test_a_job_without_a_place_leaves_before_the_deadline(
                 machines.kubectl("uncordon", name)
         one.steps(1)
         assert only_move(one)["culprit"]["text"].endswith("; no other place is free")
+        one.finish()
+
+
+def test_kubectl_drain_waits_until_the_job_has_moved(
+    machines: Cluster, api: Api, tmp_path: Path
+) -> None:
+    with job(machines, tmp_path) as one:
+        starts, where = one.steps(0), nodes_of(one)
+        one.until_standing("Running")
+        name, old = one.name, places(starts)[0]
+        one.until_there(BUDGETS, name)
+        known = api.until(BUDGETS, name, lambda one: one["status"].get("observedGeneration"))
+        assert known["status"]["disruptionsAllowed"] == 0
+        assert known["metadata"]["ownerReferences"][0]["name"] == name
+        done = machines.kubectl("drain", where[old], "--timeout=90s")
+        assert "it would violate the pod's disruption budget" in done.stderr
+        assert where[old] not in nodes_of(one).values()
+        one.steps(1)
+        assert only_move(one)["culprit"]["text"].startswith("Cordon: ")
+        assert one.finish()["status"]["restartCount"] == 1
+        api.until(BUDGETS, name, lambda _: False)
+
+
+def test_a_job_without_planned_moves_has_no_budget_and_is_evicted(
+    machines: Cluster, api: Api, tmp_path: Path
+) -> None:
+    off = {"unbroken.dev/planned-moves": "off"}
+    with job(machines, tmp_path, annotations=off) as one:
+        starts, where = one.steps(0), nodes_of(one)
+        one.until_standing("Running")
+        machines.kubectl("drain", where[places(starts)[0]], "--timeout=90s")
+        one.steps(1)
+        (incident,) = one.incidents(1)
+        assert incident["culprit"]["fault"] == "PodDeleted"
+        assert api.get(BUDGETS).made["items"] == []
         one.finish()

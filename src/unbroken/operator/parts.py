@@ -18,6 +18,7 @@ WITHOUT = "--without"
 JOBS, OURS, KUEUE = HYPERPOD_GROUP, OWN_GROUP, KUEUE_GROUP
 LEASES, ADMISSION = "coordination.k8s.io", "admissionregistration.k8s.io"
 EXTENSIONS = "apiextensions.k8s.io"
+POLICY = "policy"
 CLUSTER_API, KARPENTER = "cluster.x-k8s.io", "karpenter.sh"
 DEFINITIONS, REGISTRATIONS = "customresourcedefinitions", "validatingwebhookconfigurations"
 PROVIDED = "list patch delete"
@@ -114,6 +115,8 @@ PARTS: Mapping[PartName, Part] = {
             Right(Role.NAMESPACED, JOBS, "hyperpodpytorchjobs/finalizers", "update"),
             Right(Role.NAMESPACED, OURS, "incidents", "list watch create patch delete"),
             Right(Role.NAMESPACED, "", "pods", "get list watch create delete"),
+            # While a job trains its pods are not evicted: it moves from the node by itself.
+            Right(Role.NAMESPACED, POLICY, "poddisruptionbudgets", "get create delete"),
             # The key of a job's agents, in a Secret that the operator cannot read.
             Right(Role.NAMESPACED, "", "secrets", "create"),
             # List: only an event of the kubelet says why it cannot mount a pod's volume.

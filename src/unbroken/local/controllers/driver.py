@@ -20,6 +20,7 @@ from lightkube.resources.core_v1 import (
     Service,
 )
 from lightkube.resources.discovery_v1 import EndpointSlice
+from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from unbroken.kube.client import KubeClient
 from unbroken.kube.events import EventRecorder
@@ -27,6 +28,7 @@ from unbroken.kube.informers import Informers
 
 from .accounts import Accounts
 from .collector import GarbageCollector
+from .disruption import DisruptionBudgets
 from .endpoints import EndpointWriter
 from .inventory import Inventory
 from .namespaces import NamespaceDeleter
@@ -37,7 +39,7 @@ log = logging.getLogger(__name__)
 
 SHARED = [
     *(Endpoints, EndpointSlice, Lease, Namespace, Node),
-    *(PersistentVolume, PersistentVolumeClaim, Pod, Service),
+    *(PersistentVolume, PersistentVolumeClaim, Pod, PodDisruptionBudget, Service),
 ]
 
 
@@ -80,6 +82,9 @@ async def run_controllers(
         await inventory.ready.wait()
         slices = inventory.kinds.get(("discovery.k8s.io", "endpointslices"))
         has_slices = slices is not None and slices.version == "v1"
+        budgets = inventory.kinds.get(("policy", "poddisruptionbudgets"))
+        if budgets is not None and budgets.version == "v1":
+            tasks.create_task(DisruptionBudgets(client, informers).run())
         tasks.create_task(EndpointWriter(client, informers, has_slices).run())
         tasks.create_task(NamespaceDeleter(client, namespaces, inventory).run())
         tasks.create_task(GarbageCollector(client, inventory).run())

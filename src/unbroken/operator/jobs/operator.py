@@ -271,6 +271,7 @@ class Operator:
         annotations = job["metadata"].get("annotations") or {}
         ledger = read_ledger(str(annotations.get(LEDGER) or ""))
         runner.tell(replace(_seen(job, parsed, self._queues.gate(job)), ledger=ledger))
+        runner.guard(status)
         for view in self._nodes.values():
             runner.tell(NodeSeen(view))
         for pod in self._watches.pods.items():

@@ -32,6 +32,9 @@ VARIABLES = {
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
+MORE_THAN_ALL = 1_000_000
+"""Pods that must stay, by a job's PodDisruptionBudget; a job has 50,000 at most."""
+
 KEY_VOLUME = "unbroken-agent-key"
 KEY_DIRECTORY, KEY_ENTRY = "/var/run/unbroken", "key"
 
@@ -79,6 +82,27 @@ def key_secret(job: JobIdentity, name: str, key: bytes) -> Object:
         "type": "Opaque",
         "immutable": True,
         "stringData": {KEY_ENTRY: key.hex()},
+    }
+
+
+def disruption_budget(job: JobIdentity) -> Object:
+    """The budget that refuses every eviction of the job's pods, for as long as it trains.
+
+    A job moves from a node by itself, and then deletes its pod there (`core.job.moves`).  A number
+    is asked for, as a share is counted by a subresource `scale` that jobs have not.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {
+            "name": job.name,
+            "labels": {keys.JOB_LABEL: job.name},
+            "ownerReferences": [job.owner_reference()],
+        },
+        "spec": {
+            "minAvailable": MORE_THAN_ALL,
+            "selector": {"matchLabels": {keys.JOB_LABEL: job.name}},
+        },
     }
 
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 from lightkube.resources.core_v1 import Node, Pod
+from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from unbroken.core.job.events import DeletePod, FenceNode
 from unbroken.kube.client import KubeClient
@@ -21,7 +22,7 @@ from unbroken.spec.job.types import FaultyPods, JobStatus
 from unbroken.spec.keys import FENCE, LEDGER
 from unbroken.spec.schema.fields import fields_of
 
-from .pods import JobIdentity, key_secret
+from .pods import JobIdentity, disruption_budget, key_secret
 from .views import node_view
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class JobRequests:
         self._pods = f"api/v1/{space}/pods"
         self._events = f"api/v1/{space}/events"
         self._secrets = f"api/v1/{space}/secrets"
+        self._budgets = f"apis/policy/v1/{space}/poddisruptionbudgets"
         self._self = f"{JOBS}/{space}/{jobs.PLURAL}/{quote(job.name)}"
         self._incidents = f"{INCIDENTS}/{space}/{incidents.PLURAL}"
 
@@ -131,3 +133,15 @@ class JobRequests:
         Secrets are never read: the name tells which key is in it (`core/keys`).
         """
         await self._client.create_if_absent(self._secrets, key_secret(self._job, name, key))
+
+    async def guard(self) -> None:
+        """Create the job's PodDisruptionBudget, if there is none of its name."""
+        await self._client.create_if_absent(self._budgets, disruption_budget(self._job))
+
+    async def unguard(self) -> None:
+        """Delete the job's PodDisruptionBudget, and no other one of its name."""
+        path = f"{self._budgets}/{quote(self._job.name)}"
+        found = await self._client.get_or_none(path, PodDisruptionBudget)
+        owners = (found.metadata.ownerReferences if found and found.metadata else None) or ()
+        if found and found.metadata and any(one.uid == self._job.uid for one in owners):
+            await self._client.delete_if_present(path, found.metadata.uid)

@@ -66,7 +66,8 @@ from unbroken.observe.program_metrics import JobHealth
 from unbroken.operator.kueue.objects import place_pod
 from unbroken.runtime.drive import Inbox
 from unbroken.spec.job.incident import Incident
-from unbroken.spec.job.types import Condition, JobSpec, JobStatus
+from unbroken.spec.job.types import Condition, JobSpec, JobStatus, Switch
+from unbroken.spec.keys import ConditionType
 
 from .agent_memory import AgentMemory
 from .links import AgentLinks
@@ -91,6 +92,8 @@ EVENTS_SECONDS = 15.0
 """From one reading of a pod's events to the next."""
 SECRET_SECONDS = 30.0
 """How long the Secret of a job's key is taken to be there after it was made."""
+GUARDED = frozenset({ConditionType.RUNNING.value, ConditionType.FAULTED.value})
+"""Conditions of a job whose pods may not be evicted."""
 REPLACED = "AgentKeyUnknown"
 """Reason of the event about pods whose key this operator does not know."""
 
@@ -149,6 +152,8 @@ class JobRunner:
         if job.has_key:
             self._key = job_key(around.master, job.uid)
             self._secret = job_secret_name(around.master, job.name, job.uid)
+        self._is_guarded = False
+        """Whether the job's pods may not be evicted."""
         self._making = asyncio.Lock()
         self._made_at: float | None = None
         """When the Secret was last made, or was found to be there."""
@@ -365,6 +370,7 @@ class JobRunner:
         match effect:
             case WriteStatus(status):
                 self._log_status(status)
+                self.guard(status)
                 self._writer.status(status)
             case RecordEvent(reason, message):
                 log.info('job=%s event=%s message="%s"', self.title, reason, _line(message))
@@ -377,6 +383,15 @@ class JobRunner:
                 self._writer.ledger(ledger)
             case DeleteIncident(number):
                 self._writer.forget(number)
+
+    def guard(self, status: JobStatus) -> None:
+        """Let no pod be evicted while the job trains or recovers; a move is made instead."""
+        standing = {one.type for one in status.conditions if one.status == "True"}
+        is_on = self._seen is not None and self._seen.options.planned_moves is Switch.ON
+        is_guarded = is_on and not standing.isdisjoint(GUARDED)
+        if is_guarded != self._is_guarded:
+            self._is_guarded = is_guarded
+            self._writer.guard(is_guarded)
 
     def _order(self, effect: Order, *, is_after_write: bool) -> None:
         """Carry out an order to the API server, once the status that it follows is stored."""

@@ -1,4 +1,5 @@
-"""Writes what a job has become: the status, its events, its incidents, and the ledger.
+"""Writes what a job has become: the status, its events, its incidents, the ledger, and whether
+its pods may be evicted.
 
 One write at a time.  Of several statuses the newest is written; while the API server is away all
 waits here, and is written when it is back.
@@ -56,6 +57,8 @@ class JobWriter:
         self._incidents: dict[int, Incident] = {}
         self._ledger: Ledger | None = None
         self._forgotten: list[int] = []
+        self._is_guarded: bool | None = None
+        """Whether the pods are to be guarded from evictions; None: as they are."""
         self._wake = asyncio.Event()
         self._stored = asyncio.Event()
         self._stored.set()
@@ -79,6 +82,11 @@ class JobWriter:
         if not self._stored.is_set():
             self._hurry.set()
         await self._stored.wait()
+
+    def guard(self, is_guarded: bool) -> None:
+        """The job's pods may not be evicted from now on, or may be again."""
+        self._is_guarded = is_guarded
+        self._wake.set()
 
     def event(self, event: RecordEvent) -> None:
         """Record an event after the status that was given last."""
@@ -115,7 +123,13 @@ class JobWriter:
             incidents, self._incidents = self._incidents, {}
             ledger, self._ledger = self._ledger, None
             forgotten, self._forgotten = self._forgotten, []
+            guarded, self._is_guarded = self._is_guarded, None
+            if guarded is False:
+                # First, since an operator that finds the job ended does not look for its budget.
+                await self._persist("no-budget", requests.unguard)
             await self._write_status()
+            if guarded:
+                await self._persist("budget", requests.guard)
             for event in events:
                 kind = "Warning" if event.is_warning else "Normal"
                 self._recorder.record(self.about, kind, event.reason, event.message)

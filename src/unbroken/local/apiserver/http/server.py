@@ -17,7 +17,7 @@ from unbroken.listener import admitted
 from unbroken.local.apiserver.kinds.catalogue import Catalogue
 from unbroken.local.apiserver.kinds.definitions import Definitions
 from unbroken.local.apiserver.store import Store, encode
-from unbroken.local.apiserver.write import deletion, subresources
+from unbroken.local.apiserver.write import deletion, eviction, subresources
 from unbroken.local.apiserver.write.writes import APPLY_PATCH, PATCHES, Result, Surroundings, Writer
 
 from . import bodies, documents, reviews
@@ -291,7 +291,7 @@ class ApiServer:
         if sub == "binding":
             subresources.bind(self._store, self._writer, target, content, options)
         else:
-            subresources.evict(self._store, self._writer, target, content)
+            eviction.evict(self._store, self._writer, self._catalogue, target, content)
         done = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
         return _response(request, Answer(msgspec.json.encode({**done, "code": 201}), 201))
 

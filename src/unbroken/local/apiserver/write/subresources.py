@@ -1,4 +1,4 @@
-"""The parts of an object with rules of their own: scale, binding, eviction, finalize."""
+"""The parts of an object with rules of their own: scale, binding, finalize."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from unbroken.local.apiserver.http.reads import get
-from unbroken.local.apiserver.http.requests import Query, Target, WriteOptions
+from unbroken.local.apiserver.http.requests import Target, WriteOptions
 from unbroken.local.apiserver.http.status import ApiError, Object, bad_request, conflict, invalid
 from unbroken.local.apiserver.schema.constraints import invalid_value, required_value, unsupported
 from unbroken.local.apiserver.store import Entry, Store
 
-from . import deletion
 from .patch import json_patch, merge_patch
 from .writes import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Result, Writer
 
@@ -113,15 +112,6 @@ def bind(store: Store, writer: Writer, target: Target, body: Object, options: Wr
     }
     status["conditions"] = [*others, scheduled]
     writer.update(replace(target, subresource="binding"), entry, content, options)
-
-
-def evict(store: Store, writer: Writer, target: Target, body: Object) -> None:
-    """Delete a pod with the options inside an Eviction; disruption budgets are not kept here."""
-    if not isinstance(body.get("deleteOptions", {}), dict | None):
-        raise bad_request("Eviction: deleteOptions must be an object")
-    entry = get(store, target)
-    options = deletion.delete_options(Query({}), body.get("deleteOptions"))
-    writer.delete(whole(target), entry, options)
 
 
 def finalize(

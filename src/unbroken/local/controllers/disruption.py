@@ -1,0 +1,96 @@
+"""Writes the status of PodDisruptionBudgets, by which the API server answers evictions."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from lightkube.resources.core_v1 import Pod
+from lightkube.resources.policy_v1 import PodDisruptionBudget
+
+from unbroken.kube.cache import Key, key_of
+from unbroken.kube.client import KubeClient
+from unbroken.kube.clock import rfc3339, wall
+from unbroken.kube.errors import Conflict, NotFound
+from unbroken.kube.informers import Informers
+from unbroken.kube.workqueue import WorkQueue
+from unbroken.local.scheduler.selectors import matches_labels
+
+from .disruption_rules import CONDITION, CONFIRM_SECONDS, budget_status, is_ready
+
+
+class DisruptionBudgets:
+    """Keeps the counts of budgets in line with their pods."""
+
+    def __init__(self, client: KubeClient, informers: Informers) -> None:
+        self._client = client
+        self._pods = informers.of(Pod)
+        self._budgets = informers.of(PodDisruptionBudget)
+        self._queue: WorkQueue[Key] = WorkQueue("budgets", self._write, workers=2)
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        await self._pods.synced.wait()
+        await self._budgets.synced.wait()
+        self._budgets.subscribe(self._on_budget)
+        self._pods.subscribe(self._on_pod)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._queue.run())
+
+    def _on_budget(self, old: PodDisruptionBudget | None, new: PodDisruptionBudget | None) -> None:
+        if new is not None:
+            self._queue.add(key_of(new))
+
+    def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
+        if old and new and _shown(old) == _shown(new):
+            return
+        for budget in self._budgets.items():
+            if any(pod is not None and _selects(budget, pod) for pod in (old, new)):
+                self._queue.add(key_of(budget))
+
+    async def _write(self, key: Key) -> float | None:
+        """Write the status if it has changed; when to look again for evictions without effect."""
+        budget = self._budgets.get(key.name, key.namespace)
+        if budget is None or budget.spec is None or budget.metadata is None:
+            return None
+        known = budget.status
+        disrupted = (known and known.disruptedPods) or {}
+        pods = (pod for pod in self._pods.items() if _selects(budget, pod))
+        wanted = budget_status(budget.spec, pods, disrupted, wall())
+        wanted["observedGeneration"] = budget.metadata.generation or 0
+        held = {name: getattr(known, name, None) for name in wanted}
+        if {**held, "disruptedPods": disrupted} != wanted:
+            allowed = wanted["disruptionsAllowed"] > 0
+            condition = {
+                "type": CONDITION,
+                "status": "True" if allowed else "False",
+                "reason": "SufficientPods" if allowed else "InsufficientPods",
+                "message": "",
+                "observedGeneration": wanted["observedGeneration"],
+                "lastTransitionTime": rfc3339(wall()),
+            }
+            gone = dict.fromkeys(disrupted.keys() - wanted["disruptedPods"].keys())
+            merged = {**wanted, "disruptedPods": {**wanted["disruptedPods"], **gone}}
+            body = {
+                # An eviction that was allowed meanwhile must not be forgotten.
+                "metadata": {"resourceVersion": budget.metadata.resourceVersion},
+                "status": {**merged, "conditions": [condition]},
+            }
+            path = f"apis/policy/v1/namespaces/{key.namespace}/poddisruptionbudgets/{key.name}"
+            with suppress(Conflict, NotFound):  # The watch tells of the newer version.
+                await self._client.merge(f"{path}/status", body)
+        return CONFIRM_SECONDS if wanted["disruptedPods"] else None
+
+
+def _selects(budget: PodDisruptionBudget, pod: Pod) -> bool:
+    labels = (pod.metadata and pod.metadata.labels) or {}
+    is_near = key_of(budget).namespace == key_of(pod).namespace
+    selector = None if budget.spec is None else budget.spec.selector
+    return is_near and matches_labels(selector, labels)
+
+
+def _shown(pod: Pod) -> Any:
+    """What of a pod its budget counts."""
+    meta = pod.metadata
+    return meta and (meta.labels, meta.uid, meta.deletionTimestamp is None), is_ready(pod)

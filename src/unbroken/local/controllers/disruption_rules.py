@@ -1,0 +1,69 @@
+"""How many pods of a PodDisruptionBudget may be evicted now.
+
+After kube-controller-manager v1.33, pkg/controller/disruption. A percentage, and `maxUnavailable`,
+are of the pods that there are: the local cluster has no kinds that say how many there should be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lightkube.models.policy_v1 import PodDisruptionBudgetSpec
+from lightkube.resources.core_v1 import Pod
+
+from unbroken.spec.times import time_seconds
+
+Object = dict[str, Any]
+CONDITION = "DisruptionAllowed"
+CONFIRM_SECONDS = 120.0
+"""An eviction that has not deleted its pod after this time counts no longer."""
+
+
+def budget_status(
+    spec: PodDisruptionBudgetSpec,
+    pods: Iterable[Pod],
+    disrupted: Mapping[str, str],
+    now: float,
+) -> Object:
+    """The counts of a budget's status. `disrupted`: pods whose eviction was allowed, and when."""
+    found = list(pods)
+    alive = {
+        meta.name: is_ready(one)
+        for one in found
+        if (meta := one.metadata) is not None and meta.deletionTimestamp is None
+    }
+    waiting = {
+        name: at
+        for name, at in disrupted.items()
+        if name in alive and time_seconds(at) + CONFIRM_SECONDS > now
+    }
+    healthy = sum(ready for name, ready in alive.items() if name not in waiting)
+    desired = _desired(spec, len(found))
+    return {
+        "expectedPods": len(found),
+        "currentHealthy": healthy,
+        "desiredHealthy": desired,
+        "disruptionsAllowed": max(0, healthy - desired) if found else 0,
+        "disruptedPods": waiting,
+    }
+
+
+def is_ready(pod: Pod) -> bool:
+    """Whether the pod's condition Ready is true."""
+    conditions = (pod.status and pod.status.conditions) or ()
+    return any(one.type == "Ready" and one.status == "True" for one in conditions)
+
+
+def _desired(spec: PodDisruptionBudgetSpec, pods: int) -> int:
+    if spec.maxUnavailable is not None:
+        return max(0, pods - _share(spec.maxUnavailable, pods))
+    return pods if spec.minAvailable is None else _share(spec.minAvailable, pods)
+
+
+def _share(value: int | str, pods: int) -> int:
+    """A number, or a percentage rounded up."""
+    if isinstance(value, str):
+        return math.ceil(int(value.removesuffix("%")) * pods / 100)
+    return value
