@@ -17,8 +17,22 @@ from aiohttp import web
 from running import SLEEPER, Operator, linked, program, running, start, stop
 
 from unbroken.agent_http.client import SILENCE_SECONDS, heartbeat_seconds
-from unbroken.wire.agent import HEARTBEAT_SECONDS, AgentState, Command, ShutdownCommand
-from unbroken.wire.agent_codec import decode_report, encode_command
+from unbroken.wire.agent import (
+    HEARTBEAT_SECONDS,
+    AgentReport,
+    AgentState,
+    Beat,
+    Command,
+    Renewal,
+    ShutdownCommand,
+)
+from unbroken.wire.agent_codec import (
+    decode_command,
+    decode_report,
+    encode_beat,
+    encode_command,
+    encode_report,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -249,6 +263,35 @@ async def test_an_agent_that_refuses_the_link_is_asked_and_one_that_stumbles_is_
             assert {one.state for one in operator.reports} == {AgentState.READY}
             operator.send(start(0))
             await operator.state(AgentState.RUNNING)
+    finally:
+        await runner.cleanup()
+
+
+async def test_the_lease_of_an_agent_that_has_not_reported_is_not_renewed() -> None:
+    """Nobody is told of the loss of an agent that was not heard, so nobody would wait for it."""
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    async def link(request: web.Request) -> web.StreamResponse:
+        channel = web.WebSocketResponse(autoping=False)
+        await channel.prepare(request)
+        await channel.send_str(encode_beat(Beat(1.0)))
+        await channel.ping()
+        assert (await channel.receive()).type is aiohttp.WSMsgType.PONG
+        report = AgentReport("beating", AgentState.READY)
+        await channel.send_str(encode_report(report))
+        await channel.send_str(encode_beat(Beat(2.0)))
+        async for message in channel:
+            heard.put_nowait(message.data)
+        return channel
+
+    app = web.Application()
+    app.router.add_get("/v1/link", link)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        async with linked(runner.addresses[0][1], key=None):
+            assert decode_command(await heard.get()) == Renewal(2.0)
     finally:
         await runner.cleanup()
 

@@ -424,8 +424,10 @@ class AgentLink:
             logger.warning("agent=%s dropped reason=%r", self._base.authority, str(error))
             return None
         if isinstance(answer, Beat):
-            self._renewal = Renewal(answer.at)
-            self._has_command.set()
+            if self._heard_hash:
+                # The operator waits for the lease of an agent that it has heard and lost.
+                self._renewal = Renewal(answer.at)
+                self._has_command.set()
             return None
         if not isinstance(answer, Evidence):
             return answer

@@ -360,9 +360,9 @@ class AgentServer:
             try:
                 if faults not in ("", self._frame):
                     await say(faults)
+                await say(self._frame)
                 if self._beats:
                     await say(encode_beat(Beat(self._agent.now())))
-                await say(self._frame)
                 while unsent.evidence:
                     await say(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
             except (ClientConnectionError, ConnectionError):
