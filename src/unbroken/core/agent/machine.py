@@ -216,7 +216,7 @@ class Workers:
 
     def _lease_over(self, run: Run, now: float) -> list[AgentEffect]:
         """End the workers of the attempt, whatever else is under way, and never start it again."""
-        self.lease.is_over = run.is_hard = True
+        self.lease.is_over, run.is_hard, run.is_held = True, True, False
         self._ended = max(run.command.attempt, self._ended)
         if self.state is not AgentState.SHUTDOWN:
             self._enter(AgentState.STOPPING, now)
