@@ -5,6 +5,7 @@ A planted bug that survives shows that the worlds, or the rules, are too kind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 
 from unbroken.core.agent import members
 from unbroken.core.agent.lease import Lease
-from unbroken.core.agent.machine import PortFound, Spawn, Workers
+from unbroken.core.agent.machine import PortFound, Renewed, Spawn, Workers
+from unbroken.core.agent.peers import Vouching
 from unbroken.core.diagnosis import stacks
-from unbroken.core.job import adoption, gang, life, pods, ranks
+from unbroken.core.job import adoption, gang, leases, life, pods, ranks
 from unbroken.core.job.events import DeletePod, FenceNode, JobEffect, PodUid, WriteIncident
 from unbroken.core.job.leases import Leases
 from unbroken.core.job.machine import Job
@@ -26,9 +28,10 @@ from unbroken.core.job.state import JobState
 from unbroken.core.job.watch import examination, questions, stalls
 from unbroken.core.snapshots import buddies
 from unbroken.sim.actors import agents
-from unbroken.sim.scenario import LEASE_SEEDS
+from unbroken.sim.scenario import LEASE_FAULT_SEEDS
 from unbroken.sim.world import run
 from unbroken.wire.agent import AgentReport, AgentState, Command, StartCommand, StopCommand
+from unbroken.wire.lease import PeerAnswer
 
 SEEDS = 1500
 """Worlds in which a planted bug must show."""
@@ -503,7 +506,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(receipts, "account", account)
 
 
-@planted("a lease is taken for over although its peers may renew it", LEASE_SEEDS)
+@planted("a lease is taken for over although its peers may renew it", LEASE_FAULT_SEEDS + 19)
 def _(patch: pytest.MonkeyPatch) -> None:
     real = Leases._of_rank
 
@@ -516,14 +519,64 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Leases, "_of_rank", of_rank)
 
 
-@planted("the keeper leaves the workers of a frozen agent alone", LEASE_SEEDS)
+@planted("the keeper leaves the workers of a frozen agent alone", LEASE_FAULT_SEEDS + 21)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(agents.Agent, "_keeper", lambda self: None)
 
 
-@planted("an agent follows a start without a lease", LEASE_SEEDS)
+@planted("an agent follows a start without a lease", LEASE_FAULT_SEEDS + 3)
 def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lease, "may_start", lambda self, command, now: True)
+
+
+@planted("the wait for a lease allows for no drift of clocks", LEASE_FAULT_SEEDS + 250)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leases, "DRIFT", 0.0)
+
+
+@planted(
+    "the wait for a lease leaves too little time for the end of processes", LEASE_FAULT_SEEDS + 21
+)
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leases, "MARGIN_SECONDS", 0.5)
+
+
+@planted("a renewal counts from its arrival", LEASE_FAULT_SEEDS + 3)
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Workers._take
+
+    def take(self: Workers, event: Any, now: float) -> Any:
+        return real(self, Renewed(now) if isinstance(event, Renewed) else event, now)
+
+    patch.setattr(Workers, "_take", take)
+
+
+@planted("agents that are cut off together vouch for each other", LEASE_FAULT_SEEDS + 8)
+def _(patch: pytest.MonkeyPatch) -> None:
+    def below_at(self: Vouching, *, vouches: bool, now: float) -> float:
+        return now if vouches else -math.inf
+
+    patch.setattr(Vouching, "_below_at", below_at)
+
+
+@planted("any answer of a peer renews a lease", LEASE_FAULT_SEEDS + 14)
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Vouching.answered
+
+    def answered(self: Vouching, answer: PeerAnswer, asked_at: float) -> None:
+        real(self, replace(answer, age=0.0), asked_at)
+
+    patch.setattr(Vouching, "answered", answered)
+
+
+@planted("a lease stands still with its machine", LEASE_FAULT_SEEDS + 130)
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = agents.Agent.wake
+
+    def wake(self: agents.Agent, seconds: float, *, counts: bool) -> None:
+        real(self, seconds, counts=False)
+
+    patch.setattr(agents.Agent, "wake", wake)
 
 
 def first_breach(seeds: Iterable[int]) -> int | None:
@@ -541,7 +594,7 @@ def test_a_planted_bug_is_found_and_nothing_else(name: str) -> None:
     plant, known = PLANTS[name]
     with pytest.MonkeyPatch.context() as patch:
         plant(patch)
-        first = LEASE_SEEDS if known >= LEASE_SEEDS else 0
+        first = LEASE_FAULT_SEEDS if known >= LEASE_FAULT_SEEDS else 0
         seed = first_breach((known, *range(first, first + SEEDS)))
     assert seed is not None, "no world shows it"
     run(seed)

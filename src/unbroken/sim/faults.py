@@ -32,11 +32,13 @@ ENDS = (
 NOTICED = {
     "agent_crash": 25.0,
     "agent_freeze": 25.0,
+    "agent_unheard": 25.0,
     "doomed": 25.0,
     "early_exit": 150.0,
     "hang": 150.0,
     "link_cut": 25.0,
     "node_cut": 25.0,
+    "node_pause": 25.0,
     "node_power": 25.0,
     "not_started": 25.0,
     "pod_fail": 25.0,
@@ -52,12 +54,12 @@ BY_PEERS = ("early_exit", "hang")
 """Faults that only the peers notice, perhaps by their watchdogs."""
 
 
-def happen(world: World, name: str) -> None:
+def happen(world: World, name: str, action: Callable[[World], None]) -> None:
     """Let a fault of that name happen, if there is anything that it can happen to."""
     world.schedule.trace("FAULT", name)
     if name in NOISE:
         world.schedule.probes[name] += 1
-    ACTIONS[name](world)
+    action(world)
 
 
 def note(
@@ -96,8 +98,8 @@ def _locals(world: World) -> list[Local]:
     ]  # fmt: skip
 
 
-def _worker(world: World) -> Worker | None:
-    """One whose attempt is still wanted."""
+def any_worker(world: World) -> Worker | None:
+    """A worker whose attempt is still wanted."""
     live = [w for w in world.training.live.values() if w.attempt not in world.truth.ended]
     return world.schedule.random.choice(live) if live else None
 
@@ -111,7 +113,8 @@ def _agent(world: World) -> Agent | None:
     return world.schedule.random.choice(agents) if agents else None
 
 
-def _node(world: World) -> Node | None:
+def any_node(world: World) -> Node | None:
+    """A node that runs and can be reached."""
     nodes = [node for node in world.cluster.machines.values() if node.is_up]
     return world.schedule.random.choice(nodes) if nodes else None
 
@@ -125,15 +128,21 @@ def _worker_note(world: World, kind: str, worker: Worker, *, is_anyones: bool = 
 def worker_crash(world: World) -> None:
     """A worker ends badly; sometimes several in the same moment."""
     for _ in range(world.schedule.random.choice([1, 1, 1, 2, 4])):
-        worker = _worker(world)
+        worker = any_worker(world)
         if worker is not None:
-            _worker_note(world, "worker_crash", worker)
-            world.training.end(worker, world.schedule.random.choice(ENDS))
+            crash(world, worker)
+
+
+def crash(world: World, worker: Worker) -> None:
+    """Let a worker end badly, if it lives."""
+    if worker.exit is None:
+        _worker_note(world, "worker_crash", worker)
+        world.training.end(worker, world.schedule.random.choice(ENDS))
 
 
 def early_exit(world: World) -> None:
     """A worker ends with 0 while its peers train."""
-    worker = _worker(world)
+    worker = any_worker(world)
     if worker is not None and worker.world_size > 1 and not world.training.is_work_done:
         # Its agent calls it a success, so that only the peers' failures tell of it.
         _worker_note(world, "early_exit", worker, is_anyones=True)
@@ -142,7 +151,7 @@ def early_exit(world: World) -> None:
 
 def hang(world: World) -> None:
     """A worker stands still, until the watchdogs of its peers end them."""
-    worker = _worker(world)
+    worker = any_worker(world)
     if worker is not None and world.training.hang(worker):
         _worker_note(world, "hang", worker, is_anyones=True)
 
@@ -207,7 +216,7 @@ def lone_silence(world: World) -> None:
 
 def _trainer(world: World) -> Worker | None:
     """One whose attempt gets on."""
-    worker = _worker(world)
+    worker = any_worker(world)
     is_fit = worker is not None and world.scenario.rhythm and world.training.trains(worker)
     return worker if is_fit else None
 
@@ -264,7 +273,7 @@ def pod_fail(world: World) -> None:
 
 def node_power(world: World) -> None:
     """A machine stops, perhaps for a moment."""
-    node = _node(world)
+    node = any_node(world)
     if node is not None:
         note(world, "node_power", node.locals.values(), node)
         world.cluster.power_off(node)
@@ -273,7 +282,7 @@ def node_power(world: World) -> None:
 
 def node_cut(world: World) -> None:
     """A machine runs on, but nobody can reach it."""
-    node = _node(world)
+    node = any_node(world)
     if node is not None:
         note(world, "node_cut", node.locals.values(), node)
         world.cluster.cut_off(node)
@@ -283,7 +292,7 @@ def node_cut(world: World) -> None:
 
 def node_cut_short(world: World) -> None:
     """A machine cannot be reached for a moment that nobody should care for."""
-    node = _node(world)
+    node = any_node(world)
     if node is not None and not world.has_cuts:
         world.cluster.cut_off(node)
         world.look_at(node)
@@ -298,7 +307,7 @@ def _perhaps_repair(world: World, node: Node, least: float, most: float) -> None
 
 def node_unhealthy(world: World) -> None:
     """A node is found to be bad; what runs there should leave it."""
-    node = _node(world)
+    node = any_node(world)
     if node is not None and not world.cluster.is_away:
         view = world.cluster.nodes.objects.get(node.name)
         if view is not None and view.is_healthy:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from unbroken.core.job.recovery.ladder import RUNGS
 
-from .scenario import FAULTS, NOISE, STALLS
+from .scenario import FAULTS, LEASE_FAULTS, NOISE, STALLS
 
 SILENT = {"agent_crash_soon", "operator_crash_soon"}
 """Faults that are counted under another name, once they strike."""
@@ -44,7 +44,13 @@ REACHED = (
 )
 
 
+LEASE_REACHED = ("lease_over", "keeper_ends_it", "vouched")
+"""What worlds with leases must have gone through."""
+
+
 def unreached(probes: Mapping[str, int]) -> list[str]:
-    """Probes that no world reached."""
+    """Probes that no world reached; of those with `LEASE_FAULTS` only where there were any."""
     wanted = {*REACHED, *FAULTS, *NOISE, *STALLS} - SILENT
+    if any(map(probes.get, LEASE_FAULTS)):
+        wanted |= {*LEASE_REACHED, *LEASE_FAULTS}
     return sorted(name for name in wanted if not probes.get(name))

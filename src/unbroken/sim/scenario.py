@@ -89,6 +89,17 @@ failed once are as they were."""
 
 LEASE_SEEDS = 4_000_000_000
 """From this one on workers hold leases in most worlds; before it, worlds are as they were."""
+LEASE_FAULT_SEEDS = 8_000_000_000
+"""From this one on `LEASE_FAULTS` come, and half of the worlds with leases aim at their end."""
+LEASE_FAULTS = {
+    "agent_unheard": 2,
+    "operator_unheard": 2,
+    "peers_unheard": 2,
+    "island": 2,
+    "node_pause": 3,
+    "lease_edge": 3,
+}
+"""Faults of worlds with leases, with weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +147,11 @@ class Scenario:
     lease_seconds: float = 0.0
     """Of the workers; 0: they hold none."""
     drift: float = 0.0
-    """By how much the clocks of agents may run fast or slow."""
+    """By how much the clocks of agents may run fast or slow, beside the operator's."""
+    has_lease_faults: bool = False
+    """Its seed is of those with `LEASE_FAULTS`."""
+    counts_pauses: bool = True
+    """Clocks go on while their machine stands still."""
     busy_seconds: float = 0.0
     """For so long at most the operator is busy before it takes what agents say."""
 
@@ -177,6 +192,8 @@ def draw(seed: int) -> Scenario:
         scenario = replace(scenario, manners=manners, busy_seconds=busy)
     if seed >= LEASE_SEEDS and not is_stock:
         scenario = replace(scenario, **_lease(random.Random(f"lease of {seed}")))
+    if seed >= LEASE_FAULT_SEEDS and scenario.lease_seconds:
+        scenario = _with_lease_faults(scenario, random.Random(f"lease faults of {seed}"))
     if is_stock or rng.random() < 0.6:
         return scenario
     scenario.quality.is_beating = True
@@ -191,6 +208,51 @@ def _lease(rng: random.Random) -> dict[str, Any]:
         "lease_seconds": rng.choice([4.0, 8.0, 8.0, 60.0]),
         "drift": rng.choice([0.0, 0.01]),
     }
+
+
+def _with_lease_faults(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Of a stream of its own."""
+    scenario = replace(
+        scenario,
+        has_lease_faults=True,
+        counts_pauses=rng.random() < 0.7,
+        drift=rng.choice([0.0, 0.02, 0.02]),  # the agent's clock and the operator's
+    )
+    if rng.random() < 0.5:
+        return _at_the_edge(scenario, rng)
+    names = rng.choices(list(LEASE_FAULTS), list(LEASE_FAULTS.values()), k=rng.choice([1, 1, 2, 3]))
+    faults = (
+        Timed(rng.uniform(0.0, 40.0), name, rng.choice(["", "start", "stop"])) for name in names
+    )
+    return replace(scenario, faults=(*scenario.faults, *faults))
+
+
+def _at_the_edge(scenario: Scenario, rng: random.Random) -> Scenario:
+    """A world in which a lease runs out while nothing else holds the operator up: ranks are lost,
+    nobody answers for their nodes, and there is a place for others at once."""
+    template = {"spec": {"containers": [{"name": "pytorch", "image": "i"}]}}
+    ranks, lease = rng.choice([2, 3, 4]), rng.choice([4.0, 8.0, 8.0, 50.0, 200.0])
+    at = rng.uniform(2.0, 10.0)
+    edges = [Timed(at, "lease_edge", "start")]
+    if rng.random() < 0.3:
+        edges.append(
+            Timed(at + rng.uniform(0.0, 1.2 * lease), rng.choice(list(LEASE_FAULTS)), "start")
+        )
+    usual = rng.choice([0.002, 0.02, 0.2])
+    return replace(
+        scenario,
+        spec=JobSpec((ReplicaSpec("pods", template, ranks, 1),), "2", RunPolicy()),
+        nodes=ranks + 2,
+        manners=replace(scenario.manners, slots=1, start=0.2, fence_after=None),
+        quality=Quality(loss=rng.choice([0.0, 0.0, 0.1]), usual_seconds=usual),
+        lag=Lag(),
+        # Workers that lose a peer hang, and nothing but the lease ends them.
+        habits=Habits(work_seconds=lease + 60.0, peers_hang=True, watchdog_seconds=600.0),
+        busy_seconds=0.0,
+        lease_seconds=lease,
+        faults=tuple(edges),
+        heal_after=at + 1.2 * lease + 30.0,
+    )
 
 
 def _members(rng: random.Random, is_stock: bool) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from unbroken.sim.actors.agents import Agent, Leasing, Surroundings
 from unbroken.sim.actors.agents import Machine as AgentMachine
 from unbroken.sim.actors.cluster import Cluster, Local, Node
 from unbroken.sim.actors.imports import Imports, Learner
-from unbroken.sim.actors.links import Quality
+from unbroken.sim.actors.links import Quality, Way
 from unbroken.sim.actors.operators import SILENCE_SECONDS, Control, Operator
 from unbroken.sim.actors.snapshots import Home, Snapshots
 from unbroken.sim.actors.stock import StockWorkers
@@ -27,7 +27,8 @@ from unbroken.sim.checkers.truth import Fault, Truth
 from unbroken.spec.job.types import CleanPodPolicy, FenceBy, JobOptions, JobStatus, Switch
 from unbroken.wire.agent import PORT
 
-from . import faults
+from . import faults, lease_faults
+from .lease_faults import KEEPER_LATE_SECONDS
 from .scenario import Scenario, Timed, draw
 from .schedule import EPOCH, Schedule
 
@@ -35,6 +36,8 @@ REST_SECONDS = 3000.0
 """Of a healed world, until its job must have ended."""
 SETTLE_SECONDS = 60.0
 """After the end, until everything must be in order."""
+ACTIONS = faults.ACTIONS | lease_faults.ACTIONS
+"""What each fault does, by its name."""
 
 
 def real_agent(settings: Settings) -> AgentMachine:
@@ -68,7 +71,7 @@ class World:
         self.scenario = scenario or draw(seed)
         shape = self.scenario
         self.schedule = Schedule(seed, tell)
-        quality = dataclasses.replace(shape.quality)
+        quality = dataclasses.replace(shape.quality, outlives_cuts=shape.has_lease_faults)
         confused = shape.habits.are_confused or shape.is_stock or shape.skew_seconds
         self.truth = Truth(
             is_stock=shape.is_stock,
@@ -127,7 +130,7 @@ class World:
             members=shape.members,
             snapshots=self.snapshots,
             imports=self.imports,
-            leasing=Leasing(shape.drift, 0.9, self._is_vouched_for, self._lease_ran_out)
+            leasing=Leasing(shape.drift, KEEPER_LATE_SECONDS, self._peer, self._lease_ran_out)
             if shape.lease_seconds
             else None,
         )
@@ -139,6 +142,16 @@ class World:
         is_needless = not is_lossy and self._is_vouched_for(agent)
         self.checkers.require(not is_needless, "a lease runs out without need", agent.local)
         self._noted("lease_over", agent.local)
+
+    def _peer(self, address: str) -> Agent | None:
+        """The agent that listens there, wherever its node is."""
+        agents = (
+            local.process
+            for node in self.cluster.machines.values()
+            for local in node.locals.values()
+            if f"{local.address}:{PORT}" == address
+        )
+        return next((one for one in agents if isinstance(one, Agent) and one.is_alive), None)
 
     def _is_vouched_for(self, agent: Agent) -> bool:
         """Whether all ranks of the agent's attempt run it, and hear each other."""
@@ -164,6 +177,7 @@ class World:
             self.checkers,
             lambda status: parts.job("job", status),
             self.agent,
+            self.way,
             lambda: bool(live),
             shape.lag,
             ambiguous=shape.ambiguous,
@@ -201,7 +215,7 @@ class World:
 
     def _happen(self, name: str) -> None:
         if not self.is_healed and not self.is_over:
-            faults.happen(self, name)
+            faults.happen(self, name, ACTIONS[name])
 
     @property
     def is_over(self) -> bool:
@@ -216,10 +230,16 @@ class World:
     def agent(self, uid: PodUid) -> Agent | None:
         """The pod's agent, if an operator can reach it."""
         local = self.cluster.local(uid)
+        agent = local.process if local is not None else None
+        return agent if isinstance(agent, Agent) and self.way(uid) is Way.BOTH else None
+
+    def way(self, uid: PodUid) -> Way:
+        """What comes through between an operator and the pod's agent."""
+        local = self.cluster.local(uid)
         if local is None or not local.node.is_up or self._cuts.get(uid, 0.0) > self.schedule.now:
-            return None
+            return Way.NONE
         agent = local.process
-        return agent if isinstance(agent, Agent) and not agent.is_frozen else None
+        return local.node.way if isinstance(agent, Agent) and not agent.is_frozen else Way.NONE
 
     def cut_link(self, uid: PodUid, seconds: float) -> None:
         """Between operators and one agent."""
@@ -233,7 +253,8 @@ class World:
         now, machines = self.schedule.now, self.cluster.machines.values()
         return (
             any(until > now - 5.0 for until in self._cuts.values())
-            or not all(node.is_up for node in machines)
+            or not all(node.is_up and node.way is Way.BOTH for node in machines)
+            or any(node.is_deaf for node in machines)
             or any(node.is_repaired_at and node.is_repaired_at > now - 5.0 for node in machines)
         )
 
@@ -244,6 +265,7 @@ class World:
 
     def repair(self, node: Node) -> None:
         """Let a node be as before."""
+        lease_faults.wake(self, node)
         if not node.is_up:
             self.cluster.repair(node)
             self.look_at(node)
@@ -263,7 +285,8 @@ class World:
 
     def thaw(self, agent: Agent) -> None:
         """Let a frozen agent go on."""
-        agent.thaw()
+        if not agent.local.node.is_paused:
+            agent.thaw()
         self.operator.look(agent.local.uid)
 
     def end_quota(self) -> None:
@@ -372,11 +395,12 @@ class World:
                 self.cluster.fence(node.name)
             if not node.is_up:
                 self.schedule.after(self.schedule.between(5.0, 30.0), self.repair, node)
+            node.way, node.is_deaf = Way.BOTH, False
             for local in node.locals.values():
                 if isinstance(local.process, Agent):
                     local.process.crash_in = None
                     local.process.slow.clear()
-                    local.process.thaw()
+                    self.thaw(local.process)
             self.look_at(node)
 
     # How the parts meet.

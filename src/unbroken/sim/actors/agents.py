@@ -5,6 +5,7 @@ Orders that take time are carried out one after another; a crash may come betwee
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from unbroken.core.agent import machine
 from unbroken.core.agent.faults import WorkerEnd
 from unbroken.core.agent.link_order import LinkOrder
 from unbroken.core.agent.machine import ProgramStage
+from unbroken.core.agent.peers import Vouching
 from unbroken.sim.scenario import Restartable
 from unbroken.sim.schedule import EPOCH, Alarm, Schedule
 from unbroken.wire.agent import AgentReport, Command, Request, StartCommand, WarmCommand
+from unbroken.wire.lease import PeerAnswer, PeerQuestion
 from unbroken.wire.observation import CollectCommand, Evidence
 
 from .cluster import Local
@@ -31,8 +34,12 @@ BEAT_SECONDS = 1.0
 """Between two times that an agent tells the operator, where it holds leases."""
 ALONE_SECONDS = 1.5
 """Without an answer for so long it asks its peers."""
+ASK_SECONDS = 0.5
+"""Between two questions to its parent."""
 KEEPER_SECONDS = 0.5
 """After the end of a lease: the agent's keeper ends what the agent has not killed."""
+AWAKE_SECONDS = 0.25
+"""Between two looks whether a machine that stands still is awake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +49,9 @@ class Leasing:
     drift: float
     """By how much clocks run fast or slow at most."""
     kill_seconds: float
-    """For the kernel to end a process, at most."""
-    vouched: Callable[[Agent], bool]
-    """Whether all peers of the agent's attempt run it, and are heard."""
+    """For a keeper to kill what is late, at most."""
+    peer: Callable[[str], Agent | None]
+    """The agent at `host:port`; None: none lives there."""
     ran_out: Callable[[Agent], None]
     """Is told of each lease that has run out."""
 
@@ -121,6 +128,8 @@ class Agent:
         self._skew = world.skew_seconds * world.schedule.between(-1.0, 1.0)
         self._rate = 1.0
         """Of its clock."""
+        self.beats_at = 0.0
+        """When it tells the operator the time next."""
         self._renewed_at = 0.0
         """When the operator answered last."""
         self._expiry: float | None = None
@@ -131,6 +140,10 @@ class Agent:
         """It cannot look at its workers."""
         self.told: StartCommand | None = None
         """The newest start that its workers have followed."""
+        self._peers: Vouching | None = None
+        """What it knows of the others of that attempt."""
+        self._asks = False
+        """It asks its parent every moment."""
         self.slow: dict[type[machine.AgentEffect], float] = {}
         """Seconds that an order of the kind takes; the usual time where there is none."""
 
@@ -159,17 +172,62 @@ class Agent:
         if leasing is not None and not self.is_frozen:
             for link in self.links[-1:]:
                 link.beat(self._clock())
-            is_alone = schedule.now > self._renewed_at + ALONE_SECONDS
-            attempt = self.report().attempt
-            if is_alone and attempt is not None and leasing.vouched(self):
-                schedule.probes["vouched"] += 1
-                self.give(machine.Vouched(attempt, self._clock()))
+            if self._is_alone and not self._asks:
+                self._asks = True
+                self._ask_parent()
+        self.beats_at = schedule.now + BEAT_SECONDS
         schedule.after(BEAT_SECONDS, self._beat)
 
     def renew(self, asked_at: float) -> None:
         """Take the operator's answer to a beat."""
         self._renewed_at = self._schedule.now
         self.give(machine.Renewed(asked_at))
+
+    @property
+    def _is_alone(self) -> bool:
+        return self._schedule.now > self._renewed_at + ALONE_SECONDS
+
+    def _ask_parent(self) -> None:
+        """Ask how long ago all others ran the attempt; the first agent knows it by itself."""
+        if not self.is_alive or not self._is_alone:
+            self._asks = False
+            return
+        peers, told, leasing, at = self._peers, self.told, self._world.leasing, self._clock()
+        if peers is not None and told is not None and leasing is not None and not self.is_frozen:
+            question = peers.question(vouches=self.vouches(peers.attempt), now=at)
+            parent = leasing.peer(told.parent)
+            if parent is not None:
+                self._post(parent, parent.asked, self, question, at)
+            elif not told.parent:
+                self._vouched(peers)
+        self._schedule.after(ASK_SECONDS, self._ask_parent)
+
+    def _post(self, to: Agent, arrive: Callable[..., None], *message: object) -> None:
+        """Send another agent something; a node that is cut off meanwhile hears it all the same."""
+        if to.local.node.hears(self.local.node):
+            self._schedule.after(self.quality.usual_seconds, arrive, *message)
+
+    def asked(self, child: Agent, question: PeerQuestion, asked_at: float) -> None:
+        """Answer a child, if it can be heard and this agent is not frozen."""
+        peers = self._peers
+        if peers is not None and self.is_alive and not self.is_frozen:
+            vouches = self.vouches(peers.attempt)
+            answer = peers.hear(question, vouches=vouches, now=self._clock())
+            if answer is not None:
+                self._post(child, child.answered, peers.attempt, answer, asked_at)
+
+    def answered(self, attempt: int, answer: PeerAnswer, asked_at: float) -> None:
+        """Take the parent's answer."""
+        peers = self._peers
+        if peers is not None and peers.attempt == attempt and not self.is_frozen:
+            peers.answered(answer, asked_at)
+            self._vouched(peers)
+
+    def _vouched(self, peers: Vouching) -> None:
+        at = peers.all_at(vouches=self.vouches(peers.attempt), now=self._clock())
+        if at > -math.inf:
+            self._schedule.probes["vouched"] += 1
+            self.give(machine.Vouched(peers.attempt, at))
 
     def vouches(self, attempt: int) -> bool:
         """Whether peers in this attempt may go on, as far as it knows."""
@@ -192,14 +250,15 @@ class Agent:
     def _keeper(self) -> None:
         """End what outlives its lease."""
         leasing, schedule = self._world.leasing, self._schedule
-        if not self.is_alive or self._expiry is None or leasing is None:
+        if self.local.node.is_paused:
+            schedule.after(AWAKE_SECONDS, self._keeper)
+        elif not self.is_alive or self._expiry is None or leasing is None:
             self._is_kept = False
         elif self._true(self._expiry) + KEEPER_SECONDS > schedule.now + 1e-6:
             self._keep_watch(self._expiry)
         else:
             schedule.probes["keeper_ends_it"] += 1
             leasing.ran_out(self)
-            self._mark_killed()
             schedule.after(schedule.between(0.0, leasing.kill_seconds), self.kill)
 
     def _has_run_out(self) -> bool:
@@ -217,7 +276,13 @@ class Agent:
 
     def freeze(self) -> None:
         """SIGSTOP."""
-        self._inbox = []
+        self._inbox = self._inbox or []
+
+    def wake(self, seconds: float, *, counts: bool) -> None:
+        """Its machine has stood still for so long. `counts`: its clock has not."""
+        if not counts:
+            self._skew -= seconds * self._rate
+        self.thaw()
 
     def thaw(self) -> None:
         """SIGCONT: all that came meanwhile is dealt with at once."""
@@ -357,6 +422,9 @@ class Agent:
     def _spawn(self, effect: machine.Spawn) -> None:
         if not self.is_alive:
             return
+        if self.local.node.is_paused:
+            self._schedule.after(AWAKE_SECONDS, self._spawn, effect)
+            return
         command, stage = effect.command, effect.stage
         if self._world.ill and self._schedule.chance(self._world.ill):
             self._world.noted("not_started", self.local)
@@ -383,7 +451,10 @@ class Agent:
     def _worker(
         self, command: StartCommand, stage: ProgramStage, local_rank: int, pid: int
     ) -> Worker:
-        world, self.told = self._world, command
+        world = self._world
+        if self.told is not command:
+            self.told = command
+            self._peers = Vouching(self.id, command.attempt, command.rank, command.nnodes)
         return Worker(
             pid=pid,
             pod=self.local.uid,

@@ -6,6 +6,7 @@ what it runs.  A node without power runs nothing; one without network runs on an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -23,6 +24,7 @@ from unbroken.sim.schedule import Schedule
 from unbroken.wire.agent import AgentReport
 
 from .api import Table
+from .links import Way
 
 ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
@@ -66,7 +68,17 @@ class Node:
     name: NodeName
     topology: tuple[str, ...] = ()
     has_power: bool = True
-    has_network: bool = True
+    island: str = ""
+    """Nodes that are cut off hear those of the same island; empty: it is not cut off."""
+    way: Way = Way.BOTH
+    """What comes through between operators and its agents, beside all else."""
+    is_deaf: bool = False
+    """It hears nothing of other nodes, which may hear it."""
+    paused_at: float | None = None
+    """Since when it stands still as a whole, with all its processes; None: it runs."""
+    excused_until: float = 0.0
+    """Until then its workers may live beside a later attempt: it stands still, or woke a moment
+    ago."""
     is_waking: bool = False
     down_at: float | None = None
     is_fence_asked: bool = False
@@ -76,7 +88,18 @@ class Node:
     @property
     def is_up(self) -> bool:
         """It runs its pods and can be reached."""
-        return self.has_power and self.has_network
+        return self.has_power and not self.island and not self.is_paused
+
+    @property
+    def is_paused(self) -> bool:
+        """It stands still as a whole."""
+        return self.paused_at is not None
+
+    def hears(self, other: Node) -> bool:
+        """Whether what agents on another node say arrives here."""
+        if not (self.has_power and other.has_power) or self.is_paused or other.is_paused:
+            return False
+        return self is other or (self.island == other.island and not self.is_deaf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,14 +190,20 @@ class Cluster:
                 local.process.kill()
         self._miss(node)
 
-    def cut_off(self, node: Node) -> None:
-        """Its pods run on, but neither API nor operator can reach it."""
-        node.has_network = False
+    def cut_off(self, node: Node, island: str = "") -> None:
+        """Its pods run on, but neither API nor operator can reach it, nor nodes of other islands;
+        empty: it is alone."""
+        node.island = island or node.name
+        self._miss(node)
+
+    def pause(self, node: Node) -> None:
+        """It stands still."""
+        node.paused_at, node.excused_until = self._schedule.now, math.inf
         self._miss(node)
 
     def repair(self, node: Node) -> None:
         """Power and network are back; what ran before and is still wanted starts anew."""
-        node.has_power = node.has_network = True
+        node.has_power, node.island = True, ""
         node.down_at, node.is_fence_asked = None, False
         node.is_repaired_at = self._schedule.now
         self._schedule.after(1.0, self._back, node)
@@ -268,7 +297,8 @@ class Cluster:
     def _start(self, local: Local) -> None:
         local.is_starting = False
         is_known = local.node.locals.get(local.uid) is local
-        if not is_known or not local.node.has_power or local.is_ending:
+        is_able = local.node.has_power and not local.node.is_paused
+        if not is_known or not is_able or local.is_ending:
             return
         local.phase, local.has_been_ready = PodPhase.RUNNING, True
         local.process = self._launch(local)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 from unbroken.core.agent.link_order import LinkOrder
@@ -14,6 +15,17 @@ from unbroken.wire.observation import Evidence
 
 POLL_SECONDS = 0.15
 """From a command to the question how the agent stands, where it has no link."""
+
+
+class Way(Enum):
+    """What comes through between an operator and an agent."""
+
+    BOTH = "both"
+    UP = "up"
+    """Only what the agent says."""
+    DOWN = "down"
+    """Only what the operator says."""
+    NONE = "none"
 
 
 @dataclass(slots=True)
@@ -30,6 +42,9 @@ class Quality:
     is_polled: bool = False
     """Requests and answers in turn, as `agent_http` does: a command waits for the answer that is
     under way, the newest one alone, and what is under way is lost with the one who asked."""
+    outlives_cuts: bool = False
+    """What is under way to an agent when the way is cut arrives all the same: it was past the cut,
+    or waits in the agent's socket."""
 
     def heal(self) -> None:
         """Every message arrives once, in order."""
@@ -77,10 +92,11 @@ class Link:
         self._number = agent.order.ask()
         agent.order.open(self._number)
         self.is_open = True
-        self.is_silent = False
-        """Nothing comes through, and nobody knows yet."""
+        self.way = Way.BOTH
+        """What comes through, while nobody knows yet that something does not."""
         self.heard_at = schedule.now
         """When the operator heard the agent last."""
+        self._has_reported = False
         self._repeats = False
         self._trails = False
         self._answers = self._orders = 0
@@ -90,12 +106,21 @@ class Link:
         self._astray_until = 0.0
         """When the newest of the messages that are late or doubled has come at the latest."""
 
+    def _comes_up(self) -> bool:
+        """Whether the agent is heard."""
+        return self.way in (Way.BOTH, Way.UP)
+
+    def _comes_down(self, *, is_new: bool = False) -> bool:
+        """Whether the agent hears. `is_new`: it is spoken to now."""
+        is_through = self.way in (Way.BOTH, Way.DOWN)
+        return is_through or (self.agent.quality.outlives_cuts and not is_new)
+
     def up(self) -> None:
         """Tell the operator how the agent stands."""
         if self._orders:
             return  # it is asked once the order has come
-        self._answers += self.agent.quality.is_polled and not self.is_silent
-        is_clean = self._send(self._arrived_up, self.agent.report())
+        self._answers += self.agent.quality.is_polled and self._comes_up()
+        is_clean = self._send_up(self._arrived_up, self.agent.report())
         if not is_clean and not self._repeats:
             self._repeats = True
             self._schedule.after(HEARTBEAT_SECONDS, self._heartbeat)
@@ -106,21 +131,22 @@ class Link:
 
     def beat(self, at: float) -> None:
         """Tell the operator the time on the agent's clock, which it sends back."""
-        self._send(self._arrived_beat, at)
+        self._send_up(self._arrived_beat, at)
 
     def _arrived_beat(self, at: float) -> None:
-        if self.is_open and not self.is_silent:
+        if self.is_open and self._comes_up():
             self.heard_at = self._schedule.now
-            self._send(self._arrived_renewal, at)
+            if self._has_reported:
+                self._send_down(self._arrived_renewal, at)
 
     def _arrived_renewal(self, at: float) -> None:
-        if self.agent.is_alive and not self.is_silent:
+        if self.agent.is_alive and self._comes_down():
             self.agent.renew(at)
 
     def resume(self) -> None:
-        """Messages come through again; what was under way is lost, and the next heartbeat tells."""
-        if self.is_silent:
-            self.is_silent = False
+        """Messages come through again; what was lost is lost, and the next heartbeat tells."""
+        if self.way is not Way.BOTH:
+            self.way = Way.BOTH
             self._schedule.after(HEARTBEAT_SECONDS, self._heartbeat)
 
     def down(self, command: Command) -> None:
@@ -128,28 +154,34 @@ class Link:
         if self._answers or self._orders:
             self._next = command
             return
-        self._orders += self.agent.quality.is_polled and not self.is_silent
-        self._send(self._arrived_down, command)
+        self._orders += self.agent.quality.is_polled and self._comes_down(is_new=True)
+        self._send_down(self._arrived_down, command)
 
     def ask(self, request: Request) -> None:
         """Ask once; request and answer may be lost, late and doubled."""
-        self._send(self._arrived_request, request)
+        self._send_down(self._arrived_request, request)
 
     def _arrived_request(self, request: Request) -> None:
-        if self.agent.is_alive and not self.is_silent:
+        if self.agent.is_alive and self._comes_down():
             self.agent.ask(request, self._answer)
 
     def _answer(self, evidence: Evidence) -> None:
-        self._send(self._arrived_answer, evidence)
+        self._send_up(self._arrived_answer, evidence)
 
     def _arrived_answer(self, evidence: Evidence) -> None:
-        if self.is_open and not self.is_silent:
+        if self.is_open and self._comes_up():
             self._shown(self.pod, evidence)
 
-    def _send(self, arrive: Callable[..., None], message: object) -> bool:
+    def _send_up(self, arrive: Callable[..., None], message: object) -> bool:
+        return self._send(arrive, message, self._comes_up())
+
+    def _send_down(self, arrive: Callable[..., None], message: object) -> bool:
+        return self._send(arrive, message, self._comes_down(is_new=True))
+
+    def _send(self, arrive: Callable[..., None], message: object, is_through: bool) -> bool:
         """Whether the message arrives once and in order."""
         schedule, quality = self._schedule, self.agent.quality
-        if self.is_silent or (quality.loss and schedule.chance(quality.loss)):
+        if not is_through or (quality.loss and schedule.chance(quality.loss)):
             schedule.trace("link", f"{self.pod} loses {type(message).__name__}")
             return False
         is_late = bool(quality.late) and schedule.chance(quality.late)
@@ -182,8 +214,8 @@ class Link:
             self.up()
 
     def _arrived_up(self, report: AgentReport) -> None:
-        if self.is_open and not self.is_silent:
-            self.heard_at = self._schedule.now
+        if self.is_open and self._comes_up():
+            self.heard_at, self._has_reported = self._schedule.now, True
             self._told(self.pod, report)
         self._answers = max(0, self._answers - 1)
         if self._next is not None and not self._answers:
@@ -192,7 +224,7 @@ class Link:
 
     def _arrived_down(self, command: Command) -> None:
         self._orders = 0
-        is_lost = self.is_silent or (self.agent.quality.is_polled and not self.is_open)
+        is_lost = not self._comes_down() or (self.agent.quality.is_polled and not self.is_open)
         if not (self.agent.quality.is_polled or self.agent.order.may_command(self._number)):
             self._schedule.trace("link", f"{self.pod} refuses {command} of an older link")
             is_lost = True

@@ -25,7 +25,7 @@ from unbroken.wire.observation import Evidence
 from .agents import Agent
 from .api import Lag, Table, Watch
 from .cluster import Cluster
-from .links import Link
+from .links import Link, Way
 
 RETRY_SECONDS = 1.0
 BACK_AT_ONCE_SECONDS = 0.5
@@ -62,6 +62,9 @@ class Control:
     judge: Judge
     make: Callable[[JobStatus], core.JobMachine]
     agent: Callable[[PodUid], Agent | None]
+    """The agent of a pod, if it hears an operator and is heard."""
+    way: Callable[[PodUid], Way]
+    """What comes through between an operator and the agent of a pod."""
     is_running: Callable[[], bool]
     """Whether any worker lives."""
     lag: Lag
@@ -218,7 +221,7 @@ class Operator:
             return
         if isinstance(effect, core.AskAgent):
             peer = self._peers.get(effect.pod)
-            if peer is not None and peer.link is not None and not peer.link.is_silent:
+            if peer is not None and peer.link is not None and peer.link.way is not Way.NONE:
                 peer.link.ask(effect.request)
             return
         if isinstance(effect, core.WriteStatus):
@@ -228,7 +231,7 @@ class Operator:
 
     def _command(self, pod: PodUid, command: Command) -> None:
         peer = self._peers.get(pod)
-        if peer is not None and peer.link is not None and not peer.link.is_silent:
+        if peer is not None and peer.link is not None and peer.link.way is not Way.NONE:
             peer.link.down(command)
         elif peer is not None:
             peer.pending = command
@@ -336,6 +339,15 @@ class Operator:
             peer.link.resume()
         elif agent is not None:
             self._connect(pod, peer)
+        else:
+            self._partly(pod, peer, self._control.way(pod))
+
+    def _partly(self, pod: PodUid, peer: Peer, way: Way) -> None:
+        """Not everything comes through; an agent that is heard is not missed."""
+        if peer.link is not None:
+            peer.link.way = way
+        if way is Way.UP:
+            peer.away_since = None
         elif peer.away_since is None:
             self._miss(pod, peer)
 
@@ -383,7 +395,6 @@ class Operator:
             return
         is_closed = not peer.link.agent.is_alive and not self._is_unreachable(pod)
         patience = BACK_AT_ONCE_SECONDS if is_closed else SILENCE_SECONDS
-        peer.link.is_silent = True
         self._schedule.after(patience, self._lost, pod, peer, peer.away_since)
 
     def _is_unreachable(self, pod: PodUid) -> bool:

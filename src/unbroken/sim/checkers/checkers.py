@@ -120,7 +120,8 @@ class Checkers:
         self.barriers.worker_started(worker)
         require = self.require
         for other in self._live.values():
-            if other is not worker and not other.is_lease_over:
+            is_over = other.is_lease_over or self._may_linger(other) or self._may_linger(worker)
+            if other is not worker and not is_over:
                 is_one = other.attempt == worker.attempt or other.is_at_barrier
                 require(is_one, "two attempts live", other, worker)
                 # One may wait, for nothing, in a pod that is let go.
@@ -145,6 +146,11 @@ class Checkers:
         if len(attempt.born) == attempt.world_size:
             pods = set(attempt.pods.values())
             require(len(pods) == len(attempt.pods), "a pod has two ranks", attempt)
+
+    def _may_linger(self, worker: Worker) -> bool:
+        """Whether its machine stands still, or woke so lately that it is not ended yet."""
+        local = self._cluster.local(worker.pod) if self._truth.has_leases else None
+        return local is not None and self._schedule.now < local.node.excused_until
 
     def attempt(self, number: int) -> Attempt | None:
         """The newest attempt of this number, since the job was last suspended; None: not begun."""
@@ -443,7 +449,10 @@ class Checkers:
         lives = [
             worker
             for worker in self._live.values()
-            if worker.pod == effect.uid and not worker.is_lease_over and not worker.is_at_barrier
+            if worker.pod == effect.uid
+            and not worker.is_lease_over
+            and not worker.is_at_barrier
+            and not self._may_linger(worker)
         ]
         self.require(not lives, "a pod is force-deleted while it lives", pod, *lives)
 

@@ -1,0 +1,210 @@
+"""Faults of worlds whose workers hold leases: ways cut in one direction, islands, machines that
+stand still, and schedules that aim at the end of a lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from unbroken.core.agent.machine import KillAll
+from unbroken.core.job.life import STOP_SECONDS
+from unbroken.sim.actors.agents import AWAKE_SECONDS, Agent
+from unbroken.sim.actors.cluster import Node
+from unbroken.sim.actors.links import Way
+from unbroken.sim.actors.operators import SILENCE_SECONDS
+from unbroken.sim.actors.training import Worker
+
+from .faults import any_node, any_worker, crash, note
+
+if TYPE_CHECKING:
+    from .world import World
+
+KEEPER_LATE_SECONDS = 0.9
+"""For a keeper to look and to kill, at most. With the 0.5 s that it leaves to its agent this is 0.1
+s less than the operator's margin."""
+LOST_SECONDS = 90.0
+"""A way stays cut for so long at most."""
+
+
+def agent_unheard(world: World) -> None:
+    """Nothing comes from a node to operators, which the node hears."""
+    node = any_node(world)
+    if node is not None:
+        _cut_ways(world, node, "agent_unheard", Way.DOWN)
+
+
+def operator_unheard(world: World) -> None:
+    """A node hears no operator; operators hear it."""
+    node = any_node(world)
+    if node is not None:
+        _cut_ways(world, node, "operator_unheard", Way.UP)
+
+
+def peers_unheard(world: World) -> None:
+    """A node hears no other node, and perhaps no operator either."""
+    node = any_node(world)
+    if node is not None:
+        node.is_deaf = True
+        way = world.schedule.random.choice([Way.BOTH, Way.UP])
+        _cut_ways(world, node, "peers_unheard", way)
+
+
+def _cut_ways(world: World, node: Node, kind: str, way: Way) -> None:
+    seconds = world.schedule.between(SILENCE_SECONDS, LOST_SECONDS)
+    note(world, kind, node.locals.values(), node, seconds=seconds)
+    node.way = way
+    world.look_at(node)
+    world.schedule.after(seconds, free_ways, world, node)
+
+
+def free_ways(world: World, node: Node) -> None:
+    """Let a node hear and be heard."""
+    node.way, node.is_deaf = Way.BOTH, False
+    world.look_at(node)
+
+
+def island(world: World) -> None:
+    """Some nodes are cut off together: they hear each other and nobody else."""
+    nodes = [node for node in world.cluster.machines.values() if node.is_up]
+    few = world.schedule.random.sample(nodes, min(len(nodes), world.schedule.random.choice([2, 3])))
+    for node in few:
+        note(world, "node_cut", node.locals.values(), node)
+        world.cluster.cut_off(node, f"island of {few[0].name}")
+        world.look_at(node)
+    world.schedule.probes["island"] += 1
+
+
+def node_pause(world: World) -> None:
+    """A machine stands still, with agents, keepers and workers, and wakes."""
+    node = any_node(world)
+    if node is not None:
+        _pause(world, node, world.schedule.between(SILENCE_SECONDS, 60.0))
+
+
+def _pause(world: World, node: Node, seconds: float) -> None:
+    note(world, "node_pause", node.locals.values(), node, seconds=seconds)
+    world.cluster.pause(node)
+    for agent in _agents(node):
+        agent.freeze()
+    for worker in _workers(world, node):
+        world.truth.stalled.setdefault(worker.attempt, set()).add(worker.rank)
+        world.training.stand_still(worker)
+    world.look_at(node)
+    world.schedule.after(seconds, wake, world, node)
+
+
+def wake(world: World, node: Node) -> None:
+    """Let a machine that stands still run on.  A clock that counts the pause shows at once that
+    leases have run out; with one that does not, workers may live on for one lease."""
+    if node.paused_at is None:
+        return
+    shape, schedule = world.scenario, world.schedule
+    since, node.paused_at = node.paused_at, None
+    lingers = AWAKE_SECONDS + KEEPER_LATE_SECONDS
+    if not shape.counts_pauses:
+        lingers += shape.lease_seconds * (1 + 2 * shape.drift) + 1.0
+    node.excused_until = schedule.now + lingers
+    for agent in _agents(node):
+        agent.wake(schedule.now - since, counts=shape.counts_pauses)
+    if node.has_power and not node.island:
+        world.cluster.repair(node)
+    world.look_at(node)
+    schedule.after(lingers + 0.01, _judge_woken, world, node)
+
+
+def _judge_woken(world: World, node: Node) -> None:
+    """What the machine was late to end must have ended."""
+    newest = max((worker.attempt for worker in world.training.live.values()), default=0)
+    late = [w for w in _workers(world, node) if w.attempt < newest and not w.is_lease_over]
+    late = [w for w in late if not w.is_at_barrier]
+    rule = "workers of a machine that stood still outlive their lease"
+    world.checkers.require(not late, rule, *late)
+
+
+def _agents(node: Node) -> Iterator[Agent]:
+    return (one.process for one in node.locals.values() if isinstance(one.process, Agent))
+
+
+def _workers(world: World, node: Node) -> list[Worker]:
+    return [worker for worker in world.training.live.values() if worker.pod in node.locals]
+
+
+def lease_edge(world: World) -> None:
+    """Aim at the end of a lease: a rank is lost right after a renewal, while another one breaks, so
+    that the operator waits for that lease alone and goes on as soon as it may."""
+    schedule, worker = world.schedule, any_worker(world)
+    agent = world.agent_of(worker) if worker is not None else None
+    if worker is None or agent is None:
+        return
+    if schedule.chance(0.2):
+        # Until there is another one, the agents vouch for each other.
+        world.operator.crash()
+        schedule.after(schedule.between(2.0, 15.0), _aim, world, agent, worker.attempt)
+    else:
+        _aim(world, agent, worker.attempt)
+
+
+def _aim(world: World, agent: Agent, attempt: int) -> None:
+    """The renewal is in the agent's socket, or has been read; a stop for what breaks is late."""
+    schedule, way_seconds = world.schedule, agent.quality.usual_seconds
+    here = agent.local.node.locals
+    others = [w for w in world.training.live.values() if w.attempt == attempt and w.pod not in here]
+    lost_in = agent.beats_at - schedule.now + way_seconds * schedule.random.choice([1.5, 2.5])
+    if others:
+        break_in = lost_in - schedule.between(0.0, 1.9) * way_seconds
+        schedule.after(max(0.0, break_in), crash, world, schedule.random.choice(others))
+    schedule.after(max(0.0, lost_in), _lose, world, agent)
+
+
+def _lose(world: World, agent: Agent) -> None:
+    """The agent is lost to operators, and perhaps to its peers; most are frozen as well."""
+    schedule, lease = world.schedule, world.scenario.lease_seconds
+    if not agent.is_alive or agent.is_frozen or not agent.local.node.is_up:
+        return
+    schedule.probes["lease_edge"] += 1
+    note(world, "agent_freeze", [agent.local], seconds=2 * lease)
+    if schedule.chance(0.6):
+        agent.freeze()
+        schedule.after(lease * schedule.random.choice([0.5, 0.9, 2.0]), world.thaw, agent)
+    else:
+        agent.slow[KillAll] = 2 * lease
+    ways = [_lose_node, _lose_node, _lose_time]
+    if lease < STOP_SECONDS:
+        # Until its pod is replaced, which a node that is not cut off itself carries out.
+        ways += [_lose_link, _lose_ways]
+    schedule.random.choice(ways)(world, agent)
+    world.operator.look(agent.local.uid)
+
+
+def _lose_node(world: World, agent: Agent) -> None:
+    node = agent.local.node
+    note(world, "node_cut", node.locals.values(), node)
+    world.cluster.cut_off(node)
+    world.look_at(node)
+    if world.schedule.chance(0.3):
+        # It is back about when the operator stops to wait for it.
+        seconds = world.scenario.lease_seconds * 1.03 + world.schedule.between(-1.0, 4.0)
+        world.schedule.after(seconds, world.repair, node)
+
+
+def _lose_link(world: World, agent: Agent) -> None:
+    seconds = world.scenario.lease_seconds * 2
+    note(world, "link_cut", [agent.local], seconds=seconds)
+    world.cut_link(agent.local.uid, seconds)
+
+
+def _lose_ways(world: World, agent: Agent) -> None:
+    _cut_ways(world, agent.local.node, "agent_unheard", Way.DOWN)
+
+
+def _lose_time(world: World, agent: Agent) -> None:
+    seconds = world.scenario.lease_seconds * 1.03 + world.schedule.between(-1.0, 20.0)
+    _pause(world, agent.local.node, seconds)
+
+
+ACTIONS: dict[str, Callable[[World], None]] = {
+    action.__name__: action
+    for action in (
+        agent_unheard, operator_unheard, peers_unheard, island, node_pause, lease_edge,
+    )
+}  # fmt: skip
