@@ -146,6 +146,8 @@ def lease_edge(world: World) -> None:
 
 def _aim(world: World, agent: Agent, attempt: int) -> None:
     """The renewal is in the agent's socket, or has been read; a stop for what breaks is late."""
+    if world.is_healed:
+        return
     schedule, way_seconds = world.schedule, agent.quality.usual_seconds
     here = agent.local.node.locals
     others = [w for w in world.training.live.values() if w.attempt == attempt and w.pod not in here]
@@ -159,7 +161,8 @@ def _aim(world: World, agent: Agent, attempt: int) -> None:
 def _lose(world: World, agent: Agent) -> None:
     """The agent is lost to operators, and perhaps to its peers; most are frozen as well."""
     schedule, lease = world.schedule, world.scenario.lease_seconds
-    if not agent.is_alive or agent.is_frozen or not agent.local.node.is_up:
+    is_lost = world.is_healed or not agent.is_alive or agent.is_frozen
+    if is_lost or not agent.local.node.is_up:
         return
     schedule.probes["lease_edge"] += 1
     note(world, "agent_freeze", [agent.local], seconds=2 * lease)
