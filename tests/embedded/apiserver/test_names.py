@@ -111,25 +111,3 @@ def test_finalizers_of_built_in_kinds_need_a_prefix() -> None:
             '"plain": name is neither a standard finalizer name nor is it fully qualified',
         )
     ]
-
-
-@pytest.mark.parametrize("field", names.IMMUTABLE)
-def test_identity_does_not_change(field: str) -> None:
-    old = {"name": "a", "uid": "u", field: "x"}
-    assert names.validate_metadata_update(old, old) == []
-    causes = names.validate_metadata_update(old, {**old, field: "y"})
-    assert [(c.field, c.message) for c in causes] == [
-        (f"metadata.{field}", 'Invalid value: "y": field is immutable')
-    ]
-
-
-@pytest.mark.parametrize(
-    ("is_going", "finalizers", "is_good"),
-    [(False, ["a", "b"], True), (True, ["a", "b"], False), (True, [], True)],
-)
-def test_what_is_going_gets_no_new_finalizer(
-    is_going: bool, finalizers: list[str], is_good: bool
-) -> None:
-    old: Object = {"finalizers": ["a"], **({"deletionTimestamp": "t"} if is_going else {})}
-    causes = names.validate_metadata_update(old, {**old, "finalizers": finalizers})
-    assert (not causes) is is_good

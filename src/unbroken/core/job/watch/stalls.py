@@ -168,10 +168,6 @@ class Stalls:
                 for place, alarm in self._standing[detector].items():
                     yield detector, place, alarm
 
-    def stands(self, detector: Detector, place: RankPlace) -> bool:
-        """Whether the alarm has not been cleared."""
-        return place in self._standing[detector]
-
     def patience(self, stall: Stall, seconds: float) -> float:
         """Until when a silence is given time, at least so many seconds."""
         times = min(PATIENCE_TIMES * stall.allowed, max(stall.allowed, PATIENCE_SECONDS_MAX))

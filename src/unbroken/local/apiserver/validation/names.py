@@ -14,16 +14,6 @@ from unbroken.local.apiserver.http.status import Cause, Object
 from unbroken.local.apiserver.kinds.kinds import Kind
 from unbroken.local.apiserver.schema.constraints import forbidden, invalid_value, required_value
 
-IMMUTABLE = (
-    "name",
-    "namespace",
-    "uid",
-    "creationTimestamp",
-    "deletionTimestamp",
-    "deletionGracePeriodSeconds",
-)
-"""Metadata that no update changes."""
-
 ANNOTATIONS_MAX_BYTES = 256 * 1024
 STANDARD_FINALIZERS = ("kubernetes", "orphan", "foregroundDeletion")
 
@@ -254,24 +244,6 @@ def validate_annotations(annotations: Mapping[str, str], path: str) -> list[Caus
     if size > ANNOTATIONS_MAX_BYTES:
         text = f"Too long: must have at most {ANNOTATIONS_MAX_BYTES} bytes"
         causes.append(Cause("FieldValueTooLong", path, text))
-    return causes
-
-
-def validate_metadata_update(old: Object, new: Object, path: str = "metadata") -> list[Cause]:
-    """What an update of metadata may not do."""
-    causes = [
-        invalid_value(f"{path}.{name}", new.get(name), "field is immutable")
-        for name in IMMUTABLE
-        if new.get(name) != old.get(name)
-    ]
-    added = sorted({*(new.get("finalizers") or [])} - {*(old.get("finalizers") or [])})
-    if old.get("deletionTimestamp") and added:
-        listed = ", ".join(f'"{name}"' for name in added)
-        text = (
-            "no new finalizers can be added if the object is being deleted, "
-            f"found new finalizers []string{{{listed}}}"
-        )
-        causes.append(forbidden(f"{path}.finalizers", text))
     return causes
 
 

@@ -27,7 +27,7 @@ from unbroken.local.node.pods.events import Object
 from .process import Command, Launcher
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
-STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
+STDIN, STDOUT, STDERR, ERROR = range(4)
 CHUNK = 32 * 1024
 DRAIN_SECONDS = 0.2
 """For output that is still on its way when the command has ended but left a process behind that
