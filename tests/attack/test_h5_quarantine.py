@@ -37,8 +37,8 @@ from unbroken.operator.jobs.runner import JobRunner
 from unbroken.operator.nodes.repair import RepairOptions
 from unbroken.spec.job.incident import Incident, Remedy, Signal
 from unbroken.spec.job.parse import parse_job
-from unbroken.spec.nodes.keys import Action, Health
 from unbroken.spec.nodes.record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
+from unbroken.spec.nodes.values import Action, Health
 from unbroken.spec.schema.write import write_record
 from watching import running
 

@@ -11,7 +11,7 @@ import pytest
 from node_faults import table
 from node_faults_trials import Expected, Trial, figures
 
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 MOVED = Trial(
     "xid79", "replace", "node-0", "moved", {"told": 0.04, "running": 0.58, "in service": 23.1}, 0

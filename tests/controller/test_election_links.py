@@ -16,7 +16,7 @@ from unbroken.errors import WorldError
 from unbroken.kube.client import connect
 from unbroken.kube.mandate import Mandate
 from unbroken.operator.nodes.providers.command import CommandProvider
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 from unbroken.wire.agent import (
     LINK_PATH,
     AgentReport,

@@ -17,9 +17,9 @@ from unbroken.operator import definitions
 from unbroken.operator.telemetry.metrics import MetricsPlace, OperatorMetrics
 from unbroken.operator.telemetry.node_metrics import watch_nodes
 from unbroken.spec.keys import HEALTH
-from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.values import Action
 from watching import PATIENCE_SECONDS, running
 
 REPAIR = RepairRecord(

@@ -36,10 +36,10 @@ from unbroken.spec.keys import (
 )
 from unbroken.spec.nodes.check import CheckKind
 from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.keys import Action, Recovery
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD
 from unbroken.spec.nodes.machine import MachineSpec
 from unbroken.spec.nodes.record import BlameKind, NodeRecordSpec, RepairState
+from unbroken.spec.nodes.values import Action, Recovery
 from watching import PATIENCE_SECONDS, running
 
 NUMBERS = itertools.count(1)

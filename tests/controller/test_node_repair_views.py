@@ -12,8 +12,8 @@ from unbroken.core.nodes.repair.events import PatchNode
 from unbroken.operator.nodes.repair import node_patch
 from unbroken.operator.nodes.repair_views import is_of_a_job, record_patch, repair_node
 from unbroken.spec.keys import HEALTH, REPAIR
-from unbroken.spec.nodes.keys import Action, Health
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.values import Action, Health
 
 AT = "2026-01-02T03:04:05Z"
 

@@ -25,9 +25,9 @@ from unbroken.operator.nodes.providers import (
 )
 from unbroken.operator.nodes.providers.cluster_api import REMEDIATE
 from unbroken.spec.keys import HEALTH, REPAIR_ORDER
-from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachineSpec, MachineTaint
+from unbroken.spec.nodes.values import Action
 
 CRDS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 NUMBERS = itertools.count(1)

@@ -17,7 +17,7 @@ from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient, connect
 from unbroken.operator.nodes.providers import CommandProvider
 from unbroken.operator.nodes.providers.command import parse_command
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 ORDER = RepairOrder("node-of-no-cluster", Action.REBOOT, "boot-1", "o-1")
 Call = Callable[..., OrderStatus]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from unbroken.core.nodes import blame
 from unbroken.spec.job.incident import Incident, Remedy, Signal
-from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.record import BLAME_MAX, BlameEntry, BlameKind, NodeRecordSpec
+from unbroken.spec.nodes.values import Action
 
 NOW = 1_800_000_000.0
 DAY = 86400.0

@@ -22,7 +22,7 @@ from unbroken.spec.keys import (
     HARDWARE_UNHEALTHY,
     HEALTH,
 )
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 REBOOT, REPLACE = "UnschedulablePendingReboot", "UnschedulablePendingReplacement"
 TAINT = {"key": HEALTH, "value": "Unschedulable", "effect": "NoSchedule"}

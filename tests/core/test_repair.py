@@ -20,8 +20,8 @@ from unbroken.core.nodes.repair.events import (
 )
 from unbroken.spec.keys import REPAIR
 from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.keys import Action, Health, Recovery
 from unbroken.spec.nodes.record import BlameKind, NodeRecordSpec, RepairState
+from unbroken.spec.nodes.values import Action, Health, Recovery
 
 REBOOT_ONLY = frozenset({Action.REBOOT})
 

@@ -17,8 +17,8 @@ from unbroken.core.nodes.repair.events import (
 )
 from unbroken.core.tick import Tick
 from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.keys import Action, Health, Recovery
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.values import Action, Health, Recovery
 
 NODES = [f"node-{index}" for index in range(6)]
 SHARE = 0.34

@@ -31,7 +31,7 @@ from unbroken.cli.main import app
 from unbroken.observe.server import HEALTH_PATH
 from unbroken.operator.nodes.providers import PROVIDERS
 from unbroken.operator.parts import PARTS, PartName
-from unbroken.spec.nodes.keys import NodeProvider
+from unbroken.spec.nodes.values import NodeProvider
 from unbroken.spec.schema.crd import definitions
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from unbroken.observe.node_metrics import NodeMetrics, NodeState
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec, NodeCheckStatus
-from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.values import Action
 
 SINCE = 1000.0
 DONE = RepairRecord(

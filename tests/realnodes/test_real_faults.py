@@ -14,7 +14,7 @@ from realnodes.jobs import Job, Life
 from realnodes.plane import RealCluster, details, health, operator, repair_options, until
 from realnodes.stages import Object, Stages
 from unbroken.nodes.tables import read_table
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 NODES = 3
 pytestmark = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import unbroken.nodes
 from unbroken.spec.keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY
 from unbroken.spec.nodes.fault_table import FaultTable, GpuSign, load_fault_table, symptom_text
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 from unbroken.spec.problems import ManifestError
 
 SHIPPED = (Path(unbroken.nodes.__file__).parent / "data/faults.toml").read_text()

@@ -12,7 +12,6 @@ from apiservers import Cluster
 from samples import CRDS, define
 from unbroken.spec.nodes.check import CheckKind, CheckResult, NodeCheckSpec, Outcome
 from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.keys import Action, Recovery
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
 from unbroken.spec.nodes.machine import (
     LifeCycle,
@@ -28,6 +27,7 @@ from unbroken.spec.nodes.record import (
     RepairRecord,
     RepairState,
 )
+from unbroken.spec.nodes.values import Action, Recovery
 from unbroken.spec.schema.crd import own_definition
 from unbroken.spec.schema.write import write_record
 

@@ -46,9 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return keep(lambda *keeper: run_agent(options, key, keeper, has_link), options.signals)
 
 
-def run_agent(
-    options: Options, key: bytes | None, keeper: tuple[int, int], has_link: bool
-) -> int:
+def run_agent(options: Options, key: bytes | None, keeper: tuple[int, int], has_link: bool) -> int:
     """The agent's own process."""
     # It speaks plain HTTP only.  With ssl at hand aiohttp reads all of the system's certificates
     # when it is imported, which is a quarter of the time until the agent listens.

@@ -12,8 +12,8 @@ from unbroken.core.clusters.groups import instance_types, is_continuous, retarge
 from unbroken.core.clusters.state import InstancePhase
 from unbroken.spec.keys import CLIENT_TOKENS, REPAIR
 from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.machine import MachinePhase
+from unbroken.spec.nodes.values import Action
 
 from .calls import Call, Object
 from .clusters import require_settled, without

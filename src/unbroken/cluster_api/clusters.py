@@ -15,8 +15,8 @@ from unbroken.core.clusters.state import ClusterPhase, ClusterState, SoftwareUpd
 from unbroken.kube.errors import AlreadyExists
 from unbroken.spec.keys import CLUSTER_ARN, CLUSTER_FINALIZER, CLUSTER_ID
 from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.keys import Recovery
 from unbroken.spec.nodes.kinds import CLUSTER
+from unbroken.spec.nodes.values import Recovery
 
 from .calls import Around, Call, Object
 from .errors import conflict, in_use, invalid

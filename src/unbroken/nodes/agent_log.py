@@ -13,7 +13,7 @@ from pathlib import Path
 from unbroken.core.nodes.health import LogFault
 from unbroken.core.nodes.health_object import NODE_ACTIONS
 from unbroken.spec.keys import GPU_UNHEALTHY
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 from unbroken.spec.times import time_text
 
 STREAM = "SagemakerHealthMonitoringAgent"

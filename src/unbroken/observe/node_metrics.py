@@ -17,8 +17,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from unbroken.spec.nodes.check import NodeCheckSpec, NodeCheckStatus
-from unbroken.spec.nodes.keys import Health
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.values import Health
 
 SECONDS = (1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200)
 """From a process node that is back in seconds to a replacement, typically 20 to 30 minutes, and a

@@ -12,7 +12,7 @@ from enum import Enum, StrEnum
 
 from unbroken.spec.job_kinds import PYTORCHJOB, JobKind
 from unbroken.spec.keys import HYPERPOD_GROUP, KUEUE_GROUP, OWN_GROUP
-from unbroken.spec.nodes.keys import NodeProvider
+from unbroken.spec.nodes.values import NodeProvider
 
 WITHOUT = "--without"
 JOBS, OURS, KUEUE = HYPERPOD_GROUP, OWN_GROUP, KUEUE_GROUP

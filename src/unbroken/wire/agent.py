@@ -244,6 +244,8 @@ class WarmCommand:
 
 Request = CollectCommand | WarmCommand
 """Sent once, to an agent that is linked; it may be lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Renewal:
     """The operator's answer to a Beat, which renews the lease on the agent's workers."""

@@ -117,7 +117,7 @@ def _of_line(table: SignTable, line: str) -> list[Sign]:
 
 def _view(table: SignTable, name: str, entry: FaultEntry) -> Object:
     from unbroken.spec.nodes.fault_table import symptom_text
-    from unbroken.spec.nodes.keys import Action
+    from unbroken.spec.nodes.values import Action
 
     is_repaired = entry.action in (Action.RESET_GPU, Action.REBOOT)
     repeats = entry.repeats

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unbroken.cli.app import option
-from unbroken.spec.nodes.keys import NodeProvider, Recovery
+from unbroken.spec.nodes.values import NodeProvider, Recovery
 
 if TYPE_CHECKING:
     from unbroken.operator.nodes.repair import RepairOptions

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from unbroken.spec.keys import DEEP_CHECK, HEALTH
 from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.keys import DeepCheck, Health
+from unbroken.spec.nodes.values import DeepCheck, Health
 
 from .draft import CheckView, ClusterNode, CreateCheck, Draft, GroupPlace, LabelNode
 from .groups import InstanceGroup

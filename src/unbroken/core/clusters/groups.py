@@ -9,14 +9,14 @@ from typing import Any
 from unbroken.spec import keys
 from unbroken.spec.nodes.check import CheckKind
 from unbroken.spec.nodes.cluster import ClusterSpec
-from unbroken.spec.nodes.keys import (
+from unbroken.spec.nodes.machine import LifeCycle, MachineSpec, MachineTaint
+from unbroken.spec.nodes.values import (
     COMPUTE_TYPE_VALUE,
     TAINT_EFFECT,
     TAINT_VALUE,
     DeepCheck,
     Health,
 )
-from unbroken.spec.nodes.machine import LifeCycle, MachineSpec, MachineTaint
 
 
 @dataclass(frozen=True, slots=True)

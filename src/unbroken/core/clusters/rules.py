@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unbroken.spec.nodes.keys import DeepCheck
 from unbroken.spec.nodes.machine import MachinePhase
+from unbroken.spec.nodes.values import DeepCheck
 
 from . import checks as cluster_checks
 from . import operations as cluster_operations

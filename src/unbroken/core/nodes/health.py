@@ -15,7 +15,7 @@ from typing import Any
 
 from unbroken.core.tick import Tick
 from unbroken.spec.keys import DAEMON_MEMORY
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 from .health_object import (
     MESSAGE_MAX,

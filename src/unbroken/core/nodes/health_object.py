@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unbroken.spec import keys
-from unbroken.spec.nodes.keys import TAINT_EFFECT, TAINT_VALUE, Action, Health, health_of
+from unbroken.spec.nodes.values import TAINT_EFFECT, TAINT_VALUE, Action, Health, health_of
 from unbroken.spec.times import time_text
 
 Object = dict[str, Any]

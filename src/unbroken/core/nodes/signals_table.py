@@ -16,7 +16,7 @@ from unbroken.spec.nodes.fault_table import (
     HostSign,
     Severity,
 )
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 from unbroken.spec.patterns import Pattern
 from unbroken.spec.problems import ManifestError, Report
 

@@ -11,8 +11,8 @@ from unbroken.local.state import ClusterOptions, Paths
 from unbroken.operator.instance_types import instance_types
 from unbroken.spec.keys import COMPUTE_TYPE, HEALTH, INSTANCE_GROUP
 from unbroken.spec.nodes.instance_types import instance_type, instance_type_labels
-from unbroken.spec.nodes.keys import COMPUTE_TYPE_VALUE, Health
 from unbroken.spec.nodes.machine import MachineSpec
+from unbroken.spec.nodes.values import COMPUTE_TYPE_VALUE, Health
 from unbroken.spec.schema.write import write_record
 
 from .pool import MakeOptions

@@ -36,8 +36,8 @@ from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObjec
 from unbroken.spec import keys
 from unbroken.spec.job.incident import GROUP, VERSION
 from unbroken.spec.nodes.check import NodeCheckSpec
-from unbroken.spec.nodes.keys import Action
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
+from unbroken.spec.nodes.values import Action
 from unbroken.spec.schema.write import write_record
 
 from .views import world_of

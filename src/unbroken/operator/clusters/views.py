@@ -11,8 +11,8 @@ from unbroken.core.clusters.draft import CheckView, ClusterNode, MachineView, Wo
 from unbroken.core.clusters.groups import node_config
 from unbroken.core.clusters.state import ClusterPhase, ClusterState, read_state
 from unbroken.spec.keys import DEEP_CHECK, REPAIR
-from unbroken.spec.nodes.keys import health_of
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
+from unbroken.spec.nodes.values import health_of
 from unbroken.spec.times import time_seconds
 
 Object = Mapping[str, Any]

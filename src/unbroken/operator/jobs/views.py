@@ -12,8 +12,8 @@ from lightkube.resources.core_v1 import Node, Pod
 from unbroken.core.job.events import NodeName, NodeView, PodName, PodPhase, PodUid, PodView
 from unbroken.spec import keys
 from unbroken.spec.job.rules import port_number
-from unbroken.spec.nodes.keys import health_of
 from unbroken.spec.nodes.notices import ConditionFacts, NodeFacts, find_notice
+from unbroken.spec.nodes.values import health_of
 from unbroken.wire.agent import PORT
 
 from .pod_troubles import trouble_of

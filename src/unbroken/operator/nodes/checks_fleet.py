@@ -10,7 +10,7 @@ from lightkube.resources.core_v1 import Node
 from unbroken.core.nodes.checks.limits import Fleet, learn
 from unbroken.kube.cache import key_of
 from unbroken.spec.keys import LINK_BANDWIDTH
-from unbroken.spec.nodes.keys import instance_type_of
+from unbroken.spec.nodes.values import instance_type_of
 
 from .checks_pods import is_embedded
 

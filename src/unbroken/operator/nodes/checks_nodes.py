@@ -14,7 +14,7 @@ from lightkube.resources.core_v1 import Node
 
 from unbroken.spec.keys import CHECK_HOLD, DEEP_CHECK, HEALTH
 from unbroken.spec.nodes.check import CheckPhase
-from unbroken.spec.nodes.keys import TAINT_EFFECT, TAINT_VALUE, DeepCheck, Health, health_of
+from unbroken.spec.nodes.values import TAINT_EFFECT, TAINT_VALUE, DeepCheck, Health, health_of
 
 Object = dict[str, Any]
 

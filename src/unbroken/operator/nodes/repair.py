@@ -56,8 +56,8 @@ from unbroken.operator.kinds import ClusterObject, NodeCheckObject, NodeRecordOb
 from unbroken.runtime.drive import Alarm
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.keys import HEALTH
-from unbroken.spec.nodes.keys import TAINT_EFFECT, TAINT_VALUE, NodeProvider, Recovery
 from unbroken.spec.nodes.kinds import CLUSTER, NODE_CHECK, NODE_RECORD
+from unbroken.spec.nodes.values import TAINT_EFFECT, TAINT_VALUE, NodeProvider, Recovery
 
 from .providers import parse_command, provider_name, provider_of
 from .repair_views import check_seen, is_of_a_job, record_patch, repair_node

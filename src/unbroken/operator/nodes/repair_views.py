@@ -14,9 +14,9 @@ from unbroken.core.nodes.repair.records import FAULT_ANNOTATIONS, FAULT_LABELS
 from unbroken.operator.jobs.views import FAULTS, node_view
 from unbroken.spec import keys
 from unbroken.spec.job_kinds import is_pod_of_a_job
-from unbroken.spec.nodes.keys import DeepCheck, Health, health_of
 from unbroken.spec.nodes.kinds import NODE_CHECK
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord
+from unbroken.spec.nodes.values import DeepCheck, Health, health_of
 from unbroken.spec.schema.fields import fields_of
 from unbroken.spec.schema.write import write_record
 

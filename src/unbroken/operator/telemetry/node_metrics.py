@@ -11,8 +11,8 @@ from unbroken.observe.node_metrics import NodeMetrics, NodeState
 from unbroken.operator.jobs.views import node_view
 from unbroken.operator.kinds import NodeCheckObject, NodeRecordObject
 from unbroken.spec.keys import CLUSTER_NAME, INSTANCE_GROUP
-from unbroken.spec.nodes.keys import health_of
 from unbroken.spec.nodes.kinds import NODE_CHECK, NODE_RECORD
+from unbroken.spec.nodes.values import health_of
 
 
 def watch_nodes(informers: Informers, registry: CollectorRegistry, since: float) -> None:

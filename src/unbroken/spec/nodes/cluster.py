@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from unbroken.errors import SpecError
 from unbroken.spec.schema.fields import Limits
 
-from .keys import Recovery
+from .values import Recovery
 
 Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 

@@ -18,7 +18,7 @@ from unbroken.spec.problems import ManifestError, Report, below, shown
 from unbroken.spec.schema.fields import Limits
 from unbroken.spec.schema.read import read_record
 
-from .keys import Action
+from .values import Action
 
 VERSION = 1
 """Of the file's form."""

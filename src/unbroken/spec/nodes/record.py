@@ -11,7 +11,7 @@ from typing import Annotated
 
 from unbroken.spec.schema.fields import Limits
 
-from .keys import Action
+from .values import Action
 
 Time = Annotated[float, Limits(is_time=True, has_microseconds=True)]
 HISTORY_MAX = 20

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from unbroken.core.nodes import blame
 from unbroken.spec.nodes.check import CheckKind, CheckPhase, NodeCheckSpec
-from unbroken.spec.nodes.keys import Action, Health
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.values import Action, Health
 
 from .desk import RepairDesk
 from .events import (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from unbroken.core.nodes import blame
 from unbroken.spec.keys import REPAIR
-from unbroken.spec.nodes.keys import Recovery
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairState
+from unbroken.spec.nodes.values import Recovery
 
 from .events import (
     PatchNode,

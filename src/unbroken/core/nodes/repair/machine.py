@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from unbroken.core.nodes import blame
 from unbroken.spec.keys import GPU_UNHEALTHY, HARDWARE_UNHEALTHY, HEALTH, REPAIR
-from unbroken.spec.nodes.keys import Action, Health
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.values import Action, Health
 
 from .course import BY_HAND, RepairCourse
 from .desk import RepairDesk

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from unbroken.spec.nodes.keys import Action, Health, Recovery
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord, RepairState
+from unbroken.spec.nodes.values import Action, Health, Recovery
 
 from .events import RepairNode, RepairOrder, RepairSettings
 

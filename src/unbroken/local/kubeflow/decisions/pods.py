@@ -27,7 +27,7 @@ from unbroken.spec.kubeflow.pytorchjob import (
     ReplicaSpec,
     RestartPolicy,
 )
-from unbroken.spec.nodes.keys import OLDER_HEALTH, Health
+from unbroken.spec.nodes.values import OLDER_HEALTH, Health
 
 from .events import JobPicture
 

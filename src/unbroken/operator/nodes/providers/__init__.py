@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
-from unbroken.spec.nodes.keys import NodeProvider
+from unbroken.spec.nodes.values import NodeProvider
 
 from .base import Provider
 from .cluster_api import ClusterApiProvider

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
 from unbroken.kube.client import KubeClient
 from unbroken.spec.keys import REPAIR_ORDER
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 Object = dict[str, Any]
 

@@ -11,7 +11,7 @@ found: the provider is for clusters that manage themselves.
 from __future__ import annotations
 
 from unbroken.core.nodes.repair.events import RepairOrder
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 from .base import Object, ObjectProvider
 

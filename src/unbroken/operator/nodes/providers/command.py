@@ -23,7 +23,7 @@ from urllib.parse import quote
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, RepairOrder
 from unbroken.errors import SpecError
 from unbroken.kube.client import KubeClient
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 from .base import Object, node_boot, stale
 

@@ -6,7 +6,7 @@ proof (karpenter.sh, concepts: NodeClaims, Disruption).  What takes the place is
 
 from __future__ import annotations
 
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 from .base import Object, ObjectProvider
 

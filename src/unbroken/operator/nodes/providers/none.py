@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
-from unbroken.spec.nodes.keys import Action
+from unbroken.spec.nodes.values import Action
 
 
 class NoProvider:
