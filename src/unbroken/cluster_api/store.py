@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
 from unbroken.core.clusters.state import ClusterState, read_state, write_state
 from unbroken.errors import WorldError
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import Conflict
 from unbroken.spec.keys import CLUSTER_ARN, CLUSTER_ID
 from unbroken.spec.nodes.cluster import ClusterSpec, ClusterStatus
@@ -28,7 +27,6 @@ from unbroken.spec.times import time_seconds
 
 from .errors import not_found
 
-Object = dict[str, Any]
 ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]*):([0-9]{12}):cluster/([a-z0-9]{12})")
 TRIES = 10
 """Of a change that others come before."""

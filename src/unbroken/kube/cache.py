@@ -43,6 +43,7 @@ class HasMetadata(Protocol):
 
 
 T = TypeVar("T", bound=HasMetadata)
+Item = TypeVar("Item")
 
 
 class Key(NamedTuple):
@@ -61,6 +62,13 @@ def key_of(item: HasMetadata) -> Key:
     if metadata is None:
         return Key("", "")
     return Key(metadata.namespace or "", metadata.name or "")
+
+
+def changed(old: Item | None, new: Item | None) -> Item:
+    """The object that a change is about: as it is now or, if it is gone, as it was last."""
+    item = new if new is not None else old
+    assert item is not None
+    return item
 
 
 class Change(NamedTuple, Generic[T]):

@@ -22,7 +22,7 @@ from lightkube.core.resource import Resource
 from unbroken.errors import SpecError, UnbrokenError
 
 from .backoff import Backoff
-from .cache import Cache, Change, HasMetadata, Key, key_of
+from .cache import Cache, Change, HasMetadata, Key, changed, key_of
 from .client import KubeClient, Scope
 from .clock import entropy, monotonic
 from .errors import Expired
@@ -282,9 +282,7 @@ class Informer(Generic[T]):
             handler(old, new)
         except Exception as error:
             log.debug("informer=%s", self._scope.path(), exc_info=True)
-            item = new if new is not None else old
-            assert item is not None
-            self.refusals.unhandled(item, error)
+            self.refusals.unhandled(changed(old, new), error)
             self._record()
 
     def _record(self) -> None:

@@ -31,8 +31,7 @@ class Informers:
 
     async def synced(self) -> None:
         """Return once all that were asked for so far know their objects."""
-        for informer in list(self._informers.values()):
-            await informer.synced.wait()
+        await all_synced(*self._informers.values())
 
     async def run(self) -> None:
         """Run every informer, also those that are asked for later, until cancelled."""
@@ -42,3 +41,9 @@ class Informers:
                 tasks.create_task(informer.run())
             # A group without members would end, and could take no later ones.
             await asyncio.Event().wait()
+
+
+async def all_synced(*informers: Informer[Any]) -> None:
+    """Return once every informer knows the objects of its kind."""
+    for informer in informers:
+        await informer.synced.wait()

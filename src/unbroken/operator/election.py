@@ -27,7 +27,7 @@ import msgspec
 from lightkube.resources.coordination_v1 import Lease
 
 from unbroken.errors import PeerError, WorldError
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import boottime, micro_time, monotonic, wall
 from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.informer import Informer
@@ -35,7 +35,6 @@ from unbroken.kube.mandate import Mandate
 
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
 RELEASE_SECONDS = 2.0
 ROUNDS = 3
 """A lease that others write at the same time is read and written again so often."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from lightkube.resources.core_v1 import Pod
 
-from unbroken.kube.cache import HasMetadata, Key, key_of
+from unbroken.kube.cache import HasMetadata, Key, changed, key_of
 from unbroken.spec.job_kinds import JobKind
 
 
@@ -33,8 +33,7 @@ class JobPods:
 
     def changed(self, old: Pod | None, new: Pod | None) -> Key | None:
         """Take in a change that an informer saw; return the key of the pod's job, None if none."""
-        pod = new or old
-        assert pod is not None
+        pod = changed(old, new)
         key = job_of(pod, self._kind)
         if pod.metadata is None or key is None:
             return None

@@ -11,10 +11,10 @@ import msgspec
 from lightkube.resources.core_v1 import Endpoints, Pod, Service
 from lightkube.resources.discovery_v1 import EndpointSlice
 
-from unbroken.kube.cache import HasMetadata, Key, key_of
+from unbroken.kube.cache import HasMetadata, Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import Forbidden, NotFound
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 
 from .endpoint_rules import MANAGED_BY, MANAGER, SERVICE_NAME, backends, endpoints, selects, slices
@@ -39,8 +39,7 @@ class EndpointWriter:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        for informer in (self._services, self._pods, self._endpoints):
-            await informer.synced.wait()
+        await all_synced(self._services, self._pods, self._endpoints)
         if self._slices is not None:
             await self._slices.synced.wait()
             self._slices.subscribe(self._on_slice)
@@ -51,9 +50,7 @@ class EndpointWriter:
             tasks.create_task(self._queue.run())
 
     def _on_service(self, old: Service | None, new: Service | None) -> None:
-        item = new or old
-        assert item is not None
-        key = key_of(item)
+        key = key_of(changed(old, new))
         services = self._by_namespace.setdefault(key.namespace, {})
         if new is None:
             services.pop(key.name, None)
@@ -64,9 +61,7 @@ class EndpointWriter:
         self._queue.add(key)
 
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
-        item = new or old
-        assert item is not None
-        services = self._by_namespace.get(key_of(item).namespace)
+        services = self._by_namespace.get(key_of(changed(old, new)).namespace)
         if not services or (old and new and _shown(old) == _shown(new)):
             return
         for service in services.values():
@@ -74,15 +69,12 @@ class EndpointWriter:
                 self._queue.add(key_of(service))
 
     def _on_endpoints(self, old: Endpoints | None, new: Endpoints | None) -> None:
-        item = new or old
-        assert item is not None
-        key = key_of(item)
+        key = key_of(changed(old, new))
         if key.name in self._by_namespace.get(key.namespace, {}):
             self._queue.add(key)
 
     def _on_slice(self, old: EndpointSlice | None, new: EndpointSlice | None) -> None:
-        item = new or old
-        assert item is not None
+        item = changed(old, new)
         name = _service_of(item)
         if name:
             self._queue.add(Key(key_of(item).namespace, name))

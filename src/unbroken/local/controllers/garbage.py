@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
+from unbroken.kube.cache import changed
+
 from .inventory import Item, Owner
 
 FOREGROUND = "foregroundDeletion"
@@ -89,8 +91,7 @@ class Graph:
 
     def change(self, old: Item | None, new: Item | None) -> set[str]:
         """Take a change; returns the uids of objects to look at because of it."""
-        item = new or old
-        assert item is not None
+        item = changed(old, new)
         before = self._items.get(item.uid)
         self._replace(before, new)
         owners = {one.uid for version in (before, new) if version for one in version.owners}

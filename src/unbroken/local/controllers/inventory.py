@@ -26,7 +26,7 @@ from lightkube.resources.apiextensions_v1 import CustomResourceDefinition
 
 from unbroken.errors import UnbrokenError
 from unbroken.kube.backoff import Backoff
-from unbroken.kube.cache import HasMetadata, Key, key_of
+from unbroken.kube.cache import HasMetadata, Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import entropy, pause
 from unbroken.kube.errors import ApiRefusal
@@ -207,9 +207,7 @@ class Inventory:
         old: CustomResourceDefinition | None,
         new: CustomResourceDefinition | None,
     ) -> None:
-        item = new or old
-        assert item is not None
-        name = key_of(item).name
+        name = key_of(changed(old, new)).name
         wanted = custom_kind(new) if new is not None else None
         known = self._custom.pop(name, None)
         if wanted is not None:

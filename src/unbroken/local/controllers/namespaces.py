@@ -14,7 +14,7 @@ import msgspec
 from lightkube.resources.core_v1 import Namespace
 
 from unbroken.errors import UnbrokenError
-from unbroken.kube.cache import key_of
+from unbroken.kube.cache import changed, key_of
 from unbroken.kube.client import STRATEGIC, KubeClient, Object
 from unbroken.kube.clock import rfc3339, wall
 from unbroken.kube.errors import MethodNotAllowed, NotFound
@@ -49,9 +49,7 @@ class NamespaceDeleter:
         await self._queue.run()
 
     def _on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
-        item = new or old
-        assert item is not None
-        name = key_of(item).name
+        name = key_of(changed(old, new)).name
         if new is None:
             self._going.discard(name)
         elif new.metadata and new.metadata.deletionTimestamp and name not in self._going:
@@ -59,9 +57,7 @@ class NamespaceDeleter:
             self._queue.add(name)
 
     def _on_item(self, old: Item | None, new: Item | None) -> None:
-        item = new or old
-        assert item is not None
-        namespace = item.key.namespace
+        namespace = changed(old, new).key.namespace
         # Not for every change: what goes is expected, and matters when it is the last.
         if namespace in self._going and (old is None or self._inventory.is_empty(namespace)):
             self._queue.add(namespace)

@@ -18,12 +18,12 @@ from lightkube.resources.core_v1 import Node, Pod
 from msgspec import structs
 
 from unbroken.errors import WorldError
-from unbroken.kube.cache import Key, key_of
+from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import STRATEGIC, KubeClient, Object
 from unbroken.kube.clock import monotonic, rfc3339, wall
 from unbroken.kube.errors import NotFound
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.lease import NODE_LEASES
 from unbroken.kube.workqueue import WorkQueue
 
@@ -75,8 +75,7 @@ class NodeLifecycle:
 
     async def run(self) -> None:
         """Follow the nodes until cancelled."""
-        for informer in (self._nodes, self._pods, self._leases):
-            await informer.synced.wait()
+        await all_synced(self._nodes, self._pods, self._leases)
         self._leases.subscribe(self._on_lease)
         self._nodes.subscribe(self._on_node)
         self._pods.subscribe(self._on_pod)
@@ -100,9 +99,7 @@ class NodeLifecycle:
             life.sign, life.seen = text, monotonic()
 
     def _on_node(self, old: Node | None, new: Node | None) -> None:
-        item = new or old
-        assert item is not None
-        name = key_of(item).name
+        name = key_of(changed(old, new)).name
         if new is None:
             self._lives.pop(name, None)
             self._since.pop(name, None)
@@ -118,9 +115,7 @@ class NodeLifecycle:
                 self._evictions.add(key)
 
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
-        item = new or old
-        assert item is not None
-        key = key_of(item)
+        key = key_of(changed(old, new))
         name = (new.spec.nodeName if new is not None and new.spec else None) or ""
         before = self._node_of.pop(key, "")
         if before:

@@ -11,11 +11,11 @@ from pathlib import Path
 from lightkube.resources.core_v1 import PersistentVolume, PersistentVolumeClaim, Pod
 
 from unbroken.errors import WorldError
-from unbroken.kube.cache import HasMetadata, Key, key_of
+from unbroken.kube.cache import HasMetadata, Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 
 from .volume_rules import (
@@ -60,8 +60,7 @@ class VolumeBinder:
 
     async def run(self) -> None:
         """Bind until cancelled."""
-        for informer in (self._claims, self._volumes, self._pods):
-            await informer.synced.wait()
+        await all_synced(self._claims, self._volumes, self._pods)
         self._claims.subscribe(self._on_claim)
         self._volumes.subscribe(self._on_volume)
         self._pods.subscribe(self._on_pod)
@@ -70,16 +69,13 @@ class VolumeBinder:
     def _on_claim(
         self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None
     ) -> None:
-        item = new or old
-        assert item is not None
+        item = changed(old, new)
         self._queue.add(("claim", key_of(item)))
         if item.spec and item.spec.volumeName:
             self._queue.add(("volume", Key("", item.spec.volumeName)))
 
     def _on_volume(self, old: PersistentVolume | None, new: PersistentVolume | None) -> None:
-        item = new or old
-        assert item is not None
-        self._queue.add(("volume", key_of(item)))
+        self._queue.add(("volume", key_of(changed(old, new))))
         for claim in self._claims.items():
             if claim.status is None or claim.status.phase != "Bound":
                 self._queue.add(("claim", key_of(claim)))

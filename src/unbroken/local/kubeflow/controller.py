@@ -25,7 +25,7 @@ from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
 from unbroken.kube.events import EventRecorder, reference_to
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.persist import persist
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.kubeflow.decisions.events import (
@@ -98,8 +98,7 @@ class PyTorchJobs:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        for informer in (self._pods, self._services, self._jobs):
-            await informer.synced.wait()
+        await all_synced(self._pods, self._services, self._jobs)
         self._pods.subscribe(self._on_part)
         self._services.subscribe(self._on_part)
         self._jobs.subscribe(self._on_job)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import Conflict
 from unbroken.local.machines.decisions.places import Changes, Listed, changes
 from unbroken.spec.keys import MACHINE_FINALIZER
@@ -20,8 +19,6 @@ from unbroken.spec.schema.fields import fields_of
 from unbroken.spec.schema.write import write_record
 
 log = logging.getLogger(__name__)
-
-Object = dict[str, Any]
 
 
 class MachineRequests:

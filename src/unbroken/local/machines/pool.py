@@ -18,10 +18,10 @@ from pathlib import Path
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.errors import SpecError
-from unbroken.kube.cache import key_of
+from unbroken.kube.cache import changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.machines.decisions.machine import RUNNING, Order, Seen, Stage, Tell, decide
 from unbroken.local.machines.decisions.places import free_index, in_order
@@ -103,8 +103,7 @@ class MachinePool:
 
     async def run(self) -> None:
         """Run the machines until cancelled, which leaves their pods running."""
-        for informer in (self._clusters, self._machines, self._nodes, self._pods):
-            await informer.synced.wait()
+        await all_synced(self._clusters, self._machines, self._nodes, self._pods)
         try:
             async with self._tasks:
                 self._begin()
@@ -151,9 +150,7 @@ class MachinePool:
                 self._indexes[name] = index
 
     def _on_machine(self, old: MachineObject | None, new: MachineObject | None) -> None:
-        machine = new if new is not None else old
-        assert machine is not None
-        name = key_of(machine).name
+        name = key_of(changed(old, new)).name
         if new is not None:
             self._reserve(name)
         if old is None or new is None or _matters(old) != _matters(new):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from lightkube.models.core_v1 import ObjectReference
 from lightkube.resources.core_v1 import Namespace, Node, PersistentVolumeClaim, Pod
 
-from unbroken.kube.cache import Key, key_of
+from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import STRATEGIC, KubeClient, Object
 from unbroken.kube.clock import pause, rfc3339, wall
 from unbroken.kube.errors import ApiRefusal, Conflict, NotFound
@@ -115,8 +115,7 @@ class Scheduler:
                 await self._decide_all()
 
     def _on_namespace(self, old: Namespace | None, new: Namespace | None) -> None:
-        item = new or old
-        assert item is not None
+        item = changed(old, new)
         assert item.metadata is not None
         name = item.metadata.name or ""
         if new is None:
@@ -128,8 +127,7 @@ class Scheduler:
     def _on_claim(
         self, old: PersistentVolumeClaim | None, new: PersistentVolumeClaim | None
     ) -> None:
-        item = new or old
-        assert item is not None
+        item = changed(old, new)
         if new is None:
             self._cluster.claims.pop(key_of(item), None)
             return

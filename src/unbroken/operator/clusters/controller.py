@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -27,10 +26,10 @@ from unbroken.core.clusters.draft import (
 from unbroken.core.clusters.groups import retargeted
 from unbroken.core.clusters.rules import decide_cluster
 from unbroken.core.clusters.state import ClusterState, write_state
-from unbroken.kube.cache import key_of
-from unbroken.kube.client import KubeClient
+from unbroken.kube.cache import changed, key_of
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.kinds import ClusterObject, MachineObject, NodeCheckObject
 from unbroken.spec import keys
@@ -43,8 +42,6 @@ from unbroken.spec.schema.write import write_record
 from .views import world_of
 
 log = logging.getLogger(__name__)
-
-Object = dict[str, Any]
 
 
 class Clusters:
@@ -60,20 +57,19 @@ class Clusters:
 
     async def run(self) -> None:
         """Look after all clusters until cancelled."""
-        for informer in (self._clusters, self._machines, self._nodes, self._checks):
-            await informer.synced.wait()
+        await all_synced(self._clusters, self._machines, self._nodes, self._checks)
         self._watch()
         await self._queue.run()
 
     def _watch(self) -> None:
         """Have every cluster looked at, and again whenever something of it changes."""
-        self._clusters.subscribe(lambda old, new: self._queue.add(key_of(_either(old, new)).name))
+        self._clusters.subscribe(lambda old, new: self._queue.add(key_of(changed(old, new)).name))
         self._machines.subscribe(self._on_machine)
-        self._nodes.subscribe(lambda old, new: self._on_node(key_of(_either(old, new)).name))
+        self._nodes.subscribe(lambda old, new: self._on_node(key_of(changed(old, new)).name))
         self._checks.subscribe(self._on_check)
 
     def _on_machine(self, old: MachineObject | None, new: MachineObject | None) -> None:
-        cluster = MACHINE.spec_of(_either(old, new))[0].cluster
+        cluster = MACHINE.spec_of(changed(old, new))[0].cluster
         if cluster:
             self._queue.add(cluster)
 
@@ -83,7 +79,7 @@ class Clusters:
             self._on_machine(None, machine)
 
     def _on_check(self, old: NodeCheckObject | None, new: NodeCheckObject | None) -> None:
-        for name in NODE_CHECK.spec_of(_either(old, new))[0].nodes:
+        for name in NODE_CHECK.spec_of(changed(old, new))[0].nodes:
             self._on_node(name)
 
     async def _reconcile(self, name: str) -> float | None:
@@ -216,7 +212,3 @@ class Clusters:
 
 def _is_news(world: World, state: ClusterState, made: ClusterDecision) -> bool:
     return (state, world.phase, world.message) != (made.state, made.phase, made.message)
-
-
-def _either(old: Any, new: Any) -> Any:
-    return new if new is not None else old

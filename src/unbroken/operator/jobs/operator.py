@@ -24,12 +24,12 @@ from unbroken.core.job.machine import Job
 from unbroken.core.job.record.conditions import advance
 from unbroken.core.logs.rule_config import rule_warnings
 from unbroken.kube.backoff import Backoff
-from unbroken.kube.cache import Key, key_of
+from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import entropy, pause
 from unbroken.kube.errors import ApiRefusal
 from unbroken.kube.informer import Informer
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.persist import persist
 from unbroken.kube.refusals import Refusal
 from unbroken.observe.program_metrics import JobHealth
@@ -89,8 +89,7 @@ class Watches:
 
     async def synced(self) -> None:
         """Return once all are complete."""
-        for informer in self.all():
-            await informer.synced.wait()
+        await all_synced(*self.all())
 
 
 class Operator:
@@ -160,17 +159,14 @@ class Operator:
             runner.tell(NodeSeen(view))
 
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
-        pod = new or old
-        assert pod is not None
+        pod = changed(old, new)
         key = job_of(pod, HYPERPOD_JOB)
         runner = self._runners.get(key) if key is not None else None
         if runner is not None and is_owned(pod, runner.job.uid):
             runner.pod_changed(pod, is_gone=new is None)
 
     def _on_job(self, old: JobObject | None, new: JobObject | None) -> None:
-        item = new if new is not None else old
-        assert item is not None
-        key = key_of(item)
+        key = key_of(changed(old, new))
         if new is None:
             self._refused.pop(key, None)
             self._end(key)

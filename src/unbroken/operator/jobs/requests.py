@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -11,7 +10,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from lightkube.resources.policy_v1 import PodDisruptionBudget
 
 from unbroken.core.job.events import DeletePod, FenceNode
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.operator.kinds import INCIDENTS, JOBS
 from unbroken.spec.job import incident as incidents
 from unbroken.spec.job import types as jobs
@@ -27,7 +26,6 @@ from .views import node_view
 
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
 
 APPLY = {"Content-Type": "application/apply-patch+yaml"}
 FAULTY = "latestFaultyPodInstanceList"

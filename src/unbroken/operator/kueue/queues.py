@@ -32,12 +32,13 @@ from unbroken.core.job.kueue import (
     decide_gate,
 )
 from unbroken.core.job.record.conditions import standing
-from unbroken.kube.cache import Key, key_of
-from unbroken.kube.client import KubeClient
+from unbroken.kube.cache import Key, changed, key_of
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
+from unbroken.kube.informers import all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.job_pods import JobPods
 from unbroken.operator.jobs.pods import job_identity
@@ -67,7 +68,6 @@ from .objects import (
 
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
 WORKERS = 4
 LOOK_SECONDS = 0.5
 """To the next look at a job that is to stop: what its operator does tells nobody."""
@@ -131,8 +131,7 @@ class Queues:
 
     async def run(self, *, is_on: bool) -> None:
         """Work until cancelled.  `is_on` False: as if the cluster had no Kueue."""
-        for informer in (self._pods, self._jobs):
-            await informer.synced.wait()
+        await all_synced(self._pods, self._jobs)
         if not is_on:
             self._is_known = True
             for job in self._jobs.items():
@@ -164,8 +163,7 @@ class Queues:
         async with asyncio.TaskGroup() as tasks:
             for informer in (workloads, flavors):
                 tasks.create_task(informer.run())
-            for informer in (workloads, flavors):
-                await informer.synced.wait()
+            await all_synced(workloads, flavors)
             self._workloads, self._flavors, self._is_known = workloads, flavors, True
             workloads.subscribe(self._on_workload)
             flavors.subscribe(self._on_flavor)
@@ -190,7 +188,7 @@ class Queues:
             self._queue.add(key)
 
     def _on_workload(self, old: Any, new: Any) -> None:
-        item = new if new is not None else old
+        item = changed(old, new)
         name = (item["metadata"].get("labels") or {}).get(JOB_LABEL, "")
         self._queue.add(Key(key_of(item).namespace, name))
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.core.nodes.checks.limits import Fleet, speeds_shown
 from unbroken.core.nodes.checks.plan_steps import Step, next_steps, steps_done, total_steps
 from unbroken.core.nodes.checks.verdict import Conclusion, compact, conclude, faults_of
-from unbroken.kube.cache import key_of
-from unbroken.kube.client import KubeClient
+from unbroken.kube.cache import changed, key_of
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers
@@ -44,7 +43,6 @@ from .checks_requests import CheckRequests
 
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
 POLL_SECONDS = 1.0
 """Between two looks at the pods of a check that is under way."""
 LOST_SECONDS = 60.0
@@ -112,9 +110,7 @@ class Checker:
         await self._queue.run()
 
     def _on_check(self, old: NodeCheckObject | None, new: NodeCheckObject | None) -> None:
-        item = new if new is not None else old
-        assert item is not None
-        self._queue.add(key_of(item).name)
+        self._queue.add(key_of(changed(old, new)).name)
 
     def _on_node(self, old: Node | None, new: Node | None) -> None:
         # A check that was deleted while it ran has left its marks.

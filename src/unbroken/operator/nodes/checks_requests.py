@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -12,7 +11,7 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.errors import WorldError
 from unbroken.kube.cache import key_of
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import ApiRefusal, NotFound
 from unbroken.spec.keys import CHECK_LABEL
 from unbroken.spec.nodes.check import NodeCheckStatus
@@ -23,7 +22,6 @@ from .checks_pods import NAMESPACE
 
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
 PODS = f"api/v1/namespaces/{NAMESPACE}/pods"
 
 

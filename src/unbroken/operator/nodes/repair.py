@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, assert_never
+from typing import assert_never
 from urllib.parse import quote
 
 from lightkube.models.core_v1 import ObjectReference
@@ -44,8 +44,8 @@ from unbroken.core.nodes.repair.events import (
 from unbroken.core.nodes.repair.machine import Repairer
 from unbroken.core.tick import Tick
 from unbroken.errors import SpecError, WorldError
-from unbroken.kube.cache import key_of
-from unbroken.kube.client import KubeClient
+from unbroken.kube.cache import changed, key_of
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import steady_clock
 from unbroken.kube.errors import NotFound
 from unbroken.kube.events import EventRecorder
@@ -64,7 +64,6 @@ from .repair_views import check_seen, is_of_a_job, record_patch, repair_node
 
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
 COMPONENT = "unbroken-node-repair"
 """Reporter of the events of nodes."""
 WORKERS = 4
@@ -179,8 +178,7 @@ class NodeRepair:
             self._take(RepairNodeSeen(seen))
 
     def _on_pod(self, old: Pod | None, new: Pod | None) -> None:
-        pod = new or old
-        assert pod is not None
+        pod = changed(old, new)
         uid = (pod.metadata.uid if pod.metadata else None) or ""
         is_here = new is not None and is_of_a_job(new)
         node = (pod.spec.nodeName if pod.spec else None) or "" if is_here else ""
@@ -196,9 +194,7 @@ class NodeRepair:
             self._take(PodsSeen(name, tuple(sorted(self._pods[name].values()))))
 
     def _on_record(self, old: NodeRecordObject | None, new: NodeRecordObject | None) -> None:
-        item = new if new is not None else old
-        assert item is not None
-        name = key_of(item).name
+        name = key_of(changed(old, new)).name
         if new is None:
             self._take(RecordGone(name))
             return
@@ -208,9 +204,7 @@ class NodeRepair:
         self._take(RecordSeen(name, record))
 
     def _on_check(self, old: NodeCheckObject | None, new: NodeCheckObject | None) -> None:
-        item = new if new is not None else old
-        assert item is not None
-        name = key_of(item).name
+        name = key_of(changed(old, new)).name
         self._take(CheckGone(name) if new is None else check_seen(name, new))
 
     def _on_cluster(self, old: ClusterObject | None, new: ClusterObject | None) -> None:

@@ -27,12 +27,12 @@ from unbroken.core.auto_resume import (
     Say,
     WriteResumeRecord,
 )
-from unbroken.kube.cache import Key, key_of
+from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.job_pods import JobPods
 from unbroken.operator.kinds import job_class
@@ -149,8 +149,7 @@ class Resumer:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        for informer in (self._watches.nodes, self._watches.pods, self._watches.jobs):
-            await informer.synced.wait()
+        await all_synced(self._watches.nodes, self._watches.pods, self._watches.jobs)
         self._watches.nodes.subscribe(self._on_node)
         self._watches.pods.subscribe(self._on_pod)
         self._watches.jobs.subscribe(self._on_job)
@@ -164,8 +163,7 @@ class Resumer:
     # --- changes that informers see
 
     def _on_job(self, old: Job | None, new: Job | None) -> None:
-        item = new if new is not None else old
-        assert item is not None
+        item = changed(old, new)
         if new is None or (old is not None and _uid(old) != _uid(new)):
             self._machines.pop(_uid(old or item), None)
         self._queue.add(key_of(item))
@@ -180,9 +178,7 @@ class Resumer:
     def _on_node(self, old: Node | None, new: Node | None) -> None:
         if self._is_stopped or (old and new and node_state(old) == node_state(new)):
             return
-        node = new or old
-        assert node is not None
-        for key in self._pods.jobs_on(key_of(node).name):
+        for key in self._pods.jobs_on(key_of(changed(old, new)).name):
             self._queue.add(key)
 
     # --- one job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from unbroken.kube.cache import key_of
+from unbroken.kube.cache import changed, key_of
 from unbroken.kube.clock import wall
 from unbroken.observe.job_metrics import JobMetrics
 from unbroken.observe.job_records import JobName, JobState
@@ -22,9 +22,7 @@ def watch_jobs(watches: Watches, registry: CollectorRegistry, since: float) -> N
     metrics = JobMetrics(registry, since, wall)
 
     def on_job(old: JobObject | None, new: JobObject | None) -> None:
-        item = new if new is not None else old
-        assert item is not None
-        key = key_of(item)
+        key = key_of(changed(old, new))
         name = JobName(key.namespace, key.name)
         if new is None:
             metrics.job_gone(name)
@@ -32,8 +30,7 @@ def watch_jobs(watches: Watches, registry: CollectorRegistry, since: float) -> N
             metrics.job(name, _state(new))
 
     def on_incident(old: IncidentObject | None, new: IncidentObject | None) -> None:
-        item = new if new is not None else old
-        assert item is not None
+        item = changed(old, new)
         owners = item["metadata"].get("ownerReferences") or ()
         if not owners:
             return

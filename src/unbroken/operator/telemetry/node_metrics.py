@@ -5,7 +5,7 @@ from __future__ import annotations
 from lightkube.resources.core_v1 import Node
 from prometheus_client import CollectorRegistry
 
-from unbroken.kube.cache import key_of
+from unbroken.kube.cache import changed, key_of
 from unbroken.kube.informers import Informers
 from unbroken.observe.node_metrics import NodeMetrics, NodeState
 from unbroken.operator.jobs.views import node_view
@@ -21,19 +21,15 @@ def watch_nodes(informers: Informers, registry: CollectorRegistry, since: float)
     metrics = NodeMetrics(registry, since)
 
     def on_node(old: Node | None, new: Node | None) -> None:
-        item = new or old
-        assert item is not None
-        metrics.node(key_of(item).name, None if new is None else _state(new))
+        metrics.node(key_of(changed(old, new)).name, None if new is None else _state(new))
 
     def on_record(old: NodeRecordObject | None, new: NodeRecordObject | None) -> None:
-        item = new if new is not None else old
-        assert item is not None
+        item = changed(old, new)
         record = None if new is None else NODE_RECORD.spec_of(new)[0]
         metrics.record(key_of(item).name, record)
 
     def on_check(old: NodeCheckObject | None, new: NodeCheckObject | None) -> None:
-        item = new if new is not None else old
-        assert item is not None
+        item = changed(old, new)
         status = None if new is None else NODE_CHECK.status_of(new)[0]
         metrics.check(key_of(item).name, NODE_CHECK.spec_of(item)[0], status)
 

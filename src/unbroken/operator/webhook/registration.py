@@ -18,13 +18,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from lightkube.resources.admissionregistration_v1 import ValidatingWebhookConfiguration
 
 from unbroken.core.keys import derive
 from unbroken.errors import SpecError, WorldError
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
 from unbroken.kube.errors import NotFound
 from unbroken.kube.informer import Informer
@@ -39,7 +38,6 @@ from .server import Settings
 
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
 NAME = "unbroken-jobs"
 """Name of the ValidatingWebhookConfiguration."""
 PATH = "/validate"

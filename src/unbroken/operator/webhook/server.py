@@ -23,7 +23,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -31,7 +30,7 @@ from aiohttp import web
 from lightkube import ApiError
 
 from unbroken.errors import PeerError, UnbrokenError, WorldError
-from unbroken.kube.client import KubeClient, connect
+from unbroken.kube.client import KubeClient, Object, connect
 from unbroken.kube.errors import ApiRefusal
 from unbroken.listener import Connections, Limits, admitted
 from unbroken.spec.job.parse import Parsed
@@ -42,7 +41,6 @@ from .review import Asked, answered, asked, judged, template_problems
 
 log = logging.getLogger(__name__)
 
-Object = dict[str, Any]
 BODY_BYTES = 7 << 19
 """Bytes of a review (3.5 MiB): two objects of at most 1.5 MiB in etcd, and their envelope."""
 REVIEWS_MAX = 8

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import Answer, OrderStatus, RepairOrder
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.spec.keys import REPAIR_ORDER
 from unbroken.spec.nodes.values import Action
-
-Object = dict[str, Any]
 
 
 class Provider(Protocol):

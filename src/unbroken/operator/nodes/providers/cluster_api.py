@@ -11,9 +11,10 @@ found: the provider is for clusters that manage themselves.
 from __future__ import annotations
 
 from unbroken.core.nodes.repair.events import RepairOrder
+from unbroken.kube.client import Object
 from unbroken.spec.nodes.values import Action
 
-from .base import Object, ObjectProvider
+from .base import ObjectProvider
 
 GROUP = "cluster.x-k8s.io"
 REMEDIATE = f"{GROUP}/remediate-machine"

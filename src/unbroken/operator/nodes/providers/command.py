@@ -22,10 +22,10 @@ from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, RepairOrder
 from unbroken.errors import SpecError
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.spec.nodes.values import Action
 
-from .base import Object, node_boot, stale
+from .base import node_boot, stale
 
 STILL_WORKING = 75
 LIMIT_SECONDS = 300.0

@@ -6,9 +6,10 @@ proof (karpenter.sh, concepts: NodeClaims, Disruption).  What takes the place is
 
 from __future__ import annotations
 
+from unbroken.kube.client import Object
 from unbroken.spec.nodes.values import Action
 
-from .base import Object, ObjectProvider
+from .base import ObjectProvider
 
 PATH = "apis/karpenter.sh/v1/nodeclaims"
 

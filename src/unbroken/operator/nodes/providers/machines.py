@@ -11,13 +11,13 @@ import hashlib
 from urllib.parse import quote
 
 from unbroken.core.nodes.repair.events import ALL_ACTIONS, Answer, OrderStatus, RepairOrder
-from unbroken.kube.client import KubeClient
+from unbroken.kube.client import KubeClient, Object
 from unbroken.spec.keys import HEALTH, MACHINE_FINALIZER, REPAIR_ORDER
 from unbroken.spec.nodes.kinds import MACHINE
 from unbroken.spec.nodes.machine import MachinePhase
 from unbroken.spec.nodes.values import TAINT_EFFECT, TAINT_VALUE, Action, Health
 
-from .base import Object, annotate
+from .base import annotate
 
 COUNTS = {Action.REBOOT: "boots", Action.RESET_GPU: "resets"}
 CLUSTER_DIGITS, NODE_DIGITS = 17, 5
