@@ -37,7 +37,7 @@ from unbroken.wire.proof import NONCE_HEADER, Seal, Unseal, greeting, nonce_of
 
 PORT = 18080
 FIRST_NET = int(os.environ.get("CONTROL_PLANE_NET", "224"))
-"""Of the loopback addresses of agents; those of embedded clusters lie below."""
+"""Of the loopback addresses of agents; those of local clusters lie below."""
 WEBSOCKET = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 """RFC 6455, 1.3."""
 RESTATED = 0.8

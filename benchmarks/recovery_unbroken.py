@@ -1,4 +1,4 @@
-"""Our own side: an embedded cluster with the real operator for each mode, one pod on each node."""
+"""Our own side: a local cluster with the real operator for each mode, one pod on each node."""
 
 from __future__ import annotations
 

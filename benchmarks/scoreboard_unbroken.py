@@ -1,4 +1,4 @@
-"""Our own side of the scoreboard: one embedded cluster with the real operator, a job each trial."""
+"""Our own side of the scoreboard: one local cluster with the real operator, a job each trial."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _REASONS = frozenset(BY_DETECTOR.values())
 
 
 class Server:
-    """Requests to the embedded API server."""
+    """Requests to the API server of the local cluster."""
 
     def __init__(self, kubeconfig: Path) -> None:
         config = yaml.safe_load(kubeconfig.read_text())

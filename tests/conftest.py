@@ -26,7 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "since(minor, what): needs Kubernetes 1.minor or newer, which brought `what`"
     )
     config.addinivalue_line(
-        "markers", "only_real(why): the embedded cluster does not do this, as its README says"
+        "markers", "only_real(why): the local cluster does not do this, as its README says"
     )
 
 
@@ -68,7 +68,7 @@ def cluster(request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]) 
     found = clusters(request.param)
     for mark in request.node.iter_markers("only_real"):
         if not found.is_real:
-            pytest.skip(f"the embedded cluster differs here: {mark.args[0]}")
+            pytest.skip(f"the local cluster differs here: {mark.args[0]}")
     for mark in request.node.iter_markers("since"):
         minor, what = mark.args
         if found.minor < minor:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the protobuf field numbers of the kinds that clients may send to the embedded API server.
+"""Write the protobuf field numbers of kinds that clients may send to the local API server.
 
     tools/kubernetes_protobuf.py KUBECTL SOURCE
         writes src/unbroken/local/apiserver/data/protobuf.json.gz

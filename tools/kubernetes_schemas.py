@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the schemas of the built-in kinds that the embedded API server serves.
+"""Write the schemas of the built-in kinds that the local API server serves.
 
     tools/kubernetes_schemas.py    writes src/unbroken/local/apiserver/data/kubernetes.json.gz
 

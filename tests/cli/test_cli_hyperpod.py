@@ -1,4 +1,4 @@
-"""`unbroken hyperpod`: the commands of the older HyperPod CLI, on an embedded cluster."""
+"""`unbroken hyperpod`: the commands of the older HyperPod CLI, on a local cluster."""
 
 from __future__ import annotations
 

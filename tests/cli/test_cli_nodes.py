@@ -1,4 +1,4 @@
-"""`unbroken nodes` on a real embedded cluster: nodes rebooted and replaced under running jobs."""
+"""`unbroken nodes` on a real local cluster: nodes rebooted and replaced under running jobs."""
 
 from __future__ import annotations
 

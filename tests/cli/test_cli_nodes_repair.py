@@ -1,4 +1,4 @@
-"""Bad nodes on real embedded clusters: who repairs them, and what becomes of it when `up` dies."""
+"""Bad nodes on real local clusters: who repairs them, and what becomes of it when `up` dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job from its creation to its deletion by `hyp` alone, on a whole embedded cluster."""
+"""A job from its creation to its deletion by `hyp` alone, on a whole local cluster."""
 
 from __future__ import annotations
 

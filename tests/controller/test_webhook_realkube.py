@@ -169,5 +169,5 @@ def test_the_embedded_cluster_needs_no_webhook(tmp_path: Path) -> None:
             timeout=60,
         )
     assert told.returncode == 1
-    assert "the embedded cluster judges jobs by itself" in told.stderr
+    assert "the local cluster judges jobs by itself" in told.stderr
     assert "Traceback" not in told.stderr

@@ -1,4 +1,4 @@
-"""Jobs of real processes in an embedded cluster, and what their workers wrote down."""
+"""Jobs of real processes in a local cluster, and what their workers wrote down."""
 
 from __future__ import annotations
 

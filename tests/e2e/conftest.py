@@ -56,7 +56,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, kubectl_path: str) -> Iterat
 
 @contextmanager
 def two_nodes(folder: Path, kubectl_path: str, *options: str) -> Iterator[Cluster]:
-    """An embedded cluster; with UNBROKEN_E2E=real, a real control plane."""
+    """A local cluster; with UNBROKEN_E2E=real, a real control plane."""
     if os.environ.get("UNBROKEN_E2E") == "real":
         with ExitStack() as stack:
             try:

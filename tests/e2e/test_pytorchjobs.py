@@ -1,4 +1,4 @@
-"""Kubeflow's PyTorchJobs on the embedded cluster, with torchrun, torch and kubectl as they are."""
+"""Kubeflow's PyTorchJobs on the local cluster, with torchrun, torch and kubectl as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lifecycle scripts on machines of the embedded cluster: real scripts, real nodes."""
+"""Lifecycle scripts on machines of the local cluster: real scripts, real nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines of the embedded cluster: made, rebooted, reset and deleted while pods run on them."""
+"""Machines of the local cluster: made, rebooted, reset and deleted while pods run on them."""
 
 from __future__ import annotations
 

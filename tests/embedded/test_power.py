@@ -1,4 +1,4 @@
-"""Nodes of the embedded cluster that lose power, are fenced, and come back."""
+"""Nodes of the local cluster that lose power, are fenced, and come back."""
 
 from __future__ import annotations
 

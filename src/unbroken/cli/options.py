@@ -49,7 +49,7 @@ Directory = Annotated[
     ),
 ]
 """The local cluster that a command starts, stops or shows."""
-Embedded = Annotated[
+LocalDirectory = Annotated[
     Path | None,
     typer.Option(
         "--dir",
@@ -71,7 +71,7 @@ Namespace = Annotated[
 class Target:
     """The cluster that a command works on."""
 
-    directory: Embedded = None
+    directory: LocalDirectory = None
     context: Context = None
     kubeconfig: Path | None = option(
         "--kubeconfig", help="Kubeconfig of the cluster to use.", show_default=False

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .app import option
-from .options import Context, Embedded
+from .options import Context, LocalDirectory
 from .place import find
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ProgramTarget:
         "--kubeconfig", help="Kubeconfig of the cluster to use.", show_default="KUBECONFIG's"
     )
     context: Context = None
-    directory: Embedded = None
+    directory: LocalDirectory = None
 
     def run(self, manager: str, work: Callable[[KubeClient], Coroutine[Any, Any, None]]) -> None:
         """Run `work` with a client until it ends, or SIGTERM or SIGINT cancels it.

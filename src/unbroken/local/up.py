@@ -1,4 +1,4 @@
-"""The embedded cluster as one program: API server, scheduler, controllers and nodes together.
+"""The local cluster as one program: API server, scheduler, controllers and nodes together.
 
 `run` is what `unbroken up` does in the foreground.  The parts know each other through the
 Kubernetes API alone.

@@ -24,7 +24,7 @@ def read_table(path: Path | None) -> SignTable:
 
 @cache
 def _shipped() -> SignTable:
-    """Read once: nothing of it changes, and an embedded cluster has many daemons."""
+    """Read once: nothing of it changes, and a local cluster has many daemons."""
     return _read(None)
 
 

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from unbroken.cli.app import App, option
-from unbroken.cli.options import Context, Embedded
+from unbroken.cli.options import Context, LocalDirectory
 from unbroken.cli.show import note, print_json, print_table
 from unbroken.errors import SpecError
 
@@ -66,7 +66,7 @@ class ApiFlags:
         "-o", "--output", default=Form.TEXT, help="Form of the answer: text, json or yaml."
     )
     url: EndpointUrl = None
-    directory: Embedded = None
+    directory: LocalDirectory = None
     context: Context = None
 
     def call(self, act: Callable[[Client], Awaitable[T]]) -> T:

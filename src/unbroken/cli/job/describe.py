@@ -29,11 +29,11 @@ def command(job: JobName, options: CommonOptions) -> None:
     async def read(cluster: Cluster) -> tuple[dict[str, Any], bool]:
         return await describe(cluster, job), cluster.place.paths is not None
 
-    found, is_embedded = options.run(read)
+    found, is_local = options.run(read)
     if options.is_json:
         print_json(found)
     else:
-        _show(found, is_embedded=is_embedded)
+        _show(found, is_local=is_local)
 
 
 async def describe(cluster: Cluster, name: str) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _event_time(event: dict[str, Any]) -> str:
     return str(next((one for one in times if one), event["metadata"]["creationTimestamp"]))
 
 
-def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
+def _show(found: dict[str, Any], *, is_local: bool) -> None:
     message, _ = split_wait(found["message"])
     fields = {
         "name": f"{found['namespace']}/{found['name']}",
@@ -99,7 +99,7 @@ def _show(found: dict[str, Any], *, is_embedded: bool) -> None:
         print("\ngoodput:")
         print_table(*_indented(["PART", "TIME", "SHARE"], goodput_rows(found["goodput"])))
     waiting = found["waiting"].copy()
-    if is_embedded and (advice := advised(waiting)):
+    if is_local and (advice := advised(waiting)):
         waiting.append(advice)
     sections = {
         "detectors": [*_detectors(found), *bound_lines(_ranks(found))],

@@ -71,7 +71,7 @@ class Drill:
         """Run `act` on the worker of the rank, and print its answer."""
 
         async def on_victim(cluster: Cluster) -> dict[str, Any]:
-            _require_embedded(cluster)
+            _require_local(cluster)
             return await act(cluster, await _find(cluster, self.job, self.rank))
 
         _print(self.options.run(on_victim, Use.CHANGE), is_json=self.options.is_json)
@@ -170,7 +170,7 @@ def start_node(
     """Switch on a node after kill-node."""
 
     async def act(cluster: Cluster) -> dict[str, Any]:
-        _require_embedded(cluster)
+        _require_local(cluster)
         names = sorted(str(one["metadata"]["name"]) for one in await cluster.select(NODES))
         if node not in names:
             raise SpecError(f"there is no node {node}; there are: {', '.join(names) or 'none'}")
@@ -180,7 +180,7 @@ def start_node(
     _print(target.run(act, Use.CHANGE), is_json=output is Output.JSON)
 
 
-def _require_embedded(cluster: Cluster) -> None:
+def _require_local(cluster: Cluster) -> None:
     if cluster.place.paths is None:
         raise SpecError(
             "this drill is for a local cluster, whose processes and nodes are on this machine; "

@@ -1,4 +1,4 @@
-"""All controllers of the embedded cluster as one program, on shared informers."""
+"""All controllers of the local cluster as one program, on shared informers."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def _join(pair: Pair) -> str:
     dist: Any = torch.distributed
     timeout = timedelta(seconds=JOIN_SECONDS)
     if pair.rank == 0:
-        # At this address only: pods of an embedded cluster share all others.
+        # At this address only: pods of a local cluster share all others.
         listener = socket.create_server((pair.host, pair.port))
         store = dist.TCPStore(
             pair.host,

@@ -242,7 +242,7 @@ class Checker:
 
     def _can_run(self, step: Step) -> bool:
         known = self._known(step.nodes)
-        return bool(self._options.image) or all(check_pods.is_embedded(node) for node in known)
+        return bool(self._options.image) or all(check_pods.is_local(node) for node in known)
 
     async def _why_not(self, run: Run, step: Step) -> str:
         """Why a step cannot begin now; empty: it can."""

@@ -12,7 +12,7 @@ from unbroken.kube.cache import key_of
 from unbroken.spec.keys import LINK_BANDWIDTH
 from unbroken.spec.nodes.values import instance_type_of
 
-from .checks_pods import is_embedded
+from .checks_pods import is_local
 
 
 def instance_type(node: Node) -> str:
@@ -38,7 +38,7 @@ def better(node: Node, speed: float | None) -> str | None:
 
     The best is kept: a network that gets slower bit by bit does not become the usual.
     """
-    if speed is None or is_embedded(node) or speed <= (_speed(node) or 0.0):
+    if speed is None or is_local(node) or speed <= (_speed(node) or 0.0):
         return None
     return f"{speed:.4f}"
 

@@ -27,8 +27,8 @@ GPUS = "nvidia.com/gpu"
 MEMORY_SHARE = 0.5
 """Share of the free memory that is tested."""
 PORT = 29531
-EMBEDDED = "unbroken://"
-"""Runtime of the nodes of an embedded cluster, which run this host's programs."""
+LOCAL_RUNTIME = "unbroken://"
+"""Runtime of the nodes of a local cluster, which run this host's programs."""
 MESSAGE_MAX = 600
 
 
@@ -37,7 +37,7 @@ class CheckerOptions:
     """How checks are made."""
 
     image: str = ""
-    """Has this project and torch; empty: only nodes of an embedded cluster can be tested."""
+    """Has this project and torch; empty: only nodes of a local cluster can be tested."""
     stress_seconds: float = 60.0
     """Duration of each test under load, if the check does not say."""
     dcgm_level: int = 4
@@ -77,10 +77,10 @@ def node_of(pod: Pod) -> str:
     return (pod.spec and pod.spec.nodeName) or ""
 
 
-def is_embedded(node: Node) -> bool:
+def is_local(node: Node) -> bool:
     """A node whose programs are those of this host."""
     info = node.status and node.status.nodeInfo
-    return bool(info and info.containerRuntimeVersion.startswith(EMBEDDED))
+    return bool(info and info.containerRuntimeVersion.startswith(LOCAL_RUNTIME))
 
 
 def build_pod(
@@ -91,7 +91,7 @@ def build_pod(
     assert node.metadata is not None
     name, annotations = node.metadata.name or "", node.metadata.annotations or {}
     rank = step.nodes.index(name)
-    python = sys.executable if is_embedded(node) else "python3"
+    python = sys.executable if is_local(node) else "python3"
     container: Object = {
         "name": "checks",
         "image": options.image or "none",
@@ -154,7 +154,7 @@ def _arguments(
         seconds = options.stress_seconds
     arguments = [step.kind.value, "--json", "--node", node.metadata.name or ""]
     arguments += ["--seconds", f"{seconds:g}", "--dcgm-level", str(options.dcgm_level)]
-    if is_embedded(node):
+    if is_local(node):
         # They have the memory of one host, and may all be tested at once.
         share = MEMORY_SHARE / max(1, len(check["spec"]["nodes"]))
         arguments += ["--memory-share", f"{share:.4f}"]

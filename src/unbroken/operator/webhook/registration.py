@@ -163,7 +163,7 @@ async def _check_api(client: KubeClient) -> None:
         await persist("read=webhooks", lambda: client.raw("GET", REGISTRATIONS))
     except NotFound as error:
         raise SpecError(
-            "this API server takes no webhooks; the embedded cluster judges jobs by itself when "
+            "this API server takes no webhooks; the local cluster judges jobs by itself when "
             "they are applied: leave --webhook-port out"
         ) from error
 

@@ -1,6 +1,6 @@
 """The Machine: what a provider makes a node of, and what a repair is ordered of.
 
-On the embedded cluster each is a node of processes; the name is that of the node.
+On the local cluster each is a node of processes; the name is that of the node.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class MachineSpec:
     """Cluster object that it belongs to; empty: none."""
     instance_group: str = ""
     instance_type: str = ""
-    """Such as `ml.p5.48xlarge`: gives its capacity; empty: as the embedded cluster was started."""
+    """Such as `ml.p5.48xlarge`: gives its capacity; empty: as the local cluster was started."""
     logical_id: str = ""
     """Of the place in its group, kept when the machine is replaced."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class MachineStatus:
     """Reboots carried out: when it equals the spec's, all have been."""
     resets: Count = 0
     index: Count | None = None
-    """Which addresses of this host it has; embedded only."""
+    """Which addresses of this host it has; local cluster only."""
     boot_id: str = ""
     started_at: Time | None = None
     """When it last came up."""

@@ -14,7 +14,7 @@ from .requests import Target
 from .status import ApiError, Object, bad_request, invalid
 
 USER = {"username": "unbroken:admin", "groups": ["system:masters", "system:authenticated"]}
-WHY = "the embedded cluster's token may do everything; RBAC objects are stored, not enforced"
+WHY = "the local cluster's token may do everything; RBAC objects are stored, not enforced"
 ACCESS = (
     "selfsubjectaccessreviews",
     "subjectaccessreviews",

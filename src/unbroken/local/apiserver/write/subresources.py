@@ -142,6 +142,4 @@ def not_offered(target: Target) -> ApiError:
     title = f"{target.kind.plural}/{target.subresource}"
     if hint is None:
         return ApiError(404, "NotFound", "the server could not find the requested resource")
-    return ApiError(
-        501, "NotImplemented", f"{title} is not offered by the embedded cluster: {hint}"
-    )
+    return ApiError(501, "NotImplemented", f"{title} is not offered by the local cluster: {hint}")

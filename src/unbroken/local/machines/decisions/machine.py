@@ -1,4 +1,4 @@
-"""What is done next about one machine of the embedded cluster's pool.
+"""What is done next about one machine of the local cluster's pool.
 
 `decide` compares what is wanted of a machine with what is seen of it.  It is asked again after each
 answer until it orders nothing more, so a pool that is killed between any two orders goes on where

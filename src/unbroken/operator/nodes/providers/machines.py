@@ -1,4 +1,4 @@
-"""Our own Machines: the embedded cluster's, and whoever else follows `Machine.unbroken.dev`.
+"""Our own Machines: the local cluster's, and whoever else follows `Machine.unbroken.dev`.
 
 Reboots and resets are counts in the spec: an order raises one, once, and is done when the status
 has come up to it.  A replacement is made first, under a name that follows from the order, so that
