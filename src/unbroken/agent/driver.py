@@ -91,7 +91,7 @@ ARRIVE_VARIABLE = "UNBROKEN_ARRIVE_SECONDS"
 
 
 class Owner(Protocol):
-    """Who has the workers' processes."""
+    """The program that holds the workers' processes: the agent's own `Processes`, or torchrun."""
 
     note: str
     """For people: what becomes of the output."""
@@ -116,7 +116,7 @@ class Owner(Protocol):
         `NothingLives`."""
 
     def local_ranks(self) -> Mapping[int, int]:
-        """Of the training workers that live, by pid."""
+        """Local ranks of the training workers that live, by pid."""
 
     def imports(self) -> Collection[str] | None:
         """Names of the modules that workers started warm have imported; None: none ever is."""

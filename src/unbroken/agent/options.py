@@ -59,13 +59,13 @@ class Options:
     """Streams that the console does not show, unless `tee` names them too."""
     tee: str = "0"
     local_ranks: frozenset[int] | None = None
-    """Whose output is shown on the console; None: everyone's."""
+    """Local ranks whose output is shown on the console; None: all."""
     stop_signal: int = signal.SIGKILL
     shutdown_timeout_seconds: float = 15.0
     pre_train: Script | None = None
     post_train: Script | None = None
     signals: tuple[int, ...] = ()
-    """That end the agent, after its workers have had them."""
+    """Signals that end the agent, after its workers have had them."""
     log_level: str = "INFO"
     is_inprocess: bool = False
     """Workers wait for their ranks at the barrier of the agent's socket."""

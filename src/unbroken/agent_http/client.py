@@ -80,7 +80,7 @@ MISSED_MAX = 3
 like."""
 SILENCE_SECONDS = MISSED_MAX * HEARTBEAT_SECONDS
 HEARTBEATS_A_SECOND = 4000
-"""Of all agents of a process; each costs it 75 us (benchmarks/control_plane.py)."""
+"""Heartbeats of all agents of a process; each costs it 75 us (benchmarks/control_plane.py)."""
 CONNECT_SECONDS = 1.0
 CLOSE_SECONDS = 0.1
 POLL_SECONDS = 0.15
@@ -98,7 +98,7 @@ BREACH_LIMIT_SECONDS = 30.0
 """Longest pause before an agent that breaks the protocol is connected to; it begins at 1 s and is
 doubled each time."""
 UNPROVEN = (401, *NO_LINK)
-"""Of who is asked for a proof, and is no agent of the job."""
+"""Answers of a peer that cannot prove itself, and so is no agent of the job."""
 RETRY_FACTOR = 1.25
 """An agent that takes a while to start is found within a fifth of that."""
 Socket = aiohttp.ClientWebSocketResponse[Literal[False]]
@@ -119,9 +119,9 @@ class Identity(NamedTuple):
     """The agent that is meant: who listens at its address has to prove that."""
 
     key: bytes
-    """Of its job."""
+    """Key of its job."""
     uid: str | None
-    """Of its pod; None: any of the job."""
+    """Uid of its pod; None: any pod of the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class AgentLink:
         """None: the job has no key, and whoever listens is believed."""
         self._seal: Seal | None = None
         self._unseal: Unseal | None = None
-        """Of this connection."""
+        """Opens the sealed frames of this connection."""
         self._on_report = on_report
         self._on_lost = on_lost
         self._on_evidence = on_evidence
@@ -185,7 +185,7 @@ class AgentLink:
         self._heard_at = 0.0
         """When the agent said anything last, by the loop's clock."""
         self._heard_hash = 0
-        """Of the last frame of this connection that had a report."""
+        """Hash of the last frame of this connection that had a report."""
         self._report: AgentReport | None = None
         self._questions = 0
         """For evidence, without an answer so far."""

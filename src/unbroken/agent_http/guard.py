@@ -71,7 +71,8 @@ def is_snapshot(request: web.Request) -> bool:
 
 
 class Guard:
-    """Of one agent; `uid`: of its pod, empty where it knows none."""
+    """Proofs of the job's key at one agent; `uid`: of its pod, empty if the agent does not know
+    it."""
 
     def __init__(self, key: bytes, uid: str) -> None:
         self._key, self._uid = key, uid

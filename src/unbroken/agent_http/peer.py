@@ -40,7 +40,7 @@ CONNECT_SECONDS = 2.0
 SILENCE_SECONDS = 5.0
 """Without any progress."""
 PROGRESS_SECONDS, PROGRESS_BYTES = 3.0, 16 * 1024 * 1024
-"""Who sends less of a body is given up."""
+"""A peer that sends less of a body than this in this time is given up."""
 RECEIVE_BYTES = 1024 * 1024
 HEAD_BYTES_MAX = 64 * 1024
 
@@ -60,7 +60,7 @@ class Head:
 
     @property
     def length(self) -> int:
-        """Of the body."""
+        """Length of the body."""
         found = self.headers.get("content-length", "")
         if not found.isdecimal() or len(found) > 18:
             raise PeerError("an answer without its length")

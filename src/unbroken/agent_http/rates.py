@@ -20,8 +20,8 @@ not the agent's doing, but Python's garbage collection: seconds with thousands o
 WAIT_SECONDS_MAX = 5.0
 """Longest time that an agent waits unread; what it owes beyond that is forgotten."""
 HEAVY_BYTES = 16 * 1024
-"""Of messages that are longer one of a job is read at a time, and others have their turn between:
-one may take 50 ms."""
+"""Longest message that is read beside others: longer ones of a job are read one at a time, and
+other jobs get their turn between, as one may take 50 ms."""
 CONNECTION_MESSAGES = 10.0
 """An agent that ends its connection and is connected to again at once costs so many messages."""
 

@@ -73,7 +73,7 @@ CLOSE_SECONDS = 0.1
 UNSENT_MILLISECONDS = 10_000
 """An operator's machine that acknowledges nothing for so long is gone (TCP_USER_TIMEOUT)."""
 _RESTATED = 0.8
-"""Of a heartbeat: the rest is for the way."""
+"""Share of a heartbeat after which a report is repeated; the rest is for the way."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -445,7 +445,7 @@ def _bound_unsent(request: web.Request) -> None:
 
 
 def _into(answer: asyncio.Future[Evidence]) -> Callable[[Evidence], None]:
-    """Who asked may have gone meanwhile."""
+    """Give the answer to the caller, unless it has gone meanwhile."""
 
     def put(evidence: Evidence) -> None:
         if not answer.done():

@@ -29,7 +29,7 @@ KEEP_HEADER = "Unbroken-Keep"
 """The step of the attempt that the sender needs beside what it sends, or `none`; with a step older
 attempts' go.  Without it the newest two are kept."""
 SILENCE_SECONDS = 20.0
-"""Who sends or takes nothing for so long has gone."""
+"""A peer that sends or takes nothing for so long has gone."""
 GIVE_BYTES = 1 << 20
 Key = tuple[str, int]
 Point = tuple[int, int]
@@ -50,7 +50,7 @@ class Incoming(Protocol):
         """More of it.  Refused."""
 
     async def finish(self) -> None:
-        """That was all: check it, and keep it.  Refused."""
+        """Check the copy when all of it has come, and keep it.  Refused."""
 
     def discard(self) -> None:
         """Let go of it, where it is not kept."""
@@ -69,7 +69,7 @@ class Copies(Protocol):
         """What there is of a rank."""
 
     def descriptor(self, key: Key, point: Point) -> int | None:
-        """Of the memory that holds it; a new one, to be closed."""
+        """Descriptor of the memory that holds it; a new one, to be closed."""
 
     async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> NextRound | None:
         """Hear what a node holds; what all do next, None: it is not known yet.  Refused."""
@@ -182,7 +182,7 @@ async def _receive(request: web.Request, incoming: Incoming, size: int) -> None:
 
 
 async def _nothing_yet(_: web.Request) -> None:
-    """Who sends is told to go on when it is known that the copy is wanted."""
+    """Wait: the sender is told to go on once it is known that the copy is wanted."""
 
 
 def _needed(text: str) -> Collection[int] | None:

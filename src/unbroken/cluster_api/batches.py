@@ -25,7 +25,7 @@ from .store import Stored
 TOKEN_SECONDS = 8 * 3600.0
 """A ClientToken is remembered that long (reference section 1.2)."""
 TOKENS_MAX = 500
-"""Of a cluster; an object's annotations may have 256 KiB."""
+"""Most tokens of a cluster; an object's annotations may have 256 KiB."""
 
 # --- add
 

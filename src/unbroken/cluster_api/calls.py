@@ -19,10 +19,10 @@ class Around:
     now: Callable[[], float]
     """Seconds since the epoch."""
     new_hex: Callable[[int], str]
-    """So many random hexadecimal digits."""
+    """Make this number of random hexadecimal digits."""
     region: str
     account: str
-    """Of the ARNs of clusters whose creation was not signed."""
+    """Account in the ARNs of clusters whose creation was not signed."""
 
 
 @dataclass(frozen=True, slots=True)

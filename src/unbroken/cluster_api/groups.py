@@ -16,7 +16,7 @@ from .errors import invalid, limit_exceeded
 Object = Mapping[str, Any]
 LOGICAL_DIGITS = 8
 INSTANCES_MAX = 6758
-"""Of a cluster; the largest InstanceCount that the shape allows (API 2017-07-24)."""
+"""Most instances of a cluster; the largest InstanceCount that the shape allows (API 2017-07-24)."""
 NOT_OFFERED = {
     "RestrictedInstanceGroups": "restricted instance groups",
     "RestrictedInstanceGroupsConfig": "restricted instance groups",

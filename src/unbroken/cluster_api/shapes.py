@@ -14,7 +14,7 @@ import msgspec
 
 
 class Type(Enum):
-    """Of a shape."""
+    """Type of a shape."""
 
     STRUCTURE = "structure"
     LIST = "list"
@@ -35,10 +35,10 @@ class Shape(msgspec.Struct, frozen=True):
     union: bool = False
     """Exactly one member is given."""
     member: str = ""
-    """Of a list."""
+    """Shape of the members of a list."""
     key: str = ""
     value: str = ""
-    """Of a map."""
+    """Shape of the values of a map."""
     min: int | None = None
     max: int | None = None
     """Least and most: of a number its value, of a string or a list its length."""

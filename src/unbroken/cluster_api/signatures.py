@@ -104,7 +104,8 @@ def headers_of(items: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def verify(message: Message, credentials: Mapping[str, Credential], now: float) -> Claim:
-    """Who signed the request; `credentials` by key id, `now` in seconds since the epoch.
+    """Return the identity that signed the request; `credentials` by key id, `now` in seconds since
+    the epoch.
 
     ApiError as AWS would answer, without a hint at what the right signature is.
     """

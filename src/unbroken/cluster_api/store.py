@@ -29,7 +29,7 @@ from .errors import not_found
 
 ARN = re.compile(r"arn:aws[a-z-]*:sagemaker:([a-z0-9-]*):([0-9]{12}):cluster/([a-z0-9]{12})")
 TRIES = 10
-"""Of a change that others come before."""
+"""Attempts at an update that loses to concurrent writers."""
 ENDED = (RepairState.DONE, RepairState.FAILED)
 
 
@@ -44,7 +44,7 @@ class Stored:
 
     @property
     def metadata(self) -> Object:
-        """Of the object."""
+        """Metadata of the object."""
         found: Object = self.content["metadata"]
         return found
 
@@ -86,7 +86,7 @@ class StoredMachine:
 
     @property
     def name(self) -> str:
-        """Of the machine and of its node."""
+        """Name of the machine and of its node."""
         name: str = self.content["metadata"]["name"]
         return name
 

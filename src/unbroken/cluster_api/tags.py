@@ -13,7 +13,7 @@ from .pages import page
 from .store import ARN, Stored
 
 TAGS_MAX = 50
-"""Of one resource (TagList, API 2017-07-24)."""
+"""Most tags of one resource (TagList, API 2017-07-24)."""
 
 
 def tags_of(given: Sequence[Mapping[str, str]]) -> dict[str, str]:

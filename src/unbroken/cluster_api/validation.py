@@ -17,7 +17,7 @@ from .errors import invalid
 from .shapes import Schema, Shape, Type
 
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
-"""Of every integer of the service model."""
+"""Range of every integer of the service model."""
 TIMESTAMP_MAX = 253_402_300_799
 """The end of the year 9999, in seconds since the epoch; an integer of JSON may have any length."""
 SHOWN_CHARACTERS = 200

@@ -13,7 +13,7 @@ P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Order of the curve P-256 (FIPS 186-4, D.1.2.3)."""
 _VERSION = b"unbroken/v1"
 _NAME_CHARACTERS = 20
-"""Of a Secret's name: 80 bits, which nobody guesses without the master key."""
+"""Characters of a Secret's name: 80 bits, which nobody guesses without the master key."""
 _JOB_NAME_MAX = 200
 """Characters of the job's name in the name of its Secret, which has at most 253."""
 

@@ -31,7 +31,7 @@ class Metadata(Protocol):
 
     @property
     def resourceVersion(self) -> str | None:
-        """Of the object's last change."""
+        """Version of the object's last change."""
 
 
 class HasMetadata(Protocol):

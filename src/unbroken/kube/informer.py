@@ -59,7 +59,7 @@ COMPONENT = "unbroken"
 """Reporter of the events of refused objects."""
 
 LOUD_FAILURES = 5
-"""That many failures in a row are worth a warning; a restarting server causes fewer."""
+"""Failures in a row that are worth a warning; a restarting server causes fewer."""
 
 
 class _Meta(msgspec.Struct):

@@ -26,7 +26,7 @@ NODE_LEASES = "kube-node-lease"
 
 @dataclass(frozen=True, slots=True)
 class LeaseTerms:
-    """Whose lease, and how often it is renewed."""
+    """The holder of a lease, and how often it is renewed."""
 
     name: str
     namespace: str = NODE_LEASES

@@ -39,9 +39,9 @@ TRIES = 11
 """A request that the server puts off is sent again so often (client-go v1.33 rest/request.go,
 maxRetries 10, and with_retry.go: 429 or 5xx with Retry-After)."""
 WAIT_SECONDS_MAX = 60.0
-"""Of one such wait, whatever the server asks for."""
+"""Longest such wait, whatever the server asks for."""
 STARTING_SECONDS_MAX = 2.0
-"""Of such a wait after a 503.  A kube-apiserver that starts asks for 10 s for each request for a
+"""Longest such wait after a 503.  A kube-apiserver that starts asks for 10 s for each request for a
 custom resource, and serves them 0.2 s later (measured, v1.20.2)."""
 
 EARLIEST = 0.2

@@ -46,17 +46,17 @@ class ClusterOptions(msgspec.Struct, frozen=True):
     node_recovery: str = "Automatic"
     """Or None: what the operator does about bad nodes whose cluster does not say."""
     node_provider: str = "machines"
-    """Who resets, reboots and replaces nodes (operator/nodes/providers)."""
+    """Provider that resets, reboots and replaces nodes (operator/nodes/providers)."""
     node_command: str = ""
-    """Of the provider `command`."""
+    """Command of the provider `command`."""
     repair_share: float = 0.2
-    """Of all nodes, how many may be under repair at once."""
+    """Share of all nodes that may be under repair at once."""
     repair_dry_run: bool = False
     lifecycle_sources: dict[str, str] = {}
     """Addresses of lifecycle scripts (`s3://bucket/prefix`) and directories that stand for them."""
 
     cluster_api_port: int = 0
-    """Of the cluster API on the loopback address; 0: any."""
+    """Port of the cluster API on the loopback address; 0: any."""
     cluster_api_credentials: str = ""
     """File of the keys that may call it; empty: DIR/cluster-api-credentials, which `up` makes."""
     metrics_port: int = 0

@@ -18,7 +18,7 @@ from unbroken.spec.times import time_text
 
 STREAM = "SagemakerHealthMonitoringAgent"
 BYTES_MAX = 16 << 20
-"""Of the file; then it is set aside as `.1`."""
+"""Longest file; then it is set aside as `.1`."""
 ACTIONS = {Action.RESET_GPU: "reboot", Action.RESTART_JOB: "none"}
 """The documented lines know none, reboot and replace."""
 

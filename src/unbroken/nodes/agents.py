@@ -24,7 +24,7 @@ _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 
 @dataclass(frozen=True, slots=True)
 class _Process:
-    """Of /proc/PID/stat (proc(5))."""
+    """Fields of /proc/PID/stat (proc(5))."""
 
     pid: int
     name: str

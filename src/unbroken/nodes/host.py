@@ -77,7 +77,7 @@ def uptime_seconds(root: Path) -> float | None:
 
 
 def boot_id(root: Path) -> str:
-    """Of the kernel; empty: it cannot be read."""
+    """Boot ID of the kernel; empty: it cannot be read."""
     return read(root / "proc/sys/kernel/random/boot_id").strip()
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 KMSG = Path("/dev/kmsg")
 LOOK_BACK_SECONDS = 300.0
 TAIL_BYTES = 256 << 10
-"""Of a file without a cursor."""
+"""Bytes that are read at the end of a file without a cursor."""
 RECORD_BYTES = 8192
 """A read of less than the record fails; the longest is 8 KiB (Linux kernel/printk,
 PRINTK_MESSAGE_MAX 2 KiB, escaped to at most four times that)."""

@@ -29,7 +29,7 @@ DELETED_MAX = 1000
 
 
 class JobName(NamedTuple):
-    """Whose the series are."""
+    """Name of the job that series belong to."""
 
     namespace: str
     name: str
@@ -72,7 +72,7 @@ class JobRecord:
     """None: deleted."""
     deleted_at: float | None = None
     incidents: dict[int, Incident] = field(default_factory=dict)
-    """Of the job that is there now, as kept by the API."""
+    """Incidents of the job that exists now, as kept by the API."""
     created: int = 0
     deleted: int = 0
     ends: Counter[ConditionType] = field(default_factory=Counter)

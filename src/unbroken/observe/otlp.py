@@ -75,7 +75,7 @@ def _nanoseconds(at: float) -> int:
 
 
 class _Ids(IdGenerator):
-    """Those that the next span is given."""
+    """The ids that the next span is given."""
 
     def __init__(self) -> None:
         self.trace = self.span = 0

@@ -16,7 +16,7 @@ PATH = "/metrics"
 HEALTH_PATH = "/healthz"
 """Answered while the program's event loop turns, for the probes of a kubelet."""
 PORT = 8081
-"""Of the training operator's metrics, as documented."""
+"""Port of the training operator's metrics, as documented."""
 LIMITS = Limits(64)
 """A few scrapers and the kubelet.  The program needs its other descriptors."""
 

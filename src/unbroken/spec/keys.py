@@ -194,7 +194,8 @@ TIME_LIMIT = f"{KUEUE_PREFIX}max-exec-time-seconds"
 JOB_UID = f"{KUEUE_PREFIX}job-uid"
 """Label of a Workload, by the operator: the uid of its job."""
 WORKLOAD, POD_SET, TOPOLOGY = (f"{KUEUE_PREFIX}{name}" for name in ("workload", "podset", "tas"))
-"""Of pods, by the operator: their Workload, their pod set, and that their places were assigned."""
+"""Annotations and labels of pods, by the operator: their Workload, their pod set, and that their
+places were assigned."""
 WORKLOAD_SHAPE = f"{OWN_PREFIX}shape"
 """Annotation of a Workload, by the operator: which pods it asks for."""
 

@@ -14,7 +14,7 @@ from unbroken.errors import SpecError
 VARIABLE = re.compile(r"\$\{[A-Za-z_][^}]{0,100}\}|^\$[A-Za-z_]\w{0,100}$", re.ASCII)
 """A shell's variable in a value: `${NAME}` anywhere, or a value that is `$NAME` alone."""
 SHOWN_LENGTH = 80
-"""Of a bad value in a message; the rest is cut."""
+"""Characters of a bad value in a message; the rest is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Problem:
     """As Kubernetes writes it: `spec.replicaSpecs[0].name`; empty: the whole."""
     message: str
     reason: str = "FieldValueInvalid"
-    """Of a `metav1.StatusCause`: FieldValueRequired, FieldValueForbidden, ..."""
+    """Reason of a `metav1.StatusCause`: FieldValueRequired, FieldValueForbidden, ..."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message

@@ -37,7 +37,7 @@ AGENT_ID_CHARACTERS = 128
 HEARTBEAT_SECONDS = 1.0
 """Longest silence of a healthy agent on the link, unless who opens it asks for another."""
 HEARTBEAT_KEY = "heartbeat"
-"""Of the link's query: seconds.  An agent that does not know it keeps to HEARTBEAT_SECONDS."""
+"""Key in the link's query: seconds.  An agent that does not know it keeps to HEARTBEAT_SECONDS."""
 HEARTBEAT_SECONDS_MAX = 60.0
 LEASE_OVER = "LeaseOver"
 """`AgentReport.reason` of an agent whose workers have ended with their lease."""
@@ -135,7 +135,7 @@ class Receipt:
     """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
     seconds: float
     checksum: Annotated[str, Limits(RECEIPT_CHARACTERS)]
-    """Of the state's bytes; equal where all of it is."""
+    """Checksum of the state's bytes; equal where all of it is."""
     saved_attempt: int | None = None
     """In which it was saved; None: not known."""
     name: Annotated[str, Limits(RECEIPT_CHARACTERS)] = ""
@@ -219,7 +219,7 @@ class StopCommand:
 
     attempt: int | None = None
     restart_mode: str = PROCESS_RESTART
-    """Of two for one attempt the harder one counts, whichever comes first."""
+    """Restart mode: of two for one attempt the harder one counts, whichever comes first."""
     is_graceful: bool = False
     timeout_seconds: float | None = None
     """None: the agent's own `--shutdown-timeout`."""
@@ -284,16 +284,16 @@ class AgentReport:
     master_port: int | None = None
     nproc: int | None = None
     pid: int | None = None
-    """Of the agent, in its own pod's view."""
+    """Pid of the agent, in its own pod's view."""
     offered_port: int | None = None
     """A port found free on the agent's host, for the store of the next attempt should this agent
     get rank 0; a new one for each attempt.  None: a stock agent."""
     workers: Annotated[tuple[WorkerReport, ...], Limits(WORKERS_MAX)] = ()
     faults: Annotated[tuple[WorkerFault, ...], Limits(FAULTS_MAX)] = ()
     log_rules: Annotated[tuple[RuleView, ...], Limits(RULES_MAX)] = ()
-    """Of the attempt; counts may lag by a second, states do not."""
+    """Log rules of the attempt; counts may lag by a second, states do not."""
     watch: Annotated[tuple[RankWatch, ...], Limits(WORKERS_MAX)] = ()
-    """Of the attempt, by rank; steps may lag by a second, alarms do not."""
+    """Watched ranks of the attempt, by rank; steps may lag by a second, alarms do not."""
     reason: str = ""
     message: str = ""
     agent_version: str = ""
@@ -301,13 +301,14 @@ class AgentReport:
     kept: Annotated[tuple[int, ...], Limits(WORKERS_MAX)] = ()
     """In READY: global ranks whose processes wait at the barrier for the next attempt."""
     restart_mode: str = ""
-    """Of a stock agent: the one that it was started for."""
+    """Restart mode that a stock agent was started for."""
     receipts: Annotated[tuple[Receipt, ...], Limits(WORKERS_MAX)] = ()
-    """Of the attempt, one of each rank at most for each name."""
+    """Receipts of the attempt, one of each rank at most for each name."""
     copies: Annotated[tuple[int, ...], Limits(WORKERS_MAX)] = ()
     """Node ranks of which it holds snapshots as their buddy."""
     imports: int | None = None
     """Modules that its template was told to import, and was fit for use; None: it starts no workers
     warm, or the job names the modules."""
     lease_seconds: Annotated[float, Limits(least=0)] | None = None
-    """Of the newest attempt that it has started; 0: none.  None: the agent knows no leases."""
+    """Lease of the newest attempt that it has started; 0: none.  None: the agent knows no
+    leases."""

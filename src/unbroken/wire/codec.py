@@ -48,7 +48,7 @@ class Limits:
     """Characters of a text, items of a list or entries of a map; the rest is dropped.  Of a number
     the greatest value; it stands for greater ones.  Lists and maps of numbers must have it."""
     least: int | None = None
-    """Of a number; a lower one is refused."""
+    """Least number; a lower one is refused."""
     keeps_last: bool = False
     """A list that is too long loses its first items, not its last ones."""
     is_required: bool = False

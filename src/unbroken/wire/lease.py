@@ -31,7 +31,7 @@ class PeerQuestion:
     attempt: int
     rank: int
     agent_id: Annotated[str, Limits(AGENT_ID_CHARACTERS)] = ""
-    """Of the parent, as its last answer had it; empty: there was none."""
+    """Id of the parent, as its last answer had it; empty: there was none."""
     token: float = 0.0
     """The time of that answer, on the parent's clock."""
     age: Annotated[float, Limits(least=0)] | None = None

@@ -133,7 +133,7 @@ class RankEvidence:
     rank: int
     pid: int
     state: Annotated[str, Limits(is_written=True)] = ""
-    """Of the process, by the kernel: R, S, D, T, t, Z; empty: gone."""
+    """State of the process, by the kernel: R, S, D, T, t, Z; empty: gone."""
     waits_in: str = ""
     """Function of the kernel in which the main thread waits."""
     cpu_seconds: float = 0.0

@@ -23,7 +23,7 @@ NONCE_BYTES, PROOF_BYTES, TAG_BYTES = 16, 32, 16
 GREETING_BYTES_MAX = NONCE_BYTES + PROOF_BYTES + 256
 _LABEL = b"unbroken-agent/v1"
 _BLOCK_BYTES = 64
-"""Of SHA-256."""
+"""Block size of SHA-256."""
 _INNER, _OUTER = bytes(i ^ 0x36 for i in range(256)), bytes(i ^ 0x5C for i in range(256))
 """What HMAC does to each byte of the key."""
 
@@ -36,9 +36,9 @@ class Session(NamedTuple):
     """The keys of one connection."""
 
     up: bytes
-    """Of what the agent says."""
+    """Key of the agent's messages."""
     down: bytes
-    """Of what the agent is told."""
+    """Key of the operator's messages."""
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:

@@ -31,7 +31,7 @@ COPIED_AT, SEALED_AT, HEADERS_BYTES, BODY_AT = 0, 512, 1024, 4096
 NAME_BYTES_MAX, DIGEST_BYTES = 64, 16
 _HEADER = struct.Struct("<8sH2x16s64sqqII16sQQQIII")
 _BEGINNING = struct.Struct("<8sH")
-"""Of a header, in every version."""
+"""Beginning of a header, in every version."""
 _CHECKSUM = struct.Struct("<I")
 ABSENT = bytes(HEADERS_BYTES)
 """Headers of a slot that holds nothing."""
@@ -52,9 +52,9 @@ class Header:
     capacity: int
     """Bytes of body that the slot has room for."""
     payload_bytes: int
-    """Of the body, tensors."""
+    """Bytes of the tensors in the body."""
     structure_bytes: int
-    """Of the body, after the tensors."""
+    """Bytes of the body after the tensors."""
     structure_checksum: int
     table_checksum: int | None = None
     """None: the body has been copied, but not summed yet."""
@@ -81,12 +81,13 @@ class Header:
 
 
 def slot_bytes(capacity: int) -> int:
-    """Of a slot with room for so much body."""
+    """Size of a slot with room for such a body."""
     return BODY_AT + capacity + 4 * -(-capacity // CHUNK_BYTES)
 
 
 def job_of(environ: Mapping[str, str]) -> str:
-    """Whose snapshots a process makes or keeps, by its environment; empty: it is not known.
+    """The job whose snapshots a process makes or keeps, by its environment; empty: it is not known.
+    Jobs of one name differ in their uid, in whatever namespace they are.
 
     Jobs of one name are told apart by their uid, in whatever namespace they are.
     """
@@ -124,7 +125,7 @@ def read(headers: bytes, size: int) -> Header | None:
 
 
 def version(headers: bytes) -> int | None:
-    """Of the format, whether or not it can be read; None: nothing is there."""
+    """Version of the format, whether or not it can be read; None: nothing is there."""
     for at in (SEALED_AT, COPIED_AT):
         if len(headers) < at + _BEGINNING.size:
             continue

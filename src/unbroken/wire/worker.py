@@ -48,16 +48,16 @@ class Page:
     """Where the worker began."""
     step: int | None = None
     calls: int = 0
-    """Of `progress`, in all."""
+    """Calls of `progress`, in all."""
     step_at: float = 0.0
-    """Of the newest of them."""
+    """Time of the newest call."""
     phase: str = ""
     """Empty: none was told."""
     visit: int = 0
     """Raised by each change of phase."""
     phase_at: float = 0.0
     visit_calls: int = 0
-    """Of `progress`, in this visit."""
+    """Calls of `progress` in this visit."""
     longest_gap: float = 0.0
     """Between two of these."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -77,7 +77,7 @@ _EMPTY = empty()
 
 
 def version(data: bytes) -> int | None:
-    """Of a page; None: this is no page."""
+    """Version of a page; None: this is no page."""
     if len(data) < HEADER.size:
         return None
     magic, found = HEADER.unpack_from(data)

@@ -128,7 +128,7 @@ class Context:
     local_rank: int
     node_rank: int
     attempt: int
-    """Of the job, from 0; each recovery starts the next."""
+    """Attempt of the job, from 0; each recovery starts the next."""
     restart_count: int
     """As torchrun counts; with unbroken's own agent the same."""
 

@@ -83,8 +83,8 @@ class Channel:
         self.send({"type": INIT, "restartable": restartable, "attempt": attempt_now()})
 
     def listen(self, heard: Mapping[str, Heard], ended: Callable[[], None] | None) -> None:
-        """Who hears what, by type, from now on, and who hears that the agent is gone: called by the
-        thread that reads, so nobody may wait in there."""
+        """Set the handlers of messages, by type, and the handler of the agent's end.  They are
+        called by the thread that reads, so none may wait in there."""
         with self._lock:
             self._heard, self._ended = dict(heard), ended
         if not self.is_open and ended is not None:
@@ -164,8 +164,8 @@ class Channel:
         self._end()
 
     def _receive(self, size: int) -> tuple[bytes, list[int]]:
-        """So many bytes: read to the byte, so that descriptors, which come with the first byte of
-        their frame, are known to be its."""
+        """Receive this number of bytes: to the byte, so that descriptors, which come with the first
+        byte of their frame, are known to be its."""
         data, fds = bytearray(), array.array("i")
         room = socket.CMSG_SPACE(FDS_MAX * fds.itemsize)
         while len(data) < size:
@@ -248,7 +248,7 @@ def _is_helper() -> bool:
 
 
 def attempt_now() -> int:
-    """That this process trains in, or has come from."""
+    """The attempt that this process trains in, or has come from."""
     with contextlib.suppress(ValueError):
         return int(os.environ.get("JOB_RESTART_COUNT") or 0)
     return 0

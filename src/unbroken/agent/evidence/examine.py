@@ -23,7 +23,7 @@ WAITS_FOR_CHILD = "do_wait"
 """Function of the kernel in which wait4(2) waits."""
 PAUSE_SECONDS = 1.0
 PAUSE_SHARE = 0.3
-"""Of the time that there is, at most."""
+"""Greatest share of the available time."""
 LOOK_SECONDS_MAX = 2.0
 MEASURED_SECONDS_MIN = 0.1
 """The kernel counts processor time in hundredths of a second."""
@@ -50,7 +50,7 @@ class Subject:
 
     worker: WorkerReport
     pid: int
-    """Of the process that matters: the worker's own, or one below it."""
+    """Pid of the process that matters: the worker's own, or one below it."""
     recorder: flight_recorder.Request
     first: _Counters | None = None
     second: _Counters | None = None
@@ -59,7 +59,7 @@ class Subject:
     waits_in: str = ""
     stacks: spy.Stacks | None = None
     functions: list[tuple[str, ...]] = field(default_factory=list)
-    """Of each look that has shown any."""
+    """Functions on the stack in each look that has shown any."""
     gil_threads: list[int | None] = field(default_factory=list)
     """Thread that held the GIL, at each look."""
     is_spied: bool = False

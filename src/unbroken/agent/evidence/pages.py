@@ -18,9 +18,10 @@ from unbroken.wire.worker import PAGE_BYTES, VARIABLE, Page, empty, read
 logger = logging.getLogger(__name__)
 
 DESCRIPTOR = 62
-"""Of the page in each worker: shells and scripts use low ones, and tables begin with 64."""
+"""Number of the page's descriptor in each worker: shells and scripts use low ones, and tables begin
+with 64."""
 _LOWEST = 8
-"""Of ours: the start of a worker overwrites lower ones."""
+"""Lowest number of the agent's own descriptor: the start of a worker overwrites lower ones."""
 _TRIES = 4
 
 

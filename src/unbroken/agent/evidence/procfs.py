@@ -15,7 +15,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Of /proc/PID/stat (proc(5))."""
+    """Fields of /proc/PID/stat (proc(5))."""
 
     state: str
     parent: int

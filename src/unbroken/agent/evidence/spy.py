@@ -47,7 +47,7 @@ class Stacks:
     threads: tuple[ThreadStack, ...] = ()
     """The main thread first."""
     functions: tuple[str, ...] = ()
-    """Of the main thread: Python's only, without lines."""
+    """Functions of the main thread: Python's only, without lines."""
     ids: tuple[int, ...] = ()
     """Thread IDs of the kernel, in the order of `threads`."""
     gil_thread: int | None = None

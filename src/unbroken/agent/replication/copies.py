@@ -102,7 +102,7 @@ class Incoming:
             self._check_header()
 
     async def finish(self) -> None:
-        """That was all: check it, and keep it.  Refused."""
+        """Check the copy when all of it has come, and keep it.  Refused."""
         if self._received != self._file.size:
             raise Refused(400, f"{self._received} of {self._file.size} bytes have come")
         try:
@@ -205,7 +205,7 @@ class Copies:
         return {point: file.size for point, file in self._kept.get(key, {}).items()}
 
     def descriptor(self, key: Key, point: Point) -> int | None:
-        """Of the memory that holds it; a new one, to be closed."""
+        """Descriptor of the memory that holds it; a new one, to be closed."""
         file = self._kept.get(key, {}).get(point)
         return None if file is None else os.dup(file.fd)
 
@@ -219,7 +219,7 @@ class Copies:
         return {key: sorted(kept) for key, kept in self._kept.items()}
 
     def headers(self, name: str) -> list[Header]:
-        """Of all that there is of a name."""
+        """Headers of everything that is held under a name."""
         files = [file for key, kept in self._kept.items() if key[0] == name
                  for file in kept.values()]  # fmt: skip
         found = [read(os.pread(file.fd, HEADERS_BYTES, 0), file.size) for file in files]

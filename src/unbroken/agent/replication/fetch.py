@@ -67,7 +67,7 @@ class Fetch:
     """What went wrong, with whom."""
 
     async def offers(self) -> list[Offer]:
-        """Of all holders, the likeliest first; who does not answer has none."""
+        """Offers of all holders, the likeliest first; a holder that does not answer has none."""
         answers = await asyncio.gather(*(self._listed(address) for address in self.holders))
         return [offer for found in answers for offer in found]
 

@@ -13,12 +13,12 @@ from unbroken.agent.snapshots.slots import Snapshots
 from unbroken.agent_http.snapshots import Key, Point
 
 OLDER_MAX = 3
-"""Of older attempts, for each rank."""
+"""Number of older attempts whose copies are kept for each rank."""
 SPARE_MAX = 16
 
 
 class Held:
-    """Of one agent; `close` when it ends."""
+    """Copies that one agent holds; `close` when it ends."""
 
     def __init__(self, snapshots: Snapshots) -> None:
         self._snapshots = snapshots

@@ -49,7 +49,7 @@ Run = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 class Replication:
-    """Of one agent; `begin` with each attempt, `close` when it ends."""
+    """Replication of one agent; `begin` with each attempt, `close` when it ends."""
 
     def __init__(self, snapshots: Snapshots, key: bytes | None, run: Run) -> None:
         job = job_of(os.environ)
@@ -102,7 +102,7 @@ class Replication:
         return self.copies.sizes(key)
 
     def descriptor(self, key: Key, point: Point) -> int | None:
-        """Of the memory that holds it; a new one, to be closed."""
+        """Descriptor of the memory that holds it; a new one, to be closed."""
         return self.copies.descriptor(key, point)
 
     async def agree(self, name: str, attempt: int, node: int, told: Arrival) -> NextRound | None:
@@ -194,7 +194,7 @@ class Replication:
         return await ask(command, self._key, name, arrival)
 
     def _let_go(self, name: str, attempt: int, *, is_agreed: bool) -> None:
-        """Of what is not needed any more."""
+        """Release the memory of snapshots that are not needed any more."""
         self._held.trim(name, attempt, self._rounds.needs(name), is_agreed=is_agreed)
         if is_agreed:
             # By ranks that have another buddy now either.

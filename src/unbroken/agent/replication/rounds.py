@@ -58,7 +58,7 @@ class Agreements:
         return future.result() if future.done() and not future.cancelled() else None
 
     def close(self) -> None:
-        """Who waits hears nothing more."""
+        """Stop: callers that wait get no answer any more."""
         for timer in self._timers:
             timer.cancel()
         for row in self._rows.values():

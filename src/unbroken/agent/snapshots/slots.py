@@ -41,7 +41,7 @@ ANSWERS = {
 }
 """Types that are heard here, each with its answer's."""
 NAMES_MAX = 16
-"""Of snapshots, in one agent."""
+"""Most names of snapshots in one agent."""
 
 
 @dataclass(eq=False)
@@ -251,7 +251,7 @@ class Snapshots:
 
 
 def row(header: Header) -> dict[str, int]:
-    """Of a list of what all ranks have saved."""
+    """One row of the list of what all ranks have saved."""
     return {
         "rank": header.rank,
         "world_size": header.world_size,

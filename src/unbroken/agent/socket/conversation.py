@@ -33,10 +33,10 @@ logger = logging.getLogger(__name__)
 TEXT_MAX = 4096
 DATA_CHARACTERS_MAX = 1024 * 1024
 CLIENTS_MAX = 64
-"""Of one connection."""
+"""Most clients of one connection."""
 LABELS_MAX = 64
 MODES = ("process_level_restart", "job_level_restart")
-"""That a worker may ask for, and that `/status` then tells; the last counts most."""
+"""Restart modes that a worker may ask for and `/status` then reports; the last counts most."""
 ENVIRONMENT = (
     *("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "JOB_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
@@ -61,7 +61,7 @@ class Conversation:
     workers: Callable[[], Mapping[int, int]]
     """Local ranks of those that live, by pid."""
     environment: Callable[[StartCommand, int], Mapping[str, str]]
-    """Of a worker of an attempt, by local rank."""
+    """Environment of a worker of an attempt, by local rank."""
     nproc: int
     is_inprocess: bool
     """Every client is restartable."""
@@ -72,7 +72,7 @@ class Conversation:
     _told: dict[int, _Told] = field(default_factory=dict)
     _steps: CheckpointSteps = field(default_factory=CheckpointSteps)
     _prefixes: dict[tuple[Connection, str], str] = field(default_factory=dict)
-    """Of checkpoints, by client."""
+    """Prefixes of checkpoints, by client."""
     _socket: WorkerSocket | None = None
     _command: StartCommand | None = None
     """The newest start, with what has been updated."""

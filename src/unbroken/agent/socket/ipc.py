@@ -28,7 +28,7 @@ from . import directory as socket_directory
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 8
-"""Of one worker."""
+"""Most connections of one worker."""
 UNSENT_BYTES_MAX = 8 * 1024 * 1024
 READ_BYTES = 256 * 1024
 """At a time, so that a worker that says much holds up nobody for long."""
@@ -43,7 +43,7 @@ class Speaker:
 
     local_rank: int
     pid: int
-    """Of the worker's own process, whatever process of it has connected."""
+    """Pid of the worker's own process, whichever process of it has connected."""
 
 
 @dataclass(slots=True)
@@ -177,7 +177,7 @@ class WorkerSocket:
             self._loop.add_reader(self._listener, self._accept)
 
     def _speaker(self, sock: socket.socket) -> Speaker | str:
-        """Who has connected, or why it may not."""
+        """Return the process that has connected, or the reason why it may not."""
         pid, uid, _ = _CREDENTIALS.unpack(
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )

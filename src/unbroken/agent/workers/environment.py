@@ -34,7 +34,7 @@ class Program:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     directory: str
-    """Of its stdout.log, stderr.log and error.json."""
+    """Directory of its stdout.log, stderr.log and error.json."""
     prefix: bytes
     """Before each of its lines on the console."""
     lent: Mapping[int, int] = field(default_factory=dict)

@@ -51,7 +51,7 @@ def _parent(pid: str) -> int:
 
 
 def session(pid: int) -> int:
-    """Of a process; 0: it is gone."""
+    """Session of a process; 0: the process is gone."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:

@@ -15,7 +15,7 @@ from unbroken.wire.codec import FRAME_BYTES_MAX
 logger = logging.getLogger(__name__)
 
 FETCH_SECONDS = 5.0
-"""Of one agent."""
+"""Timeout of the request to one agent."""
 
 
 async def fetch(addresses: Sequence[str], key: bytes | None) -> tuple[str, ...]:

@@ -94,7 +94,7 @@ class Processes:
         self._lease = Lease()
         self._output = Output(clock)
         self._command: StartCommand | None = None
-        """Whose rules `_rules` are."""
+        """The start command whose rules `_rules` are."""
         self._rules: LogWatch | None = None
         self._watch: Watch | None = None
         self._boots = False
@@ -124,7 +124,7 @@ class Processes:
         self._warm_starts().open(self._nobodys_program())
 
     def _nobodys_program(self) -> Program:
-        """Of no rank, before any start."""
+        """The program of a process without a rank, before any start."""
         nobody = StartCommand(-1, -1, self._options.nnodes, "", -1)
         return programs(self._options, ProgramStage.TRAIN, nobody, "", True)[0]
 
@@ -267,7 +267,7 @@ class Processes:
                 lineage.kill_group(pid, signal.SIGCONT)
 
     def local_ranks(self) -> Mapping[int, int]:
-        """Of the training workers that live, by pid."""
+        """Local ranks of the training workers that live, by pid."""
         alive = self._workers.values()
         return {one.pid: one.program.local_rank for one in alive if one.stage is ProgramStage.TRAIN}
 

@@ -21,7 +21,7 @@ from .lease import Lease
 from .spawn import posix_spawn
 
 LOWEST = 64
-"""Of our descriptors: the start of a worker overwrites lower ones."""
+"""Lowest number of our descriptors: the start of a worker overwrites lower ones."""
 NAME_CHARACTERS = 300
 WORD_CHARACTERS = 200
 _PAIR = 4

@@ -171,7 +171,7 @@ class WarmStarts:
         return None
 
     def _hear(self, one: _Parked) -> None:
-        """Of a worker that has its order: that it cannot be warm, or nothing."""
+        """Read from a worker that has its order: it sends that it cannot be warm, or nothing."""
         with contextlib.suppress(OSError):
             data = one.pair.recv(MESSAGE_BYTES_MAX)
             if data:

@@ -68,7 +68,7 @@ class StageStarted:
     stage: ProgramStage
     pids: tuple[int, ...]
     local_ranks: tuple[int, ...] | None = None
-    """Whose `pids` are; None: from 0."""
+    """Local ranks that the `pids` belong to; None: from 0."""
     starts: tuple[str, ...] = ()
     """`cold` or `warm`, of each; empty: not known."""
 
@@ -161,7 +161,7 @@ class Arrived:
     local_rank: int
     pid: int
     attempt: int | None = None
-    """That it has left; None: it does not say, as stock clients."""
+    """Attempt that it has left; None: it does not say, as stock clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,9 +231,9 @@ class Vouched:
 
 ProcessEvent = StageStarted | SpawnFailed | WorkerEnded | TurnedCold | FirstOutput
 RunEvent = ProcessEvent | RulesRead | WatchRead
-"""Of one attempt."""
+"""Events of one attempt."""
 MemberEvent = Registered | Arrived | Passed | Disconnected | FaultReported
-"""Of a process that may live on over attempts."""
+"""Events of a process that may live on over attempts."""
 OtherEvent = Prepared | Commanded | NothingLives | PortFound | Terminated | CheckpointsTold | Tick
 LeaseEvent = Renewed | Vouched
 AgentEvent = RunEvent | MemberEvent | LeaseEvent | OtherEvent

@@ -104,7 +104,7 @@ class Workers:
         self._port: int | None = None
         self._members = Members()
         self._spare: tuple[int, ...] = ()
-        """Who is not killed by the newest `KillAll`."""
+        """Local ranks that the newest `KillAll` does not kill."""
         self._is_clean = True
         """It was answered: nothing lives that should not."""
         self._dying: tuple[int, ...] = ()

@@ -16,7 +16,7 @@ class WorkerProcess:
 
     pid: int
     attempt: int
-    """That it trains in, or has come from."""
+    """Attempt that it trains in, or has come from."""
     is_at_barrier: bool = False
     has_passed: bool = False
     """Since it was released, or it was never behind the barrier."""
@@ -25,7 +25,7 @@ class WorkerProcess:
 
 
 class Members:
-    """Those of a node, by local rank."""
+    """Members of a node, by local rank."""
 
     def __init__(self) -> None:
         self._known: dict[int, WorkerProcess] = {}
@@ -60,11 +60,11 @@ class Members:
         return tuple(sorted(self._known))
 
     def pid(self, local_rank: int) -> int:
-        """Of a member."""
+        """Pid of a member."""
         return self._known[local_rank].pid
 
     def absent(self) -> tuple[int, ...]:
-        """Who is not at the barrier."""
+        """Local ranks that are not at the barrier."""
         return tuple(rank for rank in self.ranks() if not self._known[rank].is_at_barrier)
 
     def oldest(self) -> int | None:
@@ -72,7 +72,7 @@ class Members:
         return min((member.attempt for member in self._known.values()), default=None)
 
     def recall(self) -> tuple[int, ...]:
-        """Who must be told to come to the barrier now."""
+        """Local ranks that must be told to come to the barrier now."""
         fresh = [rank for rank in self.absent() if not self._known[rank].is_recalled]
         for rank in fresh:
             self._known[rank].is_recalled = True

@@ -49,9 +49,9 @@ class Run:
     rules: tuple[RuleView, ...] = ()
     watch: tuple[RankWatch, ...] = ()
     reason: str = "WorkerCrash"
-    """Of FAULTED."""
+    """Reason of the state FAULTED."""
     spared: tuple[int, ...] | None = None
-    """Who was not killed when the others were; None: nobody was killed."""
+    """Local ranks that were not killed when the others were; None: none was killed."""
     is_asked: bool = False
     """Its workers were sent a signal that asks them to end, or were recalled."""
     is_hard: bool = False
@@ -198,7 +198,7 @@ def same(a: StartCommand, b: StartCommand) -> bool:
 
 
 def _early_exits(run: Run, now: float) -> list[WorkerFault]:
-    """Those that left before a peer complained that someone was gone."""
+    """Workers that left before a peer complained that someone was gone."""
     known = {fault.local_rank for fault in run.faults}
     return [
         WorkerFault(

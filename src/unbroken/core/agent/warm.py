@@ -20,14 +20,14 @@ FRESH_SECONDS = 1.0
 """How long the answer holds that no file has changed."""
 FIRST = "the first start"
 FAILURES_MAX = 3
-"""Of templates in a row; then every start is cold."""
+"""Templates that may fail in a row; then every start is cold."""
 RETRY_SECONDS = 10.0
 IMPORT_SECONDS_MAX = 600.0
-"""Of a template: an import may hang."""
+"""Longest time that a template may import: an import may hang."""
 PARK_SECONDS = 0.3
 """After a start, which has the processors until then."""
 LESSON_QUIET_SECONDS = 3.0
-"""Of imports, while training goes on."""
+"""Time without a new import after which a lesson is complete, while training goes on."""
 LOOK_SECONDS = 30.0
 """Until the first look for what has been imported since; twice as long after each lesson."""
 

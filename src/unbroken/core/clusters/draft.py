@@ -77,7 +77,7 @@ class World:
     """A Cluster and what there is of it."""
 
     name: str
-    """Of the object."""
+    """Name of the object."""
     spec: ClusterSpec
     phase: ClusterPhase = ClusterPhase.CREATING
     message: str = ""

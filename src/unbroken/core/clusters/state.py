@@ -97,7 +97,7 @@ class GroupState:
     target: tuple[str, ...] = ()
     """Logical ids wanted, as last seen."""
     settled: tuple[str, ...] = ()
-    """Those of the last time when all ran: what a rollback goes back to."""
+    """Logical ids of the last time when all ran: a rollback goes back to them."""
     current: int = 0
     """Instances that are up."""
     minimum: int = 0
@@ -113,7 +113,7 @@ class InstanceState:
     logical_id: str
     group: str
     machine: str = ""
-    """Of the machine that fills it, or last did."""
+    """Name of the machine that fills it, or last did."""
     phase: InstancePhase = InstancePhase.PENDING
     message: str = ""
     since: Time = 0.0
@@ -186,7 +186,7 @@ class SoftwareUpdate:
     """Machines of before that are still there."""
     batch: int = 1
     ordered: tuple[str, ...] = ()
-    """Of the pending ones, those whose replacement was ordered."""
+    """Pending ones whose replacement was ordered."""
 
 
 @dataclass(frozen=True, slots=True)

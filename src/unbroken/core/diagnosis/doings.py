@@ -46,7 +46,7 @@ WAITING = (Kind.COLLECTIVE, Kind.STORE)
 LISTENING = (Kind.NETWORK, Kind.OTHER)
 """Perhaps to peers."""
 BUSY_SHARE = 0.5
-"""Of a core; more is computing."""
+"""Share of a core; more is computing."""
 IDLE_SHARE = 0.05
 GIL_IDLE_SHARE = 0.1
 """Cores; threads that wait for the GIL wake up 200 times a second and use less."""

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, by the flight recorder dumps of a job.
+"""Find the ranks that keep the others waiting, by the flight recorder dumps of a job.
 
 A rank that waits in an operation waits for the members of its group that have not called it.  The
 culprits are those at the end of such chains: they are waited for, and wait for nobody.

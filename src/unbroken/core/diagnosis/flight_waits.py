@@ -1,4 +1,4 @@
-"""Who waits for whom, by the flight recorder dumps of a job's ranks."""
+"""Find which rank waits for which, by the flight recorder dumps of a job's ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who broke a job first, by the logs of its ranks: errors, NCCL's watchdog, torchrun's table."""
+"""Find the rank that broke a job first, by the logs of its ranks: errors, NCCL's watchdog,
+torchrun's table."""
 
 from __future__ import annotations
 

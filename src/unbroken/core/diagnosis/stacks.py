@@ -1,4 +1,4 @@
-"""Who is to blame that a job stands still: by what its ranks are doing.
+"""Find the ranks to blame for a job that stands still, by what its ranks are doing.
 
 The order of what counts, from the surest: a process that is stopped or has ended; one that is
 stuck in the kernel; who is behind by the sequence of collectives; who is elsewhere while others
@@ -185,7 +185,7 @@ def _by_process(scene: _Scene) -> _Verdict | None:
 
 
 def _by_sequence(scene: _Scene) -> _Verdict | None:
-    """Who has begun fewer collectives than others of the same process group."""
+    """Ranks that have begun fewer collectives than others of the same process group."""
     newest: dict[str, dict[int, Collective]] = defaultdict(dict)
     for rank, one in scene.ranks.items():
         for collective in one.collectives:
@@ -211,7 +211,7 @@ def _by_sequence(scene: _Scene) -> _Verdict | None:
 
 
 def _by_place(scene: _Scene) -> _Verdict | None:
-    """Who does something else while others wait in a collective."""
+    """Ranks that do something else while others wait in a collective."""
     for kinds in ((Kind.COLLECTIVE,), (Kind.STORE,)):
         waiting = scene.of(*kinds)
         others = [rank for rank, what in scene.doings.items() if what.kind not in WAITING]
@@ -252,7 +252,7 @@ def _is_named(what: Doing) -> bool:
 
 
 def _by_step(scene: _Scene, now: float) -> _Verdict | None:
-    """Who has made fewer steps."""
+    """Ranks that have made fewer steps."""
     steps = {rank: one.step for rank, one in scene.ranks.items() if one.step is not None}
     highest = max(steps.values(), default=0)
     behind = sorted(rank for rank, step in steps.items() if step < highest)

@@ -37,11 +37,11 @@ class NewestAttempt:
 
     attempt: int
     running: list[Member] = field(default_factory=list)
-    """Those that run or have completed it."""
+    """Members that run or have completed it."""
     broken: list[Member] = field(default_factory=list)
-    """Those that have failed in it, or are stopping."""
+    """Members that have failed in it, or are stopping."""
     stopped: list[Member] = field(default_factory=list)
-    """Those that ran none of it and never will."""
+    """Members that ran none of it and never will."""
     masters: set[tuple[str, int]] = field(default_factory=set)
 
     @property

@@ -34,9 +34,9 @@ from .events import JobEffect, PodUid, StartWorkers, StopWorkers
 from .roster import Member, Roster, is_stock
 
 RESEND_SECONDS_EACH = 0.001
-"""Of a large job, for each pod: to send an order and hear what came of it takes the operator 0.3 ms
-(benchmarks/control_plane.py), and orders repeated before their answers were read are what it then
-does instead of reading them."""
+"""Added for each pod of a large job: to send an order and hear what came of it takes the operator
+0.3 ms (benchmarks/control_plane.py), and orders repeated before their answers were read are what it
+then does instead of reading them."""
 RESEND_SECONDS = 1.0
 
 

@@ -127,7 +127,7 @@ class QueuedJob:
     """Changes with whatever of the job a Workload says."""
     standing: ConditionType | None = None
     message: str = ""
-    """Of the job's last condition."""
+    """Message of the job's last condition."""
     is_suspended: bool = False
     """By its user."""
     is_deleting: bool = False
@@ -138,7 +138,7 @@ class QueuedJob:
     has_own_pods: bool = False
     """Some of its pods were made when no queue had a say."""
     are_pods_ready: bool = False
-    """Those that are needed to train."""
+    """True if the pods that are needed to train are ready."""
 
 
 @dataclass(frozen=True, slots=True)

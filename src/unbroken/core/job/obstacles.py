@@ -22,7 +22,7 @@ CAUSES_MAX = 3
 TEXT_CHARACTERS = 400
 LINES_MAX = 8
 LINE_CHARACTERS = 160
-"""Of what a container wrote last."""
+"""Most characters of what a container wrote last."""
 NO_AGENT = "NoAgent"
 REFUSED = "PodRefused"
 ENDED = "CrashLoopBackOff"

@@ -1,4 +1,4 @@
-"""Who is told what to import beforehand: spares, by agents of the gang.
+"""Decide which spares are told what to import beforehand, by agents of the gang.
 
 A spare has trained nothing: until it is told, what its workers import is unknown to it.  Nothing is
 told while the gang stops or starts; what one knows less than another says its report.

@@ -48,7 +48,7 @@ from .roster import Roster
 from .transitions import Phase, check
 
 EVENT_CHARACTERS = 1000
-"""Of an event's message; the API takes 1024."""
+"""Most characters of an event's message; the API takes 1024."""
 
 
 class JobState:

@@ -72,7 +72,7 @@ class BareLine:
 
     text: bytes
     stamp: bytes = b""
-    """Of kubectl; better than a time in the text."""
+    """Time stamp of kubectl; better than a time in the text."""
     stream: str | None = None
     prefixes: tuple[tuple[Prefix, int], ...] = ()
 
@@ -100,7 +100,8 @@ def take_off(line: bytes) -> BareLine:
 
 
 def rank_of(origin: FileOrigin, told: BareLine, nproc: int | None) -> int | None:
-    """Who wrote a line; None: no worker did.  Raises SpecError where `nproc` has to be known."""
+    """Rank that wrote a line; None: no worker did.  Raises SpecError where `nproc` has to be
+    known."""
     rank, node, local_rank = origin.rank, origin.node, origin.local_rank
     for kind, number in told.prefixes:
         match kind:

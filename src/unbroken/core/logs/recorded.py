@@ -12,7 +12,7 @@ from .origins import FileOrigin, rank_of, take_off
 from .times import Times
 
 HEAD_LINES = 200
-"""Of a file, to see whose lines are in it."""
+"""Lines of a file that are read to see whose lines are in it."""
 LINES_WITHOUT_TIME_MAX = 10_000
 """At the start of a file; after so many it counts as one without times."""
 

@@ -65,7 +65,7 @@ class RuleViolated:
     """When it came to be, which for a hang is the deadline."""
     why: str
     rank: int | None = None
-    """Of a hang: the silent rank, or who was heard last; None: nobody ever."""
+    """The silent rank of a hang, or the rank that was heard last; None: none ever was."""
     stream: str | None = None
     line: str = ""
     """The newest matching one."""

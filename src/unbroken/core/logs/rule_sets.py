@@ -24,9 +24,9 @@ class RuleSet:
     """The rules of one document, as they were written."""
 
     name: str
-    """Of the job; empty where it has none."""
+    """Name of the job; empty where it has none."""
     path: str
-    """Of the list in its document."""
+    """Path of the list in its document."""
     entries: tuple[Any, ...]
     nnodes: int | None = None
     nproc: int | None = None
@@ -45,7 +45,7 @@ class RuleSet:
 
 
 def rule_sets(documents: Sequence[Any]) -> list[RuleSet]:
-    """Of all documents that have rules.  Raises SpecError for a bad annotation."""
+    """Rules of all documents that have rules.  Raises SpecError for a bad annotation."""
     found = []
     for document in documents:
         for path in ((), ("spec", "runPolicy"), ("runPolicy",)):

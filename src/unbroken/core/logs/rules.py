@@ -39,7 +39,7 @@ from .rule_events import (
 from .values import Meter
 
 SHOWN_CHARACTERS = 500
-"""Of a user's line in an effect or a view."""
+"""Most characters of a user's line in an effect or a view."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,7 +49,7 @@ class _Clock:
     limit: float | None
     """Seconds from `since` within which a match must come: start cut-off, then frequency."""
     rank: int | None = None
-    """Who matched last, or whose clock it is."""
+    """Rank that matched last, or whose clock it is."""
     since: float | None = None
     has_matched: bool = False
     is_overdue: bool = False
@@ -199,7 +199,7 @@ class LogRules:
         return tuple(rule.view() for rule in self._rules)
 
     def matches(self) -> list[int]:
-        """Of each rule so far, in the order of `views`."""
+        """Matches of each rule so far, in the order of `views`."""
         return [rule.matches for rule in self._rules]
 
     def _start(self, now: float) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from unbroken.errors import SpecError
 
 SEARCHED_BYTES = 300
-"""Of a line: what comes later is no stamp."""
+"""Bytes of a line that are searched: what comes later is no stamp."""
 DAY_SECONDS, YEAR_SECONDS = 86_400.0, 366 * 86_400.0
 NO_YEAR = 2000
 """A leap year, so that every day of a time without a year exists."""
@@ -49,7 +49,7 @@ DIRECTIVES = {
     "z": r"(?:Z|[+-]\d\d:?\d\d)",
     "%": "%",
 }
-"""Of strptime, as they look in a line."""
+"""Codes of strptime, as they look in a line."""
 
 
 class Times:

@@ -38,7 +38,7 @@ FAULT_POINTS: Mapping[Action, float] = {
     Action.REBOOT: 2.0,
     Action.REPLACE: 4.0,
 }
-"""Of a fault, by what it calls for (judgement)."""
+"""Points of a fault, by what it calls for (judgement)."""
 LOST_POINTS = 2.0
 CHECK_POINTS = 4.0
 RELAPSE_POINTS = 3.0

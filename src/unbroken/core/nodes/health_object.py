@@ -18,7 +18,7 @@ from unbroken.spec.times import time_text
 
 Object = dict[str, Any]
 DETAILS_MAX, DETAILS_BYTES = 10, 6144
-"""Of `fault-details`; all annotations of an object share 256 KiB (Kubernetes
+"""Bounds of `fault-details`; all annotations of an object share 256 KiB (Kubernetes
 TotalAnnotationSizeLimitB), and each watcher of nodes is sent them."""
 MESSAGE_MAX = 300
 PAST_MAX, XIDS_MAX = 20, 16
@@ -50,7 +50,7 @@ class OwnNode:
     conditions: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Type -> (status, reason)."""
     gpus: int | None = None
-    """That the node should have; None: it does not say."""
+    """GPUs that the node should have; None: it does not say."""
     gpu_capacity: int | None = None
     """What it offers, which may be each GPU several times."""
 
@@ -82,9 +82,9 @@ class Memory:
     cursor: str = ""
     """How far the kernel's log was read."""
     conditions: set[str] = field(default_factory=set)
-    """That were ever set by the daemon, and so are its to take back."""
+    """Conditions that were ever set by the daemon, and so are its to take back."""
     faults: dict[tuple[str, str], Fault] = field(default_factory=dict)
-    """That have an action for the node and were not taken back."""
+    """Faults that have an action for the node and were not taken back."""
     past: dict[str, float] = field(default_factory=dict)
     """Reason -> when it was last taken back after a reset or a reboot."""
     xids: list[tuple[str, int, float]] = field(default_factory=list)

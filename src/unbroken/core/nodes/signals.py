@@ -30,14 +30,14 @@ class GpuReading:
     index: int
     pci: str = ""
     error: int = 0
-    """Of NVML, when the GPU was asked: 0 is success."""
+    """Code of NVML, when the GPU was asked: 0 is success."""
     ecc_uncorrected: int | None = None
     """Volatile: since the driver was loaded."""
     is_sram_over: bool | None = None
     is_remap_pending: bool | None = None
     is_remap_failed: bool | None = None
     nvlink_errors: int | None = None
-    """Of all links, since the driver was loaded."""
+    """Errors of all links, since the driver was loaded."""
     links_up: tuple[int, ...] | None = None
     slowdown: int | None = None
     """Reasons why the clocks are low, a bit for each."""

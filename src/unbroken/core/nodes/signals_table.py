@@ -37,7 +37,7 @@ class Sign:
     """Name of the entry, or `Xid` and the number of one that is unknown."""
     entry: FaultEntry
     part: str
-    """Of the node: a GPU's PCI address, a device, a mount point; empty: the whole."""
+    """Part of the node: a GPU's PCI address, a device, a mount point; empty: the whole."""
     text: str
     xid: int | None = None
     address: str = ""

@@ -46,7 +46,7 @@ class Cost(NamedTuple):
     hosts: int
     """Ranks whose buddy is on their own node."""
     load: int
-    """Of who has most."""
+    """Copies on the node that keeps most."""
     racks: int
 
 
@@ -128,7 +128,7 @@ class Buddies:
         """Every attempt of which somebody may have copies was started by this operator."""
         self._chosen: dict[int, int] = {}
         self._keepers: dict[int, list[_Keeper]] = {}
-        """Who was whose buddy, newest first."""
+        """Keepers of each rank's copies, newest first."""
 
     def start(self, ranks: Mapping[PodUid, int], roster: Roster) -> dict[PodUid, Copies]:
         """What each agent of an attempt that is to start is told; the attempt counts as begun."""

@@ -70,7 +70,7 @@ class CheckpointSteps:
             del known.told[min(known.told)]
 
     def path(self, prefix: str) -> str | None:
-        """Of the newest complete one."""
+        """Path of the newest complete one."""
         known = self._prefixes.get(prefix)
         return known.best[1] if known is not None and known.best is not None else None
 

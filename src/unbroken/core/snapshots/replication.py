@@ -25,7 +25,7 @@ from unbroken.wire.codec import Limits
 MARGIN_MAX = 64
 """In saves."""
 CALM_ROUNDS = 16
-"""So many that nobody was late for, and the margin is halved."""
+"""Rounds in a row that nobody was late for, after which the margin is halved."""
 FAILURES_MAX = 3
 """A buddy that fails so often in a row is no reason to hold up all others: what this node has in
 its own memory counts then, and the buddy is tried again each 2, 4, 8... 64 rounds."""
@@ -77,7 +77,7 @@ NOTHING = NextRound(0, None, -1)
 
 
 class Agreement:
-    """Of all nodes of an attempt about one name, at the agent of node rank 0."""
+    """Agreement of all nodes of an attempt about one name, at the agent of node rank 0."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes, self._margin, self._calm = nodes, 0, 0
@@ -138,11 +138,11 @@ class _Row:
     is_round: bool = False
     """Whether one is under way, or about to begin."""
     step: int | None = None
-    """Of it."""
+    """Step of the round."""
     taken: set[int] = field(default_factory=set)
     """Ranks that take part in it."""
     open: set[int] = field(default_factory=set)
-    """Those whose snapshot is not at the buddy yet."""
+    """Node ranks whose snapshot is not at the buddy yet."""
     has_failed: bool = False
     """The buddy has not taken all of it."""
     held: set[int] = field(default_factory=set)

@@ -33,7 +33,7 @@ class Wrote:
 
     rank: int
     at: float
-    """Of the newest."""
+    """Time of the newest."""
     longest_gap: float = 0.0
     """Between two successive writes, the one before these included."""
     count: int = 1

@@ -22,7 +22,7 @@ STEPS_MIN, GAPS_MIN = 15, 3
 STEP_SECONDS, STEP_FACTOR = 2.5, 2.5
 """Late after so many seconds, and so many usual steps."""
 PAUSE_FACTOR = 1.25
-"""Of the longest gap so far: a certain look acts no earlier."""
+"""Multiple of the longest gap so far: a certain look acts no earlier."""
 PAUSE_SECONDS = 10.0
 """Longer gaps of the past make nobody late later than this."""
 LINES_MIN, LINES_SECONDS = 5, 25.0

@@ -56,7 +56,7 @@ class Pace:
 
     @property
     def seconds(self) -> float | None:
-        """Of a step, by the newest of them."""
+        """Seconds of a step, by the newest of them."""
         return median(self.newest) if self.newest else None
 
     def add(self, seconds: float, now: float) -> None:
@@ -146,7 +146,7 @@ class Finiteness:
         self.bad = 0
         self.since = 0.0
         self.step: int | None = None
-        """Of the first of them; None: not known."""
+        """Step of the first of them; None: not known."""
         self.why = ""
 
     def add(self, old: Page, new: Page) -> None:
@@ -166,7 +166,7 @@ class Finiteness:
             self.why += f" in {self.bad} calls in a row" if self.bad > 1 else ""
 
     def is_bad(self, calls: int) -> bool:
-        """Of `calls` so far; the first ones may be bad for long."""
+        """True if `calls` so far make it bad; the first ones may be bad for long."""
         return self.bad >= (WARM_BAD_CALLS if calls <= WARM_CALLS else BAD_CALLS)
 
 

@@ -36,7 +36,7 @@ class Excuse:
         self._seconds, self._until = self._seconds + seconds, until
 
     def take(self, at: float) -> float:
-        """Of the gap that the sign at this time has ended; signs from before it end none."""
+        """Length of the gap that the sign at this time has ended; signs from before it end none."""
         if not self._seconds or at < self._until - EARLY_SECONDS:
             return 0.0
         seconds, self._seconds = self._seconds, 0.0

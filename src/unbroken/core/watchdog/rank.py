@@ -91,7 +91,7 @@ class RankState:
         self._stuck_at: float | None = None
         self._stuck_looks = 0
         self._across = Pace()
-        """Of steps between which the phase has changed."""
+        """Pace of steps between which the phase has changed."""
         self._slow: Pace | None = None
         """The one that is slow, as seen last."""
         self._slow_at = now
@@ -207,7 +207,7 @@ class RankState:
 
     @property
     def due_at(self) -> float:
-        """Of the next look, or of a stop that is becoming an alarm."""
+        """Time of the next look, or of a stop that is becoming an alarm."""
         is_told = Detector.STOPPED in self._alarms or Detector.STOPPED not in self._modes
         if self._halted_at is None or is_told:
             return self.look_at
@@ -299,9 +299,9 @@ class RankState:
         self._set(Detector.SPIKE, level.why if level.is_high else "", now, level.since)
 
     def _add_pace(self, old: Page, new: Page, seconds: float, now: float) -> None:
-        """Of steps made in one visit of a phase, or across visits.  Of the latter a block needs
-        looks in a row, as there are where each step has its phases: pauses between visits that
-        hold many steps are no steps."""
+        """Add the pace of steps made in one visit of a phase, or across visits.  Of the latter a
+        block needs looks in a row, as there are where each step has its phases: pauses between
+        visits that hold many steps are no steps."""
         if new.visit == old.visit:
             self._across.interrupt()
             pace = self._at_phase(new).pace

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 FACTOR = 4.0
-"""Of the longest gap: never tighter than this."""
+"""Multiple of the longest gap: the bound is never tighter than this."""
 FEW_GAPS = 8
 """With so few the factor is doubled, with many it nears FACTOR."""
 FEW_VISITS = 3
@@ -26,7 +26,8 @@ CAUTION_SECONDS = 120.0
 MISTAKES_MAX = 6
 START_GAPS = 12
 REGULAR_FACTOR = 5.0
-"""Of its longest gap a source that is no step must have been heard, to have a rhythm."""
+"""Multiple of its longest gap for which a source that is no step must have been heard, to have a
+rhythm."""
 
 
 class SignSource(Enum):
@@ -99,9 +100,9 @@ class Rhythm:
         self.history_seconds = 0.0
         self._longest_seconds = self._start_seconds = 0.0
         self._taken_seconds = 0.0
-        """Of the history: from attempts before."""
+        """Seconds of the history that come from attempts before."""
         self.visits = 0
-        """Of the phase, ended ones."""
+        """Visits of the phase that have ended."""
         self.mistakes = 0
 
     def taken(self) -> Rhythm:

@@ -13,11 +13,12 @@ from .late import PHASE_SECONDS, START_SECONDS, START_SPIN_SECONDS
 from .rhythm import Allowed, Rhythm
 
 START_FACTOR, START_FLOOR_SECONDS = 5.0, 120.0
-"""Of the longest start-up: one that resumes has a checkpoint to read, which the first had not."""
+"""Multiple of the longest start-up: one that resumes has a checkpoint to read, which the first had
+not."""
 EARLY_SIGNS = 5
 """In a visit of a phase: from then on silence has a bound, however little was learned."""
 EARLY_FACTOR, EARLY_FLOOR_SECONDS = 10.0, 120.0
-"""Of the longest gap."""
+"""Multiple of the longest gap."""
 SPIN_FACTOR = 3.0
 _NEVER = float("inf")
 START = Allowed(START_SECONDS, START_SPIN_SECONDS, _NEVER)

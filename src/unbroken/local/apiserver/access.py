@@ -1,4 +1,4 @@
-"""Who may talk to the server: its token, its certificate, the kubeconfig that carries both.
+"""Access to the server: its token, its certificate, the kubeconfig that carries both.
 
 Everything is made once for a directory and kept there, readable by its owner only.
 """

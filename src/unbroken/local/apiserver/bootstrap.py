@@ -12,7 +12,7 @@ from unbroken.local.apiserver.write.writes import Surroundings, Writer
 from .store import Store
 
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease", "kubeflow")
-"""Those of every cluster, and the one in which HyperPod's documents start PyTorchJobs."""
+"""Namespaces of every cluster, and the one in which HyperPod's documents start PyTorchJobs."""
 PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 """kubernetes v1.33, pkg/apis/scheduling/helpers.go."""
 

@@ -44,7 +44,7 @@ from .store import Store
 CONNECTIONS_MAX = 4096
 """Hundreds of watches are usual."""
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-"""Of generated names (apimachinery v0.33, util/rand: no vowels, no look-alikes)."""
+"""Letters of generated names (apimachinery v0.33, util/rand: no vowels, no look-alikes)."""
 
 
 @dataclass(frozen=True, slots=True)

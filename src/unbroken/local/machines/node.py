@@ -47,7 +47,7 @@ class Around:
 
     client: KubeClient
     launcher: Launcher
-    """Of lifecycle scripts."""
+    """Launcher of lifecycle scripts."""
     companions: Sequence[Companion] = ()
 
 
@@ -77,7 +77,7 @@ class MachineNode:
 
     @property
     def name(self) -> str:
-        """Of the machine and its node."""
+        """Name of the machine and its node."""
         return self._directory.name
 
     # --- the pool's orders

@@ -60,7 +60,7 @@ class PoolOptions:
     logs: Path
     """Output of lifecycle scripts."""
     first_index: int
-    """Of the addresses that this cluster's machines have on this host."""
+    """First index of the addresses that this cluster's machines have on this host."""
     make: MakeOptions
     sources: Mapping[str, str] = field(default_factory=dict)
     """Addresses of lifecycle scripts and the directories that stand for them."""
@@ -92,7 +92,7 @@ class MachinePool:
         )
         self._members: dict[str, _Member] = {}
         self._indexes: dict[str, int] = {}
-        """Of each machine, below this cluster's first."""
+        """Index of each machine, counted from this cluster's first."""
         self._host_boot = host_boot_id()
         self._begun = asyncio.Event()
         self._first: tuple[str, ...] = ()

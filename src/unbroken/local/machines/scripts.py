@@ -58,7 +58,7 @@ RESOURCE_CONFIG = "SAGEMAKER_RESOURCE_CONFIG_PATH"
 NODE, ADDRESS = "UNBROKEN_NODE", "UNBROKEN_NODE_ADDRESS"
 """Which of the instances in that file the script is on: all share this host's own addresses."""
 STREAM = "LifecycleConfig"
-"""Of the logs, as HyperPod names their stream (reference section 1.5)."""
+"""Stream of the logs, as HyperPod names it (reference section 1.5)."""
 _REDIRECT = 'exec "$@" >>"$0" 2>&1'
 TAIL_BYTES, LINE_MAX = 4096, 200
 RECORD = "record.json"
@@ -73,7 +73,7 @@ class ScriptPlace:
     name: str
     address: str
     directory: Path
-    """Of the node."""
+    """Directory of the node."""
     spec: MachineSpec
     logs: Path
     sources: Mapping[str, str]

@@ -82,7 +82,7 @@ class NodeOptions:
     taints: tuple[Mapping[str, str], ...] = ()
     """Taints of a node that joins for the first time (kubelet's --register-with-taints)."""
     boot_id: str = ""
-    """Of this life of the node; empty: the host's."""
+    """Boot ID of this life of the node; empty: the host's."""
     kubelet_token: str = ""
     """Bearer token of the node's own server; empty: it answers nobody."""
     heartbeat_seconds: float = 10.0

@@ -1,4 +1,4 @@
-"""Whom a pod may push off a node when none is free.  Pure.
+"""Choose the pods that a pod may push off a node when none is free.  Pure.
 
 After kube-scheduler v1.33, plugin defaultpreemption, without disruption budgets.
 """

@@ -11,7 +11,7 @@ from unbroken.spec.nodes.check import Outcome
 from .plants import Plants
 
 SHORT_SECONDS = 2.0
-"""Of a test that can be longer or shorter."""
+"""Duration of a test that can be longer or shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class Settings:
     """How the tests are to be made."""
 
     seconds: float = SHORT_SECONDS
-    """Of each test of a part under load, about."""
+    """Approximate duration of each test of a part under load."""
     directory: Path = Path("/tmp")
     """On the disk that is tested."""
     gpus: int | None = None
-    """Those that should be there; None: not known."""
+    """GPUs that should be there; None: not known."""
     memory_share: float = 0.5
-    """Of the memory that is free now, to be tested."""
+    """Share of the free memory to be tested."""
     dcgm_level: int = 2
-    """Of NVIDIA's `dcgmi diag`: 1 to 4."""
+    """Level of NVIDIA's `dcgmi diag`: 1 to 4."""
     doubt_seconds: float = 8.0
     """A disk that seems slow has so much longer to show that it is not: of 28 short runs beside six
     programs that wrote to the same disk, one saw 22 MB/s."""

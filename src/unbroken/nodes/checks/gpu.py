@@ -29,7 +29,7 @@ SIZE, SIMULATED_SIZE = 8192, 512
 COPY_BYTES = 2**30
 COPIES = 16
 SLOW_SHARE = 0.5
-"""Of the median of the machine's GPUs: one below is far from its equals (judgement)."""
+"""Share of the median of the machine's GPUs: a GPU below it is far from its equals (judgement)."""
 BROKEN = ("uncorrectable ecc", "unspecified launch failure", "hardware", "gpu is lost", "nvlink")
 """What the CUDA runtime says where the device is at fault (CUDA runtime API, cudaError); all other
 errors are of the software or of who else uses the GPU."""
@@ -43,7 +43,7 @@ class Device:
     place: str
     """As torch names it."""
     size: int
-    """Of the matrices."""
+    """Size of the matrices."""
 
     @property
     def is_real(self) -> bool:

@@ -24,7 +24,7 @@ from .stopwatch import Stopwatch
 
 BLOCK = 2**20
 REGION_PER_SECOND = 64 * BLOCK
-"""Of each process: all patterns over so much take about a second."""
+"""Region of each process: all patterns over so much take about a second."""
 PROCESSES_MAX = 32
 RESERVE_BYTES = 512 * BLOCK
 """Left to everybody else whatever the share is."""

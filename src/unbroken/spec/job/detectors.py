@@ -81,7 +81,8 @@ def written(modes: Mapping[Detector, Mode]) -> dict[str, str]:
 
 
 def from_command(given: Mapping[str, str]) -> dict[Detector, Mode]:
-    """Of a start command; defaults for what it does not name, or names in a newer way."""
+    """Read the detectors of a start command; defaults for what it does not name, or names in a
+    newer way."""
     found = dict(DEFAULTS)
     for one in Detector:
         if given.get(one.value) in {mode.value for mode in Mode}:

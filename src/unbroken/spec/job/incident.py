@@ -47,7 +47,8 @@ class Signal:
     evidence: tuple[str, ...] = ()
     """Last lines of the traceback or the log; bounded."""
     exit_code: int | None = None
-    """Of the worker, as a shell shows it: 128 + n where signal n ended it.  None: none ended."""
+    """Exit code of the worker, as a shell shows it: 128 + n where signal n ended it.  None: none
+    ended."""
     fingerprint: str = ""
     """Same for the same exception at the same place; empty where there was none."""
     step: int | None = None
@@ -64,7 +65,7 @@ class StackGroup:
     doing: str
     """In words: `waits in all_reduce`, `stopped by a signal`."""
     stack: tuple[str, ...] = ()
-    """Of the main thread, innermost first; bounded."""
+    """Stack of the main thread, innermost first; bounded."""
     is_outlier: bool = False
     """They do something else than those who wait for them."""
 
@@ -81,13 +82,13 @@ class Restored:
     source: str
     """`memory`, `buddy NODE RANK`, `replica rank N` or `disk`."""
     seconds: float
-    """Of the rank that took longest."""
+    """Seconds of the rank that took longest."""
     slowest: int
-    """That rank."""
+    """The rank that took longest."""
     checksum: str = ""
-    """Of the state's bytes; empty: not told, or there were too many."""
+    """Checksum of the state's bytes; empty: not told, or there were too many."""
     name: str = ""
-    """Of the snapshot."""
+    """Name of the snapshot."""
     saved_attempt: int | None = None
     """In which it was saved; None: not known."""
 
@@ -146,7 +147,7 @@ class Incident:
     samples_repeated: int | None = None
     """Given to training again, by all ranks together; None: the script tells no samples."""
     samples_skipped: int | None = None
-    """That the state which training goes on with has never seen."""
+    """Samples that the state which training goes on with has never seen."""
     replicas_agree: bool | None = None
     """Whether ranks that call each other replicas restored the same bytes; None: none were told."""
     resumed: str = ""

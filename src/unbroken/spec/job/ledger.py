@@ -19,10 +19,10 @@ NAMES_MAX = 24
 """Causes, and detectors, that are written by name; the cheapest causes beyond become one."""
 NAME_CHARACTERS = 63
 CHARACTERS_MAX = 32_768
-"""Of the annotation; a longer one is none of ours."""
+"""Most characters of the annotation; a longer one is none of ours."""
 OTHERS = "others"
 NUMBER_MAX = 1e12
-"""Of seconds and counts: 30,000 years; more is an error that must not spread."""
+"""Greatest number of seconds and counts: 30,000 years; more is an error that must not spread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Ledger:
     active_seconds: float = 0.0
     """From creation to suspension, over all suspensions before the present life."""
     startup_seconds: float = 0.0
-    """Of those, before the first progress."""
+    """Active seconds before the first progress."""
     detectors: Mapping[str, Record] = field(default_factory=dict)
     """By name."""
     progress_at: float | None = None
@@ -100,7 +100,7 @@ def write_ledger(ledger: Ledger) -> str:
 
 
 def _costliest(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Those that cost most by name, the rest as one."""
+    """Causes that cost most by name, the rest as one."""
     ordered = sorted(seconds.items(), key=lambda one: (-_rounded(one[1]), one[0]))
     kept: dict[str, float] = {}
     for name, value in ordered:

@@ -1,4 +1,4 @@
-"""Who must log so that a log rule does not hang, as a user writes it.
+"""The ranks that must log so that a log rule does not hang, as a user writes it.
 
 Annotation `unbroken.dev/log-rule-ranks` on the job: `RULE=WORD; RULE=WORD`, RULE `*` for the
 others.
@@ -23,11 +23,11 @@ from enum import Enum
 from unbroken.errors import SpecError
 
 RANKS_KEY = "ranks"
-"""Of a rule in a start command."""
+"""Key of a rule in a start command."""
 
 
 class Scope(Enum):
-    """Who must log so that a rule does not hang."""
+    """The ranks that must log so that a rule does not hang."""
 
     JOB = "some"
     NODE = "node"
@@ -36,7 +36,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Whose lines feed a rule, and who of them must log."""
+    """The ranks whose lines feed a rule, and which of them must log."""
 
     scope: Scope = Scope.NODE
     ranks: frozenset[int] | None = None
@@ -72,5 +72,5 @@ def read_watches(annotation: str) -> dict[str, Watch]:
 
 
 def watch_of(name: str, watches: Mapping[str, Watch]) -> Watch:
-    """Who is watched for the rule, by our operator's default."""
+    """Ranks that are watched for the rule, by our operator's default."""
     return watches.get(name) or watches.get("*") or Watch(Scope.JOB)

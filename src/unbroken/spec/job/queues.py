@@ -8,7 +8,7 @@ from typing import Any
 from unbroken.spec.keys import KUEUE_PREFIX, QUEUE
 
 POD_SETS_MAX = 8
-"""Of a Workload (kueue v0.16, workload_types.go)."""
+"""Most pod sets of a Workload (kueue v0.16, workload_types.go)."""
 
 
 def queue_of(job: Mapping[str, Any]) -> str:

@@ -15,12 +15,12 @@ from .template_kinds import check_kinds
 from .types import ElasticPolicy, JobSpec, ReplicaSpec, RunPolicy
 
 PODS_MAX = 50_000
-"""Of a job, spares included: four times the largest job that is tested.  The operator keeps some
-30 kB of each pod, and its memory must not depend on what a user writes (judgement)."""
+"""Most pods of a job, spares included: four times the largest job that is tested.  The operator
+keeps some 30 kB of each pod, and its memory must not depend on what a user writes (judgement)."""
 PORT_MAX, PORT_DIGITS_MAX = 65_535, 5
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 LABEL_LENGTH = 63
-"""Of a pod's host name, and of a label's value (RFC 1123)."""
+"""Most characters of a pod's host name, and of a label's value (RFC 1123)."""
 NOT_A_LABEL = "must be lower case letters, digits and '-', and start and end with a letter or digit"
 NPROC_WORDS = ("auto", "cpu", "gpu")
 RESTART_POLICIES = ("Always", "OnFailure", "Never")

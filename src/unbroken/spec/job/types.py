@@ -143,7 +143,7 @@ class SameError(Enum):
 
 
 class Switch(Enum):
-    """Of what is on unless an annotation says otherwise."""
+    """State of what is on unless an annotation says otherwise."""
 
     ON = "on"
     OFF = "off"
@@ -155,7 +155,7 @@ class FenceBy(Enum):
     PROVIDER = "provider"
     """The Node is deleted, or tainted node.kubernetes.io/out-of-service."""
     LEASE = "lease"
-    """That too; or the lease on them has run out (`core.agent.lease`)."""
+    """As PROVIDER; or the lease on them has run out (`core.agent.lease`)."""
 
 
 LEASE_SECONDS, LEASE_SECONDS_MIN, LEASE_SECONDS_MAX = 8.0, 4.0, 3600.0
@@ -170,7 +170,7 @@ class JobOptions:
     restart: Time | None = None
     """When a restart was last asked for."""
     log_rule_ranks: Mapping[str, Watch] = field(default_factory=dict)
-    """Who must log, by log rule; `*`: all others."""
+    """Ranks that must log, by log rule; `*`: all other rules."""
     detectors: Mapping[Detector, Mode] = field(default_factory=lambda: dict(DEFAULTS))
     same_error: SameError = SameError.STOP
     in_process: Switch = Switch.ON

@@ -7,7 +7,7 @@ import re
 from unbroken.errors import SpecError
 
 WARM_VARIABLE, PRELOAD_VARIABLE = "UNBROKEN_WARM", "UNBROKEN_PRELOAD"
-"""Of the agent; its workers do not see them."""
+"""Variables of the agent; its workers do not see them."""
 PRELOAD_MAX = 1000
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 

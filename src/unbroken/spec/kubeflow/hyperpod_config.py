@@ -84,7 +84,7 @@ class LabelSelector:
     required: Mapping[str, Any] = field(default_factory=dict)
     preferred: Mapping[str, Any] = field(default_factory=dict)
     weights: tuple[int, ...] = ()
-    """Of each that is preferred; 100 where there is none."""
+    """Weight of each preferred label; 100 where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class HyperpodConfig:
     env_vars: Mapping[str, Any] = field(default_factory=dict, metadata=_key("env_vars"))
     git: Mapping[str, Any] = field(default_factory=dict)
     hydra: Mapping[str, Any] = field(default_factory=dict)
-    """Of the launcher's own working; not used."""
+    """Settings of the launcher's own working; not used."""
     defaults: tuple[Mapping[str, Any], ...] = ()
 
 

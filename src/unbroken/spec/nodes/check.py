@@ -39,7 +39,7 @@ class CheckPhase(Enum):
 
 
 class Outcome(Enum):
-    """Of one test on one node."""
+    """Outcome of one test on one node."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -73,7 +73,7 @@ class NodeCheckSpec:
     nodes: tuple[str, ...]
     kinds: tuple[CheckKind, ...] = (CheckKind.BASIC,)
     reason: str = ""
-    """Who asked and why, in words."""
+    """Author and reason of the check, in words."""
     is_forced: bool = False
     """Test nodes beside the pods that train there; else a busy node is waited for."""
     timeout_seconds: Annotated[int, Limits(minimum=1)] = 7200

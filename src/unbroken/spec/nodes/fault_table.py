@@ -21,7 +21,7 @@ from unbroken.spec.schema.read import read_record
 from .values import Action
 
 VERSION = 1
-"""Of the file's form."""
+"""Version of the file's form."""
 NAME = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?")
 """A name is the value of a label."""
 CONDITION = re.compile(r"[A-Za-z][A-Za-z0-9]{0,62}")
@@ -125,7 +125,7 @@ class FaultEntry:
     """Where the action is from."""
     xid: tuple[Xid, ...] = ()
     severity: Severity | None = None
-    """Of the XID: None: any."""
+    """Severity of the XID: None: any."""
     recovery: tuple[int, ...] = ()
     """Recovery actions (NVML's numbers) that XID 154 or the driver names."""
     sxid: Severity | None = None
@@ -141,9 +141,10 @@ class FaultEntry:
     counter: tuple[str, ...] = ()
     """Files of the network and Neuron devices in /sys."""
     limit: Annotated[float, Limits(minimum=0)] = 0.0
-    """Of a counter, each second; of `disk-space`, the share that is free; of a process, seconds."""
+    """Limit of a counter, each second; of `disk-space`, the share that is free; of a process,
+    seconds."""
     condition: str = ""
-    """Of the node; empty: by the class."""
+    """Condition of the node; empty: by the class."""
     after_repair: Action = Action.REPLACE
     """When the fault comes again after this table's action: the repairer's next rung at least."""
     repeats: Repeats | None = None

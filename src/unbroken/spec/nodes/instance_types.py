@@ -31,7 +31,7 @@ class InstanceType:
     cpu: Annotated[int, Limits(minimum=1)]
     """Virtual CPUs."""
     memory_gib: float
-    """Of the whole machine."""
+    """Memory of the whole machine."""
     gpus: Count = 0
     gpu: str = ""
     """Their kind, such as `H100`."""

@@ -37,7 +37,7 @@ class OwnKind(Generic[Spec, Status]):
 
     @property
     def path(self) -> str:
-        """Of the collection at the API server."""
+        """Path of the collection at the API server."""
         return f"apis/{GROUP}/{VERSION}/{self.plural}"
 
     def new(self, name: str, spec: Spec, metadata: Mapping[str, Any] | None = None) -> Any:

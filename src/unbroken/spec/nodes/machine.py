@@ -63,7 +63,7 @@ class MachineSpec:
     instance_type: str = ""
     """Such as `ml.p5.48xlarge`: gives its capacity; empty: as the local cluster was started."""
     logical_id: str = ""
-    """Of the place in its group, kept when the machine is replaced."""
+    """Logical id of the place in its group, kept when the machine is replaced."""
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[MachineTaint, ...] = ()
     life_cycle: LifeCycle = LifeCycle()

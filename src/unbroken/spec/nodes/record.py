@@ -19,7 +19,7 @@ BLAME_MAX = 50
 
 
 class BlameKind(Enum):
-    """Who holds something against the node."""
+    """Kind of evidence against a node."""
 
     FAULT = "fault"
     """The node's daemon saw a fault."""
@@ -90,7 +90,7 @@ class RepairRecord:
     replacement: str = ""
     """Node that took its place; empty: the same, or not known."""
     boot_id: str = ""
-    """Of the node when the repair was ordered."""
+    """Boot ID of the node when the repair was ordered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +110,4 @@ class NodeRecordSpec:
     """A fault before that counts as the last repair's failure."""
     cleared_at: Time | None = None
     cleared_by: str = ""
-    """Of the latest appeal that was granted, with its reason."""
+    """Author of the latest appeal that was granted, with its reason."""

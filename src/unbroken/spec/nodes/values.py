@@ -12,7 +12,7 @@ TAINT_VALUE, TAINT_EFFECT = "Unschedulable", "NoSchedule"
 
 
 class Health(Enum):
-    """Of a node, as the label says it."""
+    """Health of a node, as the label says it."""
 
     SCHEDULABLE = "Schedulable"
     UNSCHEDULABLE = "Unschedulable"
@@ -28,7 +28,7 @@ OLDER_HEALTH: Mapping[str, str] = {
 
 
 class DeepCheck(Enum):
-    """Of the latest deep check."""
+    """State of the latest deep check."""
 
     IN_PROGRESS = "InProgress"
     PASSED = "Passed"
@@ -48,7 +48,7 @@ class Action(Enum):
 
 
 class Recovery(StrEnum):
-    """Who repairs (`NodeRecovery` of a cluster)."""
+    """Setting that says who repairs (`NodeRecovery` of a cluster)."""
 
     AUTOMATIC = "Automatic"
     NONE = "None"

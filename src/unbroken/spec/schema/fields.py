@@ -13,7 +13,7 @@ from functools import cache
 from typing import Annotated, Any, Union, cast, get_args, get_origin, get_type_hints
 
 INT_MAX = 2**31 - 1
-"""Of every count: what Kubernetes' int32 holds."""
+"""Greatest value of every count: what Kubernetes' int32 holds."""
 
 
 class Base(Enum):
@@ -43,7 +43,7 @@ class Limits:
     maximum: int | None = None
     choices: tuple[str, ...] = ()
     min_length: int = 0
-    """Of a string or a list."""
+    """Least length of a string or a list."""
     max_length: int | None = None
     is_int_or_string: bool = False
     """A string that people also write as a number."""

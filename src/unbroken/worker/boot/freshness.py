@@ -20,7 +20,7 @@ State = tuple[int, int]
 
 
 class Freshness:
-    """Of files whose states are known, most of them below some roots (which end with `/`)."""
+    """States of files, most of them below some roots (which end with `/`)."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ class Importer:
         self.left_out = left_out
         """Why, by name; from the beginning what an earlier process of this template found."""
         self.skipped: dict[str, str] = {}
-        """Those that failed or were not allowed."""
+        """Modules that failed or were not allowed, with the reason."""
         self.files: dict[str, tuple[int, int]] = {}
         """Size and time of change, as they were before they were read."""
         self.variables: dict[str, str | None] = {}

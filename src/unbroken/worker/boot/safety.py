@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 _SHARED = ("socket:", "pipe:", "anon_inode:")
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/dxg")
-"""Of NVIDIA's driver, AMD's, and under WSL."""
+"""Device files of NVIDIA's driver, AMD's, and under WSL."""
 
 
 class Look:

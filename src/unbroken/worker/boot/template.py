@@ -18,7 +18,7 @@ PASS_VARIABLE = "UNBROKEN_TEMPLATE_PASS"
 unfit: the descriptor of what the next must know."""
 PASSES_MAX = 8
 SKIPPED_MAX = 300
-"""So many modules are told of, which fits a datagram."""
+"""Most skipped modules that are listed, which fits a datagram."""
 RESERVED = range(3, 64)
 """Numbers that no module's file may get: the agent gives a worker descriptors there."""
 

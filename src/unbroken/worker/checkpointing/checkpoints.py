@@ -51,9 +51,9 @@ class Found:
     extra: Mapping[str, Any]
     """What this rank gave; of rank 0 where this rank was not there."""
     world_size: int
-    """Of those who saved it."""
+    """World size of the ranks that saved it."""
     checksum: str = ""
-    """Of all its files; empty where each node has its own."""
+    """Checksum of all its files; empty where each node has its own."""
 
 
 def checkpoints(
@@ -86,12 +86,12 @@ class _Rhythm:
     every: int | None
     seconds: float | None
     began_at: float = 0.0
-    """Of the newest save, or of training."""
+    """When the newest save, or training, began."""
     looked_at: float = 0.0
     calls: int = 0
     """Since all ranks have looked."""
     wait: int = 1
-    """So many of them to the next look."""
+    """Calls until all ranks look again."""
 
 
 @exchanged
@@ -119,7 +119,7 @@ class _Offer:
 
 
 class Checkpoints:
-    """Of one attempt; `checkpoints` makes it."""
+    """Checkpoints of one attempt; `checkpoints` makes it."""
 
     def __init__(
         self, directory: Directory, retention: Retention, rhythm: _Rhythm, shared: bool
@@ -305,7 +305,7 @@ class Checkpoints:
         return self._thread is not None and self._thread.is_alive()
 
     def _readable(self, group: Peers) -> list[Name]:
-        """Those that this rank could take."""
+        """Checkpoints that this rank could take."""
         found = []
         for name in self._directory.complete():
             try:

@@ -46,7 +46,7 @@ class Claim:
     at: float
     """Time of day."""
     failures: int
-    """Of the job before."""
+    """Failures of the job before."""
     job_began_at: float
 
 
@@ -67,7 +67,7 @@ class Manifest:
     attempt: int
     world_size: int
     ranks: tuple[int, ...]
-    """Those whose state is here."""
+    """Ranks whose state is here."""
     files: tuple[File, ...] = field(default=())
 
 
@@ -97,7 +97,7 @@ class Directory:
         return os.listdir(self.path)
 
     def complete(self) -> list[Name]:
-        """Those that count, newest first."""
+        """Checkpoints that count, newest first."""
         return complete(self.entries(), self.attempt, self.inherited)
 
     def claims(self) -> list[Claim]:

@@ -40,7 +40,7 @@ def parse(text: str) -> tuple[Name, str] | None:
 
 
 def complete(entries: Iterable[str], attempt: int, inherited: frozenset[str]) -> list[Name]:
-    """Those that count for an attempt, newest first."""
+    """Names that count for an attempt, newest first."""
     found = [parsed for entry in entries if (parsed := parse(entry)) and not parsed[1]]
     return sorted(
         (name for name, _ in found if name.attempt == attempt or str(name) in inherited),

@@ -104,7 +104,7 @@ ALONE = Peers(0, 1, (0,))
 
 
 def peers(is_shared: bool) -> Peers:
-    """Those of torch.distributed's default group, which is asked anew each time."""
+    """Peers of torch.distributed's default group, which is asked anew each time."""
     where, found = context(), world()
     if found is None:
         if where.world_size > 1:

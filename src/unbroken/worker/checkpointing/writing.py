@@ -41,7 +41,7 @@ class Part:
 
     @property
     def step(self) -> int:
-        """Of the checkpoint."""
+        """Step of the checkpoint."""
         return self.name.step
 
     def write(self, directory: Directory, tensors: Writing) -> bool:

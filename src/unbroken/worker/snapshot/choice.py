@@ -21,7 +21,7 @@ class Shares:
     """What an agent has of a state that is divided among ranks."""
 
     world_size: int
-    """Of those who saved it."""
+    """World size of the ranks that saved it."""
     ranks: tuple[int, ...]
 
 
@@ -36,7 +36,7 @@ class Offer:
     has_asked: bool = True
     """Whether what its buddies keep is among the points."""
     shares: Mapping[Point, Shares] = field(default_factory=dict)
-    """Of divided state, what its agent has of any rank."""
+    """Shares of divided state that its agent has of any rank."""
 
 
 def choose(offers: Sequence[Offer], bad: Collection[Point] = ()) -> Point | None:
@@ -85,8 +85,8 @@ def _worlds(offers: Sequence[Offer], point: Point) -> set[int]:
 
 
 def asking(offers: Sequence[Offer], bad: Collection[Point] = ()) -> list[int]:
-    """Who should ask the buddies now: those that lack the newest there is; then, where that has
-    given no common step, all others."""
+    """Ranks that should ask the buddies now: those that lack the newest point there is; then, where
+    that has given no common step, all others."""
     # Of what was divided otherwise, all that is left is in the agents of these ranks.
     known = _points(offers) - set(bad)
     newest = max((one for one in known if not is_divided_otherwise(offers, one)), default=None)
@@ -102,7 +102,7 @@ def asking(offers: Sequence[Offer], bad: Collection[Point] = ()) -> list[int]:
 
 
 def sources(offers: Sequence[Offer], rank: int, point: Point) -> list[int]:
-    """Who can give it to a rank: itself, if it has it."""
+    """Ranks that can give a point to a rank: the rank itself, if it has it."""
     if point in offers[rank].points:
         return [rank]
     # Both must say so: a rank that is declared on one side alone may hold something else.
@@ -114,7 +114,7 @@ def sources(offers: Sequence[Offer], rank: int, point: Point) -> list[int]:
 
 
 def transfers(offers: Sequence[Offer], point: Point) -> list[tuple[int, int]]:
-    """Who sends to whom, in the order in which all carry it out; senders take turns."""
+    """Pairs of sender and receiver, in the order in which all carry it out; senders take turns."""
     found: list[tuple[int, int]] = []
     for rank in range(len(offers)):
         givers = sources(offers, rank, point)

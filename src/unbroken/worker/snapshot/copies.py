@@ -45,7 +45,7 @@ class Thread(Protocol):
 
 
 class Copies:
-    """Of one snapshot; one save at a time."""
+    """Copies of one snapshot; one save at a time."""
 
     def __init__(self) -> None:
         self._streams: dict[Any, Any] = {}

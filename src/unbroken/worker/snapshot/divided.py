@@ -137,7 +137,7 @@ class Anew(Kept):
         return self.outlines[part].filled(lambda number, _: self._given(part, number))
 
     def checksum(self) -> str:
-        """Of what is not each rank's own, and of this rank's shards."""
+        """Checksum of what is not each rank's own, and of this rank's shards."""
         found = 0
         for name in sorted(self.outlines.keys() - {EXTRA}):
             found = crc32(self.outlines[name].text().encode(), found)
@@ -153,7 +153,7 @@ class Anew(Kept):
 
 
 class Division:
-    """Of one point; all ranks call every method together."""
+    """Division of one point; all ranks call every method together."""
 
     def __init__(
         self, snapshot: Snapshot, world: Peers, point: Point, givers: Mapping[int, int]
@@ -275,7 +275,7 @@ class Division:
 def _alike(
     parts: Mapping[str, Any], summaries: Mapping[int, Mapping[str, tuple[bytes, bool]]]
 ) -> dict[str, bool]:
-    """Of each part, whether all old ranks had the same.  ValueError: they must, and had not."""
+    """For each part, True if all old ranks had the same.  ValueError: they must, and had not."""
     torch = import_module("torch")
     found = {}
     for name, (first, is_sharded) in summaries[0].items():

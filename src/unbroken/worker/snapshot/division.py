@@ -26,11 +26,11 @@ class Saved:
     piece: Piece
     """One rank's."""
     ranks: range
-    """Those who have shards, or the one that is asked for what is not sharded."""
+    """Ranks that have shards, or the rank that is asked for what is not sharded."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the whole."""
         return self.piece.sharding[0] if self.piece.sharding else self.piece.shape
 
     def boxes(self) -> dict[Box, list[int]]:

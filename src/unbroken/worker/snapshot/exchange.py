@@ -12,7 +12,7 @@ from unbroken.errors import WorldError
 from unbroken.worker.checkpointing.peers import Peers, device
 
 BATCH_BYTES = 64 * 1024 * 1024
-"""Of one message, where no tensor alone is larger."""
+"""Size of one message, where no tensor alone is larger."""
 _SUM_BYTES = 4
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .snapshot import Snapshot
 
 TRIES = 2
-"""Of a share: memory may have it twice, its own and as a buddy."""
+"""Attempts to read a share: memory may have it twice, its own and as a buddy."""
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class Restored:
     `disk`."""
     seconds: float
     checksum: str
-    """Of what replicas share: all but `extra` and `rng`; from disk, of the checkpoint's files, and
-    empty where each node has its own."""
+    """Checksum of what replicas share: all but `extra` and `rng`; from disk, of the checkpoint's
+    files, and empty where each node has its own."""
     attempt: int | None
     """In which it was saved; None: from disk."""
     extra: Any = None
@@ -116,7 +116,7 @@ class _Ready:
     source: str
     checksum: Callable[[], str]
     slot: Slot | None = None
-    """Of this rank's own, where it may still change."""
+    """Slot of this rank, where it may still change."""
     missing: tuple[str, ...] = ()
 
 
@@ -133,7 +133,7 @@ class _Search:
         self._has_asked = False
         self._offers: Sequence[Offer] = ()
         self._shares: Mapping[Point, Shares] = {}
-        """Of what is divided, what this rank's agent has of any rank."""
+        """Shares of divided state that this rank's agent has of any rank."""
         self._failed: Counter[tuple[int, Point]] = Counter()
         if _is_sharded(snapshot.parts):
             self._look_around()
@@ -367,7 +367,7 @@ def _is_sharded(parts: Mapping[str, Any]) -> bool:
 
 
 def _checksum(copy: _Copy) -> str:
-    """Of what comes before `extra` and the generators, which are each rank's own."""
+    """Checksum of what comes before `extra` and the generators, which are each rank's own."""
     header, memory = copy.header, copy.kept.memory
     text, end = copy.kept.shared()
     size = 4 * header.chunks

@@ -50,7 +50,7 @@ ANSWER_SECONDS = 10.0
 
 
 class Channel(Protocol):
-    """Of `worker/channel.py`."""
+    """The part of `worker/channel.py` that is needed here."""
 
     def request(
         self, message: Mapping[str, Any], answer_type: str, *, seconds: float = ...
@@ -60,7 +60,7 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose snapshot it is."""
+    """Identity of the rank whose snapshot it is."""
 
     name: str
     rank: int
@@ -81,7 +81,7 @@ class Slot:
         """Held while headers change."""
         self._number = 0
         self.layout = b""
-        """Of what was written into it last."""
+        """Layout of what was written into it last."""
         self.capacity = 0
         """Room for a body; known to who has opened it."""
 
@@ -90,7 +90,7 @@ class Slot:
         return read(self.memory[:HEADERS_BYTES], len(self.memory))
 
     def version(self) -> int | None:
-        """Of the format in which it holds something; None: nothing."""
+        """Version of the format in which it holds something; None: nothing."""
         return version(self.memory[:HEADERS_BYTES])
 
     @whole
@@ -193,7 +193,7 @@ class Slots(Protocol):
 
 
 class OwnSlots:
-    """Of this process: they end with it."""
+    """Slots of this process: they end with it."""
 
     def open(self, index: int, capacity: int) -> Slot:
         """A new one."""
@@ -253,7 +253,7 @@ class _Ahead:
 
 
 class AgentSlots:
-    """Of the agent: they outlive the process."""
+    """Slots of the agent: they outlive the process."""
 
     def __init__(self, channel: Channel, identity: Identity) -> None:
         self._channel, self._identity = channel, identity

@@ -236,7 +236,7 @@ class Snapshot:
 
 
 def job_digest(found: Context) -> bytes:
-    """Whose job it is."""
+    """Digest of the job's identity."""
     return digest(job_of(os.environ) or found.job)
 
 

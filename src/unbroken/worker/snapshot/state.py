@@ -39,7 +39,7 @@ class Piece:
     kind: str = "tensor"
     """Or `array`, of numpy."""
     sharding: tuple[Any, ...] = ()
-    """Of a DTensor: shape and stride of the whole, ranks of the mesh, placements."""
+    """Sharding of a DTensor: shape and stride of the whole, ranks of the mesh, placements."""
 
 
 @dataclass

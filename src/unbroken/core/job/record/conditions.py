@@ -15,7 +15,7 @@ from unbroken.spec.job.types import Condition
 from unbroken.spec.keys import ConditionType
 
 MESSAGE_CHARACTERS = 4000
-"""Of a condition's message at most; the API refuses more than 32768."""
+"""Most characters of a condition's message; the API refuses more than 32768."""
 
 
 ENDS = (ConditionType.COMPLETED, ConditionType.FAILED)

@@ -143,7 +143,7 @@ def _grouped(found: Sequence[Receipt]) -> Iterator[Restored]:
 
 
 class Receipts:
-    """Those of the attempt that runs, or ran last, and the incident that they belong to."""
+    """Receipts of the attempt that runs, or ran last, and the incident that they belong to."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state

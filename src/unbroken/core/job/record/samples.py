@@ -24,7 +24,7 @@ SAMPLES_MAX = 2**53
 
 
 class SamplePosition(NamedTuple):
-    """Of the data of one rank, after a step."""
+    """Position in the data of one rank, after a step."""
 
     step: int
     samples: float
@@ -50,7 +50,7 @@ Tracks = dict[int, Track]
 
 @dataclass(frozen=True, slots=True)
 class Accounted:
-    """Of all ranks together."""
+    """Samples of all ranks together."""
 
     repeated: int
     skipped: int

@@ -199,7 +199,7 @@ def _suspended(
     now: float,
     created: float | None,
 ) -> float:
-    """Of a job that is or was suspended: the time since it was created that is not active."""
+    """Seconds that a job was suspended: the time since it was created that is not active."""
     is_suspended = standing(status.conditions) is ConditionType.SUSPENDED
     if created is None or not (is_suspended or ledger.active_seconds):
         return 0.0

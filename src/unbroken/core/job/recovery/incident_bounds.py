@@ -20,7 +20,7 @@ TEXT_BYTES = 1024
 NAME_BYTES = 256
 CULPRIT_BYTES = 32 * 1024
 EVIDENCE_BYTES = 48 * 1024
-"""Of all signals but the culprit."""
+"""Size of all signals but the culprit."""
 RESTORED_MAX = 32
 STACKS_BYTES = 24 * 1024
 UNKNOWN = "unknown"

@@ -61,7 +61,7 @@ class Incidents:
         self.last_request = 0.0
         """Time of the newest restart request that led to an incident."""
         self.closed: dict[int, Incident] = {}
-        """Those that are kept, by number."""
+        """Closed incidents that are kept, by number."""
         self._numbers = set[int]()
         self._seen: set[tuple[str, int | None, str]] = set()
         self._is_dirty = False

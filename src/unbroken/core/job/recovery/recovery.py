@@ -33,9 +33,9 @@ REPEATED = 2
 """A node that held so many culprits is a repeat offender."""
 
 TRACEBACK_LINES = 12
-"""Of the error that has ended a job, in its condition."""
+"""Lines of the error that has ended a job, in its condition."""
 LAST_CHARACTERS = 200
-"""Of a culprit's last line, in a condition."""
+"""Characters of a culprit's last line, in a condition."""
 
 
 class Details(TypedDict, total=False):
@@ -115,7 +115,7 @@ class Recovery:
         return found
 
     def _leavers(self, found: Sequence[Signal], attempt: int, now: float) -> list[Signal]:
-        """Who was missed, of those that ended well, where somebody misses a peer."""
+        """Ranks that ended well and are missed by a peer, where a peer misses somebody."""
         if all(signal.fault != PEER_LOST for signal in found):
             return []
         left: list[Signal] = []

@@ -22,7 +22,7 @@ from .signals import BAD_METRIC, LOSS_SPIKE
 SAME_ERROR = "SameErrorSameStep"
 """Why a job has failed."""
 OCCURRENCES = 3
-"""So many are the script's own even where there is no other node, or no step, to prove it by."""
+"""Occurrences that prove the script's own error, even where no other node and no step proves it."""
 NODES_NAMED = 4
 _OWN = "it is the script's own"
 _RAISED = (

@@ -39,7 +39,7 @@ from .stalls import NOBODY_SECONDS, SPIN_SECONDS, Stall, Stalls
 from .standing import StillRanks, is_unread, still_ranks
 
 DOUBLINGS_MAX = 6
-"""Of the silence that is given where nobody is named: 64 minutes at last (judgement)."""
+"""Doublings of the silence that is given where nobody is named: 64 minutes at last (judgement)."""
 EXAMINE_SECONDS = 4.0
 """For the agents to look at their ranks."""
 SPIN_LOOKS = 3

@@ -27,7 +27,7 @@ class AlarmOrigin:
     places: tuple[RankPlace, ...]
     """None: no rank differs from the others."""
     who: str
-    """Of whom it is told."""
+    """Rank or process that it is about."""
     text: str
 
 

@@ -27,7 +27,7 @@ from unbroken.wire.observation import Alarm, RankWatch
 from .origins import AlarmOrigin, RankPlace, first_ranks, named, slowest_ranks
 
 EVENTS_MAX = 5
-"""Of a detector in one attempt; more of the same says nothing new."""
+"""Most events of a detector in one attempt; more of the same says nothing new."""
 SPIN_SECONDS = 30.0
 """A rank that computes in one place is given at least this, more than one that waits."""
 NOBODY_SECONDS = 60.0
@@ -375,7 +375,7 @@ def _is_silent(rank: RankWatch) -> bool:
 
 
 def _alarms(rank: RankWatch) -> Iterator[tuple[Detector, Alarm]]:
-    """Those of detectors that are known here."""
+    """Alarms of detectors that are known here."""
     for alarm in rank.alarms:
         detector = _NAMES.get(alarm.detector)
         if detector is not None:

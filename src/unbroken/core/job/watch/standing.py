@@ -65,7 +65,7 @@ class StillRanks:
     """What several looks in a row have shown alike."""
 
     places: Mapping[int, _Place]
-    """Of the ranks that keep the others waiting, or of all ranks if all wait."""
+    """Places of the ranks that keep the others waiting, or of all ranks if all wait."""
     steps: Mapping[int, int | None]
     looks: int
     seconds: float

@@ -20,11 +20,11 @@ RUN = "run"
 SUM, BANDWIDTH, LATENCY = "all-reduce", "all-reduce-bandwidth", "all-reduce-latency"
 """Names of the results of a pair."""
 SLOW_SHARE = 0.5
-"""Of the usual bandwidth of the pairs: a link below it is bad.  HyperPod's own example is stricter:
-30 GB/s where 80 are asked for (reference section 2.5)."""
+"""Share of the usual bandwidth of the pairs: a link below it is bad.  HyperPod's own example is
+stricter: 30 GB/s where 80 are asked for (reference section 2.5)."""
 FLEET_SHARE = 0.25
-"""Of what nodes of the type have shown in earlier checks: less, because the network was perhaps not
-as busy then.  One lane of four, or 100 Gbit/s where 400 were, is at it (judgement)."""
+"""Share of what nodes of the type have shown in earlier checks: less, because the network was
+perhaps not as busy then.  One lane of four, or 100 Gbit/s where 400 were, is at it (judgement)."""
 LATENCY_TIMES, LATENCY_LEAST = 10.0, 2000.0
 """A link whose latency is so many times the usual and above so many microseconds is bad: less than
 that a busy machine does by itself (judgement)."""

@@ -52,7 +52,7 @@ def edge(one: str, other: str) -> NodePair:
 
 
 def judge_pairs(nodes: Iterable[str], tested: Tested) -> PairsVerdict:
-    """Who is proven good, who is bad, and of whom nothing is known."""
+    """Judge which nodes are proven good, which are bad, and of which nothing is known."""
     everybody = frozenset(nodes)
     good = everybody & {node for (node, _), link in tested.items() if link is Link.GOOD}
     failed: dict[str, set[str]] = {name: set() for name in everybody - good}

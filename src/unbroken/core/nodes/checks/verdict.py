@@ -30,7 +30,7 @@ from .plan import Link, edge, judge_pairs
 MAJORITY_LEAST = 3
 """Nodes that ran the same training: of two that disagree either may be right."""
 RESULTS_MAX = 4000
-"""Of about 200 bytes each: etcd takes objects of 1.5 MiB (its `--max-request-bytes`)."""
+"""Results of about 200 bytes each: etcd takes objects of 1.5 MiB (its `--max-request-bytes`)."""
 CONNECTIVITY, TRAINING = "connectivity", "training-compared"
 TRAINED = re.compile(r"loss=(\S+) weights=(\S+) (torch=\S+ cpu=[^\s;]+)")
 """What `nodes/checks/training` says of a run."""
@@ -118,7 +118,7 @@ class Conclusion:
     results: tuple[CheckResult, ...]
     faulty: tuple[str, ...]
     standing: Mapping[str, CheckPhase]
-    """Of each node: PASSED, FAILED, or UNKNOWN where it could not be tested."""
+    """Result of each node: PASSED, FAILED, or UNKNOWN where it could not be tested."""
 
 
 def conclude(spec: NodeCheckSpec, results: Sequence[CheckResult], fleet: Fleet) -> Conclusion:

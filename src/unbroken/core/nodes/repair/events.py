@@ -43,11 +43,11 @@ class RepairNode:
     rack: str = ""
     """Narrowest place that its labels name, with what is around it; empty: not known."""
     health: Health | None = None
-    """Of the label; None: there is none, or nothing known."""
+    """Value of the label; None: there is none, or nothing known."""
     unknown_health: str = ""
     """Value of the label that no document knows; empty: it is known, or there is none."""
     has_taint: bool = False
-    """Of `node-health-status`."""
+    """True if it has the taint `node-health-status`."""
     faults: tuple[NodeFault, ...] = ()
     fault_reason: str = ""
     """Label `fault-reasons`."""
@@ -65,7 +65,7 @@ class RepairNode:
 
 
 class Answer(Enum):
-    """Of a provider about an order."""
+    """Answer of a provider about an order."""
 
     WORKING = "working"
     DONE = "done"
@@ -94,7 +94,7 @@ class RepairOrder:
     node: str
     action: Action
     boot_id: str
-    """Of the boot that it is about."""
+    """ID of the boot that it is about."""
     id: str
     is_tested: bool = False
     """What takes the node's place is tested before it takes pods: it should join with the taint."""
@@ -247,7 +247,7 @@ class MakeCheck:
     """Create a NodeCheck, where there is none of the name."""
 
     node: str
-    """Whose repair it is for."""
+    """Node that the repair is for."""
     name: str
     spec: NodeCheckSpec
 
@@ -271,7 +271,7 @@ class RepairSettings:
     """How repairs are made."""
 
     recovery: Recovery = Recovery.AUTOMATIC
-    """Of nodes whose cluster says nothing."""
+    """Recovery of nodes whose cluster says nothing."""
     provider: str = "none"
     supports: frozenset[Action] = ALL_ACTIONS
     """What the provider can do at all."""
@@ -293,7 +293,7 @@ class RepairSettings:
     probation_seconds: float = 86400.0
     """A fault so soon after a repair is the repair's failure (judgement)."""
     tries_max: int = 3
-    """Of a rung, where the provider fails."""
+    """Attempts at a rung where the provider fails."""
     backoff_seconds: float = 30.0
     """Before the second try of a rung; doubled for each further one."""
     refused_seconds: float = 60.0

@@ -48,11 +48,11 @@ class RepairFacts:
     is_synced: bool = False
 
     def record(self, name: str) -> NodeRecordSpec:
-        """Of a node; an empty one where nothing is known of it yet."""
+        """Record of a node; an empty one where nothing is known of it yet."""
         return self.records.get(name) or NodeRecordSpec()
 
     def recovery(self, node: RepairNode) -> Recovery:
-        """Who repairs the node."""
+        """Setting that says who repairs the node."""
         return self.clusters.get(node.cluster, self.settings.recovery)
 
     def active(self) -> list[str]:

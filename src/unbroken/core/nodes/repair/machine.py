@@ -109,7 +109,7 @@ class Repairer:
         return found
 
     def record(self, name: str) -> NodeRecordSpec:
-        """Of a node, as it was last ordered to be written."""
+        """Record of a node, as it was last ordered to be written."""
         return self._facts.record(name)
 
     def _forget_long_gone(self, now: float) -> None:

@@ -98,7 +98,7 @@ def is_still_needed(node: RepairNode, repair: RepairRecord, settings: RepairSett
 
 
 def rung(action: Action) -> int:
-    """Of the ladder, from 0; -1: nothing is done to the node."""
+    """Rung of the ladder, from 0; -1: nothing is done to the node."""
     return LADDER.index(action) if action in LADDER else -1
 
 

@@ -104,7 +104,7 @@ def _is_page(path: str) -> bool:
 
 
 def _group_version(path: str) -> tuple[str, str]:
-    """Of /api/v1, /apis/GROUP or /apis/GROUP/VERSION."""
+    """Group and version of /api/v1, /apis/GROUP or /apis/GROUP/VERSION."""
     match path.strip("/").split("/"):
         case ["api", version]:
             return "", version

@@ -170,7 +170,7 @@ def _builtin_digest() -> str:
 
 
 def _digest(kinds: Iterable[Kind], group: str, version: str) -> str:
-    """Of everything that a document is made from, without making it."""
+    """Digest of everything that a document is made from, without making it."""
     content: list[Any] = [VERSION["gitVersion"], _builtin_digest()]
     for kind, served in _served(kinds, group, version):
         content.append([kind.kind, kind.plural, kind.namespaced, kind.verbs])

@@ -27,7 +27,8 @@ _UNKNOWN = "k8s.io.apimachinery.pkg.runtime.Unknown"
 _META = "k8s.io.apimachinery.pkg.apis.meta.v1."
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SIZES = {0: None, 1: 8, 2: None, 5: 4}
-"""Of a field, by wire type; None: said by a number, or none.  Kubernetes has no groups (3, 4)."""
+"""Bytes of a field, by wire type; None: said by a number, or none.  Kubernetes has no groups (3,
+4)."""
 _Raw = int | bytes | None
 """A value on the wire: a number, bytes of a given length, or something of fixed size."""
 

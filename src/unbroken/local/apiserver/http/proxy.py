@@ -18,7 +18,8 @@ from unbroken.local.node_calls import authorization
 from .status import ApiError, Object, bad_request
 
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
-"""Of exec over a WebSocket, the newest first (kubectl 1.31 and later, the Python client)."""
+"""Protocols of exec over a WebSocket, the newest first (kubectl 1.31 and later, the Python
+client)."""
 CONNECT_SECONDS = 5.0
 LOG_OPTIONS = (
     "follow",

@@ -32,7 +32,7 @@ class Target:
 
     @property
     def api_version(self) -> str:
-        """Of the version that the client speaks."""
+        """API version that the client speaks."""
         return self.kind.api_version(self.version.name)
 
 

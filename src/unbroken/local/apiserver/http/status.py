@@ -79,7 +79,7 @@ def invalid(group: str, kind: str, name: str, causes: Sequence[Cause]) -> ApiErr
 
 
 def _details(name: str, group: str, kind: str) -> Object:
-    """Of a Status; the core group is left out."""
+    """Details of a Status; the core group is left out."""
     return {"name": name, **({"group": group} if group else {}), "kind": kind}
 
 

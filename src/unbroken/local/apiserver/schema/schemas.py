@@ -122,7 +122,8 @@ class Schema:
 
     @cached_property
     def patch_strategy(self) -> frozenset[str]:
-        """Of a strategic merge patch: merge, retainKeys, replace (built-in kinds only)."""
+        """Strategies of a strategic merge patch: merge, retainKeys, replace (built-in kinds
+        only)."""
         return frozenset(filter(None, self.raw.get("x-kubernetes-patch-strategy", "").split(",")))
 
     @cached_property

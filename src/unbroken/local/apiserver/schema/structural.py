@@ -454,7 +454,7 @@ def _go_type(schema: Schema) -> str:
 
 
 def _quantity_error(value: Any, schema: Schema) -> str | None:
-    """Of values written as number or string: int-or-string and quantity."""
+    """Error of a value written as number or string: int-or-string and quantity."""
     if schema.raw.get("format") == "quantity":
         text = value if isinstance(value, str) else go_text(value)
         if QUANTITY.fullmatch(text):

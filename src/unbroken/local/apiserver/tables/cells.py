@@ -116,7 +116,7 @@ def event_object(event: Object) -> str:
 
 
 def event_source(event: Object) -> str:
-    """Who reported an event, and where."""
+    """Reporter of an event, and where it is."""
     component = at(event, "source.component") or event.get("reportingComponent") or ""
     place = at(event, "source.host") or event.get("reportingInstance") or ""
     return f"{component}, {place}" if place else component
@@ -217,7 +217,7 @@ def storage_class(content: Object) -> str:
 
 
 def claim(volume: Object) -> str:
-    """Who has a volume."""
+    """Claim that has a volume."""
     claim = at(volume, "spec.claimRef")
     return f"{claim.get('namespace', '')}/{claim.get('name', '')}" if claim else ""
 

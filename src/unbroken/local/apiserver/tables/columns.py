@@ -96,7 +96,7 @@ CREATED = _column(
     "Created At", lambda content, _: content["metadata"].get("creationTimestamp"), type_="date"
 )
 DEFAULT_COLUMNS = (NAME, CREATED)
-"""Of a kind that has no columns of its own."""
+"""Columns of a kind that has none of its own."""
 
 
 def _containers(template: str) -> tuple[Column, Column]:

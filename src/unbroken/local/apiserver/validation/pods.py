@@ -20,7 +20,7 @@ from .volumes import validate_volumes
 RESTART_POLICIES = ("Always", "OnFailure", "Never")
 DNS_POLICIES = ("ClusterFirstWithHostNet", "ClusterFirst", "Default", "None")
 MUTABLE = ("activeDeadlineSeconds", "tolerations", "schedulingGates")
-"""Of a pod's spec: what an update may change at all; more is checked for each."""
+"""Fields of a pod's spec that an update may change at all; more is checked for each."""
 
 
 def validate_pod(pod: Object) -> list[Cause]:

@@ -342,7 +342,7 @@ CLAIMABLE = {
     "volumeAttributesClassName",
     "volumeMode",
 }
-"""Of a persistent volume: the fields that are not its source."""
+"""Fields of a persistent volume that are not its source."""
 
 
 def _volume(content: Object) -> list[Cause]:
@@ -429,7 +429,8 @@ def _lease(content: Object) -> list[Cause]:
 
 
 def _event(content: Object) -> list[Cause]:
-    """Of core/v1, where only events with an eventTime need what those of events.k8s.io do."""
+    """Check an event of core/v1, where only events with an eventTime need what those of
+    events.k8s.io do."""
     causes = _event_place(content)
     if content.get("eventTime"):
         causes += _event_origin(content)
@@ -452,7 +453,8 @@ def _event_origin(content: Object) -> list[Cause]:
 
 
 def _new_event(content: Object) -> list[Cause]:
-    """Of events.k8s.io/v1; a new one comes in the form in which events are stored."""
+    """Check an event of events.k8s.io/v1; a new one comes in the form in which events are
+    stored."""
     content = stored_form(content)
     causes = _event_place(content)
     if content.get("eventTime"):

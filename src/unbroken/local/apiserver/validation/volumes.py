@@ -31,7 +31,7 @@ FILE_FIELDS = (
     "metadata.namespace",
     "metadata.uid",
 )
-"""Of the pod: what a file of a downward API volume can hold."""
+"""Fields of the pod that a file of a downward API volume can hold."""
 MODE_MAX = 0o777
 
 

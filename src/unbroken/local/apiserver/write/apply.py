@@ -1,4 +1,4 @@
-"""Who manages which field, and server-side apply.
+"""Managers of fields, and server-side apply.
 
 `track_update` keeps metadata.managedFields right after an ordinary write, `server_side_apply`
 merges what an applier wants with what is there, tells it of conflicts, and drops what it no longer

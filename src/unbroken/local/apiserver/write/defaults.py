@@ -76,7 +76,7 @@ def _tolerates(toleration: Object, key: str) -> bool:
 
 
 def pod_spec(spec: Object) -> None:
-    """Of a pod or a pod template."""
+    """Complete the spec of a pod or a pod template."""
     fill(
         spec,
         {
@@ -418,7 +418,7 @@ def _priority_class(content: Object) -> None:
 
 
 def _binding(content: Object) -> None:
-    """Of roles: the API group of what is referred to."""
+    """Complete a binding of roles: the API group of what is referred to."""
     reference: Any = content.get("roleRef")
     if isinstance(reference, dict):
         fill(reference, {"apiGroup": "rbac.authorization.k8s.io"})

@@ -77,7 +77,7 @@ class Seen:
     problem: str = ""
     """Why no node can be made of it."""
     index: int | None = None
-    """Of its addresses; None: there are none left."""
+    """Index of its addresses; None: there are none left."""
     power: Power = Power.ON
     is_out_of_service: bool = False
     """Its Node has the taint that proves that nothing runs there."""

@@ -207,7 +207,7 @@ class Member:
     """A machine of a cluster, as scripts are told of it."""
 
     name: str
-    """Of the machine and its node."""
+    """Name of the machine and its node."""
     group: str
     instance_type: str
     address: str

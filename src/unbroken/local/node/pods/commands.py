@@ -16,7 +16,7 @@ from unbroken.local.node.processes.process import Launcher, Run
 from .events import Object
 
 OUTPUT_MAX = 10 * 1024
-"""Of a probe's output, this much is kept (kubelet, prober.go maxProbeMessageLength)."""
+"""Bytes of a probe's output that are kept (kubelet, prober.go maxProbeMessageLength)."""
 HOOK_SECONDS = 3600.0
 """A hook is ended by its container's grace; this only bounds one that nobody waits for."""
 

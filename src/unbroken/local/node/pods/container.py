@@ -75,7 +75,7 @@ class Container:
     pod_title: str
     """`name_namespace(uid)`, as kubelet's messages have it."""
     grace_seconds: float
-    """Of the pod."""
+    """Grace period of the pod."""
     stage: Stage = Stage.WAITING
     attempt: int = -1
     """Number of the newest run, from 0; equals the restart count once it has run."""

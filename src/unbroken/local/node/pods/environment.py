@@ -41,7 +41,7 @@ class Surroundings:
     host_ip: str
     node_name: str
     allocatable: Mapping[str, str]
-    """Of the node: what a container without limits may use."""
+    """Allocatable resources of the node: what a container without limits may use."""
     config_maps: Mapping[str, Object | None] = field(default_factory=dict)
     """ConfigMaps of the namespace by name; None: does not exist."""
     secrets: Mapping[str, Object | None] = field(default_factory=dict)

@@ -33,7 +33,7 @@ class PodFiles:
 
     @property
     def uid(self) -> str:
-        """Of the pod."""
+        """Uid of the pod."""
         return self.directory.name
 
     def record(self, pod: Object, address: str, gpus: Sequence[int]) -> None:
@@ -54,7 +54,7 @@ class PodFiles:
         return found
 
     def run_directory(self, container: str, attempt: int) -> Path:
-        """Of one run of a container."""
+        """Directory of one run of a container."""
         return self.directory / "containers" / container / str(attempt)
 
     def attempts(self, container: str) -> list[int]:
@@ -95,7 +95,7 @@ class PodFiles:
         return [run for run in runs if isinstance(run, Run)]
 
     def container_ids(self) -> set[str]:
-        """Of every run that is on disk."""
+        """IDs of every run that is on disk."""
         return {
             container_id(path.parent) for path in self.directory.glob("containers/*/*/run.json")
         }

@@ -73,7 +73,7 @@ def pod_phase(machine: PodLifecycle) -> str:
 
 
 def _final_phase(machine: PodLifecycle) -> str:
-    """Of a pod of which nothing runs any more."""
+    """Final phase of a pod of which nothing runs any more."""
     if machine.ending in (Ending.DEADLINE, Ending.REJECTED):
         return "Failed"
     has_failed = any(not c.has_succeeded for c in (*machine.main, *_plain(machine.init)))

@@ -42,7 +42,7 @@ class Run:
     directory: Path
     supervisor: int
     pidfd: int
-    """Of the supervisor; readable when nothing of the container lives."""
+    """Pidfd of the supervisor; readable when nothing of the container lives."""
     main: int
     """Process number of the program; valid until the supervisor's end only."""
     started_at: float

@@ -87,7 +87,7 @@ class Reaper:
     def __init__(self) -> None:
         self.main = 0
         self.status: int | None = None
-        """Of the program, as from wait(2); None while it runs."""
+        """Status of the program, as from wait(2); None while it runs."""
         self.wakeup, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.orders: list[int] = []
 
