@@ -8,7 +8,7 @@ class UnbrokenError(Exception):
 
 
 class SpecError(UnbrokenError):
-    """What the user wrote is wrong; the text names the place."""
+    """The user's input is wrong; the text names the place."""
 
 
 class PeerError(UnbrokenError):

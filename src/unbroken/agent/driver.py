@@ -315,7 +315,7 @@ class Driver:
             self._processes.import_beforehand(names)
 
     def imports(self) -> Collection[str] | None:
-        """What workers import, for others."""
+        """Modules that workers import, for other agents."""
         return self._processes.imports()
 
     def snapshots(self) -> Copies:
@@ -442,7 +442,7 @@ class Driver:
 
 
 def settings(options: Options) -> Settings:
-    """What the machine needs to know."""
+    """Settings of the machine, from the options."""
     return Settings(
         agent_id=uuid.uuid4().hex,
         nproc=options.nproc,

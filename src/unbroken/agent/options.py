@@ -45,7 +45,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for."""
+    """Options of the command line."""
 
     script: Script
     nproc: int
@@ -74,7 +74,7 @@ class Options:
     is_warm: bool = True
     """Restarted workers may begin with their imports done."""
     preload: tuple[str, ...] = ()
-    """What they begin with; empty: what the first ones imported."""
+    """Modules that warm workers begin with; empty: those that the first ones imported."""
     notes: tuple[str, ...] = ()
     """Sentences for the user about options that were given and have no effect."""
 
@@ -247,7 +247,7 @@ def _is_on(variable: str, environ: Mapping[str, str]) -> bool:
 
 
 def workers_per_node(text: str, environ: Mapping[str, str]) -> int:
-    """What `--nproc-per-node` means on this machine; SpecError."""
+    """Number of workers that `--nproc-per-node` means on this machine; SpecError."""
     if _is_number(text, 1, 1024):
         return int(text)
     if text not in ("auto", "gpu", "cpu"):

@@ -119,7 +119,7 @@ class Rendezvous:
 
 
 class Barrier:
-    """What torchrun takes for its store; it uses it to wait for the others after success only."""
+    """The store in torchrun's eyes, which uses it to wait for the others after success only."""
 
     def __init__(self, workers: TorchWorkers) -> None:
         self._workers = workers
@@ -365,7 +365,7 @@ def _end(seen: _Seen) -> WorkerEnd:
 
 
 def _end_orphans() -> None:
-    """What workers have left behind is a child of ours by now."""
+    """End processes that workers have left behind: they are our children by now."""
     while found := [pid for pid in _children() if _worker(pid) is not None]:
         for pid in found:
             os.kill(pid, signal.SIGKILL)

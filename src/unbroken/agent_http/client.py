@@ -126,7 +126,7 @@ class Identity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkResources:
-    """What the links of one program share, and how they are told of strangers."""
+    """Resources that the links of one program share, and the handler of strangers."""
 
     session: aiohttp.ClientSession | None = None
     """None: each link opens a session of its own."""
@@ -409,7 +409,7 @@ class AgentLink:
         return clock() - began if began else 0.0
 
     def _frame_of(self, message: WSMessageNoDecodeText) -> bytes | None:
-        """What the agent has said; None: it is no frame of ours.  Stranger."""
+        """Frame of a message from the agent; None: it is no frame of ours.  Stranger."""
         if self._unseal is None:
             return message.data if message.type is aiohttp.WSMsgType.TEXT else None
         if message.type is aiohttp.WSMsgType.TEXT:

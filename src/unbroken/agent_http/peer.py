@@ -55,7 +55,7 @@ class Head:
 
     @property
     def digest(self) -> str:
-        """What the agent says is the digest of the body; empty: nothing."""
+        """Digest of the body that the agent states; empty: none."""
         return self.headers.get(DIGEST_HEADER.lower(), "")
 
     @property

@@ -15,7 +15,7 @@ server (uvicorn) finds a library for WebSockets."""
 
 
 def refusal_text(status: int, *, has_key: bool) -> str:
-    """What an agent means that answers a link with this status."""
+    """Explain an agent that answers a link with this status."""
     if has_key and status in NO_LINK:
         return (
             f"has no link that could prove the job's key (HTTP {status}); HyperPod's own agent "
@@ -27,7 +27,7 @@ def refusal_text(status: int, *, has_key: bool) -> str:
 
 
 def text_of(error: Exception, seconds: float) -> str:
-    """What the agent did, in plain words; `seconds`: how long it had."""
+    """Explain an error of an agent in plain words; `seconds`: how long it had."""
     match error:
         case PeerError():
             return f"broke the protocol: {error}"

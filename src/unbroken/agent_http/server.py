@@ -78,7 +78,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Agent(Protocol):
-    """What the server speaks for."""
+    """The agent that the server speaks for."""
 
     def refusal(self, command: Command) -> str:
         """Why the command cannot be followed now; empty: it can."""
@@ -102,7 +102,7 @@ class Agent(Protocol):
         """Answer another agent of the attempt; None: it is of another one."""
 
     def imports(self) -> Collection[str] | None:
-        """What workers import, for others."""
+        """Modules that workers import, for other agents."""
 
     def report(self) -> AgentReport:
         """How the agent stands."""
@@ -116,7 +116,7 @@ class Agent(Protocol):
 
 @dataclass(slots=True)
 class _Unsent:
-    """What one link has yet to be told."""
+    """Messages that one link has yet to send."""
 
     number: int
     """The link's place in the order of links."""

@@ -57,7 +57,7 @@ class Incoming(Protocol):
 
 
 class Copies(Protocol):
-    """What an agent keeps for others."""
+    """Copies that an agent keeps for others."""
 
     def receive(
         self, key: Key, point: Point, size: int, needed: Collection[int] | None
@@ -66,7 +66,7 @@ class Copies(Protocol):
         sender needs, None: it does not say.  Refused."""
 
     def sizes(self, key: Key) -> dict[Point, int]:
-        """What there is of a rank."""
+        """Sizes of the copies of a rank."""
 
     def descriptor(self, key: Key, point: Point) -> int | None:
         """Descriptor of the memory that holds it; a new one, to be closed."""

@@ -1,4 +1,4 @@
-"""What the operations are given: the request, the store, the time, and ids."""
+"""Arguments of the operations: the request, the store, the time, and ids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What is the same for every call."""
+    """Values that are the same for every call."""
 
     store: Store
     now: Callable[[], float]

@@ -20,7 +20,7 @@ class ApiError(UnbrokenError):
 
 
 def invalid(message: str) -> ApiError:
-    """What was asked for cannot be."""
+    """The request cannot be fulfilled as it is."""
     return ApiError("ValidationException", message)
 
 

@@ -30,7 +30,7 @@ MEMBERS: Mapping[str, Callable[[EventState], str]] = {
     "ResourceType": lambda one: one.resource.value,
     "OperationId": lambda one: one.operation,
 }
-"""What events are chosen by, and where an event has it."""
+"""Parameters that choose events, and where an event has each."""
 
 # --- events
 
@@ -194,7 +194,7 @@ async def start_cluster_health_check(call: Call) -> Object:
 def _requests(
     stored: Stored, body: Mapping[str, Any], machines: Mapping[str, str]
 ) -> tuple[CheckRequest, ...]:
-    """What is asked for, by group; what overlaps is merged."""
+    """Requests by group; those that overlap are merged."""
     known = [one["InstanceGroupName"] for one in stored.spec.request["InstanceGroups"]]
     merged: dict[str, tuple[set[str], set[str] | None]] = {}
     for one in body["DeepHealthCheckConfigurations"]:

@@ -1,4 +1,4 @@
-"""What may be asked of instance groups beyond their shape, and the places in them.  Pure."""
+"""Limits of requests for instance groups beyond their shape, and the places in groups.  Pure."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .validation import timestamp
 
 T = TypeVar("T")
 Key = tuple[float | str, str]
-"""What a list is ordered by, and an id that makes it unique."""
+"""Sort key of a list, and an id that makes it unique."""
 PAGE = 100
 """Where MaxResults is not given; it is the most that may be asked for (API 2017-07-24)."""
 NOT_OF_THE_LIST = ("NextToken", "MaxResults")

@@ -44,7 +44,7 @@ KEPT_OPEN = (200, 400)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What the server needs."""
+    """Dependencies of the server."""
 
     around: Around
     credentials: Mapping[str, Credential]

@@ -1,4 +1,4 @@
-"""What each operation takes and answers: the shapes of `data/shapes.json` as values.
+"""Requests and answers of each operation: the shapes of `data/shapes.json` as values.
 
 The file is made by `tools/cluster_api_shapes.py` from the public service model.
 """

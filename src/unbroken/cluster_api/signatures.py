@@ -65,7 +65,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the Authorization header says."""
+    """Contents of the Authorization header."""
 
     key_id: str
     date: str
@@ -78,7 +78,7 @@ class Claim:
 
     @property
     def scope(self) -> str:
-        """What the signature is good for."""
+        """Scope in which the signature is valid."""
         return f"{self.date}/{self.region}/{self.service}/aws4_request"
 
 

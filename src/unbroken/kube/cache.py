@@ -1,4 +1,4 @@
-"""What an informer knows: the objects of one scope, as told by lists and watch events.
+"""The knowledge of an informer: the objects of one scope, as told by lists and watch events.
 
 Pure.  Events may be doubled or stale (a watch that is resumed, a server that restarts): an event
 counts only if it is newer than what is known of the same object.
@@ -15,7 +15,7 @@ TOMBSTONES = 4096
 
 
 class Metadata(Protocol):
-    """What of an object's metadata is needed to keep it."""
+    """Metadata of an object that are needed to keep it."""
 
     @property
     def name(self) -> str | None:
@@ -47,7 +47,7 @@ Item = TypeVar("Item")
 
 
 class Key(NamedTuple):
-    """What names an object in its collection; `namespace` is empty for cluster-wide kinds."""
+    """Name of an object in its collection; `namespace` is empty for cluster-wide kinds."""
 
     namespace: str
     name: str

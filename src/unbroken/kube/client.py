@@ -122,7 +122,7 @@ def _event(line: bytes) -> _Event:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a list or a watch covers.  `namespace` None: all; selectors as the API writes them."""
+    """Scope of a list or a watch.  `namespace` None: all; selectors as the API writes them."""
 
     resource: type[Resource]
     namespace: str | None = None
@@ -420,7 +420,7 @@ def api_errors(doing: str) -> Iterator[None]:
 
 
 def as_unbroken(error: Exception, doing: str) -> UnbrokenError:
-    """What `api_errors` raises for an error of lightkube, httpx or msgspec."""
+    """The error that `api_errors` raises for an error of lightkube, httpx or msgspec."""
     match error:
         case ApiError():
             status = error.status

@@ -112,7 +112,7 @@ class Informer(Generic[T]):
         self._has_moved = False
         self._tells = tells
         self._left_out: OrderedDict[Key, Refusal] = OrderedDict()
-        """What cannot be read now; the oldest are forgotten beyond REMEMBERED."""
+        """Objects that cannot be read now; the oldest are forgotten beyond REMEMBERED."""
         self._on_refusal: list[Callable[[Refusal], None]] = []
         self._events: EventRecorder | None = None
         self._random: Random = entropy()
@@ -142,7 +142,7 @@ class Informer(Generic[T]):
 
     @property
     def resource(self) -> str:
-        """What is watched: the path of its collection."""
+        """Path of the collection that is watched."""
         return self._scope.path()
 
     @observed

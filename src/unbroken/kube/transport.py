@@ -27,7 +27,7 @@ KEEP_ALIVE_SECONDS = 60.0
 """Idle connections are kept this long; kube-apiserver keeps its side for 3 minutes and more."""
 
 VANISHED_MILLISECONDS = 30_000
-"""What was sent must be acknowledged within this time."""
+"""Time within which sent data must be acknowledged."""
 
 CLOSING_ROUNDS = 20
 """Rounds of the loop that a connection may take to notice its end."""

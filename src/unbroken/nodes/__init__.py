@@ -1,1 +1,1 @@
-"""What runs on each node: the daemon that sees its faults, and the checks."""
+"""Programs that run on each node: the daemon that sees its faults, and the checks."""

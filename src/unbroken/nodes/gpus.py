@@ -35,7 +35,7 @@ class GpuEyes:
         self._hung: asyncio.subprocess.Process | None = None
 
     async def look(self) -> GpuSample:
-        """What NVML says now; a sample with a problem where it says nothing."""
+        """Readings of NVML now; a sample with a problem where it says nothing."""
         if not self._is_there():
             return GpuSample(problem=f"there is no {self._library or 'NVIDIA driver'}")
         if self._hung is not None and self._hung.returncode is None:

@@ -83,7 +83,7 @@ class KmsgReader:
         return age <= LOOK_BACK_SECONDS
 
     async def lines(self) -> AsyncGenerator[Read, None]:
-        """What there is, and what comes."""
+        """Lines that exist, and lines that come."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
         self.open()
         try:
@@ -113,7 +113,7 @@ class FileReader:
         self._offset = 0
         self._rest = b""
         self._is_cut = False
-        """What comes up to the next end of a line belongs to a line that was too long."""
+        """True if the rest up to the next end of a line belongs to a line that was too long."""
         self._is_first = True
 
     @property
@@ -182,7 +182,7 @@ class FileReader:
                 self._is_cut = True
 
     async def lines(self) -> AsyncGenerator[Read, None]:
-        """What there is, and what comes."""
+        """Lines that exist, and lines that come."""
         with FileWatch(self._path) as watch:
             try:
                 while True:

@@ -29,7 +29,7 @@ BROKEN = (IS_LOST, NEEDS_RESET)
 
 
 def look(library: str) -> GpuSample:
-    """What NVML says of every GPU; `library` empty: the driver's."""
+    """Readings of NVML for every GPU; `library` empty: the driver's."""
     try:
         if library:
             nvml.nvmlLib = ctypes.CDLL(library)

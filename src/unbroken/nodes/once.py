@@ -21,7 +21,7 @@ TWICE = 2
 
 @dataclass(slots=True)
 class Findings:
-    """What one look has found."""
+    """Findings of one look."""
 
     signs: list[Sign] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""What is told about the cluster to those who watch it: metrics."""
+"""Metrics of the cluster."""

@@ -26,7 +26,7 @@ STEPS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
 
 
 class JobMetrics(Collector):
-    """What is known of the jobs, and what has become of their incidents since `since`.
+    """Jobs, and their incidents that have ended since `since`.
 
     `clock`: seconds since the epoch.
     """

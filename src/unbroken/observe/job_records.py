@@ -1,4 +1,4 @@
-"""What the metrics of jobs are made of: each job as it is, and what of it has ended.
+"""Data for the metrics of jobs: each job as it is, and what of it has ended.
 
 Counters belong to a job's name: a job that is deleted and made anew counts on.  They stay for a
 while after a deletion, so that the last of them is still read, and then go.

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """What is counted of a node."""
+    """State of a node, for counts."""
 
     is_ready: bool
     health: str
@@ -46,7 +46,7 @@ class NodeState:
 
 
 class NodeMetrics(Collector):
-    """What is known of the nodes, and what has been done to them since `since`."""
+    """Nodes, and their repairs and checks that have ended since `since`."""
 
     def __init__(self, registry: CollectorRegistry, since: float) -> None:
         self._since = since
@@ -127,7 +127,7 @@ class NodeMetrics(Collector):
         return self.collect()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """What is, in gauges."""
+        """Current state, in gauges."""
         for health, name in DOCUMENTED.items():
             family = GaugeMetricFamily(name, f"Nodes that are {health.value}.", labels=GROUP)
             states = [one for one in self._nodes.values() if one.health == health.value]

@@ -73,7 +73,7 @@ class ProgramMetrics(Collector):
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:
-        """What is."""
+        """Current state."""
         health = self._look()
         text = "1 in the one operator that acts, 0 in those that wait."
         yield GaugeMetricFamily("unbroken_operator_leading", text, value=health.is_leading)

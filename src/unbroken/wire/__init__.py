@@ -1,1 +1,1 @@
-"""What processes say to each other: values and codecs only."""
+"""Messages between processes: values and codecs only."""

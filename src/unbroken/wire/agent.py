@@ -1,4 +1,4 @@
-"""What the operator and the agent in each pod say to each other.
+"""Messages between the operator and the agent in each pod.
 
 Two ways, one meaning.  The documented HTTP endpoints (HyperPod agent 1.1.3) carry `StartCommand`,
 `StopCommand` and the status; the link (`/v1/link`, WebSocket) carries the same commands down and
@@ -21,7 +21,8 @@ LINK_PATH = "/v1/link"
 LEASE_PATH = "/v1/lease"
 """Questions of other agents of the attempt (`core.agent.peers`)."""
 IMPORTS_PATH = "/v1/imports"
-"""What workers import, for agents that have started none: `modules`, names in order."""
+"""Path of the modules that workers import, for agents that have started none: `modules`, names in
+order."""
 IMPORTS_MAX = 20_000
 WARM_PEERS_MAX = 3
 WORKERS_MAX = 1024
@@ -124,7 +125,7 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a rank has restored from a snapshot, as it told its agent."""
+    """Receipt of a rank for what it has restored from a snapshot, as it told its agent."""
 
     rank: int
     attempt: int
@@ -197,7 +198,8 @@ class StartCommand:
     rank_ips: tuple[tuple[int, str], ...] | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
     worker_data: Any = None
-    """What the workers of all nodes have told, for those of an agent for in-process restart."""
+    """Data that the workers of all nodes have told, for those of an agent for in-process
+    restart."""
     buddy: str = ""
     """`host:port` of the agent that is given copies of this node's snapshots; empty: nobody is."""
     holders: tuple[str, ...] = ()
@@ -263,7 +265,7 @@ class Beat:
 
 
 ToAgent = Command | Request
-"""What an operator says to an agent; `wire.agent_codec.FRAMES` has the frame of each."""
+"""Messages of an operator to an agent; `wire.agent_codec.FRAMES` has the frame of each."""
 
 
 @dataclass(frozen=True, slots=True)

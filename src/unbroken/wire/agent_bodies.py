@@ -54,7 +54,7 @@ class Unprocessable(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `/status` says beyond the report."""
+    """Fields of `/status` beyond the report."""
 
     transitions: Mapping[AgentState, float] = field(default_factory=dict)
     """Latest entry of each state."""
@@ -64,12 +64,12 @@ class Status:
     warning: str = ""
     """Stands in for a message where there is none."""
     restart_mode: str = RESTART_MODE
-    """What the agent can do, or what a worker has asked for."""
+    """Restart mode that the agent offers, or that a worker has asked for."""
     worker_data: list[dict[str, Any]] = field(default_factory=list)
     rank_labels: Mapping[str, str] | None = None
     """None: an agent that restarts processes."""
     priority: bool = False
-    """What this pod's workers have in memory is worth keeping."""
+    """True if the state in memory of this pod's workers is worth keeping."""
 
 
 def parse_json(body: bytes) -> object:
@@ -85,7 +85,7 @@ def parse_json(body: bytes) -> object:
 
 
 def start_command(value: object) -> StartCommand:
-    """What `/start` and `/update` carry; Unprocessable."""
+    """Read the body of `/start` and `/update`; Unprocessable."""
     reader = Reader(value)
     rank = reader.required("rank", _count, 0)
     nnodes = reader.required("nnodes", _count, 1)
@@ -119,7 +119,7 @@ def start_command(value: object) -> StartCommand:
 
 
 def stop_command(value: object) -> StopCommand:
-    """What `/stop` carries: the documented keys, and `attempt` from those who know it."""
+    """Read the body of `/stop`: the documented keys, and `attempt` from those who know it."""
     reader = Reader({} if value is None else value)
     command = StopCommand(
         attempt=reader.optional("attempt", _count, None),
@@ -203,7 +203,7 @@ def status_body(report: AgentReport, status: Status) -> dict[str, Any]:
 
 
 def report_of_status(value: object) -> AgentReport:
-    """What a stock agent's status says; PeerError.
+    """Read the status of a stock agent; PeerError.
 
     It names neither itself nor the attempt: the time of its entry into INIT stands for its
     identity, and the attempt stays None.  Its `progress` is left out: the operator needs none.

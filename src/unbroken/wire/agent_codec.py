@@ -189,7 +189,7 @@ def decode_command(frame: str | bytes) -> ToAgent | Renewal:
 
 
 def decode_imports(body: bytes) -> tuple[str, ...]:
-    """What an agent answers at `IMPORTS_PATH`; PeerError."""
+    """Read the answer of an agent at `IMPORTS_PATH`; PeerError."""
     value = load(body).get("modules")
     if not isinstance(value, list) or len(value) > IMPORTS_MAX:
         raise PeerError(f"no list of {IMPORTS_MAX} modules at most")

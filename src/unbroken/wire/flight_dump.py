@@ -60,7 +60,7 @@ class Call:
 
 @dataclass(slots=True)
 class GroupCalls:
-    """What a rank has called in one process group."""
+    """Calls of a rank in one process group."""
 
     name: str
     description: str

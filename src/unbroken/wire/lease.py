@@ -1,4 +1,5 @@
-"""What agents of an attempt ask each other while no operator is heard (`core.agent.peers`)."""
+"""Questions and answers between agents of an attempt while no operator is heard
+(`core.agent.peers`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent sees of its ranks while they run: signs of progress, alarms, evidence of a hang.
+"""Observations of an agent about its running ranks: signs of progress, alarms, evidence of a hang.
 
 Signs and alarms are part of each report.  Evidence is collected on request, before anything is
 stopped, and sent once.
@@ -29,7 +29,7 @@ SAMPLES_PER_SECOND_MAX = 10
 
 
 class Bound(Enum):
-    """What says how long a rank may be silent before all ranks are looked at."""
+    """Origin of the bound on how long a rank may be silent before all ranks are looked at."""
 
     STEPS = "steps"
     OUTPUT = "output"

@@ -45,7 +45,7 @@ _SIGNED, _UNSIGNED = b"J\x8a", b"KM"
 
 @dataclass(frozen=True)
 class Known:
-    """What a name in a pickle stands for, where it is a class or a function."""
+    """Meaning of a name in a pickle, where it is a class or a function."""
 
     make: Callable[..., Any]
     """Called with the arguments that the pickle gives."""

@@ -25,7 +25,7 @@ _LABEL = b"unbroken-agent/v1"
 _BLOCK_BYTES = 64
 """Block size of SHA-256."""
 _INNER, _OUTER = bytes(i ^ 0x36 for i in range(256)), bytes(i ^ 0x5C for i in range(256))
-"""What HMAC does to each byte of the key."""
+"""Masks of HMAC for each byte of the key."""
 
 
 class Stranger(PeerError):
@@ -58,7 +58,7 @@ def nonce_of(text: str | None) -> bytes | None:
 
 
 def greeting(key: bytes, asked: bytes, own: bytes, uid: str, target: str) -> tuple[bytes, Session]:
-    """What an agent answers to the nonce `asked`; its own nonce is new for each greeting.
+    """Answer of an agent to the nonce `asked`; its own nonce is new for each greeting.
 
     `target`: the path that was asked for, with its query.
     """

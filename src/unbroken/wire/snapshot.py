@@ -39,7 +39,7 @@ ABSENT = bytes(HEADERS_BYTES)
 
 @dataclass(frozen=True)
 class Header:
-    """What a slot holds."""
+    """Contents of a slot."""
 
     job: bytes
     name: str
@@ -114,7 +114,7 @@ def write(header: Header) -> bytes:
 
 
 def read(headers: bytes, size: int) -> Header | None:
-    """What a slot of `size` bytes holds, from its first `HEADERS_BYTES`; None: nothing whole."""
+    """Header of a slot of `size` bytes, from its first `HEADERS_BYTES`; None: nothing whole."""
     copied = _parse(headers, COPIED_AT, size)
     sealed = _parse(headers, SEALED_AT, size)
     if sealed is None or sealed.table_checksum is None:

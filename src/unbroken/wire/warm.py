@@ -1,4 +1,4 @@
-"""What the agent says to a template process and to the workers parked by it.
+"""Messages of the agent to a template process and to the workers parked by it.
 
 Each message is one datagram of a SOCK_SEQPACKET pair: a JSON object with a `type`, and descriptors
 beside it.  docs/design/fast-recovery.md says how they are used.

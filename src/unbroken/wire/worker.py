@@ -42,7 +42,7 @@ RECORDS = tuple(struct.Struct(f"{RECORD.format}{count}d") for count in range(MET
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a worker has told; seconds of the monotonic clock."""
+    """Progress that a worker has told; seconds of the monotonic clock."""
 
     first_step: int | None = None
     """Where the worker began."""

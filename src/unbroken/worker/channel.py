@@ -51,7 +51,7 @@ def is_whole(frame: FrameType | None) -> bool:
 
 
 class _Answer:
-    """What one request waits for."""
+    """Answer that one request waits for."""
 
     def __init__(self) -> None:
         self.is_there = threading.Event()
@@ -129,7 +129,7 @@ class Channel:
 
     @whole
     def _taken(self, answer: _Answer) -> Mapping[str, Any] | None:
-        """What has come; what comes later goes nowhere, but keeps its place in the row."""
+        """Take the answer that has come; a later one is dropped, but keeps its place in the row."""
         with self._lock:
             answer.is_wanted = False
             if sys.exc_info()[0] is not None:

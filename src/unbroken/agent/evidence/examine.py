@@ -101,7 +101,7 @@ class Subject:
         return _Counters(now, cpu, sum(known) if known else None, waited)
 
     def evidence(self) -> RankEvidence:
-        """What is known now."""
+        """Evidence that has been collected so far."""
         before, after = self.first, self.second
         share = moved = waited = None
         if before is not None and after is not None and self.stat is not None:
@@ -195,7 +195,8 @@ class Examination:
                 await self._over.wait()
 
     def evidence(self, watch: Sequence[RankWatch] = ()) -> tuple[RankEvidence, ...]:
-        """What is known now, with what the ranks have told of themselves."""
+        """Evidence that has been collected so far, with what the ranks have reported of
+        themselves."""
         told = {one.rank: one for one in watch}
         return tuple(self._told(subject, told) for subject in self._subjects)
 

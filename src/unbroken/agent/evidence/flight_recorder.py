@@ -71,7 +71,7 @@ class Request:
             _ask(f"{pipe}{rank}.pipe")
 
     def answer(self) -> tuple[Collective, ...]:
-        """What it has dumped since; empty: nothing whole."""
+        """Collectives that it has dumped since; empty: no complete dump."""
         if not self._path or _written(self._path) == self._before:
             return ()
         with contextlib.suppress(OSError, PeerError), open(self._path, "rb", opener=_now) as file:

@@ -58,7 +58,8 @@ class PageSource:
 
 
 def _since(before: Page, page: Page) -> Page:
-    """What a worker that lives on has told since: its own counts go on over attempts."""
+    """Page of a worker that lives on, since the attempt began: its own counts go on over
+    attempts."""
     calls = page.calls - before.calls
     if not before.calls or calls < 0:
         return page

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process: nothing here waits for the process itself.
+"""Readings of a process from the kernel: nothing here waits for the process itself.
 
 `/proc/PID/cmdline`, `environ` and `maps` are not read: they wait for a lock that a process in state
 D may hold.

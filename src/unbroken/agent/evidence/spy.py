@@ -42,7 +42,7 @@ _UNKNOWN = re.compile(r"0x[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """What one look has shown."""
+    """Stacks that one look has shown."""
 
     threads: tuple[ThreadStack, ...] = ()
     """The main thread first."""
@@ -118,7 +118,7 @@ async def _end(pidfd: int) -> None:
 
 
 def read(text: bytes, pid: int) -> Stacks:
-    """What py-spy wrote; WorldError."""
+    """Read the output of py-spy; WorldError."""
     try:
         threads = sorted(json.loads(text), key=lambda one: _order(one, pid))
         for one in threads:

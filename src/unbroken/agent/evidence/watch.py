@@ -31,7 +31,7 @@ _WORST_FIRST = "TtDR"
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What there is to see of a worker."""
+    """Sources of signs of a worker."""
 
     pid: int
     page: PageSource | None
@@ -94,7 +94,7 @@ class Watch:
             self._take(*self._signs(rank, watched), events.Ended(rank))
 
     def taught(self) -> Mapping[int, Taught]:
-        """What is known of the ranks."""
+        """Lessons about each rank, for the next attempt."""
         return self._watchdog.taught()
 
     def close(self) -> None:

@@ -58,8 +58,8 @@ async def check(file: File, subject: Subject) -> None:
 
 
 def _fault(fd: int, header: Header) -> str:
-    """What is wrong with a body; empty: nothing.  It is not mapped: letting go of a mapping of many
-    pages holds up everybody else."""
+    """Fault of a body; empty: none.  It is not mapped: letting go of a mapping of many pages holds
+    up everybody else."""
     try:
         structure = os.pread(fd, header.structure_bytes, header.structure_at)
         sums = os.pread(fd, 4 * header.chunks, header.table_at)
@@ -201,7 +201,7 @@ class Copies:
             self._tell()
 
     def sizes(self, key: Key) -> dict[Point, int]:
-        """What there is of a rank."""
+        """Sizes of the copies of a rank."""
         return {point: file.size for point, file in self._kept.get(key, {}).items()}
 
     def descriptor(self, key: Key, point: Point) -> int | None:

@@ -44,7 +44,7 @@ class HeldList:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a holder says that it has."""
+    """Copies that a holder offers."""
 
     address: str
     node: int | str
@@ -64,7 +64,7 @@ class Fetch:
     job: bytes | None
     memory: Memory
     problems: list[str] = field(default_factory=list)
-    """What went wrong, with whom."""
+    """Problems, with the holder of each."""
 
     async def offers(self) -> list[Offer]:
         """Offers of all holders, the likeliest first; a holder that does not answer has none."""

@@ -98,7 +98,7 @@ class Replication:
         return self.copies.receive(key, point, size, needed)
 
     def sizes(self, key: Key) -> dict[Point, int]:
-        """What there is of a rank."""
+        """Sizes of the copies of a rank."""
         return self.copies.sizes(key)
 
     def descriptor(self, key: Key, point: Point) -> int | None:

@@ -47,7 +47,7 @@ class Agreements:
         self._timers: list[asyncio.TimerHandle] = []
 
     async def hear(self, name: str, node: int, arrival: Arrival) -> NextRound | None:
-        """What is decided; None: nothing yet.  Refused."""
+        """Return the decision; None: nothing yet.  Refused."""
         row = self._rows.get(name) or self._begin(name)
         decision = row.agreement.arrive(node, arrival)
         if decision is not None:

@@ -14,7 +14,7 @@ from unbroken.core.snapshots.replication import Item
 from unbroken.wire.snapshot import HEADERS_BYTES
 
 BURST_SECONDS = 0.25
-"""What was not sent in time is made up for so long."""
+"""Time over which a late transfer may catch up."""
 SLICE_BYTES = 1 << 20
 COPY_BYTES = 16 * 1024 * 1024
 

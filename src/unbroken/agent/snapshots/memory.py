@@ -84,7 +84,7 @@ def _create(name: str, size: int) -> int:
 def available_bytes(
     root: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")
 ) -> int:
-    """What the machine and this process's memory group would still give."""
+    """Bytes that the machine and this process's memory group would still give."""
     rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
     bounds = [int(rows["MemAvailable"].split()[0]) * 1024]
     for folder, limit, used, cache in (

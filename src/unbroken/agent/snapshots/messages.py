@@ -1,4 +1,5 @@
-"""What workers say about snapshots: their memory, what their buddies have, and what they restored.
+"""Messages of workers about snapshots: their memory, what their buddies have, and what they
+restored.
 
 Jobs without snapshots load nothing of it; jobs without buddies nothing of replication.
 """
@@ -63,7 +64,7 @@ class SnapshotMessages:
             self._changed()
 
     def add_to(self, report: AgentReport) -> AgentReport:
-        """What has been restored, and of whom this agent has copies."""
+        """Add what has been restored, and the ranks of which this agent has copies."""
         receipts = tuple(self._receipts[key] for key in sorted(self._receipts))
         return replace(report, receipts=receipts, copies=self._copies)
 

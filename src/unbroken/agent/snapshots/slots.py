@@ -60,7 +60,7 @@ class Slot:
     """Node rank of the agent that had it, or its address; None: it was here."""
 
     def header(self) -> Header | None:
-        """What it holds now."""
+        """Header of the snapshot that it holds now."""
         return read(os.pread(self.file.fd, HEADERS_BYTES, 0), self.file.size)
 
     def step(self) -> int | None:
@@ -123,7 +123,7 @@ class Snapshots:
         return Answer({"type": ANSWERS[kind], **found.message}, found.fds)
 
     def refusal(self, message: Mapping[str, Any], reason: str) -> Answer:
-        """What a worker is told whose message is not followed."""
+        """Answer to a worker whose message is not followed."""
         kind = str(message.get("type"))
         logger.warning("message=%s refused reason=%r", kind, reason)
         return Answer({"type": ANSWERS[kind], "error": reason})
@@ -211,7 +211,7 @@ class Snapshots:
         return next((one.node for one in slots if (one.attempt, one.frozen) == point), None)
 
     def points(self, key: Key) -> list[Point]:
-        """What of a rank may be restored from here."""
+        """Points of a rank that may be restored from here."""
         return [(slot.attempt, step) for slot, step in self._offered(key)]
 
     def add(self, key: Key, point: Point, file: File, node: int | str | None) -> None:

@@ -1,4 +1,4 @@
-"""What workers and the agent say to each other over the socket, by the rules of the HyperPod agent.
+"""Messages of workers and the agent over the socket, by the rules of the HyperPod agent.
 
 Restartable workers are told when to leave their training and with what to begin again; what they
 tell becomes events of the machine, or parts of `/status`.  Who speaks is known from the connection,
@@ -41,7 +41,7 @@ ENVIRONMENT = (
     *("RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "JOB_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"),
 )
-"""What a worker is released with, beside SPARE."""
+"""Fields that a worker is released with, beside SPARE."""
 Handler = Callable[[Connection, Mapping[str, Any]], None]
 
 

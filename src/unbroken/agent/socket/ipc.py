@@ -101,7 +101,7 @@ class Connection:
 
 
 class Hearer(Protocol):
-    """What is made of messages."""
+    """The receiver of messages."""
 
     def heard(self, connection: Connection, message: Mapping[str, Any]) -> None:
         """A worker says something."""

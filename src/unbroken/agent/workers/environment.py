@@ -1,4 +1,4 @@
-"""What a worker is started with: its command and its environment variables."""
+"""Command and environment variables that a worker is started with."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Program:
     prefix: bytes
     """Before each of its lines on the console."""
     lent: Mapping[int, int] = field(default_factory=dict)
-    """What else it inherits: descriptor there, descriptor here."""
+    """Further descriptors that it inherits: number there, number here."""
     kind: str = ""
     """As wire/warm.py has it; empty: not by `BOOT`, and never warm."""
     arguments: tuple[str, ...] = ()

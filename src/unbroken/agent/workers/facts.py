@@ -1,4 +1,4 @@
-"""What the kernel and the file system know about a worker's end."""
+"""Facts that the kernel and the file system have about a worker's end."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def is_shared_memory_full(path: str = "/dev/shm") -> bool:
 
 
 def error_file(directory: str) -> str:
-    """What `@record` left there; empty: nothing, or nothing that can be read."""
+    """Text that `@record` left there; empty: nothing, or nothing that can be read."""
     try:
         with open(f"{directory}/error.json", encoding="utf-8", errors="replace") as file:
             return file.read(ERROR_FILE_BYTES_MAX)

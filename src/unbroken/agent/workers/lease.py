@@ -1,4 +1,4 @@
-"""What ends workers with their agent even where nobody is left to end them: a pipe.
+"""End workers with their agent even where nobody is left to end them: by a pipe.
 
 The agent has the only writing end.  Each worker is given a reading end, open for nothing but this:
 when the writing end goes, however the agent ended, the kernel kills the worker's process group.

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 256 * 1024
 PIPE_BYTES_MAX = 1024 * 1024
-"""What a pipe can hold, of what an unprivileged worker can make of it."""
+"""Largest capacity of a pipe that an unprivileged worker can set."""
 LINE_BYTES_MAX = 64 * 1024
 TAIL_LINES = 64
 

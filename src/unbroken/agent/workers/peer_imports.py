@@ -1,4 +1,4 @@
-"""What the workers of other agents import, asked of these."""
+"""Ask other agents what their workers import."""
 
 from __future__ import annotations
 

@@ -129,8 +129,8 @@ class Processes:
         return programs(self._options, ProgramStage.TRAIN, nobody, "", True)[0]
 
     def imports(self) -> Collection[str] | None:
-        """What a template has been told to import, and was fit for use; None: no worker is started
-        warm, or the job names it."""
+        """Modules that a template was told to import, and was fit for use; None: no worker is
+        started warm, or the job names them."""
         if not self._boots or self._options.preload:
             return None
         return () if self._warm is None else self._warm.imports()

@@ -50,7 +50,7 @@ class NotStartedError(WorldError):
         super().__init__(message)
         self.local_rank = local_rank
         self.children = children
-        """What runs or has ended, of all that were forked."""
+        """Forked processes, running or ended."""
 
 
 def spawn_all(programs: Sequence[Program], lease: Lease, warm: Warm | None = None) -> list[Child]:

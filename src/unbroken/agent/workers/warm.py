@@ -75,11 +75,11 @@ class WarmStarts:
         self._learnt: list[int] = []
         """Descriptors of files with the names of modules, of the newest workers."""
         self._heard: dict[str, None] = {}
-        """What is known of older ones."""
+        """Modules that older workers have imported."""
         self._modules: dict[str, None] = {}
-        """What the template was told to import."""
+        """Modules that the template was told to import."""
         self._fit: dict[str, None] = {}
-        """What a template has imported, and was fit for use."""
+        """Modules that a template has imported, and was fit for use."""
         self._unfit: set[str] = set()
         self._program: Program | None = None
         """The newest attempt's first."""
@@ -106,8 +106,8 @@ class WarmStarts:
             self._feed(core.Named())
 
     def imports(self) -> Collection[str] | None:
-        """What the template was told to import, and was fit for use; None: no start will be warm,
-        or the job names it."""
+        """Modules that the template was told to import, and was fit for use; None: no start will be
+        warm, or the job names them."""
         if self._preload or self._machine.has_given_up:
             return None
         return () if self._template is None else self._fit
@@ -276,7 +276,7 @@ class WarmStarts:
         return min(max(times), self._clock()) if times else None
 
     def _news(self) -> list[str]:
-        """What workers have imported and the template has not been told."""
+        """Modules that workers have imported and the template was not told."""
         if self._preload:
             return []
         heard = self._heard | dict.fromkeys(_learnt(self._learnt))
@@ -392,7 +392,7 @@ class WarmStarts:
 
 
 def _shared(environment: Mapping[str, str]) -> dict[str, str]:
-    """What is the same for every rank and attempt."""
+    """Variables that are the same for every rank and attempt."""
     return {name: value for name, value in environment.items() if name not in PER_RANK}
 
 

@@ -67,7 +67,7 @@ ANSWERS: tuple[tuple[Callable[[], str], str], ...] = (
     (_floats, "0x1.3f7c2f4b8e46bp-1 0x1.6a042efa7d78dp-1"),
     (_compression, "c172f290156f279e"),
 )
-"""What is computed, and what must come of it (by this code, under CPython 3.11 on x86-64)."""
+"""Computations and their results (by this code, under CPython 3.11 on x86-64)."""
 
 
 def _compute(processor: int, settings: Settings) -> tuple[int, str]:

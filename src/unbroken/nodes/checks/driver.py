@@ -39,7 +39,7 @@ TESTS: Mapping[CheckKind, tuple[Test, ...]] = {
     CheckKind.CONNECTIVITY: pairs.TESTS,
     CheckKind.TRAINING: training.TESTS,
 }
-"""What belongs to each kind, in order."""
+"""Tests of each kind, in order."""
 FINDING_BYTES_MAX = 16 << 20
 """Bytes of one finding as JSON."""
 NO_EFA = "not measured: the pair test goes over EFA where NCCL uses it"
@@ -77,7 +77,7 @@ def _result(
 
 
 def _run(test: Test, settings: Settings) -> Iterator[tuple[Finding, float]]:
-    """What the test found, with the seconds that each took."""
+    """Findings of the test, with the seconds that each took."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(test, settings, send))

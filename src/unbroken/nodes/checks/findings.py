@@ -1,4 +1,4 @@
-"""What a test is told and what it says."""
+"""Input and output of a test."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one test found; its node, kind and duration are added by who runs it."""
+    """Finding of one test; the caller adds its node, kind and duration."""
 
     test: str
     outcome: Outcome
     message: str = ""
-    """What is wrong and what to do; of a pass, what was seen."""
+    """The problem and what to do; of a pass, what was seen."""
     measured: float | None = None
     expected: float | None = None
     unit: str = ""

@@ -31,8 +31,8 @@ COPIES = 16
 SLOW_SHARE = 0.5
 """Share of the median of the machine's GPUs: a GPU below it is far from its equals (judgement)."""
 BROKEN = ("uncorrectable ecc", "unspecified launch failure", "hardware", "gpu is lost", "nvlink")
-"""What the CUDA runtime says where the device is at fault (CUDA runtime API, cudaError); all other
-errors are of the software or of who else uses the GPU."""
+"""Errors of the CUDA runtime where the device is at fault (CUDA runtime API, cudaError); all other
+errors are of the software or of another user of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def _multiply(device: Device, settings: Settings) -> tuple[float, str]:
 
 
 def _compare(c: torch.Tensor, tile: torch.Tensor, name: str) -> str:
-    """What differs from the tile, in words; empty: nothing.  c: [n, n], tile: [TILE, TILE]."""
+    """Differences from the tile, in words; empty: none.  c: [n, n], tile: [TILE, TILE]."""
     n = c.shape[0] // TILE
     differs = c.view(n, TILE, n, TILE) != tile.view(1, TILE, 1, TILE)
     count = int(differs.sum())

@@ -30,7 +30,7 @@ KNOWN = {
 
 @dataclass(frozen=True, slots=True)
 class Plants:
-    """What was planted, by name."""
+    """Planted faults, by name."""
 
     values: Mapping[str, str] = field(default_factory=dict)
 

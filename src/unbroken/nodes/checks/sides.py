@@ -17,7 +17,7 @@ Found = TypeVar("Found")
 def at_each(
     places: Sequence[Place], work: Callable[[Place], Found]
 ) -> list[tuple[Place, Found | str]]:
-    """What `work` returned for each place, as JSON has it (a tuple comes back as a list); a text
+    """Results of `work` for each place, as JSON has them (a tuple comes back as a list); a text
     says how its process ended without an answer."""
     context = multiprocessing.get_context("fork")
     started = []

@@ -37,7 +37,7 @@ def start_anew(command: list[str]) -> NoReturn:
 
 
 def first_path(kind: str, file: str) -> str | None:
-    """What the interpreter puts in front of `sys.path`; None for nothing."""
+    """Path that the interpreter puts in front of `sys.path`; None for nothing."""
     if kind == "script" and _is_container(_absolute(file)):
         return _absolute(file)
     if sys.flags.isolated or getattr(sys.flags, "safe_path", False):

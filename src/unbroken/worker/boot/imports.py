@@ -32,7 +32,7 @@ class Importer:
         self.files: dict[str, tuple[int, int]] = {}
         """Size and time of change, as they were before they were read."""
         self.variables: dict[str, str | None] = {}
-        """What modules have read from the environment."""
+        """Variables that modules have read from the environment."""
         self.is_tainted = False
         self._per_rank = frozenset(per_rank)
         self._is_given = is_given
@@ -56,7 +56,7 @@ class Importer:
             os.environ.__class__ = before
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """What the other finders find, if it may be imported."""
+        """Spec that the other finders find, if the module may be imported."""
         if name in self.left_out:
             self._leave_out(name, f"{name}: {self.left_out[name]}")
         spec = self._found(name, path, target)

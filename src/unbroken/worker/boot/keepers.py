@@ -1,4 +1,4 @@
-"""What keeps a process group of torch that was destroyed, and so its threads and connections."""
+"""Find what keeps a destroyed process group of torch alive, and so its threads and connections."""
 
 from __future__ import annotations
 

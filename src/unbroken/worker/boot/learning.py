@@ -1,4 +1,4 @@
-"""What a program imports is written down, for the template that is to import it beforehand."""
+"""Write down what a program imports, for the template that is to import it beforehand."""
 
 from __future__ import annotations
 

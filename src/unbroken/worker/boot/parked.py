@@ -12,7 +12,7 @@ STARTUP = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "OMP_", "GOMP_", "KMP_", "MKL_"
 
 
 class Parked:
-    """What a forked worker needs of its template."""
+    """Values that a forked worker needs of its template."""
 
     def __init__(
         self, pairs: ModuleType, becoming: ModuleType, begin: list[str], front: str | None
@@ -87,7 +87,7 @@ class Parked:
 
 
 def _separate() -> None:
-    """What a process has of its own, and a fork has of its parent; `random` sees to itself."""
+    """Give the process state of its own that a fork has of its parent; `random` sees to itself."""
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()

@@ -17,7 +17,7 @@ class Look:
         self._known = dict(_open_files())
 
     def danger(self, ours: Collection[int] = ()) -> str | None:
-        """What forbids to fork; `ours` are descriptors of sockets that do not."""
+        """Reason that forbids to fork, or None; `ours` are descriptors of sockets that do not."""
         # CUDA starts threads and opens files of its own: itself is the better reason.
         return cuda() or _threads() or _processes() or self._files(ours) or self._elsewhere()
 

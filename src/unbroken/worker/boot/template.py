@@ -104,7 +104,8 @@ class _Template:
         return message, descriptors
 
     def _ask(self, message: dict[str, Any] | None) -> dict[str, Any]:
-        """What is to be imported, with what has been; the first message may have been read."""
+        """Modules that are to be imported, with the state so far; the first message may have been
+        read."""
         names: list[str] = self._told.get("names", [])
         while True:
             message = message or self._receive()[0]

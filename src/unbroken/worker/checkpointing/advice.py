@@ -18,7 +18,7 @@ class Advice:
     interval_seconds: float
     """From the start of one save to the start of the next."""
     cost_seconds: float
-    """What a save makes training wait: the slowest rank's last."""
+    """Seconds that a save makes training wait: the slowest rank's last."""
     write_seconds: float
     """Until the checkpoint is complete and verified; training goes on meanwhile."""
     mtbf_seconds: float

@@ -44,12 +44,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Found:
-    """What training goes on from."""
+    """The checkpoint that training goes on from."""
 
     step: int
     path: Path
     extra: Mapping[str, Any]
-    """What this rank gave; of rank 0 where this rank was not there."""
+    """Values that this rank gave; those of rank 0 where this rank was not there."""
     world_size: int
     """World size of the ranks that saved it."""
     checksum: str = ""
@@ -97,7 +97,7 @@ class _Rhythm:
 @exchanged
 @dataclass(frozen=True)
 class _Look:
-    """What a rank knows that all have to agree on."""
+    """Knowledge of a rank that all have to agree on."""
 
     since: float
     step_seconds: float
@@ -110,7 +110,7 @@ class _Look:
 @exchanged
 @dataclass(frozen=True)
 class _Offer:
-    """What a rank says before a save."""
+    """State of a rank before a save."""
 
     obstacle: str
     has_failed: bool
@@ -332,7 +332,7 @@ class Checkpoints:
         return any(problem for problem, _ in problems)
 
     def _examine(self, name: Name, group: Peers) -> tuple[str, bool]:
-        """What is wrong with this rank's share of the files, and whether that will stay so."""
+        """Fault of this rank's share of the files, and whether it is lasting."""
         try:
             files = self._directory.manifest(name).files
             share = files[group.members.index(group.rank) :: len(group.members)]

@@ -75,7 +75,7 @@ def planner() -> Any:
 
 
 def load_plain(file: Any, name: str) -> Any:
-    """What torch has saved, tensors and plain values only.  CheckpointError: it holds more."""
+    """Read a file of torch.save, tensors and plain values only.  CheckpointError: it holds more."""
     torch = import_module("torch")
     try:
         with _allowed():

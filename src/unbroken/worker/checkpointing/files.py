@@ -52,7 +52,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class File:
-    """What a file should hold."""
+    """Expected contents of a file."""
 
     name: str
     bytes: int
@@ -61,7 +61,7 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete checkpoint consists of."""
+    """Files of a complete checkpoint."""
 
     step: int
     attempt: int
@@ -157,7 +157,7 @@ class Directory:
         sync_directory(self.path)
 
     def manifest(self, name: Name) -> Manifest:
-        """What it should hold; ValueError where that cannot be said."""
+        """Expected contents of a checkpoint; ValueError where they cannot be known."""
         try:
             found = json.loads((self.path / str(name) / MANIFEST).read_bytes())
             files = tuple(File(**file) for file in found.pop("files"))
@@ -273,7 +273,7 @@ def verified(path: Path, files: list[File]) -> Iterator[Checksum]:
 
 
 def difference(directory: Path, file: File) -> str:
-    """What is wrong with a file; empty: nothing.  Read from the disk where the system lets us."""
+    """Fault of a file; empty: none.  Read from the disk where the system lets us."""
     crc32, length = 0, 0
     try:
         stream = (directory / file.name).open("rb", buffering=0)

@@ -50,7 +50,7 @@ def complete(entries: Iterable[str], attempt: int, inherited: frozenset[str]) ->
 
 @dataclass(frozen=True)
 class Retention:
-    """What is kept: the newest, and every so many steps one."""
+    """Checkpoints that are kept: the newest, and one in every so many steps."""
 
     keep: int = 2
     keep_every: int | None = None

@@ -53,7 +53,7 @@ class Staged:
         self._values: dict[Any, Any] = {}
 
     def plan(self, state: Mapping[str, Any]) -> tuple[bytes, Any]:
-        """What this rank has, and a digest of it: equal digests have equal plans."""
+        """Plan of this rank's state, and a digest of it: equal digests have equal plans."""
         self._planner = checkpoint_module("default_planner").DefaultSavePlanner(
             dedup_save_to_lowest_rank=self._is_alone
         )
@@ -99,7 +99,7 @@ class Staged:
         return files
 
     def finish(self, place: Path) -> list[File]:
-        """What reads all parts together; once, when all are written."""
+        """Write the file that reads all parts together; once, when all are written."""
         parts = [place / RESULTS.format(member) for member in range(self._members)]
         files: list[File] = []
         _writer(place, files).finish(
@@ -132,7 +132,7 @@ def _writer(place: Path, files: list[File]) -> Any:
 
 @dataclass(frozen=True)
 class Objects:
-    """What the user gave to save or restore."""
+    """Objects that the user gave to save or restore."""
 
     given: Mapping[str, Any]
 
@@ -168,7 +168,7 @@ class Objects:
                 state.set_optimizer_state_dict(self._owner(name, one), one, found[name])
 
     def own(self, rng: bool, extra: Mapping[str, Any] | None) -> bytes:
-        """What only this rank knows."""
+        """State that only this rank has."""
         return packed({
             "objects": {name: one.state_dict() for name, one in self._others().items()},
             "rng": generators() if rng else None,
@@ -272,7 +272,7 @@ def packed(content: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(path: Path, live: Mapping[str, Any]) -> dict[str, Any]:
-    """What `packed` gave.  CheckpointError: the file holds something else."""
+    """State that `packed` gave.  CheckpointError: the file holds something else."""
     try:
         data = bytearray(path.read_bytes())
         magic, payload, length = _HEADER.unpack_from(data)

@@ -24,12 +24,12 @@ class Writing(Protocol):
         """This rank's."""
 
     def finish(self, place: Path) -> list[File]:
-        """What reads all of them together."""
+        """Write the file that reads all of them together."""
 
 
 @dataclass
 class Part:
-    """What this rank is writing, or has written last."""
+    """Part that this rank is writing, or has written last."""
 
     name: Name = field(default_factory=lambda: Name(0, 0))
     group: Peers = field(default_factory=lambda: Peers(0, 1, (0,)))

@@ -18,7 +18,7 @@ RANGES_CHARACTERS = 500
 @exchanged
 @dataclass(frozen=True)
 class Shares:
-    """What an agent has of a state that is divided among ranks."""
+    """Shares that an agent has of a state that is divided among ranks."""
 
     world_size: int
     """World size of the ranks that saved it."""
@@ -28,7 +28,7 @@ class Shares:
 @exchanged
 @dataclass(frozen=True)
 class Offer:
-    """What a rank says of itself."""
+    """Points that a rank offers."""
 
     points: tuple[Point, ...]
     replicas: tuple[int, ...]

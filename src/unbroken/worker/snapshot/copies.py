@@ -34,7 +34,7 @@ class Work(Protocol):
         """The body is whole."""
 
     def finish(self) -> None:
-        """What may take its time."""
+        """Do what may take its time."""
 
 
 class Thread(Protocol):

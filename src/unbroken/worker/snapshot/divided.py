@@ -75,7 +75,7 @@ class Outline:
 
 @dataclass(frozen=True)
 class Share:
-    """What one of the old ranks has saved, on the rank that gives it."""
+    """Share that one of the old ranks has saved, on the rank that gives it."""
 
     header: Header
     slot: Slot
@@ -93,14 +93,13 @@ class Share:
         return digest(f"{found.text()} {sums}"), found.is_sharded
 
     def box(self, want: Want) -> Any:
-        """What another rank wants of it."""
+        """Piece of it that another rank wants."""
         name, number = want.key
         return want.of(view(self.slot.memory, self.outlines[name].pieces[number]))
 
 
 def opened(snapshot: Snapshot, rank: int, point: Point, world_size: int) -> Share:
-    """What this rank's agent has of an old one, checked in full.  UnbrokenError, ValueError: it is
-    not whole, and is offered no more."""
+    """Open the share that this rank's agent has of an old rank, checked in full."""
     slot = snapshot.other(rank, point)
     header = None if slot is None else slot.header()
     if slot is None or header is None:
@@ -244,7 +243,8 @@ class Division:
             self._takes[self._givers[want.rank]].append(target)
 
     def _check(self, torn: str) -> None:
-        """What has come is what was sent, and what was sent was still what had been checked."""
+        """Check that the received bytes are those sent, and that those were still what had been
+        checked."""
         if torn:
             raise WorldError(torn)
         for rank, share in self._mine.items():
@@ -258,7 +258,7 @@ class Division:
         }
 
     def _gathered(self, act: Callable[[], Mapping[int, T]]) -> dict[int, T]:
-        """What all give, by old rank."""
+        """Gather what all give, by old rank."""
         return {rank: one for found in self._together(act) for rank, one in found.items()}
 
     def _together(self, act: Callable[[], T]) -> list[T]:

@@ -63,8 +63,8 @@ class Want:
 
 @lru_cache(maxsize=65536)
 def box(sharding: tuple[Any, ...], rank: int) -> Box:
-    """What a rank has of a DTensor, which is divided as torch.chunk divides.  ValueError: its mesh
-    is not of that rank."""
+    """Box of a rank in a DTensor, which is divided as torch.chunk divides.  ValueError: its mesh is
+    not of that rank."""
     shape, _, (mesh, ranks, _), placements = sharding
     place, offsets, lengths = ranks.index(rank), [0] * len(shape), list(shape)
     strides = [math.prod(mesh[dim + 1 :]) for dim in range(len(mesh))]
@@ -80,7 +80,7 @@ def box(sharding: tuple[Any, ...], rank: int) -> Box:
 def plan(
     tensors: Mapping[Key, Any], saved: Mapping[Key, Saved], rank: int, near: Collection[int]
 ) -> list[tuple[Want, Any]]:
-    """What has to be copied, and where to; near are old ranks whose shares are at hand.
+    """Copies to make, with their targets; near are old ranks whose shares are at hand.
 
     ValueError: it does not make up all of the tensors.
     """

@@ -1,4 +1,4 @@
-"""What a slot holds, as header and structure tell it, and whether it fits the live parts."""
+"""Read the contents of a slot by its header and structure, and compare them with the live parts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def complain_of_version(snapshot: Snapshot, slot: Slot) -> None:
 
 
 def structure(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
-    """What a rank has saved; ValueError: it is not that."""
+    """Read the structure that a rank has saved; ValueError: it is not that."""
     from .snapshot import job_digest
 
     if header.job != job_digest(snapshot.context) or header.name != snapshot.name:
@@ -40,7 +40,7 @@ def structure(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kep
 
 
 def fitting(snapshot: Snapshot, header: Header, memory: Any, rank: int) -> Kept:
-    """What this rank may load as it is; ValueError: why it may not."""
+    """State that this rank may load as it is; ValueError: why it may not."""
     kept = structure(snapshot, header, memory, rank)
     here = snapshot.context.world_size
     if header.world_size != here and (kept.is_sharded or snapshot.replicas is not None):

@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Restored:
-    """What has been restored on this rank."""
+    """State that has been restored on this rank."""
 
     step: int
     source: str
@@ -68,7 +68,7 @@ class Restored:
 
 
 def restore(snapshot: Snapshot) -> Restored | None:
-    """What `Snapshot.restore` does."""
+    """Carry out `Snapshot.restore`."""
     search = _Search(snapshot)
     is_touched = False
     while True:
@@ -121,14 +121,14 @@ class _Ready:
 
 
 class _Search:
-    """What this rank and all others have; every method is called by all of them together."""
+    """State that this rank and all others have; every method is called by all of them together."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot, self._world, self._began = snapshot, world() or ALONE, perf_counter()
         self._bad: set[Point] = set()
         self._own: dict[Point, _Copy] = {}
         self._elsewhere: set[Point] = set()
-        """What buddies have."""
+        """Points that buddies have."""
         self._spoilt: set[Point] = set()
         self._has_asked = False
         self._offers: Sequence[Offer] = ()
@@ -210,7 +210,7 @@ class _Search:
         self._offers = self._world.gather(own)
 
     def _look_around(self) -> None:
-        """What the agent has of the state of all ranks; what has failed twice is left."""
+        """Ask the agent for the state of all ranks; what has failed twice is left."""
         found: Mapping[Point, Shares] = {}
         try:
             found = self._snapshot.everyone()
@@ -238,7 +238,7 @@ class _Search:
                 )
 
     def _divided(self, point: Point) -> _Ready | None:
-        """What ranks of another number have saved, as this rank needs it."""
+        """State that ranks of another number have saved, as this rank needs it."""
         from .divided import Division
 
         sharing = givers(self._offers, point)

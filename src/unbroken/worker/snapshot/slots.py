@@ -86,7 +86,7 @@ class Slot:
         """Room for a body; known to who has opened it."""
 
     def header(self) -> Header | None:
-        """What it holds now."""
+        """Header of the snapshot that it holds now."""
         return read(self.memory[:HEADERS_BYTES], len(self.memory))
 
     def version(self) -> int | None:
@@ -140,8 +140,8 @@ def table(memory: Any, header: Header) -> bytes:
 
 
 def faults(memory: mmap.mmap | memoryview, header: Header) -> list[str]:
-    """What is wrong with a body, by its checksums; a body that was not summed has its order of
-    writing alone, and the checksum of its structure."""
+    """Faults of a body, by its checksums; a body that was not summed has its order of writing
+    alone, and the checksum of its structure."""
     view = memoryview(memory)
     structure = view[header.structure_at : header.structure_at + header.structure_bytes]
     if crc32(structure) != header.structure_checksum:
@@ -177,19 +177,19 @@ class Slots(Protocol):
         """All ranks have restored this one."""
 
     def find(self) -> list[Offered]:
-        """What there is to restore from here."""
+        """Snapshots here that may be restored."""
 
     def everyone(self) -> dict[Point, Shares]:
-        """What there is here of any rank."""
+        """Shares that are here, of any rank."""
 
     def other(self, rank: int, point: Point) -> Slot | None:
         """One of these."""
 
     def copies(self) -> list[Point]:
-        """What there is elsewhere; nothing is brought here yet."""
+        """Points that are elsewhere; nothing is brought here yet."""
 
     def fetch(self, attempt: int, step: int) -> list[Offered]:
-        """What there is to restore from, when one of these has been brought here."""
+        """Snapshots that may be restored, when one of these has been brought here."""
 
 
 class OwnSlots:
@@ -296,11 +296,11 @@ class AgentSlots:
         self._ask(SNAPSHOT_USED, SNAPSHOT_KEPT, from_attempt=attempt, step=step)
 
     def find(self) -> list[Offered]:
-        """What the agent offers."""
+        """Snapshots that the agent offers."""
         return self._offered(*self._ask(SNAPSHOT_FIND, SNAPSHOT_FOUND))
 
     def everyone(self) -> dict[Point, Shares]:
-        """What the agent has of all ranks, of other nodes' too."""
+        """Shares that the agent has of all ranks, of other nodes' too."""
         answer, fds = self._ask(SNAPSHOT_FIND, SNAPSHOT_FOUND, everyone=True)
         # An agent of a release before tells of this rank alone, with descriptors.
         _mapped(fds, len(fds))
@@ -316,20 +316,21 @@ class AgentSlots:
         }
 
     def other(self, rank: int, point: Point) -> Slot | None:
-        """What the agent has of a rank."""
+        """Slot that the agent has of a rank."""
         whose = replace(self._identity, rank=rank)
         message = whose.message(SNAPSHOT_FIND, from_attempt=point[0], step=point[1])
         found = self._offered(*self._told(message, SNAPSHOT_FOUND))
         return found[0][0] if found else None
 
     def copies(self) -> list[Point]:
-        """What the agent could get from those who have copies, or holds for others itself."""
+        """Points that the agent could get from those who have copies, or holds for others
+        itself."""
         answer, fds = self._fetch(list=True)
         _mapped(fds, len(fds))
         return [(told["attempt"], told["step"]) for told in answer.get("steps", [])]
 
     def fetch(self, attempt: int, step: int) -> list[Offered]:
-        """What the agent has when it has got this one."""
+        """Snapshots that the agent offers when it has got this one."""
         return self._offered(*self._fetch(from_attempt=attempt, step=step))
 
     def _fetch(self, **keys: int | bool) -> tuple[Mapping[str, Any], list[int]]:

@@ -155,11 +155,11 @@ class Snapshot:
             del _named[self.name]
 
     def find(self) -> list[Offered]:
-        """What this rank's own memory holds, of this attempt and older ones."""
+        """Snapshots in this rank's own memory, of this attempt and older ones."""
         return self._slots.find()
 
     def everyone(self) -> dict[Point, Shares]:
-        """What this rank's agent holds of any rank."""
+        """Shares that this rank's agent holds of any rank."""
         return self._slots.everyone()
 
     def other(self, rank: int, point: Point) -> Slot | None:
@@ -167,7 +167,7 @@ class Snapshot:
         return self._slots.other(rank, point)
 
     def copies(self) -> list[Point]:
-        """What its buddies keep."""
+        """Points that its buddies keep."""
         return self._slots.copies()
 
     def fetch(self, attempt: int, step: int) -> list[Offered]:
@@ -274,7 +274,7 @@ def _loads(part: Any) -> bool:
 
 
 class _Sealing:
-    """What is left to do for a snapshot whose body has been copied."""
+    """Work that is left for a snapshot whose body has been copied."""
 
     def __init__(
         self, slot: Slot, header: Header, index: int, slots: Slots, complain: Callable[[str], None]

@@ -168,7 +168,8 @@ def _local(tensor: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def mesh_name(mesh: Any) -> tuple[Any, ...]:
-    """What a mesh is in a snapshot: its shape, its ranks, and the names of its dimensions."""
+    """Description of a mesh in a snapshot: its shape, its ranks, and the names of its
+    dimensions."""
     return (tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist()), mesh.mesh_dim_names)
 
 
@@ -197,8 +198,8 @@ class Kept:
         return any(one.sharding for one in self.pieces)
 
     def shared(self) -> tuple[str, int]:
-        """What replicas have alike: all but tensors as a text, and where the last of these ends;
-        they come first."""
+        """State that replicas have alike: all but tensors as a text, and where the last of these
+        ends; they come first."""
         numbers: set[int] = set()
 
         def hole(number: int) -> str:
