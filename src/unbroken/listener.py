@@ -124,7 +124,7 @@ class Connections:
         connection.opening.add_done_callback(partial(self._opened, connection, accepted))
 
     def _make_room(self) -> bool:
-        """Whether one more connection may be opened."""
+        """True if one more connection may be opened."""
         count = len(self._strangers) + len(self._idle) + len(self._in_use)
         if count < self._limits.connections:
             return True

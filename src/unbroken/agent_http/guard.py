@@ -66,7 +66,7 @@ class Link(NamedTuple):
 
 
 def is_snapshot(request: web.Request) -> bool:
-    """Whether the body is a snapshot, which is read piece by piece."""
+    """True if the body is a snapshot, which is read piece by piece."""
     return request.method == "PUT" and request.path.startswith(f"{PATH}/")
 
 

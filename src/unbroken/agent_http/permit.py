@@ -9,7 +9,7 @@ class Permit(Protocol):
     """Asked just before a command leaves."""
 
     def is_given(self) -> bool:
-        """Whether it may leave now."""
+        """True if it may leave now."""
 
     async def given(self) -> None:
         """Return once it may; without giving way to other tasks where it may already."""

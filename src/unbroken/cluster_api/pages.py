@@ -81,7 +81,7 @@ def _garbled() -> Exception:
 
 
 def is_between(at: float, body: Mapping[str, Any], prefix: str) -> bool:
-    """Whether a time is after `<prefix>After` and before `<prefix>Before`, where they are given."""
+    """True if a time is after `<prefix>After` and before `<prefix>Before`, where they are given."""
     after, before = body.get(f"{prefix}After"), body.get(f"{prefix}Before")
     is_late_enough = after is None or at > timestamp(after)
     return is_late_enough and (before is None or at < timestamp(before))

@@ -96,7 +96,7 @@ class UsedSignatures:
 
 
 def changes(operation: str) -> bool:
-    """Whether an operation may change something."""
+    """True if an operation may change something."""
     return not operation.startswith(READS)
 
 

@@ -203,7 +203,7 @@ class Store:
         return items
 
     async def _put(self, path: str, body: Object) -> bool:
-        """Whether it was written; False: somebody was faster."""
+        """True if it was written; False: somebody was faster."""
         try:
             await self._client.raw("PUT", path, body=body)
         except Conflict:

@@ -220,7 +220,7 @@ class AutoResume:
                 self._recovered.add(name)
 
     def _is_again(self, seen: Picture, pod: PodState) -> bool:
-        """Whether the pod is again on a node that the latest restart moved it away from, and the
+        """True if the pod is again on a node that the latest restart moved it away from, and the
         node is still unhealthy."""
         node = (seen.nodes or {}).get(pod.node or "")
         is_known = node is not None and node.name in seen.record.nodes - self._recovered

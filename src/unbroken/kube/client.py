@@ -165,7 +165,7 @@ class KubeClient(AsyncClient):
 
     @property
     def is_local(self) -> bool:
-        """Whether the server is reached by a loopback address: it is a process of this machine."""
+        """True if the server is reached by a loopback address: it is a process of this machine."""
         return _is_local(self.config.cluster.server)
 
     def guarded(self, may_write: Callable[[], bool]) -> KubeClient:

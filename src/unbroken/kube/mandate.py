@@ -45,7 +45,7 @@ class Tenure:
         self.until = NEVER
 
     def holds(self, now: float) -> bool:
-        """Whether the lease is certainly ours."""
+        """True if the lease is certainly ours."""
         return now < self.until
 
 
@@ -58,7 +58,7 @@ class Mandate:
         self._news = asyncio.Event()
 
     def is_given(self) -> bool:
-        """Whether the lease is certainly ours at this moment."""
+        """True if the lease is certainly ours at this moment."""
         return self._tenure.holds(self._clock())
 
     async def given(self) -> None:

@@ -122,7 +122,7 @@ def _unused(paths: Paths) -> Iterator[None]:
 
 
 def _is_cluster(directory: Path) -> bool:
-    """Whether `up` has made it: its options can be read, and its database is one or is not there
+    """True if `up` has made it: its options can be read, and its database is one or is not there
     yet."""
     try:
         options = _own_file(directory / "cluster.json")
@@ -139,7 +139,7 @@ def _is_cluster(directory: Path) -> bool:
 
 
 def _lacks_options(directory: Path) -> bool:
-    """Whether a person has removed cluster.json to start over with other options."""
+    """True if a person has removed cluster.json to start over with other options."""
     names = ("apiserver.lock", "kubelet-token", "server.pem")
     return (
         not os.path.lexists(directory / "cluster.json")

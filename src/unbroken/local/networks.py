@@ -116,7 +116,7 @@ def _claims() -> Iterator[Path]:
 
 
 def _is_free(number: int) -> bool:
-    """Whether nobody serves at the first node's address."""
+    """True if nobody serves at the first node's address."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -27,7 +27,7 @@ def authorization(token: str, address: str, target: str, now: float) -> str:
 
 
 def is_authorized(header: str, token: str, address: str, target: str, now: float) -> bool:
-    """Whether a header was made with the token, lately and for this very call."""
+    """True if a header was made with the token, lately and for this very call."""
     found = HEADER.fullmatch(header)
     if not token or found is None or abs(now - int(found[1])) > VALID_SECONDS:
         return False

@@ -300,7 +300,7 @@ class NodeDaemon:
 
 
 def _is_older(one: OwnNode, other: OwnNode) -> bool:
-    """Whether a version of the same object is one before another, which the informer brings late.
+    """True if a version of the same object is one before another, which the informer brings late.
 
     Versions are numbers in every API server there is, though its API does not say so.
     """

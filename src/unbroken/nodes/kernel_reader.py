@@ -118,7 +118,7 @@ class FileReader:
 
     @property
     def is_open(self) -> bool:
-        """Whether the file was there."""
+        """True if the file was there."""
         return self._fd >= 0
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ class Findings:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether something of the node calls for its repair."""
+        """True if something of the node calls for its repair."""
         return any(sign.entry.action in NODE_ACTIONS for sign in self.signs)
 
 

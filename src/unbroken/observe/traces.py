@@ -57,7 +57,7 @@ def _sender() -> Sender | None:
 
 
 def is_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether the variables name a collector that can be had; says so where it cannot."""
+    """True if the variables name a collector that can be had; says so where it cannot."""
 
     def read(*names: str) -> str:
         return next((environment[name] for name in names if environment.get(name)), "")

@@ -56,7 +56,7 @@ class OperatorOptions:
     """The master key (`core/keys`), the same for all operators of a cluster."""
 
     def has(self, part: PartName) -> bool:
-        """Whether this operator does a part."""
+        """True if this operator does a part."""
         is_possible = self.namespace is None or not PARTS[part].is_clusterwide
         return is_possible and part not in self.without
 

@@ -88,7 +88,7 @@ def _started(pid: int) -> int:
 
 
 def is_dead(holder: str) -> bool:
-    """Whether the holder was a process of this machine that has ended."""
+    """True if the holder was a process of this machine that has ended."""
     place, _, process = holder.rpartition("/")
     place, _, pid = place.rpartition("/")
     if place != _here() or not pid.isdecimal():

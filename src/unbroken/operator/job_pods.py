@@ -18,7 +18,7 @@ def job_of(item: HasMetadata, kind: JobKind) -> Key | None:
 
 
 def is_owned(item: HasMetadata, uid: str) -> bool:
-    """Whether an owner reference of the object names the uid."""
+    """True if an owner reference of the object names the uid."""
     metadata: Any = item.metadata
     return any(owner.uid == uid for owner in (metadata and metadata.ownerReferences) or ())
 

@@ -78,7 +78,7 @@ class Part:
     option: str = WITHOUT
     """Option of `unbroken operator` that turns the part off (`--without`) or on; empty: none."""
     is_on: bool = True
-    """Whether the part is on by default."""
+    """True if the part is on by default."""
     needs: str = ""
     """Condition without which the part does nothing; empty: none."""
     is_clusterwide: bool = False

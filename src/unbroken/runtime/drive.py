@@ -37,7 +37,7 @@ class _Moment:
         return self._at - now
 
     def has_come(self) -> bool:
-        """Whether to act, now that the wait is over; False: it ended late, so wait once more."""
+        """True if to act, now that the wait is over; False: it ended late, so wait once more."""
         now = self._clock()
         is_late = now > self._at + GLANCE_SECONDS and self._at != self._glance_until
         if is_late:

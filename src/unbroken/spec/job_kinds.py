@@ -53,7 +53,7 @@ class JobKind:
         }
 
     def is_suspended(self, job: Mapping[str, Any]) -> bool:
-        """Whether the job object asks to be suspended."""
+        """True if the job object asks to be suspended."""
         found: Any = job
         for key in self.suspend_field.split("."):
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -68,7 +68,7 @@ class JobKind:
         return patch
 
     def has_ended(self, job: Mapping[str, Any]) -> bool:
-        """Whether a condition of the job object says that the job has ended."""
+        """True if a condition of the job object says that the job has ended."""
         conditions = (job.get("status") or {}).get("conditions") or ()
         return any(
             one.get("type") in self.end_conditions and one.get("status") == "True"
@@ -96,5 +96,5 @@ JOB_KINDS = (HYPERPOD_JOB, PYTORCHJOB, BATCH_JOB, JOB_SET, RAY_CLUSTER)
 
 
 def is_pod_of_a_job(labels: Mapping[str, str], phase: str | None) -> bool:
-    """Whether a pod with these labels belongs to a job of any kind and has not ended."""
+    """True if a pod with these labels belongs to a job of any kind and has not ended."""
     return phase not in ENDED_PHASES and any(kind.pod_label in labels for kind in JOB_KINDS)

@@ -101,11 +101,11 @@ class Report:
             self.warnings.append(text)
 
     def has(self, path: str) -> bool:
-        """Whether a problem of just this place is known."""
+        """True if a problem of just this place is known."""
         return path in self._places
 
     def has_below(self, path: str) -> bool:
-        """Whether something at or below `path` is wrong."""
+        """True if something at or below `path` is wrong."""
         return any(
             place == path or place.startswith((f"{path}.", f"{path}[")) for place in self._places
         )

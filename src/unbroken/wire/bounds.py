@@ -26,12 +26,12 @@ def clean(text: str, longest: int = TEXT_MAX) -> str:
 
 
 def is_clean(text: str) -> bool:
-    """Whether `clean` would leave a text of any length as it is."""
+    """True if `clean` would leave a text of any length as it is."""
     return clean(text, len(text)) == text
 
 
 def is_small(value: object, bytes_max: int, depth_max: int) -> bool:
-    """Whether a decoded JSON value is neither deeper nor, as JSON, longer than this."""
+    """True if a decoded JSON value is neither deeper nor, as JSON, longer than this."""
     values, count = [value], 0
     for _ in range(depth_max + 1):
         outer = [one for one in values if isinstance(one, dict | list)]

@@ -110,7 +110,7 @@ def resolve(hint: Any, limits: Limits = Limits()) -> tuple[Any, Limits, bool]:
 
 
 def is_map(bare: Any) -> bool:
-    """Whether a type is `Mapping[str, X]`."""
+    """True if a type is `Mapping[str, X]`."""
     origin = get_origin(bare)
     return isinstance(origin, type) and issubclass(origin, Mapping)
 

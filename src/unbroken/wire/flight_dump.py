@@ -47,7 +47,7 @@ class Call:
     """pending, completed; failed: ended with an error, or never left the host."""
     is_p2p: bool = False
     is_started: bool = False
-    """Whether the GPU has begun it, where the job records that."""
+    """True if the GPU has begun it, where the job records that."""
     inputs: str = ""
     outputs: str = ""
     types: str = ""
@@ -85,7 +85,7 @@ class RankDump:
     groups: list[GroupCalls]
     entries: int = 0
     is_whole: bool = False
-    """Whether nothing was overwritten: the buffer begins with the first operation."""
+    """True if nothing was overwritten: the buffer begins with the first operation."""
     newest_ns: int = 0
     """The latest time in it."""
     rank: int | None = None

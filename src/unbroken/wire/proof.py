@@ -165,7 +165,7 @@ def answer_tag(session: Session, number: int, status: int, digest: str) -> str:
 
 
 def is_tag(given: str | None, wanted: str) -> bool:
-    """Whether a header has the tag; takes as long for any other."""
+    """True if a header has the tag; takes as long for any other."""
     return hmac.compare_digest((given or "").encode("utf-8", "replace"), wanted.encode())
 
 

@@ -14,7 +14,7 @@ _FRAME = re.compile(r"^    (\S.{0,400} \([^()]{1,300}\))\s*$")
 
 
 def is_spy_dump(text: str) -> bool:
-    """Whether a text is what `py-spy dump` prints."""
+    """True if a text is what `py-spy dump` prints."""
     start = text[:4096].splitlines()
     return any(map(_PROCESS.match, start)) and any(map(_THREAD.match, start))
 

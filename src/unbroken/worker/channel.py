@@ -41,7 +41,7 @@ def whole(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_whole(frame: FrameType | None) -> bool:
-    """Whether such a function runs, called from wherever, or a finalizer: what is raised in one
+    """True if such a function runs, called from wherever, or a finalizer: what is raised in one
     Python only prints."""
     while frame is not None:
         if frame.f_code in _whole or frame.f_code.co_name == "__del__":
@@ -242,7 +242,7 @@ def _connected(path: str) -> Channel | None:
 
 
 def _is_helper() -> bool:
-    """Whether multiprocessing has started this process."""
+    """True if multiprocessing has started this process."""
     module = sys.modules.get("multiprocessing.process")
     return module is not None and module.parent_process() is not None
 

@@ -68,7 +68,7 @@ def memory_bytes(pid: int) -> tuple[int, int] | None:
 
 
 def is_python(pid: int) -> bool:
-    """Whether its program is an interpreter, by name."""
+    """True if its program is an interpreter, by name."""
     try:
         program = os.readlink(f"/proc/{pid}/exe")
     except OSError:
@@ -77,7 +77,7 @@ def is_python(pid: int) -> bool:
 
 
 def is_traceable(pid: int) -> bool:
-    """Whether the kernel lets this process read the memory of that one: user, capability and
+    """True if the kernel lets this process read the memory of that one: user, capability and
     `kernel.yama.ptrace_scope` allow it.  True where the process is gone."""
     try:
         os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))

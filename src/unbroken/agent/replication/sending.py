@@ -35,7 +35,7 @@ class Saved:
 
     @property
     def is_intact(self) -> bool:
-        """Whether it is still that snapshot."""
+        """True if it is still that snapshot."""
         return os.pread(self.file.fileno(), HEADERS_BYTES, 0) == self.headers
 
     def part(self) -> Part:

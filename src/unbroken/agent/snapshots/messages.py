@@ -183,7 +183,7 @@ class SnapshotMessages:
 
 
 def is_list(message: Mapping[str, Any]) -> bool:
-    """Whether a worker asks only what there is."""
+    """True if a worker asks only what there is."""
     return message.get("list") is True
 
 

@@ -79,7 +79,7 @@ def sweep() -> None:
 
 
 def _answers(directory: str) -> bool:
-    """Whether a process listens at a socket in the folder."""
+    """True if a process listens at a socket in the folder."""
     for name in os.listdir(directory):
         with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
             probe.setblocking(False)

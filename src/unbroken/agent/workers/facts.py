@@ -60,7 +60,7 @@ def processors(root: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def is_shared_memory_full(path: str = "/dev/shm") -> bool:
-    """Whether /dev/shm has no room for another allocation."""
+    """True if /dev/shm has no room for another allocation."""
     try:
         found = os.statvfs(path)
     except OSError:

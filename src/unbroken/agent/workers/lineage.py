@@ -59,7 +59,7 @@ def session(pid: int) -> int:
 
 
 def is_dying(pid: int) -> bool:
-    """Whether the process ends or has ended by now, all threads of it.
+    """True if the process ends or has ended by now, all threads of it.
 
     The kernel closes a process's connections a while before its parent can reap it, a long one on a
     busy node: peers that miss it may be heard before its end is seen.

@@ -428,7 +428,7 @@ class Processes:
 
 
 def can_boot(options: Options) -> bool:
-    """Whether workers are started by boot.py."""
+    """True if workers are started by boot.py."""
     if not options.is_warm or not kind_of(options.script) or not os.access(BOOT, os.R_OK):
         return False
     own, theirs = os.path.realpath(sys.executable), shutil.which(python())
@@ -436,7 +436,7 @@ def can_boot(options: Options) -> bool:
 
 
 def _is_recent(interpreter: str) -> bool:
-    """Whether it is a Python that can run boot.py."""
+    """True if it is a Python that can run boot.py."""
     asks = "import sys; sys.exit(sys.version_info < (3, 10))"
     try:
         # Loaded where workers have another interpreter than the agent.

@@ -55,7 +55,7 @@ _SHARED_MEMORY = re.compile(
 
 
 def is_peer_lost(whole: str, said: str) -> bool:
-    """Whether it says that somebody has gone, and is, or was raised by, a communication library."""
+    """True if it says that somebody has gone, and is, or was raised by, a communication library."""
     return bool(_PEER_GONE.search(said) and _COMMUNICATION.search(whole))
 
 

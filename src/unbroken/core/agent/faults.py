@@ -78,7 +78,7 @@ class RaisedError:
 
 
 def has_failed(end: WorkerEnd) -> bool:
-    """Whether it ended other than by exit code 0."""
+    """True if it ended other than by exit code 0."""
     return end.exit_code != 0
 
 

@@ -209,7 +209,7 @@ class Workers:
                 return self._attempt_event(event, now)
 
     def vouches(self, attempt: int) -> bool:
-        """Whether peers in this attempt may go on as far as this agent knows."""
+        """True if peers in this attempt may go on as far as this agent knows."""
         run, states = self._run, (AgentState.RUNNING, AgentState.COMPLETED, AgentState.FAULTED)
         is_of = run is not None and run.is_of(attempt)
         return is_of and attempt > self._ended and self.state in states
@@ -434,7 +434,7 @@ class Workers:
         return self._end_workers(run, command, now)
 
     def _is_hard(self, command: StopCommand) -> bool:
-        """Whether nobody may live on; strangers, who do not say, mean what the agent is for."""
+        """True if nobody may live on; strangers, who do not say, mean what the agent is for."""
         mode = command.restart_mode.lower()
         return mode == PROCESS_RESTART if self.settings.is_inprocess else mode != IN_PROCESS_RESTART
 

@@ -69,21 +69,21 @@ class Run:
         return self.spared == ()
 
     def is_to_die(self, local_rank: int) -> bool:
-        """Whether the worker was to be killed."""
+        """True if the worker was to be killed."""
         is_spared = self.stage is ProgramStage.TRAIN and local_rank in (self.spared or ())
         return self.spared is not None and not is_spared
 
     def has_ended(self, event: WorkerEnded) -> bool:
-        """Whether a worker died of what the agent had sent."""
+        """True if a worker died of what the agent had sent."""
         is_killed = self.is_to_die(event.local_rank) and event.end.signal == SIGKILL
         return event.is_signalled and (self.is_asked or is_killed)
 
     def is_of(self, attempt: int) -> bool:
-        """Whether its workers are ranks of the attempt."""
+        """True if its workers are ranks of the attempt."""
         return not self.is_rankless and self.command.attempt == attempt
 
     def is_alive(self, but: Container[int] = ()) -> bool:
-        """Whether any worker runs, beside these training workers."""
+        """True if any worker runs, beside these training workers."""
         kept = but if self.stage is ProgramStage.TRAIN else ()
         return any(w.state == "running" and w.local_rank not in kept for w in self.workers.values())
 
@@ -136,7 +136,7 @@ class Run:
         self.faults.append(fault)
 
     def lists(self, event: RunEvent) -> bool:
-        """Whether one of its processes has ended, told of as the attempt's that it came from."""
+        """True if one of its processes has ended, told of as the attempt's that it came from."""
         if not isinstance(event, WorkerEnded) or event.stage is not self.stage:
             return False
         worker = self.workers.get(event.local_rank)
@@ -192,7 +192,7 @@ def refusal_of(command: StartCommand, run: Run | None, state: AgentState) -> str
 
 
 def same(a: StartCommand, b: StartCommand) -> bool:
-    """Whether both say the same of how to run."""
+    """True if both say the same of how to run."""
     keys = ("attempt", "rank", "nnodes", "master_addr", "master_port")
     return all(getattr(a, key) == getattr(b, key) for key in keys)
 

@@ -184,7 +184,7 @@ class Warm:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether every start is cold from now on."""
+        """True if every start is cold from now on."""
         return self._failures >= FAILURES_MAX
 
     def deadline(self) -> float | None:
@@ -193,7 +193,7 @@ class Warm:
         return min((at for at in times if at is not None), default=None)
 
     def is_unsure(self, count: int, now: float) -> bool:
-        """Whether an answer of the template is all that a warm start of so many lacks."""
+        """True if an answer of the template is all that a warm start of so many lacks."""
         return self.template is Template.READY and (self._parked < count or not self._is_fresh(now))
 
     def refusal(self, now: float) -> str:

@@ -42,7 +42,7 @@ class InstanceGroup:
 
 
 def is_continuous(spec: ClusterSpec) -> bool:
-    """Whether partial capacity is kept (NodeProvisioningMode)."""
+    """True if partial capacity is kept (NodeProvisioningMode)."""
     return spec.request.get("NodeProvisioningMode") == "Continuous"
 
 

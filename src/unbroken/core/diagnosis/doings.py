@@ -199,7 +199,7 @@ def all_doings(ranks: Mapping[int, RankEvidence]) -> dict[int, Doing]:
 
 
 def awaits_peers(one: RankEvidence, what: Doing) -> bool:
-    """Whether the rank waits for its peers, in a collective of whatever library."""
+    """True if the rank waits for its peers, in a collective of whatever library."""
     return what.kind in WAITING or (what.kind in LISTENING and bool(operation(one)))
 
 
@@ -249,7 +249,7 @@ def parts(frame: str) -> tuple[str, str]:
 
 
 def is_library(frame: str) -> bool:
-    """Whether it is none of the user's own functions."""
+    """True if it is none of the user's own functions."""
     _, file = parts(frame)
     return not _SOURCE.search(file) or _LIBRARY.search(file) is not None
 
@@ -273,7 +273,7 @@ def pending(one: RankEvidence) -> tuple[Collective, ...]:
 
 
 def is_backward(frames: tuple[str, ...]) -> bool:
-    """Whether the thread is in the backward pass, or waits for it."""
+    """True if the thread is in the backward pass, or waits for it."""
     return any(_BACKWARD.search(frame) for frame in frames)
 
 
@@ -296,7 +296,7 @@ def _gil_thread(one: RankEvidence) -> ThreadStack | None:
 
 
 def _waits_for_gil(frames: tuple[str, ...]) -> bool:
-    """Whether the thread may wait for the GIL: it is in no native code that waits without it."""
+    """True if the thread may wait for the GIL: it is in no native code that waits without it."""
     native = list(takewhile(lambda frame: not _SOURCE.search(parts(frame)[1]), frames))
     if not native:
         # Without native frames a wait for peers looks the same as the wait for the GIL after it.
@@ -375,7 +375,7 @@ def _of_recorder(one: RankEvidence, found: Doing | None) -> Doing | None:
 
 
 def _is_elsewhere(one: RankEvidence) -> bool:
-    """Whether the kernel says that it waits for something that is no peer."""
+    """True if the kernel says that it waits for something that is no peer."""
     return any(p.search(one.waits_in) and k is not Kind.LOCK for p, k, _ in _KERNEL)
 
 

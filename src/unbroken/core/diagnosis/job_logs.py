@@ -43,7 +43,7 @@ class LoggedError:
     order: int
     text: str
     is_consequence: bool
-    """Whether it says that a peer, or the connection to it, has gone."""
+    """True if it says that a peer, or the connection to it, has gone."""
 
 
 @dataclass(slots=True)

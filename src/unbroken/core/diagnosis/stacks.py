@@ -247,7 +247,7 @@ def _by_collective(scene: _Scene) -> _Verdict | None:
 
 
 def _is_named(what: Doing) -> bool:
-    """Whether one can tell it from another collective."""
+    """True if one can tell it from another collective."""
     return what.words not in (COLLECTIVE, GPU)
 
 
@@ -281,7 +281,7 @@ def _by_size(scene: _Scene) -> _Verdict | None:
 
 
 def works(one: RankEvidence, what: Doing | None) -> bool:
-    """Whether the rank gets on with something that is not waiting for peers."""
+    """True if the rank gets on with something that is not waiting for peers."""
     if what is not None and what.kind in (*WAITING, Kind.STOPPED, Kind.GONE, Kind.UNKNOWN):
         return False
     is_fed = what is not None and what.kind in _WAITS_FOR_CHILDREN and _computes(one)
@@ -289,14 +289,14 @@ def works(one: RankEvidence, what: Doing | None) -> bool:
 
 
 def _computes(one: RankEvidence) -> bool:
-    """Whether the rank or a process below it computes: on a busy machine they get a small part of
+    """True if the rank or a process below it computes: on a busy machine they get a small part of
     the processor time that they are ready to use."""
     used, waited = one.cpu_share or 0.0, one.waited_share or 0.0
     return used >= WORK_SHARE or (used >= WOKEN_SHARE and used + waited >= BUSY_SHARE)
 
 
 def spins(one: RankEvidence, what: Doing) -> bool:
-    """Whether the rank computes, and stays where it is."""
+    """True if the rank computes, and stays where it is."""
     # On a machine that is busy with other work it does not get all that it would use.
     is_busy = what.kind is Kind.COMPUTE and (
         one.state == "R" or (one.cpu_share or 0.0) >= BUSY_SHARE or what.holds_gil

@@ -46,12 +46,12 @@ class NewestAttempt:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether no agent has ever been told of the attempt."""
+        """True if no agent has ever been told of the attempt."""
         return not (self.running or self.broken or self.stopped)
 
     @property
     def is_sound(self) -> bool:
-        """Whether the attempt can go on where it runs."""
+        """True if the attempt can go on where it runs."""
         return bool(self.running) and not self.broken and not self.stopped and self._is_one
 
     @property
@@ -134,7 +134,7 @@ class Adoption:
         return True
 
     def _is_overtaken(self) -> bool:
-        """Whether orders of the earlier operator arrived after the adoption: agents run the attempt
+        """True if orders of the earlier operator arrived after the adoption: agents run the attempt
         that is being prepared, and this operator has started none."""
         state = self._state
         is_preparing = state.phase is Phase.PREPARING and state.gang.order is None
@@ -186,7 +186,7 @@ class Adoption:
         self._recovery.judge(list(state.roster.members.values()), now)
 
     def _continues(self, finding: NewestAttempt, now: float) -> bool:
-        """Whether the attempt goes on, or is prepared as it was."""
+        """True if the attempt goes on, or is prepared as it was."""
         state = self._state
         was_running = state.standing is ConditionType.RUNNING
         was_running = was_running and state.status.restart_count == finding.attempt
@@ -213,7 +213,7 @@ class Adoption:
         return True
 
     def _has_begun(self, finding: NewestAttempt) -> bool:
-        """Whether the open incident says that the attempt ran.  Where no agent runs it any more it
+        """True if the open incident says that the attempt ran.  Where no agent runs it any more it
         has failed, and the incident of that was lost."""
         incident = self._state.incidents.open
         if incident is None or incident.attempt + 1 != finding.attempt:
@@ -237,7 +237,7 @@ class Adoption:
         return count if is_whole else broken
 
     def _is_someone_unheard(self) -> bool:
-        """Whether an agent that was not heard may run the very rank that seems to be free."""
+        """True if an agent that was not heard may run the very rank that seems to be free."""
         members = self._state.roster.members.values()
         return any(
             m.report is None and m.clear_through == UNHEARD and not m.is_dead for m in members

@@ -78,7 +78,7 @@ class NodeView:
 
     @property
     def is_usable(self) -> bool:
-        """Whether new pods should be put on it."""
+        """True if new pods should be put on it."""
         is_up = self.is_ready and not self.is_fenced
         return is_up and self.is_healthy and self.notice is None
 

@@ -176,7 +176,7 @@ class Gang:
             self.awaited.discard(uid)
 
     def is_ready(self, member: Member) -> bool:
-        """Whether the pod can start the next attempt."""
+        """True if the pod can start the next attempt."""
         report = member.report
         if report is None or member.lost_why or member.condemned or member.view.is_deleting:
             return False
@@ -197,7 +197,7 @@ class Gang:
         return self._stop(self.unclear, now) if self.stage is GangStage.HALTED else self._start(now)
 
     def is_training(self, uid: PodUid) -> bool:
-        """Whether the pod's workers should live now."""
+        """True if the pod's workers should live now."""
         return (
             self.stage is not GangStage.HALTED and uid in self.ranks and uid not in self.completed
         )

@@ -305,7 +305,7 @@ def with_conditions(conditions: Mapping[str, Said], order: GiveBack | Report) ->
 
 
 def moved(old: Gate, new: Gate, replica_spec: str, index: int) -> bool:
-    """Whether Kueue has given the pod another place."""
+    """True if Kueue has given the pod another place."""
     if not isinstance(old, Admission) or not isinstance(new, Admission):
         return False
     places = [one.placements.get(replica_spec, Placement()).of_pod(index) for one in (old, new)]

@@ -249,7 +249,7 @@ class Life:
             self.end(JobEnd(ConditionType.FAILED, reached[1], reached[2]), now)
 
     def is_start_overdue(self, now: float) -> bool:
-        """Whether agents have not reported an attempt that was started long ago."""
+        """True if agents have not reported an attempt that was started long ago."""
         return self._state.gang.stage is GangStage.STARTING and now >= self._since + START_SECONDS
 
     def train(self, now: float, master: tuple[str, int]) -> StartOrder:
@@ -362,7 +362,7 @@ class Life:
         state.tell("Running", text)
 
     def _is_told(self) -> bool:
-        """Whether any agent of the attempt says what its workers do; stock ones do not, and that
+        """True if any agent of the attempt says what its workers do; stock ones do not, and that
         they run is all that will ever be known."""
         members = [self._state.roster.members.get(uid) for uid in self._state.ranks.rank_of]
         reports = [member.report for member in members if member is not None]

@@ -95,7 +95,7 @@ class Moves:
             self._ready_at = None
 
     def _is_quiet(self) -> bool:
-        """Whether the job trains, and has recovered from its last incident."""
+        """True if the job trains, and has recovered from its last incident."""
         state = self._state
         is_running = state.phase is Phase.TRAINING and state.gang.stage is GangStage.RUNNING
         return is_running and state.incidents.open is None
@@ -169,7 +169,7 @@ class Moves:
         ]
 
     def _is_saved(self, waited: float) -> bool:
-        """Whether a restart now costs no more than later."""
+        """True if a restart now costs no more than later."""
         state = self._state
         ranked = (state.roster.members.get(uid) for uid in state.gang.ranks)
         reports = [one.report for one in ranked if one is not None and one.report is not None]

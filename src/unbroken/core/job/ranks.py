@@ -33,7 +33,7 @@ class Ranks:
 
     @property
     def is_unassigned(self) -> bool:
-        """Whether no rank has ever been given."""
+        """True if no rank has ever been given."""
         return not self._spec_of
 
     def reset(self, shape: Sequence[ReplicaSpec]) -> None:

@@ -47,7 +47,7 @@ _UNKNOWN: ReportPosition = (-2, 0, False, 0)
 
 
 def is_stock(report: AgentReport) -> bool:
-    """Whether the agent is one that knows neither attempts nor ports (HyperPod agent 1.1.3)."""
+    """True if the agent is one that knows neither attempts nor ports (HyperPod agent 1.1.3)."""
     return report.nproc is None and report.newest_attempt is None and report.attempt is None
 
 
@@ -61,7 +61,7 @@ def of_ranks(report: AgentReport, nnodes: int, wanted: int) -> AgentReport:
 
 
 def _is_early_fault(report: AgentReport) -> bool:
-    """Whether the agent reports a fault of workers that have no rank yet.  (A stock agent names no
+    """True if the agent reports a fault of workers that have no rank yet.  (A stock agent names no
     attempt, so that this cannot be told from a fault of the attempt that it was told to start.)"""
     return report.state is AgentState.FAULTED and report.attempt is None and not is_stock(report)
 
@@ -106,7 +106,7 @@ class Member:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is proven that nothing lives here, nor will."""
+        """True if it is proven that nothing lives here, nor will."""
         return self.is_fenced or self.has_ended
 
     @property
@@ -115,7 +115,7 @@ class Member:
 
     @property
     def broke_early(self) -> bool:
-        """Whether workers that wait for their rank have ended before they had one."""
+        """True if workers that wait for their rank have ended before they had one."""
         return self.report is not None and _is_early_fault(self.report)
 
     @property
@@ -125,7 +125,7 @@ class Member:
 
     @property
     def runs_unordered(self) -> bool:
-        """Whether a stock agent runs an attempt that this operator did not tell this agent process
+        """True if a stock agent runs an attempt that this operator did not tell this agent process
         to start: an order for the process before it, or of an earlier operator, came late."""
         report = self.report
         if report is None or not is_stock(report) or self.ordered is not None:
@@ -133,7 +133,7 @@ class Member:
         return report.state not in _BETWEEN_ATTEMPTS
 
     def was_stopped(self, report: AgentReport) -> bool:
-        """Whether a stock agent that looks new may have done what it was told."""
+        """True if a stock agent that looks new may have done what it was told."""
         return is_stock(report) and self.ordered is not None and self.asked >= self.ordered
 
     def attempt_of(self, report: AgentReport) -> int | None:
@@ -141,7 +141,7 @@ class Member:
         return report.attempt if report.attempt is not None else self.ordered
 
     def take(self, report: AgentReport) -> bool:
-        """Whether the report is news; if so it is kept, and what it proves."""
+        """True if the report is news; if so it is kept, and what it proves."""
         old = self.report
         if report.agent_id in self.past_agents:
             return False
@@ -267,19 +267,19 @@ class Roster:
         return list(self._placed.get(name, {}).values())
 
     def is_cut_off(self, member: Member) -> bool:
-        """Whether the pod's node is not ready, or proven to be fenced or removed; an unknown node
+        """True if the pod's node is not ready, or proven to be fenced or removed; an unknown node
         is not."""
         node = self._node_of(member)
         return member.is_fenced or (node is not None and not node.is_ready)
 
     def is_on_fenced(self, member: Member) -> bool:
-        """Whether the pod's node is said to be fenced or removed.  That proves nothing: pods and
+        """True if the pod's node is said to be fenced or removed.  That proves nothing: pods and
         nodes are watched apart, and the news of the node may be older than the pod."""
         node = self._node_of(member)
         return member.has_no_node if node is None else node.is_fenced
 
     def must_be_left(self, member: Member) -> bool:
-        """Whether the pod's node runs but must not be used."""
+        """True if the pod's node runs but must not be used."""
         node = self._node_of(member)
         return node is not None and not node.is_healthy
 
@@ -292,7 +292,7 @@ class Roster:
         return (node.name for node in self.nodes.values() if not node.is_usable)
 
     def is_clear(self, member: Member, attempt: int) -> bool:
-        """Whether no worker of `attempt` or of an earlier one can live in the pod."""
+        """True if no worker of `attempt` or of an earlier one can live in the pod."""
         return member.clear_through >= attempt or member.is_dead
 
     def _node_of(self, member: Member) -> NodeView | None:

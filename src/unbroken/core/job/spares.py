@@ -60,7 +60,7 @@ class Spares:
         return found
 
     def is_warm(self, member: Member) -> bool:
-        """Whether a pod that waits has imported as much as any rank's. A pod whose agent starts no
+        """True if a pod that waits has imported as much as any rank's. A pod whose agent starts no
         workers warm always has; another one has not before the ranks know what they import."""
         report = member.report
         if report is None or report.imports is None:

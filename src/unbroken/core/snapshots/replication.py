@@ -136,7 +136,7 @@ class _Row:
     stride: int = 0
     decision: NextRound = NOTHING
     is_round: bool = False
-    """Whether one is under way, or about to begin."""
+    """True if one is under way, or about to begin."""
     step: int | None = None
     """Step of the round."""
     taken: set[int] = field(default_factory=set)
@@ -208,7 +208,7 @@ class Rounds:
         return Arrival(row.decision.number, newest, row.stride, held, row.is_late, row.is_idle)
 
     def is_stale(self, name: str, told: Arrival) -> bool:
-        """Whether what was said is not enough for a decision any more, and more can be said."""
+        """True if what was said is not enough for a decision any more, and more can be said."""
         row = self._rows[name]
         has_news = told.newest > max([row.decision.begin, *told.held])
         return not has_news and self.arrival(name) not in (None, told)
@@ -240,17 +240,17 @@ class Rounds:
             self._rows[name].end()
 
     def is_expecting(self, name: str) -> bool:
-        """Whether a round is to be of a save that has not been made."""
+        """True if a round is to be of a save that has not been made."""
         row = self._rows.get(name)
         return row is not None and row.is_round and not row.taken
 
     def wants(self, item: Item) -> bool:
-        """Whether it is still to be sent."""
+        """True if it is still to be sent."""
         row = self._rows.get(item.name)
         return row is not None and row.step == item.step and item.rank in row.open
 
     def tries(self, name: str) -> bool:
-        """Whether the buddy is to be given this round."""
+        """True if the buddy is to be given this round."""
         row = self._rows[name]
         if row.failures < FAILURES_MAX:
             return True
@@ -290,5 +290,5 @@ class Rounds:
         return None if row is None else row.decision.common
 
     def _is_ready(self, row: _Row) -> bool:
-        """Whether all ranks that will save have: where one saves again, all others have."""
+        """True if all ranks that will save have: where one saves again, all others have."""
         return len(row.newest) == self.nproc or any(rank in row.before for rank in row.newest)

@@ -358,7 +358,7 @@ class RankState:
             self._start_seconds.setdefault(source, now - self._began_at)
 
     def _is_rhythmic(self, found: SilenceVerdict | None) -> bool:
-        """Whether it counts beside other ranks: one that has only a bound does in alarm."""
+        """True if it counts beside other ranks: one that has only a bound does in alarm."""
         is_silent = any(one in self._alarms for one in SILENCES)
         return found is not None and (is_silent or not found.is_early)
 

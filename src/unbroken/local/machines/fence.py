@@ -42,7 +42,7 @@ def annotations_of(node: Node | None) -> Mapping[str, str]:
 
 
 def is_out_of_service(node: Node | None) -> bool:
-    """Whether it has the taint."""
+    """True if it has the taint."""
     taints = (node.spec.taints if node is not None and node.spec else None) or ()
     return any(one.key == OUT_OF_SERVICE for one in taints)
 

@@ -309,7 +309,7 @@ class MachinePool:
 
 
 def _is_settled(member: _Member) -> bool:
-    """Whether a start need not wait for it any longer."""
+    """True if a start need not wait for it any longer."""
     node = member.node
     if node.stage is Stage.UNKNOWN:
         return member.status.phase is MachinePhase.FAILED

@@ -104,7 +104,7 @@ def _attract(found: Relations, pod: PodInfo, cluster: Cluster, without: Collecti
 
 
 def _concerns(term: PodAffinityTerm, owner: PodInfo, other: PodInfo, cluster: Cluster) -> bool:
-    """Whether a term of `owner` speaks of `other`."""
+    """True if a term of `owner` speaks of `other`."""
     return matches_labels(
         term.labelSelector, other.labels
     ) and other.key.namespace in cluster.namespaces_of(term, owner)

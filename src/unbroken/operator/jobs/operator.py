@@ -217,7 +217,7 @@ class Operator:
             log.exception("job=%s gate=not_taken", key)
 
     def _is_idle(self, key: Key) -> bool:
-        """Whether nothing of a job that may not run is left, or is about to be."""
+        """True if nothing of a job that may not run is left, or is about to be."""
         runner, machine = self._runners.get(key), self._machines.get(key)
         if runner is None or machine is None:
             return key not in self._tasks

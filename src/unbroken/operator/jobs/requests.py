@@ -121,7 +121,7 @@ class JobRequests:
         await self._client.merge_if_present(path, body)
 
     async def is_fenced(self, node: str) -> bool:
-        """Whether the node is fenced or gone now: watches may lag behind."""
+        """True if the node is fenced or gone now: watches may lag behind."""
         found = await self._client.get_or_none(f"api/v1/nodes/{quote(node)}", Node)
         return found is None or node_view(found).is_fenced
 

@@ -468,7 +468,7 @@ class JobRunner:
             self._first_seen(made)
 
     async def _is_there(self, order: CreatePod) -> bool:
-        """Whether the pod of this name is the job's, so that nothing is left to do."""
+        """True if the pod of this name is the job's, so that nothing is left to do."""
         found = await self._requests.pod(order.name)
         owners = (found.metadata.ownerReferences if found and found.metadata else None) or ()
         if found is None or not any(owner.uid == self.job.uid for owner in owners):

@@ -113,7 +113,7 @@ def _has_started(status: PodStatus) -> bool:
 
 
 def _has_ended(pod: Pod) -> bool:
-    """Whether each container has ended.  Of a pod that is being deleted the kubelet starts none
+    """True if each container has ended.  Of a pod that is being deleted the kubelet starts none
     again; it says so seconds before the pod is gone."""
     specs = (pod.spec and pod.spec.containers) or ()
     statuses = {one.name: one.state for one in (pod.status and pod.status.containerStatuses) or ()}

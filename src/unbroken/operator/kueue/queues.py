@@ -111,7 +111,7 @@ class Queues:
     # --- what the operator asks
 
     def knows(self, job: JobObject) -> bool:
-        """Whether it is known what the queue says; if not, `on_change` will follow."""
+        """True if it is known what the queue says; if not, `on_change` will follow."""
         if not queue_of(job):
             return True
         return self._is_known and (self._version is None or _uid(job) in self._gates)
@@ -332,7 +332,7 @@ def _annotations(pod: Pod) -> Mapping[str, str]:
 
 
 def _are_ready(pods: list[Pod], spec: JobSpec) -> bool:
-    """Whether there are enough to train; a spare that is missing keeps nobody waiting."""
+    """True if there are enough to train; a spare that is missing keeps nobody waiting."""
     ready = [
         (pod.metadata.labels or {}).get(REPLICA_LABEL)
         for pod in pods

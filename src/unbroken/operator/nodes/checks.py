@@ -77,7 +77,7 @@ class Run:
         return any(kind is not CheckKind.BASIC for kind in self.spec.kinds)
 
     def has(self, step: Step) -> bool:
-        """Whether the results of a step are written down."""
+        """True if the results of a step are written down."""
         if step.is_pair:
             return any({one.node, one.peer} == set(step.nodes) for one in self.results)
         node = step.nodes[0]

@@ -32,7 +32,7 @@ def line(result: CheckResult, now: float, region: str, instance_type: str) -> st
 
 
 def is_error(result: CheckResult) -> bool:
-    """Whether a test found a fault, or broke off: no part of the machine is named then."""
+    """True if a test found a fault, or broke off: no part of the machine is named then."""
     return result.outcome is Outcome.FAIL or (result.outcome, result.test) == (Outcome.UNKNOWN, RUN)
 
 

@@ -92,7 +92,7 @@ def _seconds(at: datetime | None) -> float:
 
 
 def is_of_a_job(pod: Pod) -> bool:
-    """Whether the pod belongs to a job and has not ended."""
+    """True if the pod belongs to a job and has not ended."""
     labels = (pod.metadata and pod.metadata.labels) or {}
     phase = pod.status.phase if pod.status else None
     return is_pod_of_a_job(labels, phase)

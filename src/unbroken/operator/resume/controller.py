@@ -244,7 +244,7 @@ class Resumer:
             log.info("pod=%s/%s deleted=yes force=%s", namespace, order.name, order.force)
 
     async def _is_dead(self, name: str | None) -> bool:
-        """Whether the node is gone or fenced right now: informers may be late."""
+        """True if the node is gone or fenced right now: informers may be late."""
         if name is None:
             return False
         node = await self._node(name)

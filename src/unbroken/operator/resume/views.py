@@ -22,7 +22,7 @@ def annotations_of(job: Mapping[str, Any]) -> dict[str, str]:
 
 
 def concerns(job: Mapping[str, Any]) -> bool:
-    """Whether a job has an annotation of auto-resume, valid or not."""
+    """True if a job has an annotation of auto-resume, valid or not."""
     found = annotations_of(job)
     return keys.AUTO_RESUME in found or keys.MAX_RETRIES in found
 

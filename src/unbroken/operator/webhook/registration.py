@@ -237,7 +237,7 @@ def _client_of(wanted: Object) -> str:
 
 
 def _says(found: object, wanted: object) -> bool:
-    """Whether all that is wanted is there; the API server adds defaults."""
+    """True if all that is wanted is there; the API server adds defaults."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(
             _says(found.get(key), value) for key, value in wanted.items()

@@ -120,7 +120,7 @@ class Reviewer:
         return web.json_response(answered(question, verdict))
 
     async def _may_try(self, question: Asked) -> bool:
-        """Whether the user could create these pods; then a trial tells nothing that is not theirs.
+        """True if the user could create these pods; then a trial tells nothing that is not theirs.
 
         The namespace is the user's word until the API server has said so.
         """

@@ -149,6 +149,6 @@ class Incident:
     samples_skipped: int | None = None
     """Samples that the state which training goes on with has never seen."""
     replicas_agree: bool | None = None
-    """Whether ranks that call each other replicas restored the same bytes; None: none were told."""
+    """True if ranks that call each other replicas restored the same bytes; None: none were told."""
     resumed: str = ""
     """All of that in a sentence."""

@@ -230,5 +230,5 @@ def check_names(job: str, spec: JobSpec, report: Report) -> None:
 
 
 def is_label(text: str) -> bool:
-    """Whether a text is a DNS label."""
+    """True if a text is a DNS label."""
     return len(text) <= LABEL_LENGTH and LABEL.fullmatch(text) is not None

@@ -64,7 +64,7 @@ class PyTorchJobStatus:
     """Not ours to write."""
 
     def has(self, type: str) -> bool:
-        """Whether the condition is true."""
+        """True if the condition is true."""
         return any(one.type == type and one.status == "True" for one in self.conditions)
 
     @property

@@ -102,7 +102,7 @@ def _items(shape: Shape, values: Any, path: str, report: Report) -> Any:
 
 
 def _is_within(limits: Limits, value: Any, path: str, report: Report) -> bool:
-    """Whether a value keeps its limits; reports the first that it does not."""
+    """True if a value keeps its limits; reports the first that it does not."""
     if limits.choices and value not in limits.choices:
         report.unsupported(path, value, limits.choices)
     elif limits.minimum is not None and value < limits.minimum:

@@ -101,7 +101,7 @@ class Freshness:
 
 
 def _is_plain(file: str) -> bool:
-    """Whether it has one name only: a change under another is told there."""
+    """True if it has one name only: a change under another is told there."""
     try:
         status = os.lstat(file)
     except OSError:

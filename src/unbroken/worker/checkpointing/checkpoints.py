@@ -186,7 +186,7 @@ class Checkpoints:
         return None
 
     def is_due(self, step: int) -> bool:
-        """Whether to save now; all ranks get the same answer.
+        """True if to save now; all ranks get the same answer.
 
         Without `every` all ranks exchange what they measured at a few of the steps, those before
         a save is due; in between it is a comparison.

@@ -34,7 +34,7 @@ class Offer:
     replicas: tuple[int, ...]
     """Ranks that hold the same state as it, itself among them."""
     has_asked: bool = True
-    """Whether what its buddies keep is among the points."""
+    """True if what its buddies keep is among the points."""
     shares: Mapping[Point, Shares] = field(default_factory=dict)
     """Shares of divided state that its agent has of any rank."""
 
@@ -51,7 +51,7 @@ def choose(offers: Sequence[Offer], bad: Collection[Point] = ()) -> Point | None
 
 
 def is_divided_otherwise(offers: Sequence[Offer], point: Point) -> bool:
-    """Whether it was saved by ranks of another number than these."""
+    """True if it was saved by ranks of another number than these."""
     return any(world != len(offers) for world in _worlds(offers, point))
 
 

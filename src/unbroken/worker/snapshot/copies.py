@@ -144,7 +144,7 @@ class Copies:
 
 
 def _is_done(code: Any, device: Any) -> bool:
-    """Whether the CUDA runtime did it; an error is not left for the next kernel to find."""
+    """True if the CUDA runtime did it; an error is not left for the next kernel to find."""
     torch = import_module("torch")
 
     if code == torch.cuda.cudart().cudaError.success:

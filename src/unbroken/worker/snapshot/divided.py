@@ -63,7 +63,7 @@ class Outline:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether it has parts of tensors."""
+        """True if it has parts of tensors."""
         return any(one.sharding for one in self.pieces)
 
     def text(self) -> str:

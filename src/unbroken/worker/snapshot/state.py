@@ -54,7 +54,7 @@ class State:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether any tensor here is a part of one."""
+        """True if any tensor here is a part of one."""
         return any(one.sharding for one in self.pieces)
 
     def clear_gaps(self, memory: Any) -> None:
@@ -194,7 +194,7 @@ class Kept:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether any tensor is a part of one."""
+        """True if any tensor is a part of one."""
         return any(one.sharding for one in self.pieces)
 
     def shared(self) -> tuple[str, int]:

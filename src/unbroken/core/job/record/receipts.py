@@ -241,7 +241,7 @@ class Receipts:
         return None if incident is None else lost_steps(incident)
 
     def _is_outdated(self) -> bool:
-        """Whether more, or fewer, steps are known to be made again since samples were counted."""
+        """True if more, or fewer, steps are known to be made again since samples were counted."""
         return bool(self._tracks) and self._lost_steps() != self._lost
 
     def _incident(self, attempt: int) -> Incident | None:

@@ -112,7 +112,7 @@ class Incidents:
         return True
 
     def knows(self, signal: Signal) -> bool:
-        """Whether the open incident has such a sign already."""
+        """True if the open incident has such a sign already."""
         key = (signal.pod, signal.rank, signal.fault)
         return self.open is not None and key in self._seen
 

@@ -27,9 +27,9 @@ class Rung:
     remedy: Remedy
     replaces: Pods
     keeps_processes: bool
-    """Whether workers that can leave their training keep their process."""
+    """True if workers that can leave their training keep their process."""
     starts_again: bool
-    """Whether another attempt follows."""
+    """True if another attempt follows."""
     code: str
     """HyperPod's code in the job's status: process-level or job-level restart."""
     plan: str

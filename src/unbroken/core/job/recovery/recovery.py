@@ -181,7 +181,7 @@ class Recovery:
         return []
 
     def _is_missed(self, member: Member, fault: str) -> bool:
-        """Whether the loss of this node is why a new operator did not find every rank: the one
+        """True if the loss of this node is why a new operator did not find every rank: the one
         before may have died with the node, and nobody told the new one who trained there."""
         incident = self._state.incidents.open
         is_adopted = incident is not None and incident.culprit.fault == OPERATOR_RESTARTED
@@ -257,16 +257,16 @@ class Recovery:
             self.fault([sign], now)
 
     def _is_settled(self, member: Member) -> bool:
-        """Whether this end was dealt with: somebody deletes the pod already, or it belongs to
-        a fault that an earlier operator has charged and whose incident it could not write."""
+        """True if this end was dealt with: somebody deletes the pod already, or it belongs to a
+        fault that an earlier operator has charged and whose incident it could not write."""
         state = self._state
         is_older = member.clear_through == UNHEARD and member.report is None
         is_unwritten = state.standing is ConditionType.FAULTED and state.incidents.open is None
         return member.view.is_deleting or (is_older and is_unwritten)
 
     def _is_cut_off(self, member: Member) -> bool:
-        """Whether the pod is out of reach with its node.  An agent that answers from a node that
-        is not ready has not been lost: only the node's own daemon has."""
+        """True if the pod is out of reach with its node.  An agent that answers from a node that is
+        not ready has not been lost: only the node's own daemon has."""
         is_silent = bool(member.lost_why) or member.report is None
         roster = self._state.roster
         return member.is_fenced or (is_silent and roster.is_cut_off(member))

@@ -92,7 +92,7 @@ def find_repeat(
 
 
 def is_users(reason: str) -> bool:
-    """Whether a remedy has this reason because no restart would help."""
+    """True if a remedy has this reason because no restart would help."""
     return _OWN in reason
 
 
@@ -128,7 +128,7 @@ def _key(signal: Signal) -> str:
 
 
 def _is_value(signal: Signal) -> bool:
-    """Whether all ranks share what is wrong, so that the node says nothing."""
+    """True if all ranks share what is wrong, so that the node says nothing."""
     return signal.fault in (*_BAD_VALUE, FaultKind.LOG_RULE.value)
 
 

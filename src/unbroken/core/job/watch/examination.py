@@ -324,7 +324,7 @@ class Examination:
         return found[: signals.FAULTS_MAX]
 
     def _is_hang(self, stall: Stall, what: Blame, now: float) -> bool:
-        """Whether a silence is one; it is only looked at where it may act."""
+        """True if a silence is one; it is only looked at where it may act."""
         if self._stalls.mode(self._stalls.silence()) is not Mode.ACT or what.is_working:
             return False
         if now < self._patience(stall, what):
@@ -401,7 +401,7 @@ class Examination:
 
 
 def is_hang(report: AgentReport) -> bool:
-    """Whether all that an agent complains of are log rules that hang or are slow."""
+    """True if all that an agent complains of are log rules that hang or are slow."""
     return bool(report.faults) and all(
         fault.kind is FaultKind.LOG_RULE and fault.message.startswith(HANG_REASONS)
         for fault in report.faults
@@ -409,7 +409,7 @@ def is_hang(report: AgentReport) -> bool:
 
 
 def _may_stand(watch: RankWatch | None, now: float) -> bool:
-    """Whether a rank that stands still does so for too long by its own account.
+    """True if a rank that stands still does so for too long by its own account.
 
     One that tells nothing has none.  In a start-up and in a new phase silence is usual: rank 0
     evaluates, saves or prepares data there while the others wait."""

@@ -31,7 +31,7 @@ class Question:
             self.awaited.discard(uid)
 
     def is_over(self, state: JobState, now: float) -> bool:
-        """Whether all have answered that still can, or the time is up."""
+        """True if all have answered that still can, or the time is up."""
         members = state.roster.members
         gone = [uid for uid in self.awaited if uid not in members or members[uid].lost_why]
         self.awaited.difference_update(gone)

@@ -86,7 +86,7 @@ class StillRanks:
         return self.seconds > 0
 
     def is_certain(self, silent_seconds: float) -> bool:
-        """Whether it is a hang after a silence of so long."""
+        """True if it is a hang after a silence of so long."""
         looks = SLOW_LOOKS_MIN if self.is_slow else LOOKS_MIN
         return self.looks >= looks and silent_seconds >= self.seconds
 
@@ -129,7 +129,7 @@ def still_ranks(
 
 
 def _all_wait(ranks: Mapping[int, RankEvidence], doings: Mapping[int, Doing]) -> bool:
-    """Whether all ranks idle in collectives of which the host waits for the end itself.
+    """True if all ranks idle in collectives of which the host waits for the end itself.
 
     One that waits for its GPU may wait for what it has given the GPU to do."""
     return len(ranks) > 1 and all(
@@ -150,7 +150,7 @@ def _mutual(doings: Mapping[int, Doing]) -> float:
 
 
 def is_unread(one: RankEvidence) -> bool:
-    """Whether there was no time to read the stack of a process that lives."""
+    """True if there was no time to read the stack of a process that lives."""
     return not one.threads and one.state not in ("", "Z", "X")
 
 

@@ -64,7 +64,7 @@ class Measured:
     """What was seen of one pair; None: nothing."""
 
     is_right: bool | None = None
-    """Whether the two could sum, and did so rightly."""
+    """True if the two could sum, and did so rightly."""
     bandwidth: float | None = None
     """GB/s, the lesser of what both measured."""
     latency: float | None = None
@@ -111,7 +111,7 @@ class LinkLimits:
         return min(known, default=None)
 
     def is_late(self, seen: Measured) -> bool:
-        """Whether a pair's latency is out of all proportion."""
+        """True if a pair's latency is out of all proportion."""
         return self.latency is not None and (seen.latency or 0.0) > self.latency
 
 

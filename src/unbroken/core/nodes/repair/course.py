@@ -77,7 +77,7 @@ class RepairCourse:
         self._refused.pop(name, None)
 
     def is_for_a_person(self, name: str, repair: RepairRecord, now: float) -> bool:
-        """Whether the provider cannot make the repair, as far as is known."""
+        """True if the provider cannot make the repair, as far as is known."""
         if repair.action not in self._settings.supports:
             return True
         refusal = self._refused.get(name)
@@ -88,7 +88,7 @@ class RepairCourse:
         self._refused.pop(name, None)
 
     def may_go_on(self, node: RepairNode, repair: RepairRecord) -> bool:
-        """Whether a repair that is not yet ordered is still to be made."""
+        """True if a repair that is not yet ordered is still to be made."""
         if repair.asked_by in (PERSON, APPEAL):
             return True
         return self._desk.is_automatic(node) and is_still_needed(node, repair, self._settings)
@@ -365,7 +365,7 @@ class RepairCourse:
 
 
 def _is_back(node: RepairNode, name: str, repair: RepairRecord) -> bool:
-    """Whether the node, or what takes its place, is up after the order."""
+    """True if the node, or what takes its place, is up after the order."""
     is_same_boot = node.name == name and node.boot_id == repair.boot_id
     is_as_before = is_same_boot and repair.action is not Action.RESET_GPU and repair.boot_id
     return node.is_ready and not is_as_before

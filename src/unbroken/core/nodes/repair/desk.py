@@ -61,12 +61,12 @@ class RepairDesk:
         self._held.discard(name)
 
     def is_shown(self, node: RepairNode) -> bool:
-        """Whether the node has changed since it was patched last."""
+        """True if the node has changed since it was patched last."""
         patched = self._patched.get(node.name)
         return patched is None or patched[0] != node
 
     def is_automatic(self, node: RepairNode) -> bool:
-        """Whether the node is repaired without a person."""
+        """True if the node is repaired without a person."""
         return self._facts.recovery(node) is Recovery.AUTOMATIC
 
     def write(self, name: str, record: NodeRecordSpec) -> None:

@@ -299,7 +299,7 @@ class Repairer:
             self._course.start_check(name, record, name, now)
 
     def _was_done(self, node: RepairNode, repair: RepairRecord) -> bool:
-        """Whether a person has done it, or an order that was said to have failed."""
+        """True if a person has done it, or an order that was said to have failed."""
         is_other_boot = bool(repair.boot_id) and node.boot_id != repair.boot_id
         return is_other_boot and node.is_ready and not self._settings.is_dry_run
 

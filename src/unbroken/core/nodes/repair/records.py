@@ -62,7 +62,7 @@ def ended(
 
 
 def is_forgotten(record: NodeRecordSpec, now: float) -> bool:
-    """Whether all that is kept of a node is so old that it counts nothing."""
+    """True if all that is kept of a node is so old that it counts nothing."""
     times = [entry.at for entry in record.blame]
     times += [repair.ended_at or repair.began_at for repair in record.history]
     times += [record.cleared_at or 0.0, record.quarantined_at or 0.0]
@@ -80,7 +80,7 @@ def freed(record: NodeRecordSpec) -> NodeRecordSpec:
 
 
 def is_cleared(record: NodeRecordSpec) -> bool:
-    """Whether a person has granted the appeal of a node that is in quarantine."""
+    """True if a person has granted the appeal of a node that is in quarantine."""
     since, cleared = record.quarantined_at, record.cleared_at
     return since is not None and cleared is not None and cleared > since
 

@@ -89,7 +89,7 @@ def action_of(node: RepairNode) -> Action:
 
 
 def is_still_needed(node: RepairNode, repair: RepairRecord, settings: RepairSettings) -> bool:
-    """Whether a repair that is not yet ordered has still its reason."""
+    """True if a repair that is not yet ordered has still its reason."""
     if repair.asked_by in (PERSON, APPEAL):
         return True
     if repair.asked_by == LOST:
@@ -108,7 +108,7 @@ def rung_above(action: Action, supports: Collection[Action]) -> Action | None:
 
 
 def is_in_probation(record: NodeRecordSpec, now: float) -> bool:
-    """Whether a fault at `now` is the last repair's failure."""
+    """True if a fault at `now` is the last repair's failure."""
     return record.probation_until is not None and now < record.probation_until
 
 
@@ -221,7 +221,7 @@ def limit_seconds(action: Action, settings: RepairSettings) -> float:
 
 
 def is_flapping(record: NodeRecordSpec, settings: RepairSettings, now: float) -> bool:
-    """Whether the node was repaired so often of late that repairing it is of no use."""
+    """True if the node was repaired so often of late that repairing it is of no use."""
     since = now - settings.flap_seconds
     if record.cleared_at is not None:
         since = max(since, record.cleared_at)

@@ -125,7 +125,7 @@ V2_PROTOBUF_MEDIA = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 
 
 def wants_protobuf(accept: str) -> bool:
-    """Whether the Accept header of a request for /openapi/v2 puts protobuf first."""
+    """True if the Accept header of a request for /openapi/v2 puts protobuf first."""
     first = accept.partition(",")[0].partition(";")[0].strip()
     return first.replace("@", ".") == V2_PROTOBUF_MEDIA
 

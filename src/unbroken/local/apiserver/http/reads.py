@@ -43,7 +43,7 @@ class Scope:
         return self.labels is not None or self.fields is not None
 
     def holds(self, entry: Entry) -> bool:
-        """Whether the object, as it is in `entry`, is asked for."""
+        """True if the object, as it is in `entry`, is asked for."""
         namespace, name = entry.key
         if (self.namespace and namespace != self.namespace) or (self.name and name != self.name):
             return False

@@ -51,5 +51,5 @@ class Catalogue:
             self.generation += 1
 
     def is_builtin(self, group: str, plural: str) -> bool:
-        """Whether the name belongs to the server itself."""
+        """True if the name belongs to the server itself."""
         return (group, plural) in self._builtin

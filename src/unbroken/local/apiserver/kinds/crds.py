@@ -323,7 +323,7 @@ def _condition(old: Object, kind: str, wanted: tuple[str, str, str], now: str) -
 
 
 def is_established(crd: Object) -> bool:
-    """Whether the kind is served."""
+    """True if the kind is served."""
     conditions = (crd.get("status") or {}).get("conditions") or ()
     return any(c["type"] == "Established" and c["status"] == "True" for c in conditions)
 

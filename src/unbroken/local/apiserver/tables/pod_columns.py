@@ -37,7 +37,7 @@ class Summary:
 
 
 def has_condition(content: Object, name: str) -> bool:
-    """Whether a condition of the object's status is True."""
+    """True if a condition of the object's status is True."""
     conditions = (content.get("status") or {}).get("conditions") or []
     return any(c.get("type") == name and c.get("status") == "True" for c in conditions)
 

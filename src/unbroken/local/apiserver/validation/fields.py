@@ -148,7 +148,7 @@ def changed_fields(old: Object, new: Object) -> set[str]:
 
 
 def is_address(text: Any) -> bool:
-    """Whether text is an IP address."""
+    """True if text is an IP address."""
     try:
         ipaddress.ip_address(str(text))
     except ValueError:

@@ -38,7 +38,7 @@ class Requirement:
     values: frozenset[str] = frozenset()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether the labels meet it; NotIn is met where the label is absent."""
+        """True if the labels meet it; NotIn is met where the label is absent."""
         value = labels.get(self.key)
         if self.operator == "In":
             return value in self.values
@@ -61,7 +61,7 @@ class LabelSelector:
     """Matches nothing, whatever the requirements."""
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether labels meet every requirement."""
+        """True if labels meet every requirement."""
         return not self.is_nothing and all(term.matches(labels) for term in self.requirements)
 
 
@@ -200,7 +200,7 @@ class FieldSelector:
     terms: tuple[tuple[str, bool, str], ...] = ()
 
     def matches(self, values: Mapping[str, str]) -> bool:
-        """Whether the values, by path, meet every term; an absent field is empty text."""
+        """True if the values, by path, meet every term; an absent field is empty text."""
         return all((values.get(path, "") == value) is equal for path, equal, value in self.terms)
 
 

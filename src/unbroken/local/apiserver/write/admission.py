@@ -43,12 +43,12 @@ Admit = Callable[[Object], Verdict]
 
 
 def has_generation(kind: Kind) -> bool:
-    """Whether metadata.generation counts changes of the desired state."""
+    """True if metadata.generation counts changes of the desired state."""
     return kind.is_custom or kind.resource in WITH_GENERATION
 
 
 def keeps_status(kind: Kind) -> bool:
-    """Whether a create keeps the status that the client sent."""
+    """True if a create keeps the status that the client sent."""
     return kind.resource in KEEPS_STATUS
 
 

@@ -167,12 +167,12 @@ def _canonical(value: Any) -> str:
 
 
 def by_items(value: Any, shape: Shape) -> bool:
-    """Whether a value is a list that is taken item by item, not whole."""
+    """True if a value is a list that is taken item by item, not whole."""
     return isinstance(value, list) and shape.list_type != "atomic"
 
 
 def by_fields(value: Any, shape: Shape) -> bool:
-    """Whether a value is a map or struct that is taken field by field, not whole."""
+    """True if a value is a map or struct that is taken field by field, not whole."""
     return isinstance(value, dict) and not shape.is_atomic_map
 
 
@@ -382,7 +382,7 @@ def _inside(node: FieldSet) -> FieldSet | None:
 
 
 def is_empty(fields: FieldSet) -> bool:
-    """Whether the set at a root holds nothing."""
+    """True if the set at a root holds nothing."""
     return not fields
 
 
@@ -494,7 +494,7 @@ def element_text(key: str) -> str:
 
 
 def is_field_set(node: object, depth: int = 0) -> bool:
-    """Whether decoded JSON is a FieldsV1 of a nesting that can be worked with."""
+    """True if decoded JSON is a FieldsV1 of a nesting that can be worked with."""
     if not isinstance(node, dict) or depth > MAX_COPY_DEPTH:
         return False
     return all(

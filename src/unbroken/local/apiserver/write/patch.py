@@ -49,7 +49,7 @@ def copy_json(value: Any, depth: int = 0) -> Any:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Whether two values are the same JSON; unlike `==`, true is not 1."""
+    """True if two values are the same JSON; unlike `==`, true is not 1."""
     if isinstance(left, dict):
         return (
             isinstance(right, dict)

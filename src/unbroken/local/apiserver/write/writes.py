@@ -557,7 +557,7 @@ def _options_invalid(path: str, message: str) -> ApiError:
 
 
 def _moves_generation(target: Target, old: Object, new: Object) -> bool:
-    """Whether the desired state changed (metadata and status are not part of it)."""
+    """True if the desired state changed (metadata and status are not part of it)."""
     if target.subresource == "status":
         return False
     ignored = {"metadata", "status", "apiVersion"}

@@ -71,7 +71,7 @@ class ObjectProvider(ABC):
 
     @abstractmethod
     def is_of(self, found: Object, node: str) -> bool:
-        """Whether an object stands behind a node."""
+        """True if an object stands behind a node."""
 
     async def standing(self, order: RepairOrder) -> OrderStatus:
         """As `Provider.standing`."""

@@ -131,7 +131,7 @@ async def _end_all(mark: str, output: set[asyncio.Task[Any]]) -> None:
 
 
 async def _is_late(process: asyncio.subprocess.Process, limit_seconds: float) -> bool:
-    """Whether the process itself has not ended in time.
+    """True if the process itself has not ended in time.
 
     Not by `process.wait`, which goes on until all who hold its output have closed it.
     """
