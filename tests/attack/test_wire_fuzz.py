@@ -251,7 +251,7 @@ def test_both_readers_agree_on_every_field_of_a_report() -> None:
     worker = WorkerReport(0, 0, 100, "failed", 1.7e9, 1.7e9, 1.7e9, "warm")
     report = replace(
         a_report(1), workers=(worker,), faults=(fault,), log_rules=(rule,), watch=(watch,),
-        message="m", kept=(1, 2), restart_mode="ipr", imports=3, lease_seconds=8.0,
+        message="m", kept=(1, 2), restart_mode="ipr", imports=3, lease_seconds=8.0, unvouched=4,
     )  # fmt: skip
     whole = json.loads(encode_report(report))
     assert {"type", *asdict(report)} == whole.keys(), "a field is not tried"

@@ -48,6 +48,7 @@ from unbroken.core.tick import Tick
 from unbroken.spec.job.incident import Incident
 from unbroken.spec.job.types import (
     Condition,
+    FenceBy,
     JobOptions,
     JobSpec,
     JobStatus,
@@ -243,7 +244,8 @@ class Script:
             case "proven":
                 return FenceProven(self._uid(words.first()))
             case "lost":
-                return AgentLost(self._uid(words.first()), words.get("why", "silent"))
+                silent = words.read("seconds", float, 0.0)
+                return AgentLost(self._uid(words.first()), words.get("why", "silent"), silent)
             case _:
                 pod = words.first()
                 return AgentReported(self._uid(pod), self._report(name, pod, words))
@@ -258,6 +260,7 @@ class Script:
             in_process=Switch(words.get("in-process", "on")),
             buddy=Switch(words.get("buddy", "on")),
             planned_moves=Switch(words.get("moves", "on")),
+            fence_by=FenceBy(words.get("fence-by", "lease")),
         )
         hold = words.get("hold")
         if hold:
@@ -343,6 +346,8 @@ class Script:
             offered_port=port,
             kept=words.read("kept", lambda value: (int(value),), ()),
             imports=words.read("imports", int, None),
+            lease_seconds=words.read("lease", float, None),
+            unvouched=words.read("unvouched", int, None),
             watch=words.read("told", lambda step: (RankWatch(0, step=int(step)),), ()),
             copies=words.read("copies", lambda rank: (int(rank),), ()),
         )

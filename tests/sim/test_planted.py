@@ -579,6 +579,19 @@ def _(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(agents.Agent, "wake", wake)
 
 
+@planted("an agent that has vouched says that it never has", LEASE_SEEDS)
+def _(patch: pytest.MonkeyPatch) -> None:
+    real = Workers.vouch
+
+    def vouch(self: Workers, attempt: int) -> bool:
+        unvouched = self.lease.unvouched
+        vouches = real(self, attempt)
+        self.lease.unvouched = unvouched
+        return vouches
+
+    patch.setattr(Workers, "vouch", vouch)
+
+
 def first_breach(seeds: Iterable[int]) -> int | None:
     """The first world in which a rule is broken; None: there is none."""
     for seed in seeds:

@@ -174,7 +174,7 @@ class Driver:
         self._peers = PeerQuestions(
             self._machine.settings.agent_id,
             key,
-            self._machine.vouches,
+            self._machine.vouch,
             self.now,
             lambda attempt, at: self.feed(Vouched(attempt, at)),
             self._keep,

@@ -314,3 +314,6 @@ class AgentReport:
     lease_seconds: Annotated[float, Limits(least=0)] | None = None
     """Lease of the newest attempt that it has started; 0: none.  None: the agent knows no
     leases."""
+    unvouched: int | None = None
+    """The newest attempt that it has started, if it has never vouched for it to a peer: nobody's
+    lease was renewed by peers in it.  None: it may have vouched."""

@@ -32,6 +32,8 @@ class Lease:
         """Length; 0: the workers need no lease."""
         self.is_over = False
         """The workers were ended because it ran out."""
+        self.unvouched: int | None = None
+        """The newest attempt, while this agent has not vouched for it to a peer."""
         self._attempt = -1
         self._operator_at = self._peers_at = -math.inf
         """The newest time at which the agent was certainly still wanted."""
@@ -41,6 +43,7 @@ class Lease:
     def begin(self, attempt: int, seconds: float) -> None:
         """Start the workers of an attempt under a lease of this length."""
         self._attempt, self.seconds, self.is_over = attempt, seconds, False
+        self.unvouched = attempt
         self._peers_at = -math.inf
 
     def take(self, event: LeaseEvent) -> None:
@@ -52,6 +55,12 @@ class Lease:
                 self._peers_at = max(self._peers_at, at)
             case Vouched():
                 pass  # Of an attempt that this agent has left.
+
+    def vouch(self, *, vouches: bool) -> bool:
+        """Note whether a peer is told that it may go on, and return it."""
+        if vouches:
+            self.unvouched = None
+        return vouches
 
     def may_start(self, command: StartCommand, now: float) -> bool:
         """Tell whether workers may start: a start that was long on its way must not begin what the

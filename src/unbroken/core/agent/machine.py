@@ -76,11 +76,11 @@ from .run import Run, message, refusal_of
 
 __all__ = [
     "SIGTERM", "SIGUSR1", "AgentEffect", "AgentEvent", "Arrived", "CheckpointsTold", "Commanded",
-    "Disconnected", "Exit", "FaultReported", "FirstOutput", "HoldLease", "KillAll",
-    "NothingLives", "OfferPort", "Passed", "PortFound", "Prepared", "ProgramStage", "Publish",
-    "Recall", "Registered", "ReleaseWorkers", "Renewed", "RulesRead", "Settings", "SignalWorkers",
-    "Spawn", "SpawnFailed", "StageStarted", "Terminated", "Tick", "TurnedCold", "Vouched",
-    "WatchRead", "WorkerEnded", "Workers",
+    "Disconnected", "Exit", "FaultReported", "FirstOutput", "HoldLease", "KillAll", "NothingLives",
+    "OfferPort", "Passed", "PortFound", "Prepared", "ProgramStage", "Publish", "Recall",
+    "Registered", "ReleaseWorkers", "Renewed", "RulesRead", "Settings", "SignalWorkers", "Spawn",
+    "SpawnFailed", "StageStarted", "Terminated", "Tick", "TurnedCold", "Vouched", "WatchRead",
+    "WorkerEnded", "Workers",
 ]  # fmt: skip
 
 SIGTERM, SIGUSR1 = 15, 10
@@ -172,14 +172,14 @@ class Workers:
             progress=self._progress,
             kept=self._kept(),
             lease_seconds=self.lease.seconds,
+            unvouched=self.lease.unvouched,
         )
 
     def _kept(self) -> tuple[int, ...]:
         if self.state is not AgentState.READY or self._rank is None:
             return ()
         first = self._rank * self.settings.nproc
-        living = sorted({*self._members.ranks(), *self._dying})
-        return tuple(first + local_rank for local_rank in living)
+        return tuple(first + rank for rank in sorted({*self._members.ranks(), *self._dying}))
 
     def _take(self, event: AgentEvent, now: float) -> list[AgentEffect]:
         match event:
@@ -208,11 +208,11 @@ class Workers:
             case _:
                 return self._attempt_event(event, now)
 
-    def vouches(self, attempt: int) -> bool:
-        """True if peers in this attempt may go on as far as this agent knows."""
+    def vouch(self, attempt: int) -> bool:
+        """True if a peer is told that it may go on with this attempt as far as this agent knows."""
         run, states = self._run, (AgentState.RUNNING, AgentState.COMPLETED, AgentState.FAULTED)
         is_of = run is not None and run.is_of(attempt)
-        return is_of and attempt > self._ended and self.state in states
+        return self.lease.vouch(vouches=is_of and attempt > self._ended and self.state in states)
 
     def _lease_over(self, run: Run, now: float) -> list[AgentEffect]:
         """End the workers of the attempt, whatever else is under way, and never start it again."""

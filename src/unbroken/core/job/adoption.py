@@ -94,6 +94,12 @@ def _sort(finding: NewestAttempt, member: Member, report: AgentReport) -> None:
         finding.stopped.append(member)
 
 
+def _lease_of(running: Iterable[Member]) -> float:
+    """Return the lease that an earlier operator started an attempt under, in seconds; 0: none."""
+    known = [member.report.lease_seconds or 0.0 for member in running if member.report]
+    return max(known, default=0.0) if all(known) else 0.0
+
+
 class Adoption:
     """The way of one job from UNKNOWN to where it was when its last operator went."""
 
@@ -272,7 +278,7 @@ class Adoption:
         state = self._state
         old = (state.status.master_addr or "", as_port(state.status.master_port))
         is_same = state.status.restart_count == state.attempt
-        order = self._life.train(now, next(iter(finding.masters), old))
+        order = self._life.train(now, next(iter(finding.masters), old), _lease_of(finding.running))
         done = [m.uid for m in finding.running if m.state is AgentState.COMPLETED]
         ranks = state.ranks.rank_of
         state.commands += state.gang.resume(order, ranks, now, completed=done)

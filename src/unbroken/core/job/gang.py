@@ -13,6 +13,7 @@ Commands say what should be and are repeated until a report shows it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -38,6 +39,8 @@ RESEND_SECONDS_EACH = 0.001
 0.3 ms (benchmarks/control_plane.py), and orders repeated before their answers were read are what it
 then does instead of reading them."""
 RESEND_SECONDS = 1.0
+WITNESSES = 2
+"""For a rank that has a lease, another one."""
 
 
 class GangStage(Enum):
@@ -86,7 +89,8 @@ class Gang:
         """In HALTED: the pod that became clear last; None: all were from the beginning."""
         self.witnesses: dict[PodUid, float] = {}
         """In HALTED: the first two ranks of the last attempt that were proven to run it no longer,
-        and since when that is known."""
+        and since when they have not vouched for it to their peers; those that never have before
+        all others."""
         self.last_ready: PodUid | None = None
         self.last_started: PodUid | None = None
         self._is_graceful = False
@@ -186,8 +190,14 @@ class Gang:
 
     def _witness(self, uid: PodUid, now: float) -> None:
         """Note a rank that runs the last attempt no longer."""
-        if len(self.witnesses) < 2 and uid in self.ranks and uid not in self.unclear:
-            self.witnesses.setdefault(uid, now)
+        if uid not in self.ranks or uid in self.unclear or uid in self.witnesses:
+            return
+        member, order = self._roster.members.get(uid), self.order
+        report = None if member is None else member.report
+        has_vouched = report is None or order is None or report.unvouched != order.attempt
+        self.witnesses[uid] = now if has_vouched else -math.inf
+        if len(self.witnesses) > WITNESSES:
+            del self.witnesses[max(reversed(self.witnesses), key=lambda one: self.witnesses[one])]
 
     def tick(self, now: float) -> list[JobEffect]:
         """Repeat what is due."""

@@ -2,8 +2,9 @@
 
 The agent's half, and how a lease is renewed, are in `core.agent.lease`. This operator renews the
 lease of an agent that it hears; the operators before it had lost their mandate before it began.
-Peers renew it only all together, so not after one of them was proven to run the attempt no longer.
-So the workers have ended one lease after both are over. Nothing is asked of the node for that.
+Peers renew it only all together, so not after one of them was proven to run the attempt no longer,
+and never in an attempt for which one of them has never vouched. So the workers have ended one lease
+after both are over. Nothing is asked of the node for that.
 
 A job of one node has no peers. Its agent cannot tell a cut network from an operator that is away,
 and has no lease.
@@ -12,6 +13,8 @@ and has no lease.
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from unbroken.spec.job.types import FenceBy
 
 from .events import PodUid
 from .gang import GangStage
@@ -91,18 +94,19 @@ class Leases:
     def _of_rank(self, member: Member) -> tuple[float, float] | None:
         """The length of the lease of a rank of the last attempt, and since when its peers renew it
         no more; None: it has no lease, or that is not known."""
-        gang, report = self._state.gang, member.report
-        if gang.order is None or member.uid not in gang.ranks or report is None:
+        gang = self._state.gang
+        if gang.order is None or member.uid not in gang.ranks or member.report is None:
             return None
         quiet = [at for uid, at in gang.witnesses.items() if uid != member.uid]
-        if report.lease_seconds is None or not quiet:
+        if not gang.order.lease_seconds or not quiet:
             return None
-        return (max(gang.order.lease_seconds, report.lease_seconds), min(quiet))
+        return (gang.order.lease_seconds, min(quiet))
 
     def _of_unknown(self, member: Member) -> tuple[float, float] | None:
         """The same of a pod of which this operator does not know what it was told. It is the only
         one that may run anything, so whichever peers it has renew nothing."""
-        if self._alone is None or self._alone[0] != member.uid:
+        is_leased = self._state.options.fence_by is FenceBy.LEASE
+        if not is_leased or self._alone is None or self._alone[0] != member.uid:
             return None
         reports = [one.report for one in self._state.roster.members.values()]
         lengths = [report.lease_seconds for report in reports if report is not None]

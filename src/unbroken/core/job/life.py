@@ -252,8 +252,8 @@ class Life:
         """True if agents have not reported an attempt that was started long ago."""
         return self._state.gang.stage is GangStage.STARTING and now >= self._since + START_SECONDS
 
-    def train(self, now: float, master: tuple[str, int]) -> StartOrder:
-        """Enter TRAINING; what every agent is told."""
+    def train(self, now: float, master: tuple[str, int], lease: float) -> StartOrder:
+        """Enter TRAINING; what every agent is told.  `lease`: of the workers, in seconds."""
         state = self._state
         assert state.spec is not None
         rules = state.spec.run_policy.log_monitoring_configuration
@@ -273,9 +273,17 @@ class Life:
         )
         modes = detectors.written(state.options.detectors)
         copies = state.buddies.start(state.ranks.rank_of, state.roster)
-        is_leased = state.options.fence_by is FenceBy.LEASE and state.nnodes > 1
-        lease = state.options.lease_seconds if is_leased else 0.0
         return StartOrder(state.attempt, state.nnodes, *master, written, modes, copies, lease)
+
+    def _lease_seconds(self) -> float:
+        """Return the lease for workers that are to start; 0: none.  All agents of the attempt must
+        know leases, because only all of them together renew it while no operator is there."""
+        state = self._state
+        if state.options.fence_by is not FenceBy.LEASE or state.nnodes < 2:
+            return 0.0
+        reports = [state.roster.members[uid].report for uid in state.ranks.rank_of]
+        is_known = all(one is not None and one.lease_seconds is not None for one in reports)
+        return state.options.lease_seconds if is_known else 0.0
 
     def _try_start(self, now: float) -> None:
         state = self._state
@@ -300,7 +308,7 @@ class Life:
         self._count_kept()
         if state.incidents.open is None:
             state.stand(ConditionType.PODS_RUNNING, "PodsRunning", "", now)
-        order = self.train(now, master)
+        order = self.train(now, master, self._lease_seconds())
         state.commands += gang.start(order, ranks.rank_of, now)
 
     def _skip_attempts(self, now: float) -> None:

@@ -233,7 +233,7 @@ class Agent:
         """Whether peers in this attempt may go on, as far as it knows."""
         if not isinstance(self._machine, machine.Workers) or self.is_frozen:
             return False
-        return self.is_alive and self._machine.vouches(attempt)
+        return self.is_alive and self._machine.vouch(attempt)
 
     def _hold(self, until: float | None) -> None:
         """Tell the keeper."""
