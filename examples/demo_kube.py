@@ -39,8 +39,6 @@ NEEDED = (
 )
 STEPS = 50_000
 """More than are made until the demo ends."""
-FENCE = "{.metadata.annotations.unbroken\\.dev/fence}"
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 
 
 def now() -> float:
@@ -172,45 +170,31 @@ class Demo:
 
     def lose_node(self, training: Training, pod: str) -> None:
         """The node of a pod is cut off, and comes back."""
-        cluster, room = self.cluster, self.cluster.directory
+        cluster = self.cluster
         node = str(cluster.get("pod", pod)["spec"]["nodeName"])
-        number = machines.number_of(room, node)
+        number = machines.number_of(cluster.directory, node)
         self.title(f"The network of {node} is cut, where {pod} has ranks 2 and 3 now")
-        at, resumes = now(), self.watched(training)
+        resumes = self.watched(training)
         self.call(f"ip link set un-{number} down")
-        until(lambda: cluster.condition(node, "Ready") == "Unknown", f"{node} is missed")
-        say(f"Kubernetes misses it after {now() - at:.1f} s")
-        until(lambda: self.asks_for_fence(node), f"the operator asks for a fence of {node}")
-        self.call("kubectl get nodes")
-        self.call(f"kubectl get node {node} -o jsonpath='{FENCE}{{\"\\n\"}}'")
         say(
-            f"Whether the workers on {node} still run, nobody can know from here, and no two may"
-            " have one rank. So the operator asks for a fence: that somebody switches the machine"
-            " off, by its power supply or its cloud's API, and says so."
+            f"Nobody can ask {node} whether the workers there still run, and no two may have one"
+            " rank. They hold a lease: where neither the operator nor the other ranks were heard"
+            " for 8 s, they are ended. The operator waits for that, and asks nobody."
         )
-        machines.switch_off(room, node)
-        say(f"(the machine of {node} is switched off)")
-        self.call(f"kubectl taint node {node} {OUT_OF_SERVICE}=nodeshutdown:NoExecute")
         resumes()
+        self.call("kubectl get nodes")
         self.bring_back(training, node, number)
 
     def bring_back(self, training: Training, node: str, number: int) -> None:
         """The node is there again, with the spare pod, and the training does not feel it."""
-        self.title(f"{node} is repaired and comes back")
-        at, resumptions = now(), training.resumptions
-        machines.switch_on(self.cluster.directory, node, number)
-        say(f"({node} is switched on, with its network, and Ready after {now() - at:.1f} s)")
-        self.call(f"kubectl taint node {node} {OUT_OF_SERVICE}-")
+        self.title(f"The network of {node} is back")
+        resumptions = training.resumptions
+        self.call(f"ip link set un-{number} up")
         until(self.are_whole, f"{node} has the spare pod")
         self.call("kubectl get pods -o wide")
         training.wait("training after it", training.steps_after(2), 90)
         if training.resumptions != resumptions:
             raise DemoFailed("the training was restarted")
-
-    def asks_for_fence(self, node: str) -> bool:
-        """Whether the operator has asked for it."""
-        annotations = self.cluster.get("node", node)["metadata"].get("annotations") or {}
-        return "unbroken.dev/fence" in annotations
 
     def are_whole(self) -> bool:
         """Whether all pods of the job are ready, the spare too."""

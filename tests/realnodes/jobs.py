@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -83,6 +83,8 @@ class Job:
     script: str = PLAIN
     spares: int = 0
     image: str = IMAGE
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    retries: int = 20
 
     def apply(self, **more: Any) -> None:
         """Create it; `more` is of its pods' specification."""
@@ -118,12 +120,12 @@ class Job:
             "spares": self.spares,
             "template": {"spec": pod},
         }
-        policy = {"cleanPodPolicy": "None", "jobMaxRetryCount": 20}
+        policy = {"cleanPodPolicy": "None", "jobMaxRetryCount": self.retries}
         self.cluster.apply(
             {
                 "apiVersion": "sagemaker.amazonaws.com/v1",
                 "kind": "HyperPodPyTorchJob",
-                "metadata": {"name": self.name},
+                "metadata": {"name": self.name, "annotations": dict(self.annotations)},
                 "spec": {"nprocPerNode": "1", "runPolicy": policy, "replicaSpecs": [replica]},
             }
         )
@@ -159,6 +161,11 @@ class Job:
         until(is_complete, f"job {self.name}: an attempt after {after} runs")
         return found
 
+    def pods(self) -> list[Object]:
+        """Its pods, as the API has them."""
+        found: list[Object] = self.cluster.get("pods", "-l", f"HPJob={self.name}")["items"]
+        return found
+
     def workers(self, node: str) -> list[int]:
         """Pids of its workers on a node: who keeps a diary, and not who waits to become one."""
         return machines.writers(node, self.cluster.shared / self.name)
@@ -186,12 +193,18 @@ class Job:
         spec: Object = self.cluster.get("incidents", f"{self.name}-{number}")["spec"]
         return spec
 
-    def finish(self) -> None:
-        """Let the workers end well, and see that no two attempts were alive at once."""
+    def finish(self, woken: Life | None = None) -> None:
+        """Let the workers end well, and see that no two attempts were alive at once, but for a
+        worker that slept with its machine."""
         (self.cluster.shared / self.name / "finish").touch()
         self.cluster.wait(f"hyperpodpytorchjobs/{self.name}", "condition=Completed", seconds=55)
-        assert_apart(self.lives())
+        lives = self.lives()
+        assert_apart(one for one in lives if woken is None or _key(one) != _key(woken))
         self.cluster.kubectl("delete", "hyperpodpytorchjobs", self.name, "--timeout=55s")
+
+
+def _key(life: Life) -> tuple[int, int, str]:
+    return life.attempt, life.rank, life.node
 
 
 def assert_apart(lives: Iterable[Life]) -> None:

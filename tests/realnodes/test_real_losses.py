@@ -45,15 +45,17 @@ def release(cluster: RealCluster) -> Iterator[Release]:
 @pytest.fixture
 def job(release: Release, request: pytest.FixtureRequest) -> Job:
     """A job that runs on two of the three nodes."""
-    made = Job(release.cluster, request.param, image=TRAINING)
+    name, annotations = request.param
+    made = Job(release.cluster, name, image=TRAINING, annotations=annotations)
     made.apply()
     made.running()
     return made
 
 
-def named(name: str) -> pytest.MarkDecorator:
-    """The job of a test has this name."""
-    return pytest.mark.parametrize("job", [name], indirect=True, ids=[""])
+def named(name: str, **annotations: str) -> pytest.MarkDecorator:
+    """The job of a test has this name, and these annotations of ours."""
+    own = {f"unbroken.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return pytest.mark.parametrize("job", [(name, own)], indirect=True, ids=[""])
 
 
 def recovers(job: Job) -> None:
@@ -208,7 +210,7 @@ def test_a_frozen_kubelet_is_no_fault_of_the_job(job: Job) -> None:
     job.finish()
 
 
-@named("cut")
+@named("cut", fence_by="provider")
 def test_nothing_starts_beside_the_workers_of_a_node_that_is_cut_off(job: Job) -> None:
     cluster, node = job.cluster, job.running()[1].node
     machines.cut_off(cluster.directory, node, is_cut=True)
@@ -223,7 +225,7 @@ def test_nothing_starts_beside_the_workers_of_a_node_that_is_cut_off(job: Job) -
     job.finish()
 
 
-@named("power")
+@named("power", fence_by="provider")
 def test_the_rank_of_a_dead_node_goes_to_another_once_it_is_fenced(job: Job) -> None:
     cluster, node = job.cluster, job.running()[1].node
     machines.switch_off(cluster.directory, node)

@@ -544,9 +544,9 @@ def test_options_are_annotations() -> None:
 
 def test_a_lease_is_asked_for_by_annotation() -> None:
     options = load_job(annotated()).options
-    assert (options.fence_by, options.lease_seconds) == (FenceBy.PROVIDER, 8.0)
-    asked = annotated(fence_by="lease", lease_seconds="12.5")
-    assert load_job(asked).options.fence_by is FenceBy.LEASE
+    assert (options.fence_by, options.lease_seconds) == (FenceBy.LEASE, 8.0)
+    asked = annotated(fence_by="provider", lease_seconds="12.5")
+    assert load_job(asked).options.fence_by is FenceBy.PROVIDER
     assert load_job(asked).options.lease_seconds == 12.5
     for wrong in ("1", "nan", "4000", "8s", "", "9" * 5000):
         assert "[unbroken.dev/lease-seconds]" in problems(annotated(lease_seconds=wrong))[0]

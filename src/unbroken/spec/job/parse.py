@@ -177,7 +177,7 @@ def _options(metadata: Mapping[str, Any], spec: JobSpec, report: Report) -> JobO
     warm = _choice(annotations, keys.WARM, Switch.ON, report)
     preload = _preload(annotations.get(keys.PRELOAD), path, report)
     buddy = _choice(annotations, keys.BUDDY, Switch.ON, report)
-    fence_by = _choice(annotations, keys.FENCE_BY, FenceBy.PROVIDER, report)
+    fence_by = _choice(annotations, keys.FENCE_BY, FenceBy.LEASE, report)
     lease = _lease(annotations.get(keys.LEASE_SECONDS), path, report)
     return JobOptions(
         agent_auth=auth,

@@ -183,7 +183,7 @@ class JobOptions:
     """Whether snapshots are copied to an agent on another node."""
     planned_moves: Switch = Switch.ON
     """Whether the job leaves a node that has a notice before the node goes."""
-    fence_by: FenceBy = FenceBy.PROVIDER
+    fence_by: FenceBy = FenceBy.LEASE
     """What proves that the workers of a node that is out of reach have ended."""
     lease_seconds: float = LEASE_SECONDS
     """With `fence_by` LEASE: how long workers run on when neither the operator nor all peers are
