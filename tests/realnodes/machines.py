@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +147,15 @@ def discard(room: Path, name: str) -> None:
 
 def switch_off(room: Path, name: str) -> None:
     """End a machine as a loss of power would: every process of it, at once and without a word."""
+    number, quiet = number_of(room, name), {"capture_output": True, "check": False}
+    # Otherwise the kernel would close the connections of who is killed.
+    subprocess.run(["ip", "link", "set", f"un-{number}", "down"], **quiet)
     deadline = time.monotonic() + GONE_SECONDS
     while pids := set(_processes(room, name)):
         for pid in pids:
-            _kill(pid)
+            _signal(pid, signal.SIGKILL)
         assert time.monotonic() < deadline, f"{name}: {pids} outlive SIGKILL"
         time.sleep(0.05)
-    number = number_of(room, name)
-    quiet = {"capture_output": True, "check": False}
     subprocess.run(["ip", "link", "del", f"un-{number}"], **quiet)
     subprocess.run(["ip", "netns", "del", f"un-{name}"], **quiet)
     folder = room / name
@@ -171,6 +173,52 @@ def cut_off(room: Path, name: str, *, is_cut: bool) -> None:
     """Pull a machine's network cable, or put it back."""
     link = f"un-{number_of(room, name)}"
     subprocess.run(["ip", "link", "set", link, "down" if is_cut else "up"], check=True)
+
+
+def pods_network(room: Path, name: str) -> str:
+    """The addresses of a machine's pods."""
+    return f"10.250.{number_of(room, name)}.0/24"
+
+
+@contextmanager
+def dropped(source: str, *destinations: str) -> Iterator[None]:
+    """Drop what goes from an address or network to others on the bridge, until the block ends.
+    What goes the other way arrives."""
+    rules = [
+        [chain, "-s", source, "-d", destination, "-j", "DROP"]
+        for chain in ("PREROUTING", "OUTPUT")
+        for destination in destinations
+    ]
+    command = ["iptables", "-w", "-t", "raw"]
+    for rule in rules:
+        subprocess.run([*command, "-I", *rule], check=True)
+    try:
+        yield
+    finally:
+        for rule in rules:
+            subprocess.run([*command, "-D", *rule], check=True)
+
+
+@contextmanager
+def paused(room: Path, name: str) -> Iterator[None]:
+    """Stop all processes of a machine until the block ends, and its network with them."""
+    cut_off(room, name, is_cut=True)
+    stopped: set[int] = set()
+    while new := set(_processes(room, name)) - stopped:
+        for pid in new:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= new
+    try:
+        yield
+    finally:
+        cut_off(room, name, is_cut=False)
+        for pid in stopped:
+            _signal(pid, signal.SIGCONT)
+
+
+def kill_kubelet(room: Path, name: str) -> None:
+    """End the kubelet of a machine; what runs there goes on."""
+    os.kill(kubelet_pid(room, name), signal.SIGKILL)
 
 
 def kubelet_pid(room: Path, name: str) -> int:
@@ -238,8 +286,8 @@ def _lives(pid: int) -> bool:
     return state not in "ZX"
 
 
-def _kill(pid: int) -> None:
+def _signal(pid: int, number: int) -> None:
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return

@@ -16,6 +16,8 @@ from realnodes.plane import SYSTEM, RealCluster
 
 VALUES: Object = {"checks": {"image": images.NAMES["training"]}}
 LEASE = ("-n", "kube-system", "lease", "unbroken-operator")
+ROLLOUT_SECONDS = 150
+"""Two processors start the programs of three nodes."""
 CONTROL_PLANE = "hp-training-control-plane=hp-training-operator-controller-manager"
 OPERATORS = ("-n", NAMESPACE, "pods", "-l", CONTROL_PLANE)
 
@@ -38,7 +40,8 @@ class Release:
             (NAMESPACE, "deployment/unbroken-operator"),
             (SYSTEM, "daemonset/node-daemon"),
         ):
-            self.cluster.kubectl("-n", namespace, "rollout", "status", what, "--timeout=55s")
+            command = ("-n", namespace, "rollout", "status", what, f"--timeout={ROLLOUT_SECONDS}s")
+            self.cluster.kubectl(*command, seconds=ROLLOUT_SECONDS + 5)
 
     def scale(self, replicas: int) -> None:
         """Have so many operators."""
