@@ -98,6 +98,40 @@ def test_one_that_has_never_vouched_counts_before_those_that_became_clear_earlie
     is_over_at(script, 10 + LENGTH)
 
 
+def given_up_and_lost_again(nodes: str) -> Script:
+    """The rank of node n1 was given up and runs on n2, whose workers are given up, too; `nodes`:
+    what is seen of nodes between."""
+    script = running()
+    script.run(f"""
+        5 node n1 ready
+        13 lost w-1 seconds=3
+        14 ready w-0 0 lease=8 unvouched=0
+        {10 + LENGTH} tick
+        21 gone w-1 -> create w-1 avoid=n1
+        {nodes}
+        30 pod w-1 uid=w-1.1 node=n2
+        30 pod w-1 uid=w-1.1 phase=Running
+        31 ready w-1 agent=b lease=0
+        32 tick
+        33 runs w-0 1 lease=8 unvouched=1
+        33 runs w-1 1 agent=b rank=1 lease=8 unvouched=1
+        53 lost w-1 seconds=3
+        54 ready w-0 1 lease=8 unvouched=1
+        {50 + LENGTH} tick
+    """)
+    return script
+
+
+def test_a_node_that_was_given_up_is_used_again_once_it_is_back() -> None:
+    script = given_up_and_lost_again("22 node n1 not-ready\n25 node n1 ready")
+    script.run("61 gone w-1 -> create w-1 avoid=n2")
+
+
+def test_a_node_that_was_given_up_and_has_never_left_is_avoided() -> None:
+    script = given_up_and_lost_again("25 node n1 ready topology=rack")
+    script.run("61 gone w-1 -> create w-1 avoid=n1/n2")
+
+
 def test_a_new_operator_keeps_the_lease_of_the_attempt_that_it_finds_running() -> None:
     new = running().successor(100)
     new.run("""

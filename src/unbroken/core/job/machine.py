@@ -563,7 +563,7 @@ class Job:
             state.has_changed = True
             state.commands += state.gang.observe(member, now)
             if member.view.node is not None:
-                state.plan.avoid |= {member.view.node}
+                state.plan.given_up[member.view.node] = False
             state.objects += state.plan.press([member], now)
             if state.phase in _LIVE:
                 why = f"{member.lost_why or 'its agent was never heard'}, and its lease is over"

@@ -70,6 +70,9 @@ class PodPlan:
         """Pods not on a node yet: when they were made, and away from which nodes."""
         self.avoid: frozenset[NodeName] = frozenset()
         """Nodes to be avoided beside those that are unusable now."""
+        self.given_up: dict[NodeName, bool] = {}
+        """Nodes whose workers have ended with their lease, and whether they were not ready since.
+        They are avoided, too, until they are ready again after that."""
 
     def deadline(self) -> float | None:
         first = next(iter(self._kept_off.values()), None)
@@ -151,7 +154,7 @@ class PodPlan:
             self._retry_later(now)
         if not chosen:
             return []
-        avoid = self.avoid | frozenset(self._roster.unusable_nodes())
+        avoid = self.avoid.union(self.given_up, self._roster.unusable_nodes())
         for name in chosen:
             self._empty[name] = now
             if avoid:
@@ -187,12 +190,23 @@ class PodPlan:
 
     def press(self, members: Iterable[Member], now: float) -> list[JobEffect]:
         """A node has changed: fence it or force what was waiting for the fence."""
+        self._take_back()
         fenced = set[NodeName]()
         effects: list[JobEffect] = []
         for member in members:
             if member.uid in self.condemned:
                 effects += self._end(member, now, fenced)
         return effects
+
+    def _take_back(self) -> None:
+        """Avoid the nodes no longer that were given up, were not ready since, and are."""
+        for name, was_away in list(self.given_up.items()):
+            node = self._roster.nodes.get(name)
+            is_away = node is None or not node.is_ready
+            if was_away and not is_away:
+                del self.given_up[name]
+            else:
+                self.given_up[name] = was_away or is_away
 
     def tick(self, now: float) -> list[JobEffect]:
         """Repeat every order that has shown no effect."""
@@ -227,6 +241,7 @@ class PodPlan:
                 self._kept_off[name] = (now, avoided)
                 continue
             self.avoid = frozenset()
+            self.given_up.clear()
             effects += self.condemn(member, "it found no place away from nodes to avoid", now)
         return effects
 

@@ -303,7 +303,8 @@ class Recovery:
     ) -> RepeatedError | None:
         """Whether the error has come before, in this life of the job."""
         state = self._state
-        unusable = {*state.roster.unusable_nodes(), *state.plan.avoid}
+        plan = state.plan
+        unusable = {*state.roster.unusable_nodes(), *plan.avoid, *plan.given_up}
         usable = state.roster.nodes.keys() - unusable
         return repeats.find_repeat(found, step, state.closed_incidents(), now, usable)
 
