@@ -33,6 +33,7 @@ from unbroken.core.job.events import (
     NodeName,
     PodGone,
     PodName,
+    PodPhase,
     PodRefused,
     PodSeen,
     PodUid,
@@ -173,6 +174,20 @@ async def test_reports_that_wait_are_taken_together_with_what_follows_them(scrip
         await script.told.until(lambda told: script.runner.is_done and told[-1] == said)
         assert script.order == [AgentReported, AgentReported, PodGone, PodGone, AgentReported]
         assert script.together == [3, 1, 1]
+
+
+async def test_a_pod_may_run_before_anything_is_read_about_it(scripted: Any) -> None:
+    async with scripted() as (_, script):
+        await script.until(JobSeen)
+        script.orders = [CREATE]
+        script.runner.tell(PodGone(PodName("lm-pods-8"), PodUid("u8")))
+        pod = replace((await script.until(PodSeen)).pod, node=NodeName("n1"))
+        for phase in (PodPhase.PENDING, PodPhase.RUNNING):
+            script.runner.tell(PodSeen(replace(pod, phase=phase)))
+        gone = PodGone(PodName("lm-pods-9"), PodUid("u9"))
+        await script.told.until(lambda told: len(told) > 3)
+        script.runner.tell(gone)
+        await script.told.until(lambda told: told[-1] == gone)
 
 
 class PauseLoop(asyncio.SelectorEventLoop):

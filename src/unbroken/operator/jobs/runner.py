@@ -264,7 +264,8 @@ class JobRunner:
     async def _read_events(self) -> None:
         """Read what nodes say of pods that they have not started: one pod at a time."""
         while True:
-            await self._is_mounting.wait()
+            while not self._mounting:  # The last pod may run before this task does.
+                await self._is_mounting.wait()
             uid = min(self._mounting, key=self._mounting.__getitem__)
             early = self._mounting[uid] - self._around.clock()
             if early > 0:
