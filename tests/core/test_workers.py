@@ -149,6 +149,13 @@ def test_an_offered_port_is_withdrawn_once_an_attempt_may_have_its_store_there(
     assert machine.report().offered_port == 25001
 
 
+def test_the_port_that_an_operator_chose_for_an_attempt_is_not_offered_for_the_next_one() -> None:
+    machine = Workers(SETTINGS)
+    machine.step(Prepared(), 1.0)
+    effects = machine.step(start(), 2.0)
+    assert [one.used for one in effects if isinstance(one, OfferPort)] == [2000]
+
+
 def test_a_worker_that_turns_cold_is_reported_so() -> None:
     machine = check(
         (start(), "spawn train 0, port, say running"),

@@ -90,6 +90,7 @@ SEEDS = {
     2163532: "world: an order overtook the answer of a stock agent that was under way",
     2157128: "world: steps that watchdogs had not told yet, or told twice, were to be progress",
     8000104065: "world: a node was cut off at the edge of a lease after all was healed",
+    4000300579: "an agent offered the port that its operator had chosen for the attempt that began",
     3538: "world: steps from before a suspension were to be progress of the attempt after it",
 }
 

@@ -387,7 +387,9 @@ class Driver:
                 self._conversation.recall(local_ranks, attempt)
             case ReleaseWorkers(local_ranks, command):
                 self._conversation.release(local_ranks, command)
-            case OfferPort():
+            case OfferPort(used):
+                if used is not None:
+                    self._offered.append(used)
                 self._offer_port()
             case Publish(report):
                 self._publish(report)

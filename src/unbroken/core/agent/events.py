@@ -202,7 +202,7 @@ class CheckpointsTold:
 
 @dataclass(frozen=True, slots=True)
 class PortFound:
-    """Answer to `OfferPort`: a free one, never offered before by this agent."""
+    """Answer to `OfferPort`: a free one, never offered before by this agent, nor used."""
 
     port: int
 
@@ -286,6 +286,10 @@ class ReleaseWorkers:
 @dataclass(frozen=True, slots=True)
 class OfferPort:
     """Find a free port for the store of the next attempt.  Answer: `PortFound`."""
+
+    used: int | None = None
+    """Port of the store of the attempt that starts, which the operator may have chosen itself. Its
+    store does not listen yet, so that the port looks free. None: no attempt starts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -375,12 +375,12 @@ class Workers:
         self._run = Run(command, first)
         self.lease.begin(command.attempt, command.lease_seconds)
         self._enter(AgentState.RUNNING, now)
-        return [*self._begin(self._run, now), self._renew_port()]
+        return [*self._begin(self._run, now), self._renew_port(command.master_port)]
 
-    def _renew_port(self) -> OfferPort:
+    def _renew_port(self, used: int | None = None) -> OfferPort:
         """Withdraw the offered port: an attempt may have its store there.  Offer another one."""
         self._port = None
-        return OfferPort()
+        return OfferPort(used)
 
     def _begin(self, run: Run, now: float) -> list[AgentEffect]:
         """Start the stage, as soon as nothing lives that should not."""

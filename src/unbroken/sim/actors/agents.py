@@ -392,8 +392,8 @@ class Agent:
                 self._kill_but(kept)
             case machine.SignalWorkers() | machine.Recall() | machine.ReleaseWorkers():
                 self._tell(effect)
-            case machine.OfferPort():
-                self._world.ports += 1
+            case machine.OfferPort(used):
+                self._world.ports += 1 + (used == self._world.ports + 1)
                 schedule.after(0.001, self.give, machine.PortFound(self._world.ports))
             case machine.Exit(code):
                 self._die(is_success=code == 0)
