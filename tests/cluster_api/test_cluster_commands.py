@@ -81,18 +81,18 @@ def test_a_creation_that_fails_ends_with_one(cli: Cli, running: Running, hands: 
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words"),
     [
-        (["describe", "none"], None, "Cluster with name none not found (ResourceNotFound)"),
-        (["create", "--cli-input-json", "absent"], None, "cannot read absent"),
+        (["describe", "none"], "", "Cluster with name none not found (ResourceNotFound)"),
+        (["create", "--cli-input-json", "absent"], "", "cannot read absent"),
         (["create", "--cli-input-json", "-"], "{", "- is not JSON"),
         (["create", "--cli-input-json", "-"], "[]", "- must hold an object"),
         (["create", "--cli-input-json", "-"], "{}", "Value null at 'clusterName'"),
-        (["list", "--endpoint-url", "nowhere"], None, "'nowhere' is no address"),
-        (["list", "--endpoint-url", "http://127.0.0.1:1"], None, "no answer from the cluster API"),
-        (["list", "--dir", "absent"], None, "no cluster runs from"),
+        (["list", "--endpoint-url", "nowhere"], "", "'nowhere' is no address"),
+        (["list", "--endpoint-url", "http://127.0.0.1:1"], "", "no answer from the cluster API"),
+        (["list", "--dir", "absent"], "", "no cluster runs from"),
     ],
 )
 def test_mistakes_get_one_clear_line(
-    cli: Cli, running: Running, arguments: list[str], stdin: str | None, words: str
+    cli: Cli, running: Running, arguments: list[str], stdin: str, words: str
 ) -> None:
     done = call(cli, running, *arguments, code=1, stdin=stdin)
     assert words in done.stderr
