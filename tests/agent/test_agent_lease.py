@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Running, linked, program, running, start
+from running import KEY, Running, linked, program, running, start
 
+from agent_requests import raw_link
 from unbroken.wire.agent import AgentReport, AgentState
 
 pytestmark = pytest.mark.slow
 
 Story = Callable[[Path], Coroutine[Any, Any, None]]
 LEASE = 4.0
+CHANGES = 60
+"""Reports that follow one another."""
 LATE = 3.0
 """For a busy machine to look; the tests tell seconds from many seconds."""
 
@@ -134,3 +139,22 @@ async def test_a_start_counts_only_where_an_operator_renews_the_lease(tmp_path: 
         body |= {"faultCount": 0, "progress": {}, "ipVersion": None, "lease_seconds": LEASE}
         assert agent.request("POST", "/start", body)[0] == 200
         assert agent.report().state is AgentState.READY
+
+
+async def test_an_agent_with_a_lease_does_not_ask_for_it_with_each_report(tmp_path: Path) -> None:
+    with agents(tmp_path, 1) as (agent,):
+        async with raw_link(agent.port, KEY) as link:
+            body = {"rank": 0, "nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29400}
+            body |= {"faultCount": 0, "progress": {}, "ipVersion": None, "lease_seconds": LEASE}
+            agent.request("POST", "/start", body)
+            began, kinds = time.monotonic(), Counter[str]()
+            for attempt in range(CHANGES):
+                agent.request("POST", "/stop", {"attempt": attempt})
+                while f'"newest_attempt":{attempt},' not in (frame := await link.receive()):
+                    kinds[json.loads(frame)["type"]] += 1
+                kinds["report"] += 1
+            seconds = time.monotonic() - began
+    assert kinds["report"] >= CHANGES
+    # Two a heartbeat of 1 s at most, and the first.
+    assert 1 <= kinds["beat"] <= 3 + 2.5 * seconds
+    assert kinds["beat"] < CHANGES / 2

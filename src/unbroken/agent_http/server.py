@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
@@ -127,6 +128,8 @@ class _Unsent:
     faults: str = ""
     """The newest report that tells of faults; empty: sent."""
     evidence: list[Evidence] = field(default_factory=list)
+    is_asking: bool = False
+    """A beat is to be sent at once: a start waits for its answer."""
 
     def answer(self, evidence: Evidence) -> None:
         """Send it behind what there is to report."""
@@ -217,9 +220,11 @@ class AgentServer:
             unsent.change.set()
 
     def beat(self) -> None:
-        """Ask whoever is linked, now and with each report, whether the workers are still wanted."""
+        """Ask whoever is linked, now and with each heartbeat, whether the workers are still
+        wanted."""
         self._beats = True
         for unsent in self._links.values():
+            unsent.is_asking = True
             unsent.change.set()
 
     @web.middleware
@@ -351,6 +356,8 @@ class AgentServer:
             else:
                 await channel.send_bytes(seal(text.encode()))
 
+        # Not with each report: an operator reads an agent that says too much more slowly.
+        clock, beat_at = asyncio.get_running_loop().time, -math.inf
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(unsent.restate_seconds):
@@ -361,7 +368,9 @@ class AgentServer:
                 if faults not in ("", self._frame):
                     await say(faults)
                 await say(self._frame)
-                if self._beats:
+                is_due = clock() >= beat_at + unsent.restate_seconds / 2
+                if self._beats and (is_due or unsent.is_asking):
+                    unsent.is_asking, beat_at = False, clock()
                     await say(encode_beat(Beat(self._agent.now())))
                 while unsent.evidence:
                     await say(encode_evidence(unsent.evidence.pop(0), LINK_BYTES_MAX))
