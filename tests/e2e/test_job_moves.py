@@ -54,8 +54,12 @@ def nodes(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def nodes_of(one: Job) -> dict[str, str]:
-    """Pod -> node."""
-    return {name: pod["spec"].get("nodeName", "") for name, pod in one.pods().items()}
+    """Pod that has not ended -> node."""
+    return {
+        name: pod["spec"].get("nodeName", "")
+        for name, pod in one.pods().items()
+        if pod["status"].get("phase") not in ("Succeeded", "Failed")
+    }
 
 
 def only_move(one: Job) -> dict[str, Any]:

@@ -37,7 +37,9 @@ def still(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """From the first test on, since the pod is given 20 s to come back."""
     with ExitStack() as end:
         directory = tmp_path_factory.mktemp("still")
-        one = end.enter_context(job(cluster, directory, spares=1))
+        # Under a lease its keeper would end what stands still.
+        fenced = {"unbroken.dev/fence-by": "provider"}
+        one = end.enter_context(job(cluster, directory, spares=1, annotations=fenced))
         starts = one.steps(0)
         for pid in (starts[0].more["agent"], starts[0].pid, starts[1].pid):
             assert one.signal(pid, signal.SIGSTOP)

@@ -18,7 +18,8 @@ def running():
     return sum(name.startswith("pt_gloo") for name in names)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 import torch.distributed.nn.functional as functional
-before = running()
+while not (before := running()):
+    pass  # a thread gives itself its name
 assert dist.group.WORLD in functional.all_reduce.__defaults__, "nothing is tested"
 groups.destroy()
 while not groups.are_gone():

@@ -388,9 +388,7 @@ class Driver:
             case ReleaseWorkers(local_ranks, command):
                 self._conversation.release(local_ranks, command)
             case OfferPort(used):
-                if used is not None:
-                    self._offered.append(used)
-                self._offer_port()
+                self._offer_port(used)
             case Publish(report):
                 self._publish(report)
             case Exit(code):
@@ -404,7 +402,9 @@ class Driver:
         if report.state is AgentState.SHUTDOWN:
             self._server.stop_listening()
 
-    def _offer_port(self) -> None:
+    def _offer_port(self, used: int | None = None) -> None:
+        if used is not None:
+            self._offered.append(used)
         try:
             port = facts.free_port(self._offered, self._random)
         except WorldError as error:
