@@ -82,6 +82,17 @@ def test_what_an_agent_says_of_another_attempt_proves_nothing() -> None:
     is_over_at(script, 14 + LENGTH)
 
 
+def test_what_an_agent_said_before_it_was_lost_does_not_say_that_it_has_never_vouched() -> None:
+    script = running()
+    script.run("""
+        13 lost w-1 seconds=3
+        13 lost w-0 seconds=3
+        90 pod w-0 deleting
+        100 pod w-0 ended
+    """)
+    is_over_at(script, 100 + LENGTH)
+
+
 def test_nothing_is_taken_for_ended_while_nobody_of_the_attempt_was_proven_to_have_stopped() -> (
     None
 ):

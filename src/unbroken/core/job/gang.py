@@ -194,8 +194,10 @@ class Gang:
             return
         member, order = self._roster.members.get(uid), self.order
         report = None if member is None else member.report
-        has_vouched = report is None or order is None or report.unvouched != order.attempt
-        self.witnesses[uid] = now if has_vouched else -math.inf
+        # After a report from before its end it may have vouched.
+        if report is not None and report.state is AgentState.READY and order is not None:
+            now = -math.inf if report.unvouched == order.attempt else now
+        self.witnesses[uid] = now
         if len(self.witnesses) > WITNESSES:
             del self.witnesses[max(reversed(self.witnesses), key=lambda one: self.witnesses[one])]
 
