@@ -17,7 +17,8 @@ from unbroken.agent.evidence.flight_recorder import Request, read
 from unbroken.errors import PeerError
 from unbroken.wire.observation import Collective
 
-# Rank 1 does not enter the third collective; rank 0 dumps its record while it waits there.
+# Rank 1 does not enter the third collective; rank 0 dumps its record while it waits there. A thread
+# of torch notes the end of a collective, which may be after the call has returned.
 SCRIPT = """
 import os, pickle, sys, threading
 import torch, torch.distributed as dist
@@ -34,7 +35,7 @@ from torch._C._distributed_c10d import _dump_fr_trace
 threading.Thread(target=dist.all_reduce, args=(x,), daemon=True).start()
 while True:
     dump = _dump_fr_trace()
-    if len(pickle.loads(dump)["entries"]) == 3:
+    if [entry["retired"] for entry in pickle.loads(dump)["entries"]] == [True, True, False]:
         break
 sys.stdout.buffer.write(dump)
 sys.stdout.flush()
