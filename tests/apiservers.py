@@ -1,8 +1,9 @@
 """Starts the two API servers that every contract holds for: a real one and the embedded one.
 
-The real one is kube-apiserver v1.20.2 over etcd, without controllers and without a scheduler, so
-that nothing but the server itself changes what a test has written.  Its admission plugin
-`ServiceAccount` is off for the same reason: it waits for what a controller would make.
+The real one is a kube-apiserver over etcd, without controllers and without a scheduler, so that
+nothing but the server itself changes what a test has written.  Its admission plugin
+`ServiceAccount` is off for the same reason: it waits for what a controller would make.  It is
+v1.20.2, or the version that the folder `ENVTEST_BINARIES` holds.
 """
 
 from __future__ import annotations
@@ -33,18 +34,6 @@ ROOT = Path(__file__).parent.parent
 START_SECONDS = 90
 """Until an API server that was just started must answer; a loaded machine needs most of it."""
 TOKEN = "contract-token"
-
-
-MARSHAL_SHA256 = "00b5ef93c56ebe114c887e33b9847ad9aa6a012dbc74724e24df1296388870fe"
-MARSHAL_OFFSET = 0x460840
-MARSHAL_CODE = bytes.fromhex("4889d8 4889cb e9957aefff")
-"""Of the kube-apiserver that crashes on every write of a custom resource, and its remedy.
-
-It was compiled by Go 1.19 with reflect2 1.0.1, which walks maps through an internal function of Go
-that took other arguments until Go 1.18; json-iterator's encoder does so.  The code, at the start of
-json-iterator's `frozenConfig.Marshal(config, value)`, calls `encoding/json.Marshal(value)` in its
-place: `mov rax, rbx; mov rbx, rcx; jmp encoding/json.Marshal`.
-"""
 
 
 class CannotStartError(Exception):
@@ -79,7 +68,7 @@ class Cluster:
 
 
 def envtest_folder() -> Path:
-    """Folder of the packed binaries; CannotStartError says what is missing."""
+    """Folder of the scripts and packed binaries; CannotStartError says what is missing."""
     folder = Path(os.environ.get("UNBROKEN_ENVTEST", ROOT.parent / "shared/envtest"))
     if not (folder / "kube-apiserver.zst").exists():
         raise CannotStartError(f"no kube-apiserver.zst in {folder} (set UNBROKEN_ENVTEST)")
@@ -90,9 +79,17 @@ def envtest_folder() -> Path:
 
 
 def unpacked(name: str) -> Path:
-    """Path of a binary of `envtest_folder`, unpacked once for all test processes."""
-    packed = envtest_folder() / f"{name}.zst"
-    folder = Path(tempfile.gettempdir()) / "unbroken-envtest/bin"
+    """Path of a binary of Kubernetes, unpacked once for all test processes.
+
+    It is looked for, packed or not, where ENVTEST_BINARIES points, else in `envtest_folder`.
+    """
+    source = Path(os.environ.get("ENVTEST_BINARIES", envtest_folder())).resolve()
+    if (source / name).exists():
+        return source / name
+    packed = source / f"{name}.zst"
+    # Binaries of different versions have the same names.
+    place = hashlib.sha256(str(source).encode()).hexdigest()[:8]
+    folder = Path(tempfile.gettempdir()) / "unbroken-envtest" / place
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / name
     with open(folder / f"{name}.lock", "w") as lock:
@@ -100,19 +97,10 @@ def unpacked(name: str) -> Path:
         if not target.exists() or target.stat().st_mtime < packed.stat().st_mtime:
             part = target.with_suffix(".part")
             subprocess.run(["zstd", "-q", "-d", "-f", packed, "-o", part], check=True)
-            _mend(part)
             part.chmod(0o755)
             os.utime(part)
             part.rename(target)
     return target
-
-
-def _mend(binary: Path) -> None:
-    """Keep the one binary that is known to from crashing (see `MARSHAL_CODE`)."""
-    with open(binary, "r+b") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == MARSHAL_SHA256:
-            file.seek(MARSHAL_OFFSET)
-            file.write(MARSHAL_CODE)
 
 
 @contextmanager

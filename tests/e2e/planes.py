@@ -23,17 +23,11 @@ from e2e.clusters import UNBROKEN, Cluster
 from e2e.control import Operator
 
 LOCK = Path(tempfile.gettempdir()) / "unbroken-plane.lock"
-"""Scheduler and controller manager have ports of their own, the bridge has one address: one control
-plane at a time on a machine."""
+"""Held by a control plane on the bridge, which has one address: one at a time on a machine."""
 BEATS = ("--heartbeat", "2")
 """The controller manager takes a node for lost after 8 s."""
 TOKEN = "admin-token"
 """Of whom `start` lets do everything."""
-
-CONTROLLERS = """#!/usr/bin/env bash
-# Gives every service account the authority of the API server's certificate.
-exec {program} --root-ca-file=certs/apiserver.crt "$@"
-"""
 
 
 class Plane:
@@ -47,14 +41,15 @@ class Plane:
         self._restarted: list[subprocess.Popen[bytes]] = []
 
     def start(self, *options: str) -> None:
-        """Start them, when no other test has any; returns when the API server is ready."""
-        fcntl.flock(self._lock.enter_context(LOCK.open("w")), fcntl.LOCK_EX)
+        """Start them; returns when the API server is ready.
+
+        With `--bridge` it waits until no other test has a control plane on the bridge.
+        """
+        if "--bridge" in options:
+            fcntl.flock(self._lock.enter_context(LOCK.open("w")), fcntl.LOCK_EX)
         (self._room / "bin").mkdir(exist_ok=True)
-        for name in ("kube-apiserver", "kube-scheduler"):
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler"):
             (self._room / "bin" / name).symlink_to(unpacked(name))
-        manager = self._room / "bin/kube-controller-manager"
-        manager.write_text(CONTROLLERS.format(program=unpacked(manager.name)))
-        manager.chmod(0o755)
         command = [envtest_folder() / "start", self._room, *options]
         with open(self._room / "start.log", "wb") as log:
             subprocess.run(command, check=True, stdout=log, stderr=log, timeout=120)

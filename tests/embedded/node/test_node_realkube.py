@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from node_world import World, processes_of, shell, state
 
-from apiservers import CannotStartError, envtest_folder
+from apiservers import CannotStartError
+from e2e.planes import Plane
 from unbroken.kube.client import connect
 from unbroken.local.node import stop_pods
 
 pytestmark = [pytest.mark.slow, pytest.mark.realkube]
-START_SECONDS = 100
-FIXED_PORTS = (10251, 10252)
-"""Of the scheduler and the controllers, which cannot be told others."""
 
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Iterator[Path]:
     """A whole real control plane."""
+    room = tmp_path / "control-plane"
+    room.mkdir()
+    plane = Plane(room)
     try:
-        folder = envtest_folder()
+        plane.start()
     except CannotStartError as error:
         pytest.skip(str(error))
-    for port in FIXED_PORTS:
-        try:
-            socket.create_server(("0.0.0.0", port)).close()
-        except OSError:
-            pytest.skip(f"port {port} is taken: another control plane runs on this machine")
-    directory = tmp_path / "control-plane"
-    try:
-        started = subprocess.run(
-            [folder / "start", directory],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-        )
-        yield Path(started.stdout.split()[-1])
+    else:
+        yield room / "kubeconfig"
     finally:
-        subprocess.run([folder / "stop", directory], check=True, capture_output=True)
+        plane.stop()
 
 
 async def test_a_node_joins_and_runs_what_the_real_scheduler_gives_it(
