@@ -80,6 +80,11 @@ class Answer:
         return {(cause.get("reason", ""), cause.get("field", "")) for cause in causes}
 
     @property
+    def is_put_off(self) -> bool:
+        """True if the handlers of a custom resource are being replaced: 503, and when to retry."""
+        return self.code == 503 and b"apiserver is shutting down" in self.body
+
+    @property
     def failure(self) -> tuple[int, str | None]:
         """(code, reason), after a check that the body is a Status that says the same."""
         status = self.object
@@ -151,19 +156,38 @@ class Api:
         headers: dict[str, str] | None = None,
         query: Object | None = None,
     ) -> Answer:
-        """One request; `body` is sent as it is if it is bytes or text, else as JSON."""
+        """One request; `body` is sent as it is if it is bytes or text, else as JSON.
+
+        A kube-apiserver that has just changed a definition may ask to come again: that is done.
+        """
+        until = time.monotonic() + SECONDS
+        while True:
+            answer = self._send(method, what, body, content, headers or {}, query or {})
+            if not answer.is_put_off or time.monotonic() > until:
+                return answer
+            time.sleep(float(answer.headers["Retry-After"]))
+
+    def _send(
+        self,
+        method: str,
+        what: str,
+        body: object,
+        content: str,
+        headers: dict[str, str],
+        query: Object,
+    ) -> Answer:
         # deque's pop and append are atomic: many threads may share this client.
         try:
             connection = self._idle.pop()
         except IndexError:
             connection = self._connect()
-        target, sent = self._request(what, body, content, query or {})
+        target, sent = self._request(what, body, content, query)
         try:
             if len(target[1] or b"") > LARGE:
                 self._upload(connection, method, target, sent)
                 sent["Connection"] = "close"
             else:
-                connection.request(method, target[0], target[1], {**sent, **(headers or {})})
+                connection.request(method, target[0], target[1], {**sent, **headers})
             response = connection.getresponse()
             answer = Answer(response.status, response.headers, response.read())
         except (http.client.HTTPException, OSError):

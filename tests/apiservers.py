@@ -3,7 +3,7 @@
 The real one is a kube-apiserver over etcd, without controllers and without a scheduler, so that
 nothing but the server itself changes what a test has written.  Its admission plugin
 `ServiceAccount` is off for the same reason: it waits for what a controller would make.  It is
-v1.20.2, or the version that the folder `ENVTEST_BINARIES` holds.
+v1.20.2, or the version that the folder `ENVTEST_BINARIES` holds; tests ask `Cluster.minor`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import base64
 import fcntl
 import hashlib
+import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -51,7 +53,7 @@ class Cluster:
     """Certificates to trust, as PEM text; empty for plain HTTP."""
     kubeconfig: Path
     minor: int
-    """Of the version it says it is: 20 for v1.20.2."""
+    """Minor version, by the server's own account: 20 for v1.20.2."""
     process: subprocess.Popen[str] | subprocess.Popen[bytes]
     etcd: subprocess.Popen[bytes] | None = None
     """Only a real one has it."""
@@ -122,7 +124,8 @@ def real_cluster(folder: Path, options: Sequence[str] = ()) -> Iterator[Cluster]
         ca = (folder / "certs/apiserver.crt").read_text()
         kubeconfig = folder / "kubeconfig"
         kubeconfig.write_text(kubeconfig_of(url, ca, TOKEN))
-        yield Cluster("real", url, TOKEN, ca, kubeconfig, 20, process, store)
+        minor = minor_version(url, ca)
+        yield Cluster("real", url, TOKEN, ca, kubeconfig, minor, process, store)
 
 
 @contextmanager
@@ -152,7 +155,19 @@ def _embedded(kubeconfig: Path, process: subprocess.Popen[str]) -> Cluster:
     place = config["clusters"][0]["cluster"]
     ca = base64.b64decode(place.get("certificate-authority-data", "")).decode()
     token = config["users"][0]["user"]["token"]
-    return Cluster("embedded", place["server"], token, ca, kubeconfig, 33, process)
+    minor = minor_version(place["server"], ca)
+    return Cluster("embedded", place["server"], token, ca, kubeconfig, minor, process)
+
+
+def minor_version(url: str, ca: str) -> int:
+    """Minor version of a server, of the name of its release: some have no other field for it."""
+    trusted = ssl.create_default_context(cadata=ca) if ca else None
+    with urllib.request.urlopen(f"{url}/version", timeout=20, context=trusted) as answer:
+        release: str = json.load(answer)["gitVersion"]
+    found = re.match(r"v1\.(\d+)\.", release)
+    if found is None:
+        raise RuntimeError(f"{url}/version: gitVersion must begin with v1.N., not {release!r}")
+    return int(found[1])
 
 
 def _etcd_command(folder: Path, client: int, peer: int) -> list[str]:

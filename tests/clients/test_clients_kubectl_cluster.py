@@ -91,11 +91,14 @@ def test_explain_of_what_is_not_there(kubectl: Kubectl) -> None:
     assert 'field "nothing" does not exist' in kubectl.refused("explain", "pods.nothing")
 
 
-@pytest.mark.since(23, "OpenAPI v3, which has new kinds at once")
+@pytest.mark.since(23, "OpenAPI v3, which has new kinds after a moment")
 def test_explain_of_a_custom_resource(kubectl: Kubectl, api: Api) -> None:
     group = f"{api.namespace}.example.com"
     schema = open_schema(size={"type": "integer", "description": "How big it is."})
     define(api, definition(group, schema))
+    # kube-apiserver publishes the schema a moment after it serves the kind.
+    document = f"/openapi/v3/apis/{group}/v1"
+    api.settled(lambda: api.get(document), lambda answer: b'"How big it is."' not in answer.body)
     out = kubectl("explain", f"--api-version={group}/v1", "widgets.spec.size")
     assert re.search(rf"GROUP:\s+{group}\nKIND:\s+Widget\nVERSION:\s+v1\n", out)
     assert "FIELD: size <integer>" in out

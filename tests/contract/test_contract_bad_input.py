@@ -155,8 +155,9 @@ def test_deep_nesting_in_a_patch_is_refused(here: Api) -> None:
     made = here.post("configmaps", config_map("a")).made
     body = b'{"data":' * 100_000 + b"1" + b"}" * 100_000
     answer = here.send("PATCH", "configmaps/a", body, "application/merge-patch+json")
-    if here.cluster.is_real:
-        assert answer.code == 500  # v1.20 blames itself
+    if answer.code == 500:
+        assert here.cluster.is_real  # v1.20 blames itself, v1.36 no longer
+        assert here.minor < 36
     else:
         refused(answer, 400, 413, 422)
     assert here.get("configmaps/a").made == made

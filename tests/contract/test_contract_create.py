@@ -286,7 +286,7 @@ BAD_OBJECTS: list[tuple[str, str, Object, str]] = [
     ),
     (
         *("name of a service", "services"),
-        {"metadata": {"name": "1a"}, "spec": {"ports": [{"port": 80}]}},
+        {"metadata": {"name": "-a"}, "spec": {"ports": [{"port": 80}]}},
         "metadata.name",
     ),
     (
@@ -327,6 +327,17 @@ def test_bad_object_is_422_at_its_path(here: Api, what: str, body: Object, field
     answer = here.post(what, body)
     assert answer.failure == (422, "Invalid")
     assert field in {found for _, found in answer.causes}
+
+
+def test_name_of_a_service_begins_with_a_digit_in_newer_versions_only(here: Api) -> None:
+    body = {"metadata": {"name": "1a"}, "spec": {"ports": [{"port": 80}]}}
+    answer = here.post("services", body)
+    if answer.code == 201:
+        assert here.minor >= 34  # RelaxedServiceNameValidation
+    else:
+        assert answer.failure == (422, "Invalid")
+        assert here.minor < 36
+        assert "metadata.name" in {found for _, found in answer.causes}
 
 
 def test_namespace_must_exist(api: Api) -> None:

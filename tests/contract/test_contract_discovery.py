@@ -12,9 +12,9 @@ AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryLi
 def test_version_names_a_kubernetes_release(api: Api) -> None:
     version = api.get("/version").made
     assert version["gitVersion"].startswith(f"v1.{api.minor}.")
-    # Debian builds kube-apiserver without these two.
-    expected = ("", "") if api.cluster.is_real else ("1", str(api.minor))
-    assert (version["major"], version["minor"]) == expected
+    # Debian builds kube-apiserver without major and minor; providers write a plus after the latter.
+    told = (version.get("major", ""), version.get("minor", "").rstrip("+"))
+    assert told == ("1", str(api.minor)) or (told == ("", "") and api.cluster.is_real)
     assert {"gitCommit", "goVersion", "platform", "buildDate"} <= set(version)
 
 
