@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+from unbroken.cli.nodes.commands import app
 from unbroken.cli.nodes.drain import progress_line, seconds_of
 from unbroken.errors import SpecError
 
@@ -25,3 +27,12 @@ def test_progress_names_a_few_pods() -> None:
     assert progress_line("n", []) == "n: no job pod is left"
     assert progress_line("n", ["a/b"]) == "n: 1 job pod left: a/b"
     assert progress_line("n", list("abcd")) == "n: 4 job pods left: a, b, c and 1 more"
+
+
+@pytest.mark.parametrize("given", [("--dir", "/tmp"), ("--context", "c"), ("-o", "json")])
+def test_an_option_before_the_subcommand_is_refused_with_its_place(given: tuple[str, str]) -> None:
+    done = CliRunner().invoke(app, [*given, "drain", "node-0"], prog_name="unbroken nodes")
+    assert done.exit_code == 2
+    option = {"-o": "--output"}.get(given[0], given[0])
+    text = " ".join(done.output.replace("│", " ").split())
+    assert f"write it after the command: `unbroken nodes drain {option} ...`" in text

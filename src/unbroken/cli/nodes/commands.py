@@ -49,6 +49,18 @@ def nodes(ctx: typer.Context, output: ListForm = ListOutput.TEXT, *, target: Tar
     """List and describe nodes, order repairs, show and clear the blame of a node."""
     if ctx.invoked_subcommand is None:
         _list(target, output)
+    else:
+        _refuse_options(ctx, ctx.invoked_subcommand)
+
+
+def _refuse_options(ctx: typer.Context, command: str) -> None:
+    """Raise BadParameter for an option before a subcommand, which would not get its value."""
+    for one in ctx.command.params:
+        source = ctx.get_parameter_source(one.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            place = f"`{ctx.command_path} {command} {one.opts[-1]} ...`"
+            hint = f"'{one.opts[-1]}'"
+            raise typer.BadParameter(f"write it after the command: {place}", param_hint=hint)
 
 
 @app.command("list")
