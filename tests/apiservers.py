@@ -1,9 +1,13 @@
-"""Starts the two API servers that every contract holds for: a real one and the embedded one.
+"""Starts the API servers that contracts hold for: a real one, the embedded one, a newer one of
+custom resources alone.
 
 The real one is a kube-apiserver over etcd, without controllers and without a scheduler, so that
 nothing but the server itself changes what a test has written.  Its admission plugin
 `ServiceAccount` is off for the same reason: it waits for what a controller would make.  It is
 v1.20.2, or the version that the folder `ENVTEST_BINARIES` holds; tests ask `Cluster.minor`.
+
+The third serves CustomResourceDefinitions and what they define, by the code of v1.36.4, and no
+other kind: there are no namespaces, any name will do, and everybody may do everything.
 """
 
 from __future__ import annotations
@@ -60,8 +64,13 @@ class Cluster:
 
     @property
     def is_real(self) -> bool:
-        """True for kube-apiserver."""
-        return self.name == "real"
+        """True for servers that are built from the source of Kubernetes."""
+        return self.name != "embedded"
+
+    @property
+    def has_built_in_kinds(self) -> bool:
+        """True if there are namespaces, pods and the others that no definition makes."""
+        return self.name != "crds"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -83,14 +92,18 @@ def envtest_folder() -> Path:
 def unpacked(name: str) -> Path:
     """Path of a binary of Kubernetes, unpacked once for all test processes.
 
-    It is looked for, packed or not, where ENVTEST_BINARIES points, else in `envtest_folder`.
+    It is looked for, packed or not, where ENVTEST_BINARIES points, then in `envtest_folder`;
+    CannotStartError if neither has it.
     """
-    source = Path(os.environ.get("ENVTEST_BINARIES", envtest_folder())).resolve()
-    if (source / name).exists():
-        return source / name
-    packed = source / f"{name}.zst"
+    places = (Path(os.environ.get("ENVTEST_BINARIES", envtest_folder())), envtest_folder())
+    found = (one / file for one in places for file in (name, f"{name}.zst"))
+    packed = next((one.resolve() for one in found if one.exists()), None)
+    if packed is None:
+        raise CannotStartError(f"no {name}.zst in {envtest_folder()}")
+    if packed.name == name:
+        return packed
     # Binaries of different versions have the same names.
-    place = hashlib.sha256(str(source).encode()).hexdigest()[:8]
+    place = hashlib.sha256(str(packed.parent).encode()).hexdigest()[:8]
     folder = Path(tempfile.gettempdir()) / "unbroken-envtest" / place
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / name
@@ -126,6 +139,29 @@ def real_cluster(folder: Path, options: Sequence[str] = ()) -> Iterator[Cluster]
         kubeconfig.write_text(kubeconfig_of(url, ca, TOKEN))
         minor = minor_version(url, ca)
         yield Cluster("real", url, TOKEN, ca, kubeconfig, minor, process, store)
+
+
+@contextmanager
+def crds_cluster(folder: Path) -> Iterator[Cluster]:
+    """Runs etcd and the server of custom resources in `folder` until the block ends."""
+    binary = unpacked("crd-server")
+    etcd, peer, port = free_ports(3)
+    command = [
+        *(str(binary), f"--etcd-servers=http://127.0.0.1:{etcd}", "--bind-address=127.0.0.1"),
+        *(f"--secure-port={port}", f"--cert-dir={folder / 'certs'}"),
+    ]
+    log = folder / "crd-server.log"
+    with (
+        _running(_etcd_command(folder, etcd, peer), folder / "etcd.log") as store,
+        _running(command, log) as process,
+    ):
+        url = f"https://127.0.0.1:{port}"
+        _wait_ready(url, process, log)
+        ca = (folder / "certs/apiserver.crt").read_text()
+        kubeconfig = folder / "kubeconfig"
+        kubeconfig.write_text(kubeconfig_of(url, ca, TOKEN))
+        minor = minor_version(url, ca)
+        yield Cluster("crds", url, TOKEN, ca, kubeconfig, minor, process, store)
 
 
 @contextmanager

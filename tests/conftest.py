@@ -10,9 +10,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from apiservers import CannotStartError, Cluster, embedded_cluster, real_cluster
+from apiservers import CannotStartError, Cluster, crds_cluster, embedded_cluster, real_cluster
 
-STARTERS = {"real": real_cluster, "embedded": embedded_cluster}
+STARTERS = {"real": real_cluster, "crds": crds_cluster, "embedded": embedded_cluster}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,7 +64,10 @@ def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 
 @pytest.fixture(params=[pytest.param("real", marks=pytest.mark.realkube), "embedded"])
 def cluster(request: pytest.FixtureRequest, clusters: Callable[[str], Cluster]) -> Cluster:
-    """Each of the two API servers in turn; the test must hold for both."""
+    """Each of the two API servers in turn; the test must hold for both.
+
+    With the mark `samples.CUSTOM_RESOURCES` the server of custom resources is a third.
+    """
     found = clusters(request.param)
     for mark in request.node.iter_markers("only_real"):
         if not found.is_real:

@@ -9,7 +9,7 @@ import pytest
 from kubectl_program import Kubectl
 
 from apiclient import Api
-from samples import define, definition, open_schema, widget
+from samples import CUSTOM_RESOURCES, define, definition, open_schema, widget
 
 RESOURCES = [
     ("pods", "po", "v1", "true", "Pod"),
@@ -91,6 +91,7 @@ def test_explain_of_what_is_not_there(kubectl: Kubectl) -> None:
     assert 'field "nothing" does not exist' in kubectl.refused("explain", "pods.nothing")
 
 
+@CUSTOM_RESOURCES
 @pytest.mark.since(23, "OpenAPI v3, which has new kinds after a moment")
 def test_explain_of_a_custom_resource(kubectl: Kubectl, api: Api) -> None:
     group = f"{api.namespace}.example.com"

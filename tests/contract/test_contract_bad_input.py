@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from apiclient import Answer, Api, Object
-from samples import config_map, pod
+from samples import STRICT, config_map, pod, warned
 
 MEBIBYTE = 1 << 20
 
@@ -311,3 +311,31 @@ def test_unknown_query_parameters_are_ignored(here: Api) -> None:
 def test_server_goes_on_after_all_of_this(here: Api) -> None:
     here.post("configmaps", config_map("a", x="1")).done()
     assert here.get("configmaps/a").made["data"] == {"x": "1"}
+
+
+@pytest.mark.since(25, "field validation by the server")
+@pytest.mark.parametrize(("mode", "code", "warning"), STRICT)
+def test_unknown_field_of_a_built_in_kind(
+    here: Api, mode: str, code: int, warning: str | None
+) -> None:
+    body = {"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}], "more": 2}}
+    answer = here.post("services", body, fieldValidation=mode)
+    assert answer.code == code
+    if code == 400:
+        assert answer.message.startswith('Service in version "v1" cannot be handled as a Service')
+        assert 'unknown field "spec.more"' in answer.message
+    assert warned(answer) == ([warning] if warning else [])
+
+
+@pytest.mark.since(25, "field validation by the server")
+def test_duplicate_field_is_told(here: Api) -> None:
+    text = '{"metadata": {"name": "a", "name": "a"}}'
+    answer = here.send("POST", "configmaps", text, query={"fieldValidation": "Strict"})
+    assert answer.failure == (400, "BadRequest")
+    assert 'duplicate field "metadata.name"' in answer.message
+
+
+@pytest.mark.since(25, "field validation by the server")
+def test_unknown_validation_is_refused(here: Api) -> None:
+    answer = here.post("configmaps", config_map("a"), fieldValidation="Maybe")
+    assert answer.failure == (422, "Invalid")

@@ -10,13 +10,18 @@ import pytest
 from apiclient import Answer, Api, Object
 from samples import (
     CRDS,
+    CUSTOM_RESOURCES,
+    STRICT,
     config_map,
     define,
     definition,
     is_established,
     open_schema,
+    warned,
     widget,
 )
+
+pytestmark = CUSTOM_RESOURCES
 
 
 def group_of(here: Api) -> str:
@@ -507,19 +512,6 @@ def test_group_of_kubernetes_needs_an_approval(here: Api, api: Api) -> None:
     assert "api-approved.kubernetes.io" in answer.message
 
 
-def warned(answer: Answer) -> list[str]:
-    """Texts of the Warning headers."""
-    found = answer.headers.get_all("Warning") or []
-    return [text.removeprefix("299 - ")[1:-1].replace('\\"', '"') for text in found]
-
-
-STRICT = [
-    ("Strict", 400, None),
-    ("Warn", 201, 'unknown field "spec.more"'),
-    ("Ignore", 201, None),
-]
-
-
 @pytest.mark.since(25, "field validation by the server")
 @pytest.mark.parametrize(("mode", "code", "warning"), STRICT)
 def test_unknown_field_of_a_custom_resource(
@@ -533,31 +525,3 @@ def test_unknown_field_of_a_custom_resource(
         assert "strict decoding error" in answer.message
         assert 'unknown field "spec.more"' in answer.message
     assert warned(answer) == ([warning] if warning else [])
-
-
-@pytest.mark.since(25, "field validation by the server")
-@pytest.mark.parametrize(("mode", "code", "warning"), STRICT)
-def test_unknown_field_of_a_built_in_kind(
-    here: Api, mode: str, code: int, warning: str | None
-) -> None:
-    body = {"metadata": {"name": "a"}, "spec": {"ports": [{"port": 80}], "more": 2}}
-    answer = here.post("services", body, fieldValidation=mode)
-    assert answer.code == code
-    if code == 400:
-        assert answer.message.startswith('Service in version "v1" cannot be handled as a Service')
-        assert 'unknown field "spec.more"' in answer.message
-    assert warned(answer) == ([warning] if warning else [])
-
-
-@pytest.mark.since(25, "field validation by the server")
-def test_duplicate_field_is_told(here: Api) -> None:
-    text = '{"metadata": {"name": "a", "name": "a"}}'
-    answer = here.send("POST", "configmaps", text, query={"fieldValidation": "Strict"})
-    assert answer.failure == (400, "BadRequest")
-    assert 'duplicate field "metadata.name"' in answer.message
-
-
-@pytest.mark.since(25, "field validation by the server")
-def test_unknown_validation_is_refused(here: Api) -> None:
-    answer = here.post("configmaps", config_map("a"), fieldValidation="Maybe")
-    assert answer.failure == (422, "Invalid")
