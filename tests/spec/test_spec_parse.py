@@ -290,8 +290,14 @@ REFUSED = [
             "repetition operator"
         ),
     ),
-    (rule(metricThreshold=1), f"{RULE}.operator: Required value: a metricThreshold needs one"),
-    (rule(operator="lt"), f"{RULE}.metricThreshold: Required value: an operator needs one"),
+    (
+        rule(metricThreshold=1),
+        f"{RULE}.operator: Required value: a metricThreshold needs an operator",
+    ),
+    (
+        rule(operator="lt"),
+        f"{RULE}.metricThreshold: Required value: an operator needs a metricThreshold",
+    ),
     (
         rule(metricThreshold=1, operator="less"),
         (
@@ -312,7 +318,10 @@ REFUSED = [
     ),
     (
         rule(metricEvaluationDataPoints=5),
-        (f"{RULE}.metricThreshold: Required value: metricEvaluationDataPoints needs one"),
+        (
+            f"{RULE}.metricThreshold: Required value: metricEvaluationDataPoints needs a "
+            "metricThreshold"
+        ),
     ),
     (
         rule(expectedStartCutOffInSeconds=-1),

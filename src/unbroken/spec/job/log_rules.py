@@ -14,6 +14,10 @@ from unbroken.spec.problems import Report
 from .log_rule_ranks import Watch
 from .types import JobSpec, LogRule
 
+THRESHOLD_NEEDS_OPERATOR = "a metricThreshold needs an operator"
+OPERATOR_NEEDS_THRESHOLD = "an operator needs a metricThreshold"
+POINTS_NEED_THRESHOLD = "metricEvaluationDataPoints needs a metricThreshold"
+
 
 def are_short(rules: Sequence[LogRule]) -> bool:
     """True where all patterns of a job together compile as fast as one may (0.25 s)."""
@@ -66,14 +70,14 @@ def _groups(pattern: str, path: str, report: Report) -> int:
 def _check_metric(rule: LogRule, groups: int, path: str, report: Report) -> None:
     has_threshold, has_operator = rule.metric_threshold is not None, rule.operator is not None
     if has_threshold and not has_operator:
-        report.required(f"{path}.operator", "a metricThreshold needs one")
+        report.required(f"{path}.operator", THRESHOLD_NEEDS_OPERATOR)
     elif has_operator and not has_threshold:
-        report.required(f"{path}.metricThreshold", "an operator needs one")
+        report.required(f"{path}.metricThreshold", OPERATOR_NEEDS_THRESHOLD)
     elif has_threshold and groups == 0:
         why = "a metricThreshold needs a group in parentheses that holds the number"
         report.invalid(f"{path}.logPattern", rule.log_pattern, why)
     elif not has_threshold and rule.metric_evaluation_data_points > 1:
-        report.required(f"{path}.metricThreshold", "metricEvaluationDataPoints needs one")
+        report.required(f"{path}.metricThreshold", POINTS_NEED_THRESHOLD)
 
 
 def _warn(rule: LogRule, path: str, report: Report) -> None:

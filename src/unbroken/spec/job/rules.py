@@ -23,6 +23,10 @@ LABEL_LENGTH = 63
 """Most characters of a pod's host name, and of a label's value (RFC 1123)."""
 NOT_A_LABEL = "must be lower case letters, digits and '-', and start and end with a letter or digit"
 NPROC_WORDS = ("auto", "cpu", "gpu")
+NOT_NPROC = "must be auto, cpu, gpu or a whole number of at least 1"
+NO_REPLICAS = "at least one replica must train: set replicas"
+TOO_MANY_PODS = f"a job has at most {PODS_MAX} pods, spares included"
+LONG_NAMES = f"pods are called JOB-REPLICASPEC-INDEX: at most {LABEL_LENGTH} characters"
 RESTART_POLICIES = ("Always", "OnFailure", "Never")
 POD_LISTS, POD_OBJECTS = ("volumes", "tolerations"), ("affinity", "nodeSelector")
 CONTAINER_LISTS = ("env", "ports", "volumeMounts")
@@ -33,9 +37,9 @@ NO_ELASTIC = "elastic jobs are not supported yet; remove "
 def check_spec(spec: JobSpec, report: Report) -> JobSpec:
     """Report what contradicts itself or cannot be done; the spec in its plain form."""
     nproc = spec.nproc_per_node
-    if nproc not in NPROC_WORDS and not (nproc.isdecimal() and 0 < _number(nproc) <= INT_MAX):
-        why = "must be auto, cpu, gpu or a whole number of at least 1"
-        report.invalid("spec.nprocPerNode", nproc, why)
+    is_number = nproc.isascii() and nproc.isdecimal() and 0 < _number(nproc) <= INT_MAX
+    if nproc not in NPROC_WORDS and not is_number:
+        report.invalid("spec.nprocPerNode", nproc, NOT_NPROC)
     names: set[str] = set()
     for index, replica in enumerate(spec.replica_specs):
         path = f"spec.replicaSpecs[{index}]"
@@ -46,12 +50,10 @@ def check_spec(spec: JobSpec, report: Report) -> JobSpec:
         names.add(replica.name)
         _check_replicas(replica, path, report, is_elastic=spec.elastic_policy is not None)
     if spec.nnodes == 0 and not report.has_below("spec.replicaSpecs"):
-        why = "at least one replica must train: set replicas"
-        report.invalid("spec.replicaSpecs", spec.nnodes, why)
+        report.invalid("spec.replicaSpecs", spec.nnodes, NO_REPLICAS)
     pods = sum(replica.replicas + replica.spares for replica in spec.replica_specs)
     if pods > PODS_MAX:
-        why = f"a job has at most {PODS_MAX} pods, spares included"
-        report.invalid("spec.replicaSpecs", pods, why)
+        report.invalid("spec.replicaSpecs", pods, TOO_MANY_PODS)
     if spec.elastic_policy is not None:
         _check_elastic(spec.elastic_policy, report)
         report.forbidden("spec.elasticPolicy", f"{NO_ELASTIC}spec.elasticPolicy and maxReplicas")

@@ -15,8 +15,31 @@ from unbroken.spec.job import types as jobs
 from unbroken.spec.job.codec import OTHER, SECONDS
 from unbroken.spec.job.descriptions import DESCRIPTIONS, INCIDENT, JOB
 from unbroken.spec.job.incident import Incident
-from unbroken.spec.job.rules import NO_ELASTIC
-from unbroken.spec.job.types import ElasticPolicy, JobSpec, JobStatus, ReplicaSpec, RunPolicy
+from unbroken.spec.job.log_rules import (
+    OPERATOR_NEEDS_THRESHOLD,
+    POINTS_NEED_THRESHOLD,
+    THRESHOLD_NEEDS_OPERATOR,
+)
+from unbroken.spec.job.rules import (
+    LABEL,
+    LABEL_LENGTH,
+    LONG_NAMES,
+    NO_ELASTIC,
+    NO_REPLICAS,
+    NOT_A_LABEL,
+    NOT_NPROC,
+    NPROC_WORDS,
+    PODS_MAX,
+    TOO_MANY_PODS,
+)
+from unbroken.spec.job.types import (
+    ElasticPolicy,
+    JobSpec,
+    JobStatus,
+    LogRule,
+    ReplicaSpec,
+    RunPolicy,
+)
 from unbroken.spec.keys import MADE_BY, ConditionType
 from unbroken.spec.nodes.descriptions import KINDS, NODE_DESCRIPTIONS
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK, NODE_RECORD, OWN_KINDS, OwnKind
@@ -110,36 +133,56 @@ OTHERS: Schema = {
 }
 """What others may write into a job's status (sagemaker-hyperpod 3.12)."""
 
-RULES: dict[type, list[dict[str, str]]] = {
-    JobSpec: [
-        {
-            "rule": "!has(self.elasticPolicy)",
-            "message": f"{NO_ELASTIC}spec.elasticPolicy and maxReplicas",
-        },
-        {
-            "rule": "self.replicaSpecs.exists(r, r.replicas > 0)",
-            "message": "at least one replica must train: set replicas",
-        },
-    ],
-    ReplicaSpec: [
-        {
-            "rule": "!has(self.maxReplicas) || self.maxReplicas == self.replicas",
-            "message": f"{NO_ELASTIC}maxReplicas, or set it to replicas",
-        }
-    ],
-    ElasticPolicy: [
-        {
-            "rule": "!(has(self.replicaIncrementStep) && has(self.replicaDiscreteValues))",
-            "message": "replicaIncrementStep and replicaDiscreteValues exclude each other",
-        }
-    ],
-    RunPolicy: [
-        {
-            "rule": "!has(self.workloadMode) || self.workloadMode == ''",
-            "message": f"{NO_ELASTIC}workloadMode",
-        }
-    ],
+LABEL_CEL = f"matches('^{LABEL.pattern}$')"
+
+RULES: Mapping[tuple[type, str], Mapping[str, str]] = {
+    (JobSpec, ""): {
+        "!has(self.elasticPolicy)": f"{NO_ELASTIC}spec.elasticPolicy and maxReplicas",
+    },
+    (JobSpec, "nproc_per_node"): {
+        f"type(self) != string || self in {list(NPROC_WORDS)} || "
+        f"self.matches('^[0-9]{{1,10}}$') && int(self) > 0 && int(self) <= {INT_MAX}": NOT_NPROC,
+        f"type(self) == string || self > 0 && self <= {INT_MAX}": NOT_NPROC,
+    },
+    (JobSpec, "replica_specs"): {
+        "self.exists(r, r.replicas > 0)": NO_REPLICAS,
+        f"self.map(r, r.replicas + r.spares).sum() <= {PODS_MAX}": TOO_MANY_PODS,
+    },
+    (ReplicaSpec, ""): {
+        "!has(self.maxReplicas) || self.maxReplicas == self.replicas": (
+            f"{NO_ELASTIC}maxReplicas, or set it to replicas"
+        ),
+    },
+    (ReplicaSpec, "name"): {f"self.{LABEL_CEL}": NOT_A_LABEL},
+    (ElasticPolicy, ""): {
+        "!(has(self.replicaIncrementStep) && has(self.replicaDiscreteValues))": (
+            "replicaIncrementStep and replicaDiscreteValues exclude each other"
+        ),
+    },
+    (RunPolicy, "workload_mode"): {"self == ''": f"{NO_ELASTIC}workloadMode"},
+    (LogRule, ""): {
+        "!has(self.metricThreshold) || has(self.operator)": THRESHOLD_NEEDS_OPERATOR,
+        "!has(self.operator) || has(self.metricThreshold)": OPERATOR_NEEDS_THRESHOLD,
+        "has(self.metricThreshold) || self.metricEvaluationDataPoints <= 1": POINTS_NEED_THRESHOLD,
+    },
 }
+"""Rules in CEL and their messages, by record and field; no field: the record.  Each is one that
+`parse_job` has, too (tests/spec/test_spec_cel.py)."""
+JOB_RULES: Mapping[str, str] = {
+    f"size(self.metadata.name) <= {LABEL_LENGTH} && self.metadata.name.{LABEL_CEL}": (
+        f"metadata.name {NOT_A_LABEL}"
+    ),
+    "self.spec.replicaSpecs.all(r, size(self.metadata.name) + size(r.name) + 2 + "
+    "size(string(r.replicas + r.spares > 0 ? r.replicas + r.spares - 1 : 0)) "
+    f"<= {LABEL_LENGTH})": f"metadata.name is too long: {LONG_NAMES}",
+}
+"""Rules about a job's name, which CEL sees from the root of the object alone."""
+
+
+def _rules(told: Mapping[str, str]) -> Schema:
+    """The rules as part of a schema; empty without any."""
+    listed = [{"rule": rule, "message": message} for rule, message in told.items()]
+    return {"x-kubernetes-validations": listed} if listed else {}
 
 
 def definitions() -> tuple[dict[str, Any], ...]:
@@ -172,7 +215,7 @@ def job_definition() -> dict[str, Any]:
     ]
     names = ("hyperpodpytorchjob", jobs.PLURAL, jobs.KIND, ["hpj"])
     spec = _record(JobSpec)
-    content = _object({"spec": spec, "status": status}, ["spec"])
+    content = {**_object({"spec": spec, "status": status}, ["spec"]), **_rules(JOB_RULES)}
     return _definition(jobs.GROUP, names, {"description": JOB, **content}, columns, has_status=True)
 
 
@@ -287,10 +330,10 @@ def _record(record: type, *, has_defaults: bool = True) -> Schema:
             found |= _default(field)
         if field.name in texts:
             found["description"] = texts[field.name]
+        found |= _rules(RULES.get((record, field.name), {}))
         properties[field.key] = found
     required = [field.key for field in fields_of(record) if field.default is None]
-    rules = {"x-kubernetes-validations": RULES[record]} if record in RULES else {}
-    return {**_object(properties, required), **rules}
+    return {**_object(properties, required), **_rules(RULES.get((record, ""), {}))}
 
 
 def _default(field: Field) -> Schema:

@@ -1,0 +1,159 @@
+"""Rules in CEL: the server of Kubernetes 1.36 refuses by them what the webhook refuses."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from apiclient import Answer, Api, Object
+from apiservers import Cluster
+from job_samples import changed, job, published, rule, template
+from samples import CRDS, CUSTOM_RESOURCES, define, warned
+from unbroken.operator.webhook.review import asked, judged
+from unbroken.spec.schema.crd import definitions, job_definition
+
+FILES = sorted((Path(__file__).parents[2] / "deploy/crds").iterdir())
+JOBS = "sagemaker.amazonaws.com/v1:hyperpodpytorchjobs"
+RULES = "x-kubernetes-validations"
+REPLICA = "spec/replicaSpecs/0"
+ELASTIC = {"replicaIncrementStep": 1, "replicaDiscreteValues": [1]}
+LONGEST = "a" * 56
+"""Name of a job whose pods, LONGEST-pods-0 and LONGEST-pods-1, have names of 63 characters."""
+
+TWINS: list[tuple[str, Object]] = [
+    ("elastic jobs are not supported yet; remove spec.elasticPolicy", job(elasticPolicy={})),
+    ("exclude each other", job(elasticPolicy=ELASTIC)),
+    ("or set it to replicas", changed(f"{REPLICA}/maxReplicas", 3)),
+    ("remove workloadMode", job(runPolicy={"workloadMode": "elastic"})),
+    ("must be auto, cpu, gpu or", changed("spec/nprocPerNode", "many")),
+    ("must be auto, cpu, gpu or", changed("spec/nprocPerNode", 0)),
+    ("at least one replica must train", changed(f"{REPLICA}/replicas", 0)),
+    ("a job has at most 50000 pods", changed(f"{REPLICA}/spares", 49_999)),
+    ("must be lower case letters", changed(f"{REPLICA}/name", "My_Pods")),
+    ("metadata.name must be lower case letters", job("a.b")),
+    ("metadata.name is too long", job(f"{LONGEST}a")),
+    ("a metricThreshold needs an operator", rule(metricThreshold=1)),
+    ("an operator needs a metricThreshold", rule(operator="gt")),
+    ("metricEvaluationDataPoints needs", rule(metricEvaluationDataPoints=2)),
+]
+"""For each rule, a part of its message and a job that it refuses."""
+EDGES: list[tuple[str, list[Any]]] = [
+    (
+        "spec/nprocPerNode",
+        [
+            *("auto", "cpu", "gpu", "CPU", "1", "08", "0", "-1", "1.0", "1e1", " 1", "٣", "x1"),
+            *("2147483647", "2147483648", "99999999999999999999", 1, 0, -1, 2147483647, 2147483648),
+        ],
+    ),
+    (f"{REPLICA}/name", ["a", "0", "a-b", "a-", "-a", "A", "a_b", "a.b", "a b", "é", "a\n"]),
+    ("metadata/name", ["a", "0", "a-b", "a.b", LONGEST, f"{LONGEST}a", "a" * 64]),
+    (f"{REPLICA}/replicas", [0, 1, 50_000, 50_001, 2147483647]),
+    (f"{REPLICA}/maxReplicas", [0, 1, 2, 3]),
+    ("spec/runPolicy", [{"workloadMode": mode} for mode in ("", "x")]),
+]
+"""Values at the edges of what the rules accept, by their place in a job."""
+
+
+def schema_rules(schema: Any) -> Iterator[str]:
+    """Messages of all rules of a schema."""
+    if isinstance(schema, dict):
+        yield from (one["message"] for one in schema.get(RULES, ()))
+        for value in schema.values():
+            yield from schema_rules(value)
+
+
+def refused_by_webhook(manifest: Object) -> str:
+    """All problems that the webhook names; empty if it accepts the job."""
+    verdict, _ = judged(asked({"request": {"uid": "u", "object": manifest}}))
+    return "\n".join(map(str, verdict.problems))
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[Api]:
+    """A client of a server that has our definitions."""
+    with closing(Api(cluster)) as api:
+        for definition in definitions():
+            if api.get(f"{CRDS}/{definition['metadata']['name']}").code == 404:
+                define(api, definition)
+        yield api.within("default")
+
+
+@pytest.fixture
+def newest(
+    clusters: Callable[[str], Cluster],
+) -> Iterator[Callable[[Object], Answer]]:
+    """Tries to create a job on the server of Kubernetes 1.36, as a dry run."""
+    with closing(Api(clusters("crds"))) as api:
+        define(api, job_definition())
+        here = api.within("default")
+        yield lambda manifest: here.post(JOBS, manifest, dryRun="All")
+
+
+@CUSTOM_RESOURCES
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_definition_is_accepted(api: Api, file: Path) -> None:
+    """Without a word; Kubernetes before 1.25 leaves the rules out, and the local cluster says that
+    it does not evaluate them."""
+    found = yaml.safe_load(file.read_text())
+    path = f"{CRDS}/{found['metadata']['name']}"
+    everywhere = api.within("")
+    stored = everywhere.get(path).made
+    found["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+    strict = {"fieldValidation": "Strict"} if api.minor >= 25 else {}
+    answer = everywhere.put(path, found, dryRun="All", **strict)
+    rules = list(schema_rules(answer.made["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
+    wanted = list(schema_rules(found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
+    assert sorted(rules) == (sorted(wanted) if api.minor >= 25 else [])
+    if api.cluster.is_real:
+        assert warned(answer) == []
+    else:
+        assert all("rules in CEL are not evaluated" in text for text in warned(answer))
+
+
+def test_every_rule_has_a_twin() -> None:
+    told = set(schema_rules(job_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]))
+    for message in told:
+        assert any(part in message for part, _ in TWINS), message
+    assert not list(itertools.chain.from_iterable(map(schema_rules, definitions()[1:])))
+
+
+@pytest.mark.realkube
+@pytest.mark.parametrize(("part", "manifest"), TWINS, ids=[part for part, _ in TWINS])
+def test_webhook_and_cel_refuse_the_same(
+    newest: Callable[[Object], Answer], part: str, manifest: Object
+) -> None:
+    assert refused_by_webhook(manifest)
+    answer = newest(manifest)
+    assert answer.failure == (422, "Invalid")
+    assert part in answer.message
+
+
+@pytest.mark.realkube
+@pytest.mark.parametrize(("path", "values"), EDGES, ids=[path for path, _ in EDGES])
+def test_webhook_and_cel_draw_the_same_line(
+    newest: Callable[[Object], Answer], path: str, values: list[Any]
+) -> None:
+    for value in values:
+        manifest = changed(path, value)
+        problems = refused_by_webhook(manifest)
+        answer = newest(manifest)
+        assert answer.code == (422 if problems else 201), (value, problems, answer)
+
+
+@pytest.mark.realkube
+def test_the_largest_jobs_are_accepted(newest: Callable[[Object], Answer]) -> None:
+    replicas = [
+        {"name": f"{'b' * 40}{number:02}", "replicas": 700, "spares": 81, "template": template()}
+        for number in range(64)
+    ]
+    manifests = [published(name) for name in ("fsdp-llama3-8b", "log-monitoring", "spares")]
+    for manifest in (*manifests, job("a" * 16, replicaSpecs=replicas)):
+        manifest["metadata"]["namespace"] = "default"
+        assert not refused_by_webhook(manifest)
+        assert newest(manifest).code == 201
