@@ -26,7 +26,6 @@ NPROC_WORDS = ("auto", "cpu", "gpu")
 NOT_NPROC = "must be auto, cpu, gpu or a whole number of at least 1"
 NO_REPLICAS = "at least one replica must train: set replicas"
 TOO_MANY_PODS = f"a job has at most {PODS_MAX} pods, spares included"
-LONG_NAMES = f"pods are called JOB-REPLICASPEC-INDEX: at most {LABEL_LENGTH} characters"
 RESTART_POLICIES = ("Always", "OnFailure", "Never")
 POD_LISTS, POD_OBJECTS = ("volumes", "tolerations"), ("affinity", "nodeSelector")
 CONTAINER_LISTS = ("env", "ports", "volumeMounts")
