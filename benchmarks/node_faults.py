@@ -21,7 +21,7 @@ from typing import Any
 from node_faults_trials import FAULTS, QUICK, Fault, FaultyNodes, Trial, figures, try_fault
 from recovery import machine
 from recovery_launch import Setting, Unavailable
-from recovery_trials import START_SECONDS, say
+from recovery_trials import say
 
 MARKS = ("told", "detected", "stopped", "running", "ordered", "back", "in service")
 WITH_P95 = ("running", "in service")
@@ -36,23 +36,8 @@ def started(base: Path, number: int) -> FaultyNodes:
     setting = Setting(agents=2, ranks_per_agent=1, parameters=100_000, has_spare=True)
     FaultyNodes.prepare()
     job = FaultyNodes(base / f"cluster-{number}", setting)
-    try:
-        job.start()
-        if not job.watch.wait(lambda: job.is_back([], []), START_SECONDS):
-            raise Unavailable(f"no first step in {START_SECONDS:.0f} s; see {job.directory}")
-    except BaseException:
-        drop(job)
-        raise
+    job.start_and_step()
     return job
-
-
-def drop(job: FaultyNodes) -> None:
-    """Take a cluster away."""
-    try:
-        job.stop()
-    finally:
-        job.watch.end_workers()
-        job.watch.close()
 
 
 def measure(faults: list[Fault], runs: int, base: Path) -> list[Trial]:
@@ -71,14 +56,14 @@ def measure(faults: list[Fault], runs: int, base: Path) -> list[Trial]:
             seen = f", running after {running:.2f} s" if running is not None else ""
             say(f"{fault.name}: {trial.why_wrong or trial.job + seen}")
             if trial.why_wrong:
-                drop(job)
+                job.drop()
                 job = None
     except KeyboardInterrupt:
         say("interrupted: what was measured so far")
     finally:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is ended in any case
         if job is not None:
-            drop(job)
+            job.drop()
         signal.signal(signal.SIGINT, before)
     return trials
 

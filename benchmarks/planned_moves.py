@@ -23,7 +23,7 @@ from typing import Any
 
 from recovery import machine
 from recovery_launch import UP, Setting, Unavailable
-from recovery_trials import START_SECONDS, say
+from recovery_trials import say
 from recovery_unbroken import InProcessSnapshots
 from recovery_watch import Worker
 
@@ -107,23 +107,8 @@ def started(base: Path) -> Moved:
     """A cluster whose job makes steps."""
     Moved.prepare()
     job = Moved(base / "cluster", Setting(agents=2, ranks_per_agent=1, parameters=100_000))
-    try:
-        job.start()
-        if not job.watch.wait(lambda: job.is_back([], []), START_SECONDS):
-            raise Unavailable(f"no first step in {START_SECONDS:.0f} s; see {job.directory}")
-    except BaseException:
-        drop(job)
-        raise
+    job.start_and_step()
     return job
-
-
-def drop(job: Moved) -> None:
-    """Take the cluster away."""
-    try:
-        job.stop()
-    finally:
-        job.watch.end_workers()
-        job.watch.close()
 
 
 def try_notice(job: Moved, notice: str, rank: int) -> Trial:
@@ -219,7 +204,7 @@ def measure(notices: list[str], runs: int, base: Path) -> list[Trial]:
                 break
     finally:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is ended in any case
-        drop(job)
+        job.drop()
         signal.signal(signal.SIGINT, before)
     return trials
 

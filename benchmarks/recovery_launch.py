@@ -28,6 +28,7 @@ from unbroken.agent.workers import facts
 
 SCRIPT = Path(__file__).with_name("train_step.py")
 RESTARTS_MAX = 1_000_000
+START_SECONDS = 120.0
 NVRX = "nvidia-resiliency-ext==0.6.0"
 NVRX_NEEDS = (
     "defusedxml grpcio grpcio-tools httpx numpy nvidia-ml-py packaging protobuf psutil pyyaml"
@@ -129,6 +130,31 @@ class Launcher:
     def start(self) -> None:
         """Start the job, with the watch open."""
         raise NotImplementedError
+
+    def start_and_step(self) -> None:
+        """Start the job and wait until every rank has made a step; Unavailable if none does.
+
+        What was started goes away again where it fails."""
+        try:
+            self.start()
+            steps = self.watch.wait(
+                lambda: self.is_back([], []) or bool(self.ended()), START_SECONDS
+            )
+            if not steps:
+                raise Unavailable(f"no first step in {START_SECONDS:.0f} s; see {self.directory}")
+            if self.ended():
+                raise Unavailable(self.ended())
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Take the job away, with its workers and its watch."""
+        try:
+            self.stop()
+        finally:
+            self.watch.end_workers()
+            self.watch.close()
 
     def line(self, line: str, at: float) -> None:
         """A line of a process that `start` follows."""

@@ -14,7 +14,6 @@ from recovery_launch import NODE, RANK_0, WORKER, Launcher, Setting, Unavailable
 from recovery_records import Recovery
 from recovery_watch import Watch, Worker
 
-START_SECONDS = 120.0
 STEPS_BEFORE_KILL = 5
 """Steps that every rank has made since the launcher's turn began."""
 SETTLE_SECONDS = (0.5, 1.0)
@@ -51,13 +50,9 @@ class Contestant:
             return self.job
         self.drop()
         self.jobs += 1
-        self.job = job = self.kind(self.base / f"{self.kind.mode}-{self.jobs}", self.setting)
-        job.start()
-        watch = job.watch
-        if not watch.wait(lambda: job.is_back([], []) or bool(job.ended()), START_SECONDS):
-            raise Unavailable(f"no first step in {START_SECONDS:.0f} s; see {job.directory}")
-        if job.ended():
-            raise Unavailable(job.ended())
+        job = self.kind(self.base / f"{self.kind.mode}-{self.jobs}", self.setting)
+        job.start_and_step()
+        self.job = job
         say(f"{self.kind.mode}: job {self.jobs} steps")
         return job
 
@@ -65,11 +60,7 @@ class Contestant:
         """Take the job away."""
         job, self.job = self.job, None
         if job is not None:
-            try:
-                job.stop()
-            finally:
-                job.watch.end_workers()
-                job.watch.close()
+            job.drop()
 
     def is_hopeless(self, fault: str) -> bool:
         """Whether there is no use in another such kill."""
