@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from contextlib import AsyncExitStack
-from typing import Any, Self
+from typing import Self
 
 from lightkube.generic_resource import create_namespaced_resource
 from lightkube.resources.core_v1 import Event, Pod
 
 from unbroken.cli.connection import Cluster, Object, is_owned
-from unbroken.kube.informer import Informer
+from unbroken.cli.watch import Watch
+from unbroken.kube.informers import all_synced
 from unbroken.spec.job import incident as incident_spec
 from unbroken.spec.job import types as job_spec
 from unbroken.spec.job.incident import Incident
@@ -25,57 +24,23 @@ INCIDENT = create_namespaced_resource(
 )
 
 
-class Watched:
+class Watched(Watch):
     """Current copies of a job, its pods, incidents and events inside an `async with`."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(cluster)
         self.name = name
-        self._stack = AsyncExitStack()
-        namespace, client = cluster.namespace, cluster.client
-        labels = f"{JOB_LABEL}={name}"
-        self._event = asyncio.Event()
-
-        def informer(kind: type[Any], **scope: str) -> Informer[Any]:
-            labels, fields = scope.get("labels"), scope.get("fields")
-            return Informer(
-                client,
-                kind,
-                namespace=namespace,
-                labels=labels,
-                fields=fields,
-                on_change=self._changed,
-                tells=False,
-            )
-
-        self._job = informer(JOB, fields=f"metadata.name={name}")
-        self._pods = informer(Pod, labels=labels)
-        self._incidents = informer(INCIDENT, labels=labels)
+        namespace, labels = cluster.namespace, f"{JOB_LABEL}={name}"
         about = f"involvedObject.kind={job_spec.KIND},involvedObject.name={name}"
-        self._events = informer(Event, fields=about)
+        self._incidents = self.follow(INCIDENT, namespace=namespace, labels=labels)
+        self._job = self.follow(JOB, namespace=namespace, fields=f"metadata.name={name}")
+        self._pods = self.follow(Pod, namespace=namespace, labels=labels)
+        self._events = self.follow(Event, namespace=namespace, fields=about)
 
     async def __aenter__(self) -> Self:
-        tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        for one in (self._incidents, self._job, self._pods, self._events):
-            task = tasks.create_task(one.run())
-            self._stack.callback(task.cancel)
-        await self._job.synced.wait()
-        await self._pods.synced.wait()
+        await super().__aenter__()
+        await all_synced(self._job, self._pods)
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
-
-    def _changed(self, old: Any, new: Any) -> None:
-        self._event.set()
-
-    def wake(self) -> None:
-        """Wake the caller of `change` or `until`."""
-        self._event.set()
-
-    async def change(self) -> None:
-        """Return when an object has changed since the last call."""
-        await self._event.wait()
-        self._event.clear()
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Return when the condition holds."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from lightkube.resources.core_v1 import Pod
 
 from unbroken.cli.connection import NODES, Cluster
 from unbroken.cli.show import note
+from unbroken.cli.watch import Watch
 from unbroken.core.wording import counted
 from unbroken.errors import SpecError
 from unbroken.kube.clock import wall
-from unbroken.kube.informer import Informer
 from unbroken.spec.job_kinds import ENDED_PHASES
 from unbroken.spec.keys import DRAIN, JOB_LABEL
 from unbroken.spec.nodes.notices import NO_DEADLINE
@@ -55,30 +53,22 @@ async def follow(
     """Wait until the pods of jobs have left the nodes; progress goes to standard error.
 
     Return the pods that are still there by node: none, unless the deadline has passed."""
-    changed = asyncio.Event()
-
-    def on_change(old: Any, new: Any) -> None:
-        changed.set()
-
-    informer = Informer(cluster.client, Pod, labels=JOB_LABEL, on_change=on_change, tells=False)
+    watch = Watch(cluster)
+    informer = watch.follow(Pod, labels=JOB_LABEL)
     shown: dict[str, str] = {}
-    async with asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(informer.run())
-        try:
-            await informer.synced.wait()
-            while True:
-                left = {name: _pods_on(name, informer.items()) for name in names}
-                for name, pods in left.items():
-                    line = progress_line(name, pods)
-                    if pods and shown.get(name) != line:
-                        note(line)
-                    shown[name] = line
-                rest = None if deadline is None else deadline + LATE_SECONDS - wall()
-                if not any(left.values()) or (rest is not None and rest <= 0):
-                    return left
-                await _wait(changed, rest)
-        finally:
-            watching.cancel()
+    async with watch:
+        await informer.synced.wait()
+        while True:
+            left = {name: _pods_on(name, informer.items()) for name in names}
+            for name, pods in left.items():
+                line = progress_line(name, pods)
+                if pods and shown.get(name) != line:
+                    note(line)
+                shown[name] = line
+            rest = None if deadline is None else deadline + LATE_SECONDS - wall()
+            if not any(left.values()) or (rest is not None and rest <= 0):
+                return left
+            await watch.change(rest)
 
 
 def progress_line(name: str, pods: Sequence[str]) -> str:
@@ -98,12 +88,3 @@ def _pods_on(node: str, pods: Iterable[Pod]) -> list[str]:
         and one.spec.nodeName == node
         and (one.status is None or one.status.phase not in ENDED_PHASES)
     )
-
-
-async def _wait(changed: asyncio.Event, seconds: float | None) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await changed.wait()
-    except TimeoutError:
-        return
-    changed.clear()

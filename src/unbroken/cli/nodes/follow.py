@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from lightkube.generic_resource import create_global_resource
 
 from unbroken.cli.connection import Cluster
 from unbroken.cli.show import note
+from unbroken.cli.watch import Watch
 from unbroken.errors import WorldError
-from unbroken.kube.informer import Informer
 from unbroken.spec.job.incident import GROUP, VERSION
 from unbroken.spec.nodes.kinds import NODE_RECORD
 from unbroken.spec.nodes.record import NodeRecordSpec, RepairRecord
@@ -26,43 +24,26 @@ QUIET_SECONDS = 15.0
 async def follow(
     cluster: Cluster, name: str, holds: Callable[[NodeRecordSpec], RepairRecord | None]
 ) -> RepairRecord:
-    """The repair that `holds` selects, once it has ended; its progress goes to standard error.
+    """Return the repair that `holds` selects, once it has ended.
 
-    WorldError if no operator takes the order.
+    Progress goes to standard error. WorldError if no operator takes the order.
     """
-    changed = asyncio.Event()
-
-    def on_change(old: Any, new: Any) -> None:
-        changed.set()
-
-    fields = f"metadata.name={name}"
-    informer = Informer(cluster.client, RECORD, fields=fields, on_change=on_change, tells=False)
+    watch = Watch(cluster)
+    informer = watch.follow(RECORD, fields=f"metadata.name={name}")
     shown = ""
-    async with asyncio.TaskGroup() as tasks:
-        watching = tasks.create_task(informer.run())
-        try:
-            while True:
-                record = next((NODE_RECORD.spec_of(one)[0] for one in informer.items()), None)
-                found = holds(record) if record is not None else None
-                if found is not None:
-                    line = progress_line(name, found)
-                    if line != shown:
-                        note(line)
-                    shown = line
-                    if found.ended_at is not None:
-                        return found
-                await _wait(changed, None if shown else QUIET_SECONDS, name)
-        finally:
-            watching.cancel()
-
-
-async def _wait(changed: asyncio.Event, seconds: float | None, name: str) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await changed.wait()
-    except TimeoutError:
-        raise WorldError(
-            f"no operator has started the repair of {name} for {QUIET_SECONDS:.0f} s: is one "
-            f"running? The order stays on the node; see: unbroken nodes describe {name}"
-        ) from None
-    changed.clear()
+    async with watch:
+        while True:
+            record = next((NODE_RECORD.spec_of(one)[0] for one in informer.items()), None)
+            found = holds(record) if record is not None else None
+            if found is not None:
+                line = progress_line(name, found)
+                if line != shown:
+                    note(line)
+                shown = line
+                if found.ended_at is not None:
+                    return found
+            if not await watch.change(None if shown else QUIET_SECONDS):
+                raise WorldError(
+                    f"no operator has started the repair of {name} for {QUIET_SECONDS:.0f} s: is "
+                    f"one running? The order stays on the node; see: unbroken nodes describe {name}"
+                )
