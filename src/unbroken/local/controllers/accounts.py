@@ -16,6 +16,7 @@ from unbroken.kube.cache import HasMetadata, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.errors import Forbidden, NotFound
 from unbroken.kube.informer import Informer
+from unbroken.kube.informers import all_synced
 from unbroken.kube.workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -46,8 +47,7 @@ class Accounts:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._accounts.run())
             tasks.create_task(self._certificates.run())
-            await self._accounts.synced.wait()
-            await self._certificates.synced.wait()
+            await all_synced(self._accounts, self._certificates)
             self._namespaces.subscribe(self._on_namespace)
             await self._queue.run()
 

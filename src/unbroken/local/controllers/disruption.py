@@ -12,12 +12,13 @@ from lightkube.resources.policy_v1 import PodDisruptionBudget
 from unbroken.kube.cache import Key, key_of
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import rfc3339, wall
+from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import Conflict, NotFound
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.local.scheduler.selectors import matches_labels
 
-from .disruption_rules import CONDITION, CONFIRM_SECONDS, budget_status, is_ready
+from .disruption_rules import CONDITION, CONFIRM_SECONDS, budget_status
 
 
 class DisruptionBudgets:
@@ -31,8 +32,7 @@ class DisruptionBudgets:
 
     async def run(self) -> None:
         """Write until cancelled."""
-        await self._pods.synced.wait()
-        await self._budgets.synced.wait()
+        await all_synced(self._pods, self._budgets)
         self._budgets.subscribe(self._on_budget)
         self._pods.subscribe(self._on_pod)
         async with asyncio.TaskGroup() as tasks:
@@ -91,6 +91,6 @@ def _selects(budget: PodDisruptionBudget, pod: Pod) -> bool:
 
 
 def _shown(pod: Pod) -> Any:
-    """What of a pod its budget counts."""
+    """Return the parts of a pod that its budget counts."""
     meta = pod.metadata
     return meta and (meta.labels, meta.uid, meta.deletionTimestamp is None), is_ready(pod)

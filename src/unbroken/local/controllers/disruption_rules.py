@@ -1,4 +1,4 @@
-"""How many pods of a PodDisruptionBudget may be evicted now.
+"""Counts how many pods of a PodDisruptionBudget may be evicted now.
 
 After kube-controller-manager v1.33, pkg/controller/disruption. A percentage, and `maxUnavailable`,
 are of the pods that there are: the local cluster has no kinds that say how many there should be.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from lightkube.models.policy_v1 import PodDisruptionBudgetSpec
 from lightkube.resources.core_v1 import Pod
 
+from unbroken.kube.client import Object
+from unbroken.kube.conditions import is_ready
 from unbroken.spec.times import time_seconds
 
-Object = dict[str, Any]
 CONDITION = "DisruptionAllowed"
 CONFIRM_SECONDS = 120.0
 """An eviction that has not deleted its pod after this time counts no longer."""
@@ -27,7 +27,9 @@ def budget_status(
     disrupted: Mapping[str, str],
     now: float,
 ) -> Object:
-    """The counts of a budget's status. `disrupted`: pods whose eviction was allowed, and when."""
+    """Return the counts of a budget's status.
+
+    `disrupted`: pods whose eviction was allowed, and when."""
     found = list(pods)
     alive = {
         meta.name: is_ready(one)
@@ -48,12 +50,6 @@ def budget_status(
         "disruptionsAllowed": max(0, healthy - desired) if found else 0,
         "disruptedPods": waiting,
     }
-
-
-def is_ready(pod: Pod) -> bool:
-    """Whether the pod's condition Ready is true."""
-    conditions = (pod.status and pod.status.conditions) or ()
-    return any(one.type == "Ready" and one.status == "True" for one in conditions)
 
 
 def _desired(spec: PodDisruptionBudgetSpec, pods: int) -> int:

@@ -14,6 +14,7 @@ from lightkube.resources.core_v1 import Pod, Service
 
 from unbroken.kube.cache import key_of
 from unbroken.kube.client import Object
+from unbroken.kube.conditions import is_ready
 from unbroken.spec.keys import OWN_GROUP
 
 SERVICE_NAME = "kubernetes.io/service-name"
@@ -70,7 +71,7 @@ def _backend(service: Service, pod: Pod, always: bool) -> Backend:
     assert spec is not None
     assert status is not None
     assert metadata is not None
-    ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions or ())
+    ready = is_ready(pod)
     terminating = metadata.deletionTimestamp is not None
     in_domain = bool(spec.hostname) and spec.subdomain == key_of(service).name
     return Backend(

@@ -13,6 +13,7 @@ from lightkube.resources.discovery_v1 import EndpointSlice
 
 from unbroken.kube.cache import HasMetadata, Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
+from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import Forbidden, NotFound
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
@@ -129,14 +130,13 @@ class EndpointWriter:
 
 
 def _shown(pod: Pod) -> Any:
-    """What of a pod its services show."""
+    """Return the parts of a pod that its services show."""
     metadata, spec, status = pod.metadata, pod.spec, pod.status
-    conditions = (status and status.conditions) or ()
     return (
         metadata and (metadata.labels, metadata.uid, metadata.deletionTimestamp is None),
         spec and spec.nodeName,
         status and (status.podIP, status.phase),
-        any(one.type == "Ready" and one.status == "True" for one in conditions),
+        is_ready(pod),
     )
 
 

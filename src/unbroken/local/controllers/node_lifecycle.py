@@ -21,13 +21,14 @@ from unbroken.errors import WorldError
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import STRATEGIC, KubeClient, Object
 from unbroken.kube.clock import monotonic, rfc3339, wall
+from unbroken.kube.conditions import is_ready, ready_status
 from unbroken.kube.errors import NotFound
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.lease import NODE_LEASES
 from unbroken.kube.workqueue import WorkQueue
 
-from .node_rules import heartbeat, ready_status, silence, stay, wanted_taints
+from .node_rules import heartbeat, silence, stay, wanted_taints
 
 log = logging.getLogger(__name__)
 
@@ -181,10 +182,7 @@ class NodeLifecycle:
     async def _mark_pods(self, name: str) -> None:
         for key in sorted(self._by_node.get(name, ())):
             pod = self._pods.get(key.name, key.namespace)
-            conditions = (pod and pod.status and pod.status.conditions) or ()
-            if pod is None or not any(
-                one.type == "Ready" and one.status == "True" for one in conditions
-            ):
+            if pod is None or not is_ready(pod):
                 continue
             condition: Object = {
                 "type": "Ready",

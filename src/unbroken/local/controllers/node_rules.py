@@ -14,6 +14,7 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.kube.client import Object
 from unbroken.kube.clock import rfc3339
+from unbroken.kube.conditions import ready_status
 from unbroken.local.scheduler.selectors import tolerates
 from unbroken.spec.keys import NOT_READY, UNREACHABLE, UNSCHEDULABLE
 
@@ -29,11 +30,6 @@ PRESSURES = {
 
 DEFAULT_TOLERATION_SECONDS = 300
 """Admission gives it to every pod for the two taints of a lost node (DefaultTolerationSeconds)."""
-
-
-def ready_status(node: Node) -> str:
-    """True, False or Unknown, as the node's Ready condition says; empty if it has none."""
-    return next((one.status for one in _conditions(node) if one.type == "Ready"), "")
 
 
 def _conditions(node: Node) -> Sequence[NodeCondition]:

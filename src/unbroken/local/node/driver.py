@@ -27,6 +27,7 @@ from unbroken.errors import UnbrokenError, WorldError
 from unbroken.kube import clock
 from unbroken.kube.client import KubeClient
 from unbroken.kube.clock import steady_clock
+from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import AlreadyExists
 from unbroken.kube.events import EventRecorder
 from unbroken.kube.informer import Informer
@@ -380,8 +381,7 @@ class _NodeWatch:
         )
 
     def _changed(self, old: NodeResource | None, new: NodeResource | None) -> None:
-        conditions = (new.status.conditions if new and new.status else None) or []
-        if not any(c.type == "Ready" and c.status == "True" for c in conditions):
+        if not is_ready(new):
             self._needs_word.set()
 
     async def wait(self, seconds: float) -> None:

@@ -15,6 +15,7 @@ from lightkube.resources.core_v1 import Node, Pod
 
 from unbroken.errors import SpecError
 from unbroken.kube.cache import Key, key_of
+from unbroken.kube.conditions import ready_status
 from unbroken.kube.quantity import parse_quantity
 from unbroken.spec.keys import NOT_READY, UNREACHABLE, UNSCHEDULABLE
 
@@ -142,8 +143,7 @@ def node_info(node: Node) -> NodeInfo:
     assert metadata is not None
     taints = list((spec and spec.taints) or ())
     wanted = [UNSCHEDULABLE] if spec and spec.unschedulable else []
-    conditions = (status and status.conditions) or ()
-    ready = next((one.status for one in conditions if one.type == "Ready"), "False")
+    ready = ready_status(node) or "False"
     if ready in READY_TAINTS:
         wanted.append(READY_TAINTS[ready])
     present = {taint.key for taint in taints}

@@ -10,6 +10,7 @@ from lightkube.resources.core_v1 import Node
 from unbroken.core.clusters.draft import CheckView, ClusterNode, MachineView, World
 from unbroken.core.clusters.groups import node_config
 from unbroken.core.clusters.state import ClusterPhase, ClusterState, read_state
+from unbroken.kube.conditions import is_ready
 from unbroken.spec.keys import DEEP_CHECK, REPAIR
 from unbroken.spec.nodes.kinds import CLUSTER, MACHINE, NODE_CHECK
 from unbroken.spec.nodes.values import health_of
@@ -74,10 +75,9 @@ def node_view(name: str, node: Node | None) -> ClusterNode:
     if node is None or metadata is None:
         return ClusterNode(name)
     labels, annotations = metadata.labels or {}, metadata.annotations or {}
-    conditions = (node.status and node.status.conditions) or ()
     return ClusterNode(
         name,
-        any(one.type == "Ready" and one.status == "True" for one in conditions),
+        is_ready(node),
         health_of(labels),
         labels.get(DEEP_CHECK, ""),
         annotations.get(REPAIR, ""),

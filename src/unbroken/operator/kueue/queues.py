@@ -35,6 +35,7 @@ from unbroken.core.job.record.conditions import standing
 from unbroken.kube.cache import Key, changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
+from unbroken.kube.conditions import is_ready
 from unbroken.kube.errors import AlreadyExists, ApiRefusal, NotFound
 from unbroken.kube.events import EventRecorder, reference_to
 from unbroken.kube.informer import Informer
@@ -336,11 +337,6 @@ def _are_ready(pods: list[Pod], spec: JobSpec) -> bool:
     ready = [
         (pod.metadata.labels or {}).get(REPLICA_LABEL)
         for pod in pods
-        if pod.metadata and not pod.metadata.deletionTimestamp and _is_ready(pod)
+        if pod.metadata and not pod.metadata.deletionTimestamp and is_ready(pod)
     ]
     return all(ready.count(one.name) >= one.replicas for one in spec.replica_specs)
-
-
-def _is_ready(pod: Pod) -> bool:
-    conditions = (pod.status and pod.status.conditions) or ()
-    return any(one.type == "Ready" and one.status == "True" for one in conditions)

@@ -19,7 +19,7 @@ from unbroken.kube.cache import changed, key_of
 from unbroken.kube.client import KubeClient, Object
 from unbroken.kube.clock import wall
 from unbroken.kube.events import EventRecorder
-from unbroken.kube.informers import Informers
+from unbroken.kube.informers import Informers, all_synced
 from unbroken.kube.workqueue import WorkQueue
 from unbroken.operator.kinds import NodeCheckObject
 from unbroken.spec.job_kinds import ENDED_PHASES
@@ -103,8 +103,7 @@ class Checker:
 
     async def run(self) -> None:
         """Carry out what is asked for until cancelled."""
-        await self._checks.synced.wait()
-        await self._nodes.synced.wait()
+        await all_synced(self._checks, self._nodes)
         self._checks.subscribe(self._on_check)
         self._nodes.subscribe(self._on_node)
         await self._queue.run()

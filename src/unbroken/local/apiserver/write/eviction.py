@@ -11,13 +11,13 @@ from unbroken.local.apiserver.http.status import ApiError, Object, bad_request
 from unbroken.local.apiserver.kinds.catalogue import Catalogue
 from unbroken.local.apiserver.store import Entry, Store
 from unbroken.local.apiserver.validation.selectors import selector_of
+from unbroken.spec.job_kinds import ENDED_PHASES
 
 from . import deletion
 from .subresources import whole
 from .writes import Writer
 
 BUDGETS = "poddisruptionbudgets.policy"
-ENDED_OR_WAITING = ("Succeeded", "Failed", "Pending")
 DISRUPTED_MAX = 2000
 """Evictions that the controller has not confirmed yet."""
 REFUSED = "Cannot evict pod as it would violate the pod's disruption budget."
@@ -62,7 +62,7 @@ def _budget_of(store: Store, pod: Entry) -> Entry | None:
 def _may_be_ignored(pod: Object, budget: Object) -> bool:
     """Whether the pod's end disrupts nothing, so that its budget has no say."""
     status = pod.get("status") or {}
-    is_over = status.get("phase", "Pending") in ENDED_OR_WAITING
+    is_over = status.get("phase", "Pending") in {*ENDED_PHASES, "Pending"}
     if is_over or "deletionTimestamp" in pod["metadata"]:
         return True
     conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}

@@ -1,0 +1,16 @@
+"""Conditions of pods and nodes.  Pure."""
+
+from __future__ import annotations
+
+from lightkube.resources.core_v1 import Node, Pod
+
+
+def ready_status(item: Pod | Node | None) -> str:
+    """Return True, False or Unknown, as the condition Ready says; empty if there is none."""
+    conditions = (item and item.status and item.status.conditions) or ()
+    return next((one.status for one in conditions if one.type == "Ready"), "")
+
+
+def is_ready(item: Pod | Node | None) -> bool:
+    """Return whether the condition Ready is True."""
+    return ready_status(item) == "True"
