@@ -211,7 +211,7 @@ def _lease(rng: random.Random) -> dict[str, Any]:
 
 
 def _with_lease_faults(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Of a stream of its own."""
+    """Return the scenario with faults aimed at leases. `rng` is used for nothing else."""
     scenario = replace(
         scenario,
         has_lease_faults=True,
@@ -256,7 +256,8 @@ def _at_the_edge(scenario: Scenario, rng: random.Random) -> Scenario:
 
 
 def _members(rng: random.Random, is_stock: bool) -> dict[str, Any]:
-    """Of a stream of its own, so that worlds without such workers are as they were."""
+    """Return what restartable workers need. `rng` is used for nothing else, so that worlds without
+    such workers stay as they were."""
     if is_stock or rng.random() < 0.4:
         return {}
     members = Restartable(
@@ -270,7 +271,7 @@ def _members(rng: random.Random, is_stock: bool) -> dict[str, Any]:
 
 
 def _keeping(seed: int, is_stock: bool) -> Keeping | None:
-    """Of a stream of its own, too."""
+    """Return how snapshots are kept, from random numbers used for nothing else."""
     rng = random.Random(f"keeping of {seed}")
     if is_stock or rng.random() < 0.3:
         return None

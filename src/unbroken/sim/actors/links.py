@@ -43,8 +43,8 @@ class Quality:
     """Requests and answers in turn, as `agent_http` does: a command waits for the answer that is
     under way, the newest one alone, and what is under way is lost with the one who asked."""
     outlives_cuts: bool = False
-    """What is under way to an agent when the way is cut arrives all the same: it was past the cut,
-    or waits in the agent's socket."""
+    """Messages that are under way to an agent when the way is cut still arrive: they were past the
+    cut, or wait in the agent's socket."""
 
     def heal(self) -> None:
         """Every message arrives once, in order."""
