@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from apiservers import CannotStartError
-from realnodes.plane import RealCluster, real_cluster
+from realnodes import images
+from realnodes.jobs import Job
+from realnodes.plane import RealCluster, real_cluster, until
+from realnodes.releases import Release, released
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +23,25 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[RealCluster]:
             yield made
     except CannotStartError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def release(cluster: RealCluster) -> Iterator[Release]:
+    """The chart as it is delivered, installed on the cluster."""
+    with released(cluster) as found:
+        yield found
+
+
+@pytest.fixture
+def job(release: Release, request: pytest.FixtureRequest) -> Job:
+    """A job that runs on two of the three nodes, while an operator leads: see `jobs.named`."""
+    release.rolled_out()
+    until(release.leader, "an operator leads")
+    name, annotations = request.param
+    made = Job(release.cluster, name, image=images.NAMES["training"], annotations=annotations)
+    made.apply()
+    made.running()
+    return made
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
 
+import pytest
+
 from realnodes import machines
 from realnodes.machines import IMAGE
 from realnodes.plane import RealCluster, until
@@ -201,6 +203,12 @@ class Job:
         lives = self.lives()
         assert_apart(one for one in lives if woken is None or _key(one) != _key(woken))
         self.cluster.kubectl("delete", "hyperpodpytorchjobs", self.name, "--timeout=55s")
+
+
+def named(name: str, **annotations: str) -> pytest.MarkDecorator:
+    """The job of a test has this name, and these annotations of ours."""
+    own = {f"unbroken.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
+    return pytest.mark.parametrize("job", [(name, own)], indirect=True, ids=[""])
 
 
 def _key(life: Life) -> tuple[int, int, str]:

@@ -14,14 +14,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from realnodes import images, machines
-from realnodes.jobs import Job
-from realnodes.plane import RealCluster, until
-from realnodes.releases import OPERATORS, Release, released
+from realnodes import machines
+from realnodes.jobs import Job, named
+from realnodes.plane import until
+from realnodes.releases import OPERATORS, Release
 
 NODES = 3
 IMAGES = True
-TRAINING = images.NAMES["training"]
 STANDING_SECONDS = 20.0
 """More than two leases."""
 WAKE_SECONDS = 1.0
@@ -32,28 +31,6 @@ pytestmark = [
     pytest.mark.realkube,
     pytest.mark.timeout(900),
 ]
-
-
-@pytest.fixture(scope="module")
-def release(cluster: RealCluster) -> Iterator[Release]:
-    with released(cluster) as found:
-        yield found
-
-
-@pytest.fixture
-def job(release: Release, request: pytest.FixtureRequest) -> Job:
-    """A job that runs on two of the three nodes, while an operator leads."""
-    release.rolled_out()
-    until(release.leader, "an operator leads")
-    made = Job(release.cluster, request.param, image=TRAINING)
-    made.apply()
-    made.running()
-    return made
-
-
-def named(name: str) -> pytest.MarkDecorator:
-    """The job of a test has this name."""
-    return pytest.mark.parametrize("job", [name], indirect=True, ids=[""])
 
 
 def leaders_node(release: Release) -> str:

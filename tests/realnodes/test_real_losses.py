@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from apiservers import ROOT
 from controller.conftest import job as manifest
 from realnodes import images, machines
-from realnodes.jobs import GLOO, Job
-from realnodes.plane import SYSTEM, RealCluster, until
-from realnodes.releases import Release, released
+from realnodes.jobs import GLOO, Job, named
+from realnodes.plane import SYSTEM, until
+from realnodes.releases import Release
 from realnodes.test_real_links import check
 
 NODES = 3
@@ -34,28 +34,6 @@ pytestmark = [
     pytest.mark.realkube,
     pytest.mark.timeout(900),
 ]
-
-
-@pytest.fixture(scope="module")
-def release(cluster: RealCluster) -> Iterator[Release]:
-    with released(cluster) as found:
-        yield found
-
-
-@pytest.fixture
-def job(release: Release, request: pytest.FixtureRequest) -> Job:
-    """A job that runs on two of the three nodes."""
-    name, annotations = request.param
-    made = Job(release.cluster, name, image=TRAINING, annotations=annotations)
-    made.apply()
-    made.running()
-    return made
-
-
-def named(name: str, **annotations: str) -> pytest.MarkDecorator:
-    """The job of a test has this name, and these annotations of ours."""
-    own = {f"unbroken.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
-    return pytest.mark.parametrize("job", [(name, own)], indirect=True, ids=[""])
 
 
 def recovers(job: Job) -> None:
