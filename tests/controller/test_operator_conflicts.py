@@ -62,6 +62,34 @@ async def test_who_writes_the_same_objects_all_the_time_makes_no_work(
         assert len(made) < STORM / 5, [(call.method, call.path) for call in made]
 
 
+async def test_an_operator_whose_first_writes_are_put_off_loses_none(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """503 and Retry-After, as kube-apiserver 1.36 answers after a change of a definition."""
+    put_off = Fault(
+        lambda call: call.method not in READS, 20, status=503, headers={"Retry-After": "0"}
+    )
+    async with (
+        FaultProxy(cluster).serve() as proxy,
+        connect(proxy.kubeconfig(tmp_path / "kubeconfig")) as behind,
+        connect(cluster.kubeconfig) as client,
+    ):
+        name = "put-off"
+        await client.raw("POST", "api/v1/namespaces", body={"metadata": {"name": name}})
+        proxy.faults = [put_off]
+        here = Place(client, name)
+        async with Place(behind, name).operator():
+            await here.post("hyperpodpytorchjobs", job())
+            await here.until("pods/lm-pods-1", lambda pod: pod)
+            await here.until(JOB, conditions)
+        assert put_off.times == 0
+        refused = [call for call in proxy.writes() if not call.status]
+        assert len(refused) == 20
+        for call in refused:
+            same = [one for one in proxy.writes() if (one.path, one.body) == (call.path, call.body)]
+            assert any(one.status for one in same), call.path
+
+
 async def test_operators_that_start_together_install_the_definitions_together(
     cluster: Cluster, tmp_path: Path
 ) -> None:
